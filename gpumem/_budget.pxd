@@ -2,19 +2,19 @@
 
 A resource that is given a budget makes an account of it (`account_of`) and charges that. Where a
 charge is refused, it holds no lock, lets `press` or `budget_relieve` run the callbacks, and tries
-again as long as they say so.
+again as long as they return True.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.budget cimport BudgetCore
 
-# One request's way through the callbacks; all zeros at its start.
+# The state of one request's calls of callbacks; all zeros at its start.
 cdef struct Relief:
     uint32_t spent          # a bit per depth: levels whose callback has nothing left to give
     uint32_t asked          # the bit of the callback that was called last
     uint32_t calls          # of callbacks
-    uint32_t retries        # because there was room when it was looked at again
+    uint32_t retries        # because there was room by then
     BudgetCore* refusing    # before that call: the level that refused, and what it had used
     uint64_t used
 
@@ -50,5 +50,5 @@ cdef bint budget_relieve(BudgetCore* level, uint64_t nbytes, Relief* relief) noe
 cdef void tell_of_crossings() noexcept
 # Raises BudgetExceededError; further fields of the error by name.
 cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict numbers) except -1
-# What callbacks raised although the request was served in the end.
+# Reports what callbacks raised although the request was served in the end.
 cdef void tell_errors(list errors) noexcept

@@ -47,9 +47,9 @@ cdef class Budget:
 
     Give it to whatever takes memory, as ``budget=``: an `Arena`, a `DriverPool`, an
     `ExternalAllocator`, a `MemoryResource` of your own, or any resource through
-    `gpumem.adaptors.limit(resource, budget)`. Each charges what it holds from the device, before it
-    asks for it and until the device has it back, so that allocations which the resource serves from
-    what it has cost nothing more; with ``count="in_use"`` each charges the blocks that it has
+    `gpumem.adaptors.limit(resource, budget)`. Each charges what it holds from the device, before
+    the driver call and until the device has it back, so that allocations which the resource serves
+    from memory it holds cost nothing more; with ``count="in_use"`` each charges the blocks that it has
     handed out.
     For memory of others there is `reserve`.
 
@@ -58,8 +58,8 @@ cdef class Budget:
     limit : int or None
         Bytes, 0 to 2**63 - 1, that are never passed. None: only the levels above limit it.
     soft : int, optional
-        Bytes, `limit` at most, from which on `on_pressure` is asked to free some, once each time
-        that `used` passes them; nothing fails for that.
+        Bytes, `limit` at most, from which on `on_pressure` is called, once each time that `used`
+        passes them; no request fails because of it.
     parent : Budget, optional
         The level above.
     name : str, optional
@@ -95,7 +95,7 @@ cdef class Budget:
 
     Notes
     -----
-    A request that a hard limit refuses first takes what its own resource has to spare: blocks that
+    A request that a hard limit refuses first uses the spare memory of its own resource: blocks that
     other streams have finished with, cached chunks, pages that can move, idle memory. Then
     `on_pressure` of the level that refused is called, then of those above it, last of those below
     it down to where the request was made; after each call it is tried again. A callback that freed
@@ -103,8 +103,8 @@ cdef class Budget:
     fails with BudgetExceededError, whose cause is what callbacks raised; if it succeeds after all,
     that goes to `sys.unraisablehook`.
 
-    A callback runs without any lock of gpumem's, on the thread that asked, so by several at once.
-    What it asks for itself may be refused; it is not called again for that on the same thread.
+    A callback runs without any lock of gpumem's, on the thread that allocates, so on several at
+    once. Its own allocations may be refused; it is not called again for them on the same thread.
 
     For a soft limit the callback is called right after the charge, or, where the charging thread
     does not run Python, soon after by the main thread. What it raises goes to `sys.unraisablehook`.
@@ -129,7 +129,7 @@ cdef class Budget:
         self.core = budget_make(NULL if parent is None else self.parent.core, title, most, gentle,
                                 False)
         if self.core == NULL:
-            raise MemoryError("no host memory for a budget")
+            raise MemoryError("out of host memory while allocating a budget")
         self.core.face = <void*>self
 
     def __init__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
@@ -144,9 +144,9 @@ cdef class Budget:
     def of_device(device):
         """Return this process's budget of a device, limited to what the driver has free.
 
-        The limit is read when the budget is made, as ``device.free_bytes``: bytes that nobody
-        holds then, in this process or another. It may be set to anything else. As long as somebody
-        has the budget, everyone gets the same.
+        The limit is read when the budget is made, as ``device.free_bytes``: the bytes
+        that no process held at that moment. It may be set to anything else. While a reference to
+        the budget exists, every call returns the same object.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ cdef class Budget:
         Raises
         ------
         TypeError, ValueError
-            There is no such device.
+            The device does not exist.
         DriverError
             The device does not answer.
 
@@ -201,7 +201,7 @@ cdef class Budget:
 
     @property
     def soft(self):
-        """Bytes from which on `on_pressure` is asked to free some; None: it is not.
+        """Bytes from which on `on_pressure` is called; None: never.
 
         May be set, up to `limit`; it counts for what is charged from then on.
         """
@@ -244,14 +244,14 @@ cdef class Budget:
         return None if unlimited else budget_room(self.core)
 
     def holders(self):
-        """Return who holds how much of it: (name, bytes) of each, the most first.
+        """Return the holders of its bytes: (name, bytes) of each, the most first.
 
         Resources, budgets under it, and as "reservations" what was reserved here itself.
         """
         return holders_of(self.core)
 
     def reserve(self, nbytes):
-        """Take room for memory that another library allocates.
+        """Reserve room for memory that another library allocates.
 
         Parameters
         ----------
@@ -261,13 +261,13 @@ cdef class Budget:
         Returns
         -------
         Reservation
-            The bytes count from now on; `Reservation.commit` when they are taken,
-            `Reservation.cancel` when they will not be.
+            The bytes count from now on: call `Reservation.commit` once the memory is allocated,
+            `Reservation.cancel` if it will not be.
 
         Raises
         ------
         TypeError, ValueError
-            `nbytes` is no such number.
+            `nbytes` is not an integer, or negative.
         BudgetExceededError
             A limit here or above has no room, and no callback made any.
 
@@ -304,8 +304,8 @@ cdef class Budget:
 cdef class Reservation:
     """Room in a budget for memory that another library allocates; made by `Budget.reserve`.
 
-    Pending at first. `commit` says that the memory was taken, `cancel` that it will not be; what
-    was committed ends with `release`. Each step is taken once, whatever threads do. As a context
+    Pending at first. `commit` confirms that the memory was allocated, `cancel` abandons the
+    reservation; what was committed ends with `release`. Each step is taken once, whatever threads do. As a context
     manager it cancels at its end what was not committed; so does dropping it. What was committed
     stays charged until `release`, or for as long as the budget lives.
 
@@ -348,7 +348,7 @@ cdef class Reservation:
         return STEPS[self.step]
 
     def commit(self):
-        """Say that the memory was taken. The bytes stay charged.
+        """Confirm that the memory was allocated. The bytes stay charged.
 
         Raises
         ------
@@ -359,7 +359,7 @@ cdef class Reservation:
         end_pending(self)
 
     def cancel(self):
-        """Say that the memory will not be taken. The bytes go back.
+        """Abandon the reservation. The bytes are uncharged.
 
         Raises
         ------
@@ -371,7 +371,7 @@ cdef class Reservation:
         give_bytes_back(self)
 
     def release(self):
-        """Say that the memory has gone back. So do the bytes.
+        """Confirm that the memory was freed. The bytes are uncharged.
 
         Raises
         ------
@@ -395,7 +395,7 @@ cdef class Reservation:
 # ---- arguments -----------------------------------------------------------------------------------
 
 cdef uint64_t bytes_of(str what, object value, bint needed=False) except? <uint64_t>-1:
-    """Read a number of bytes; None, where it may be, is no limit."""
+    """Read a number of bytes; None, where it is allowed, means no limit."""
     if value is None and not needed:
         return BUDGET_UNLIMITED
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -444,14 +444,14 @@ cdef BudgetCore* limit_of(object nbytes, str holder) except NULL:
 cdef BudgetCore* account_under(BudgetCore* parent, uint64_t limit, str holder) except NULL:
     cdef BudgetCore* account = budget_make(parent, holder.encode(), limit, BUDGET_UNLIMITED, True)
     if account == NULL:
-        raise MemoryError("no host memory for an account of a budget")
+        raise MemoryError("out of host memory while allocating a budget's account")
     return account
 
 
 # ---- reservations: one function per change of state ----------------------------------------------
 
 cdef int take_step(Reservation reservation, int before, int after) except -1:
-    # Nothing runs between the look and the step.
+    # The interpreter lock is held from the comparison to the assignment.
     if reservation.step != before:
         raise ReservationError(f"a reservation that is {STEPS[reservation.step]} cannot become "
                                f"{STEPS[after]}; one that is {STEPS[before]} can")
@@ -471,7 +471,7 @@ cdef void end_pending(Reservation reservation) noexcept:
 
 
 cdef void give_bytes_back(Reservation reservation) noexcept:
-    # A fork's child has nothing of it: its budgets began empty.
+    # The budgets of a fork's child began empty.
     if reservation.generation == process.generation:
         budget_uncharge(reservation.core, reservation.size)
 
@@ -494,7 +494,7 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
     cdef BudgetCore* refusing = budget_refusing(level, nbytes)
     cdef BudgetCore* asked
     if refusing == NULL:
-        # Room came meanwhile, or another request was in the way that was itself taken back.
+        # Room came meanwhile, or another request's charge was in the way and was rolled back.
         relief.retries += 1
         if relief.retries <= MOST_RETRIES:
             return True
@@ -512,8 +512,8 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
 
 
 cdef void note_outcome(Relief* relief, BudgetCore* refusing) noexcept nogil:
-    """See what the last callback was good for, now that the request was tried again."""
-    # What it let go of may have rested in the arena that asks, and come back with the new try.
+    """Judge the last callback by the room there is, now that the request was tried again."""
+    # What it freed may have gone to the arena that makes the request, which used it at once.
     if relief.refusing == refusing and budget_load(&refusing.used) >= relief.used:
         relief.spent |= relief.asked
     if relief.calls >= MOST_CALLS:
@@ -574,7 +574,7 @@ cdef bint press_and_tell(BudgetCore* level, uint64_t nbytes, Relief* relief) noe
 
 
 cdef int call_or_tell(Budget budget, uint64_t nbytes) noexcept:
-    """Call where nobody waits for the outcome, unless this thread is inside the callback."""
+    """Call outside of a request, unless this thread is inside the callback."""
     cdef list errors = []
     if budget.pressure is None or get_ident() in budget.pressing:
         return 0
@@ -618,7 +618,7 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     path = path_of(level)
     holders = holders_of(refusing)
     name = refusing.name.decode()
-    held = ", ".join(f"{holder} {bytes_held}" for holder, bytes_held in holders) or "nobody"
+    held = ", ".join(f"{holder} {bytes_held}" for holder, bytes_held in holders) or "nothing"
     advice = f"free some of what {name!r} holds, or raise its limit"
     from gpumem._support.out_of_memory import OutOfMemoryReport
     report = numbers.get("report") or OutOfMemoryReport(**{
@@ -659,7 +659,7 @@ cdef tuple holders_of(BudgetCore* level):
     cdef uint64_t own = budget_load(&level.used)
     cdef Holding* holdings = budget_holdings(level, &count)
     if holdings == NULL:
-        raise MemoryError("no host memory for a list of who holds a budget")
+        raise MemoryError("out of host memory while listing the holders of a budget")
     holders = [(holdings[i].name.decode(), holdings[i].used) for i in range(count)
                if holdings[i].used]
     holdings_free(holdings, count)

@@ -16,7 +16,7 @@ cdef class Arena(ArenaBase):
     cdef uint32_t default_slot          # of the default stream
     cdef Stream last_stream             # named last, while it has its slot; one of gpumem's own
     cdef uint32_t last_slot
-    cdef list stale                     # stream objects let go, until nothing is under way
+    cdef list stale                     # released stream objects, until no call is under way
     cdef Captures captures              # None until a graph is captured
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up
 
@@ -30,9 +30,9 @@ cdef class Arena(ArenaBase):
                               object alignment)
 
 # A block for work on a stream of another library, named by an object that keeps it. Unlike
-# `allocate` it asks whether the stream captures also where the arena has a free block.
+# `allocate` it queries whether the stream captures also if the arena has a free block.
 cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream)
 # The same for the device's legacy default stream, which cannot capture.
 cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes)
-# Somebody freed an address that it does not have out: raises what a debug heap knows of that.
+# For a free of an address that is not allocated: raises what a debug heap recorded of it.
 cdef int arena_bad_free(Arena arena, uint64_t address) except -1

@@ -52,8 +52,8 @@ cdef class Arena(ArenaBase):
     `ArenaConfig.stream_reuse`). On one stream, once warm, neither calls the driver.
 
     Safe to use from many threads. Dead after fork: the child makes its own. Buffers keep their
-    arena alive; an arena that nobody refers to gives its memory back at the next call of gpumem
-    that may block (a growth, a shrink, a close, `Device.free_bytes`), `close` gives it back now.
+    arena alive; an arena without references releases its memory at the next call of gpumem that may
+    block (a growth, a shrink, a close, `Device.free_bytes`), `close` releases it now.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ cdef class Arena(ArenaBase):
         returns an address or None, and ``free(address, nbytes)``; a `MemoryResource` of the same
         memory, inside whose buffers the arena hands out blocks; or a pair of addresses of C
         functions, ``void *(size_t)`` and ``void (void *, size_t)``. Addresses are multiples of 256.
-        None is a refusal: the arena asks for less, then gives idle regions back and asks again.
+        None is a refusal: the arena requests less, then releases idle regions and tries again.
         One call at a time, on any thread, and only where the arena may block; before a region
         goes back, work queued on the device is waited for. A source must not call its arena. One
         that refers to its arena keeps it alive until it is closed.
@@ -83,7 +83,7 @@ cdef class Arena(ArenaBase):
         True, or settings of `gpumem.debugging.DebugHeapOptions`: a debug heap finds writes beyond
         blocks, before them and after their free, bad frees, and what was never freed, each with the
         places of allocation and free. It costs some microseconds and driver calls per block; reads
-        it cannot see. None asks the environment for ``GPUMEM_DEBUG_HEAP``. See `check`.
+        it cannot see. None reads the environment variable ``GPUMEM_DEBUG_HEAP``. See `check_heap`.
     name : str, optional
         Name used in error messages and reports.
 
@@ -92,7 +92,7 @@ cdef class Arena(ArenaBase):
     ValueError
         The memory does not exist here.
     TypeError
-        `budget` is no Budget.
+        `budget` is not a Budget.
     ConfigError
         A setting is invalid.
     DriverError
@@ -133,7 +133,8 @@ cdef class Arena(ArenaBase):
         choose_backing(self, self.config, self.source, &backing)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
-            raise MemoryError(f"no host memory for an arena's books, or no addresses on {memory}")
+            raise MemoryError("out of host memory while allocating arena metadata, or out of "
+                              f"addresses on {memory}")
         self.stale = []
         join_budget(self, budget, count)
         if self.source is not None:
@@ -297,7 +298,7 @@ cdef class Arena(ArenaBase):
 
     cdef int take_under_pressure(self, uint64_t asked, uint64_t extra, uint32_t slot,
                                  Region region, Block* block) except -1:
-        # Callbacks may do anything, also close the arena or reset the stream.
+        # Callbacks may also close the arena or reset the stream: the slot keeps its stream.
         cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
         cdef list errors = []
         cdef int status = ARENA_OVER_BUDGET
@@ -474,8 +475,8 @@ cdef class Arena(ArenaBase):
         """Give all memory back to the driver; the bytes of live blocks wait on the host.
 
         Addresses stay: after `resume`, pointers, tensors over them and captured graphs are valid
-        as before. Waits for everything queued on the device. From here to `resume` nobody may queue
-        work on the arena's blocks, and allocating raises `SuspendedError`; buffers may be dropped,
+        as before. Waits for everything queued on the device. From here to `resume` no work may be
+        queued on the arena's blocks, and allocating raises `SuspendedError`; buffers may be dropped,
         and are then not copied back. Persistent blocks are included. Idempotent.
 
         Returns
@@ -579,7 +580,7 @@ cdef class Arena(ArenaBase):
         It gives the pool, from which everything that is allocated on the stream comes until the
         context ends, `allocate_persistent` too. May be nested for different streams.
 
-        Where it is not opened, the arena asks the driver whether the stream captures whenever it
+        If it is not opened, the arena queries the driver whether the stream captures whenever it
         is about to call the driver for an allocation, and then opens a pool by itself, retained
         with the graph under capture. That cannot see an allocation that is served from what the
         arena has: such a block may be given to others between launches. So open the context.
@@ -595,7 +596,7 @@ cdef class Arena(ArenaBase):
         Raises
         ------
         TypeError, ValueError
-            `stream` is no stream, or `pool` no pool of this arena.
+            `stream` is not a stream, or `pool` not a pool of this arena.
         ClosedError
             The arena or the pool is closed.
         InUseError
@@ -652,8 +653,8 @@ cdef class Arena(ArenaBase):
     # ---- streams ---------------------------------------------------------------------------------
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
-        # From finding the slot to using it nothing runs that could vacate it: objects that are let
-        # go meanwhile are kept until the next call.
+        # From finding the slot to using it no code runs that could vacate it: objects that are
+        # released meanwhile are kept until the next call.
         cdef CUstream handle = NULL
         cdef bint fresh
         cdef int status
@@ -675,7 +676,7 @@ cdef class Arena(ArenaBase):
         if status != ARENA_OK:
             raise_status(self, 0, 0, 0, status)
         if fresh:
-            let_go_of_vacant(self, slot[0])
+            release_vacant(self, slot[0])
         if is_object:
             kept = self.streams.get(slot[0])
             if not keeps_itself(kept):
@@ -692,7 +693,7 @@ cdef class Arena(ArenaBase):
     # ---- what buffers ask ------------------------------------------------------------------------
 
     cdef void give_back(self, Buffer buffer) noexcept:
-        # After a fork or at exit the books are left alone.
+        # After a fork or at exit the metadata is not touched.
         if context_is_dead(&self.driver_device.context):
             uses_free(buffer.uses)
         elif buffer.uses != NULL:
@@ -702,13 +703,13 @@ cdef class Arena(ArenaBase):
 
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
         if arena_record(self.core, uses, slot) != ARENA_OK:
-            raise MemoryError("no host memory to note a stream")
+            raise MemoryError("out of host memory while recording a stream")
         return 0
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef Lease* lease = arena_lease(self.core, buffer.handle, buffer.slot)
         if lease == NULL:
-            raise MemoryError("no host memory for a view's lease")
+            raise MemoryError("out of host memory while sharing a block")
         return lease
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
@@ -737,7 +738,7 @@ cdef class Arena(ArenaBase):
         Raises
         ------
         TypeError, ValueError
-            `stream` is no stream, or one of another device.
+            `stream` is not a stream, or is one of another device.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
 
@@ -793,7 +794,7 @@ cdef class Arena(ArenaBase):
         with nogil:
             status = arena_close(self.core)
         if status == ARENA_IN_USE:
-            # What is done may not have let go of its blocks yet: copies, work for the interpreter.
+            # Finished copies, and work for the interpreter, may not have freed their blocks yet.
             release_retired()
             with nogil:
                 status = arena_close(self.core)
@@ -820,8 +821,8 @@ cdef void open_event_source(Arena arena) except *:
     event_source_open(&arena.core.events, arena.core, OWNER_ARENA)
 
 
-cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:
-    # A slot that is fresh, or names no stream, needs no object of the stream that it named before.
+cdef void release_vacant(Arena arena, uint32_t fresh) noexcept:
+    # The object of the stream that a fresh or vacant slot named before is not needed any more.
     arena.last_stream = None
     for slot in list(arena.streams):
         if slot == fresh or arena.core.streams[<uint32_t>slot].vacant:
@@ -865,12 +866,12 @@ cdef Captures captures_of(Arena arena):
 
 
 cdef bint may_end(Arena arena, uint32_t slot) noexcept:
-    # A raw handle of somebody's; the default streams stay, and an object keeps its own.
+    # Only a raw handle: the default streams stay, and an object keeps its own stream.
     return slot not in arena.streams and arena.stream_at(slot) > PER_THREAD_STREAM
 
 
 cdef bint keeps_itself(object stream) noexcept:
-    """Tell whether it is a stream that ends with its object: nothing may take its place."""
+    """Tell whether a stream ends with its object, so that no other object may replace it."""
     return isinstance(stream, Stream) and (<Stream>stream).owned
 
 
@@ -883,7 +884,7 @@ cdef Buffer empty_block(Arena arena, uint32_t slot):
 
 
 def reap():
-    """Give the memory of arenas that nobody refers to any more back to the driver."""
+    """Release the memory of arenas without references to the driver."""
     with nogil:
         arena_reap()
 

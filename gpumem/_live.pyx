@@ -255,7 +255,7 @@ def start(period):
     Raises
     ------
     OSError
-        There is no room in memory for the file or its thread, or the file is another user's.
+        Out of memory for the file or its thread, or the file is another user's.
     """
     global wanted
     cdef uint32_t period_ms = max(1, round(period * 1000))
@@ -282,7 +282,7 @@ cdef int make_file(uint32_t period_ms) except -1:
         os.posix_fallocate(descriptor, 0, LIVE_FILE_BYTES)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         begin_page(descriptor, period_ms)
-        os.rename(made, target)     # whoever sees the file sees it complete and locked
+        os.rename(made, target)     # a reader that sees the file sees it complete and locked
     except BaseException:
         end_page()
         os.unlink(made)
@@ -326,7 +326,7 @@ cdef int begin_page(int descriptor, uint32_t period_ms) except -1:
     if code != 0:
         munmap(page, LIVE_FILE_BYTES)
         page = NULL
-        raise OSError(code, f"no thread to publish with: {os.strerror(code)}")
+        raise OSError(code, f"cannot start the publishing thread: {os.strerror(code)}")
     return 0
 
 

@@ -121,7 +121,7 @@ cdef class Buffer:
 
         The free is ordered as ``cudaFreeAsync`` orders one: behind what is queued on `stream` now,
         and behind nothing else. Work on other streams, the block's own too when another is named,
-        must be ordered before it by an event, or be told of by `record_stream`.
+        must be ordered before it by an event, or named by `record_stream`.
 
         Views of it stay valid and keep the memory until the last of them is gone; the block is
         freed on `stream` then.
@@ -134,7 +134,7 @@ cdef class Buffer:
         Raises
         ------
         TypeError, ValueError
-            `stream` is no stream, or one of another device; nothing is changed.
+            `stream` is not a stream, or is one of another device; nothing is changed.
 
         Examples
         --------
@@ -150,7 +150,7 @@ cdef class Buffer:
             return
         if stream is not None:
             made(self).slot_of(stream, &self.slot)
-            if self.is_closed:      # meanwhile: reading a foreign stream runs foreign code
+            if self.is_closed:      # meanwhile: reading another library's stream runs its code
                 return
             if self.shared != NULL:
                 self.resource.move_lease(self.shared, self.slot)
@@ -159,13 +159,13 @@ cdef class Buffer:
     def record_stream(self, stream):
         """Note that work on another stream uses the block, too.
 
-        When the block is freed, by whatever and on whatever stream, nobody gets it, not even its
+        When the block is freed, on any stream, it is not allocated again, not even on its
         own stream, before the work that is queued on `stream` at that moment is known to be done;
-        under ``stream_reuse="wait"`` a taker's stream may wait for that on the device instead.
+        under ``stream_reuse="wait"`` an allocating stream may wait for that on the device instead.
         Views that outlive the buffer keep the note. Until then the block is neither in use nor
         free: `Arena.stats` counts it in ``reserved`` only.
 
-        Nothing is queued on any stream by this call, and the free calls no driver. Recording a
+        This call queues nothing on any stream, and the free does not call the driver. Recording a
         stream twice changes nothing, nor does the one that the block is freed on. After
         ``reset_stream(stream)`` by a raw handle the note is void unless the stream was named
         again.
@@ -178,7 +178,7 @@ cdef class Buffer:
         Raises
         ------
         TypeError, ValueError
-            `stream` is no stream, or one of another device.
+            `stream` is not a stream, or is one of another device.
         ClosedError
             The buffer is closed.
 
@@ -384,7 +384,7 @@ cdef class Buffer:
 
 
 cdef inline Origin made(Buffer buffer):
-    # Buffer.__new__ alone makes one that nobody handed out.
+    # Buffer.__new__ makes one without a block.
     if buffer.home is None:
         raise TypeError("a Buffer is made by an allocator's allocate(); this one was not")
     return buffer.home
@@ -474,13 +474,13 @@ cdef class Origin:
         self.require_own()
         stream_handle(stream, self.driver_device, &handle)
         if not ledger_find_stream(self.ledger, handle, slot):
-            raise MemoryError("out of host memory while noting a stream")
+            raise MemoryError("out of host memory while recording a stream")
         self.keep_stream(stream, handle, slot[0])
         return 0
 
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1:
-        cdef bint is_handle = hasattr(stream, "__index__")  # its owner resets it before it ends
-        # A stream that ends with its object must be that object; of others the first will do.
+        cdef bint is_handle = hasattr(stream, "__index__")  # its owner resets it first
+        # A stream that ends with its object must be kept by that object; any other once is enough.
         if slot in self.streams and not (isinstance(stream, Stream) and (<Stream>stream).owned):
             return 0
         if self.ledger.is_users and not isinstance(stream, Stream):

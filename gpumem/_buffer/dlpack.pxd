@@ -91,16 +91,16 @@ cdef struct Export:
 
 # An export to be described, at `tensor`, by who asked for it: data, device and dtype, and `ndim`
 # numbers each of shape and strides. Takes over one claim of the lease, also when it fails; the end
-# may come on any thread, without the interpreter lock. `minor`: the oldest 1.x that knows it all.
+# may come on any thread, without the interpreter lock. `minor`: the oldest 1.x that has all fields used.
 cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
                            Lease* lease) except NULL
-# Owns the export, until somebody consumes it.
+# Owns the export, until a consumer takes it.
 cdef object dlpack_capsule(Export* exported)
 # A capsule over bytes: one dimension of uint8. Takes over one claim of the lease.
 cdef object dlpack_bytes(uint64_t address, uint64_t nbytes, DLDevice device, bint read_only,
                          bint versioned, Lease* lease)
 
-# Whether a consumer's max_version admits the versioned struct; ValueError for no pair.
+# Whether a consumer's max_version admits the versioned struct; ValueError for anything but a pair.
 cdef inline bint dlpack_wants_versioned(object max_version) except -1:
     cdef int overflow
     if max_version is None:
@@ -122,14 +122,14 @@ cdef bint same_device(DLDevice a, DLDevice b) noexcept nogil
 
 # ---- in ------------------------------------------------------------------------------------------
 
-# A producer's managed tensor, of either kind, and who may call its deleter.
+# A producer's managed tensor, of either kind.
 cdef struct Incoming:
     void* managed
     bint versioned
     uint64_t flags
     DLTensor* tensor
 
-# Looks into a capsule and leaves it as it is; BufferError for what is no DLPack of major 1.
+# Reads a capsule without consuming it; BufferError for anything but DLPack 1.x or older.
 cdef int dlpack_peek(object capsule, Incoming* incoming) except -1
 cdef void incoming_versioned(DLManagedTensorVersioned* managed, Incoming* incoming) noexcept nogil
 # Marks the capsule as consumed: the deleter is the caller's to call, once.

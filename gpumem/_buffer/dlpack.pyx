@@ -45,7 +45,7 @@ cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
     end_export(<Export*>managed)
 
 
-# A capsule that nobody consumed, or whose consumer refused it, keeps its first name: its
+# A capsule that was not consumed, or that its consumer refused, keeps its first name: its
 # destructor frees it then. All other names begin with "used_".
 cdef void drop_capsule(PyObject* capsule) noexcept:
     cdef const char* name = name_of(capsule)
@@ -58,7 +58,7 @@ cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versio
     cdef Export* exported = <Export*>malloc(sizeof(Export) + 2 * ndim * sizeof(int64_t))
     if exported == NULL:
         lease_drop(lease)
-        raise MemoryError("no host memory for a DLPack tensor")
+        raise MemoryError("out of host memory while exporting a DLPack tensor")
     exported.lease = lease
     exported.versioned = versioned
     if versioned:
@@ -84,7 +84,7 @@ cdef object dlpack_capsule(Export* exported):
                                          drop_capsule)
     if capsule == NULL:
         end_export(exported)
-        raise MemoryError("no host memory for a DLPack capsule")
+        raise MemoryError("out of host memory while exporting a DLPack capsule")
     made = <object>capsule
     Py_DECREF(made)     # the cast took a reference of its own
     return made
@@ -113,7 +113,7 @@ cdef bint wants_versioned(object max_version) except -1:
 
 
 cdef DLDevice dlpack_device_of(object memory) except *:
-    # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
+    # Host memory is exported as CPU memory, also when it is pinned: most consumers refuse others.
     cdef DLDevice device
     device.device_id = 0
     if memory.kind is MemoryKind.DEVICE:
@@ -127,7 +127,7 @@ cdef DLDevice dlpack_device_of(object memory) except *:
 
 
 cdef DLDevice dlpack_device_from(object pair) except *:
-    """Read DLPack's (device type, device id); ValueError for what is no pair of integers."""
+    """Read DLPack's (device type, device id); ValueError for anything but a pair of integers."""
     cdef DLDevice device
     try:
         device_type, device_id = pair
@@ -165,15 +165,15 @@ cdef int dlpack_peek(object capsule, Incoming* incoming) except -1:
         if modern.version.major != DLPACK_MAJOR:
             # Nothing behind the version may be read; the capsule's own destructor cleans up.
             raise BufferError(f"DLPack {modern.version.major}.{modern.version.minor} is not "
-                              f"readable here: this reads {DLPACK_MAJOR}.x and the unversioned "
-                              "struct before it")
+                              f"supported: expected {DLPACK_MAJOR}.x or the unversioned struct "
+                              "before it")
     elif PyCapsule_IsValid(capsule, LEGACY):
         incoming.managed = PyCapsule_GetPointer(capsule, LEGACY)
         incoming.versioned = False
         incoming.flags = 0
         incoming.tensor = &(<DLManagedTensor*>incoming.managed).dl_tensor
     elif PyCapsule_IsValid(capsule, USED_VERSIONED) or PyCapsule_IsValid(capsule, USED_LEGACY):
-        raise BufferError("this DLPack capsule was consumed already")
+        raise BufferError("this DLPack capsule was already consumed")
     else:
         raise BufferError(f"{capsule!r} is not a DLPack capsule")
     return 0
@@ -192,7 +192,7 @@ cdef int dlpack_take(object capsule, const Incoming* incoming) except -1:
 
 
 cdef void dlpack_delete(void* managed, bint versioned) noexcept nogil:
-    # A NULL deleter means that nobody waits to hear of the end.
+    # A NULL deleter means that the producer needs no call.
     cdef DLManagedTensorVersioned* modern
     cdef DLManagedTensor* legacy
     if versioned:

@@ -9,8 +9,8 @@ interpreter lock or without, and raises nothing.
 A block goes: `ledger_claim`, `ledger_charge`, then `ledger_deliver` or `ledger_cancel`; once its
 user has freed it, `ledger_return`; once its memory is back where it came from, `ledger_end`.
 
-`lock` guards counters, streams and the list of blocks; under it there is no driver call, no Python
-object, no wait. A fork's child takes no lock of its parent: ask `context_is_dead` first.
+`lock` guards counters, streams and the list of blocks; while it is held there is no driver call, no
+Python object, no wait. A fork's child takes no lock of its parent: check `context_is_dead` first.
 """
 
 from cpython.ref cimport PyObject
@@ -60,7 +60,7 @@ cdef struct BlockLedger:
     DeviceContext* context
     Lock lock
     bint closed
-    bint is_users           # of a class that users wrote: whose memory it is only they know
+    bint is_users           # of a class that users wrote, whose memory may belong to anyone
     bint default_per_thread     # the default stream is each calling thread's own
     bint counts_in_use      # a charge ends when the user frees the block, not when it is back
     uint64_t limit          # bytes that the resource may hold; 0: it sets none
@@ -74,7 +74,7 @@ cdef struct BlockLedger:
     void (*end)(BlockLedger* ledger) noexcept nogil     # the last reference is gone; or NULL
     LedgerBlock* newest     # of the blocks that users have
     EventSource events      # where a recorder is attached; not open for adaptors
-    PyObject* kept          # what blocks need of a resource object that is gone; owned
+    PyObject* kept          # objects that blocks need after the resource object ended; owned
     Retired retired         # in the list of ledgers without references
 
 cdef struct LedgerBlock:
@@ -96,18 +96,18 @@ cdef struct LedgerBlock:
 # ---- life of a ledger ----------------------------------------------------------------------------
 
 # Zeros but for these and one reference; `size` is that of a struct that begins with a BlockLedger.
-# NULL: no host memory.
+# NULL: out of host memory.
 cdef BlockLedger* ledger_make(size_t size, size_t block_size,
                               void (*free_block)(LedgerBlock*) noexcept nogil,
                               void (*end)(BlockLedger*) noexcept nogil) noexcept nogil
-# Gives it streams of its own, with the default one; False: no host memory.
+# Creates its stream slots, with the default stream's; False: out of host memory.
 cdef bint ledger_open_streams(BlockLedger* ledger, CUstream default_stream) noexcept nogil
 # Shows it to recorders and snapshots from now on.
 cdef void ledger_open_event_source(BlockLedger* ledger, const char* memory, const char* kind,
                                    const char* name) noexcept nogil
-# The resource object goes, and leaves what its blocks need. Nothing to do for NULL.
+# The resource object ends, and leaves objects that its blocks need. Nothing to do for NULL.
 cdef void ledger_keep(BlockLedger* ledger, object kept) noexcept
-# One reference less. NULL is nobody's.
+# Drops one reference. NULL: nothing to do.
 cdef void ledger_drop(BlockLedger* ledger) noexcept nogil
 # Frees the ledgers that have no reference any more. With the interpreter lock.
 cdef void ledgers_release_retired() noexcept
@@ -116,15 +116,15 @@ cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil
 
 # ---- a block's way -------------------------------------------------------------------------------
 
-# Counts a block before it is taken, so that nobody closes the resource meanwhile.
+# Counts a block before it is allocated, so that the resource cannot be closed meanwhile.
 cdef LedgerStatus ledger_claim(BlockLedger* ledger, uint64_t requested, uint64_t size,
                                uint32_t slot, bint persistent, LedgerBlock** out) noexcept nogil
 # False: the account refuses.
 cdef bint ledger_charge(LedgerBlock* block) noexcept nogil
 cdef void ledger_cancel(LedgerBlock* block) noexcept nogil
-# It was taken, and is its user's from here on.
+# The block was allocated; from here on its user owns it.
 cdef void ledger_deliver(LedgerBlock* block) noexcept nogil
-# A lease on a delivered block, which calls `free`; NULL: no host memory.
+# A lease on a delivered block, which calls `free`; NULL: out of host memory.
 cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes,
                          uint32_t slot) noexcept nogil
 # Its user has freed it. `waits`: its memory goes back later.
@@ -132,22 +132,22 @@ cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil
 # Its memory is back. `counted`: the block counts a reference to its ledger.
 cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil
 
-# ---- what it says --------------------------------------------------------------------------------
+# ---- counters ------------------------------------------------------------------------------------
 
 cdef LedgerCounters ledger_counters(BlockLedger* ledger) noexcept nogil
 cdef void ledger_reset_peaks(BlockLedger* ledger) noexcept nogil
 cdef void ledger_count_call(BlockLedger* ledger, uint64_t shrinks) noexcept nogil
 cdef void ledger_note_failure(LedgerBlock* block) noexcept nogil
 # Copies of the blocks that users have, the newest first, `block_size` bytes each, for the caller to
-# free; NULL: no host memory.
+# free; NULL: out of host memory.
 cdef char* ledger_copy_blocks(BlockLedger* ledger, uint64_t* count) noexcept nogil
 # The fields of Stats that are counted here.
 cdef dict counted_fields(const LedgerCounters* now)
 
 # ---- streams -------------------------------------------------------------------------------------
 
-# Finds a stream's slot or makes one; each thread's default stream is its own. False: no host
-# memory.
+# Finds a stream's slot or makes one; each thread's default stream is its own. False: out of
+# host memory.
 cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slot) noexcept nogil
 cdef void ledger_drain(BlockLedger* ledger, uint32_t slot) noexcept nogil
 # The stream that a slot stands for now, and whether that is the default stream.

@@ -1,4 +1,4 @@
-"""The blocks that a resource has handed out."""
+"""The blocks that a resource has allocated for users."""
 
 from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
@@ -99,7 +99,7 @@ cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil:
     cdef LedgerStatus status = LEDGER_OK
     cdef LedgerCounters* counters = &ledger.counters
     lock_acquire(&ledger.lock)
-    # A user's class may end what its deallocate_raw still needs on another thread.
+    # Another thread may still be inside a user's deallocate_raw.
     if counters.live or (ledger.is_users and counters.waiting):
         status = LEDGER_IN_USE
     else:
@@ -232,7 +232,7 @@ cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil:
         ledger_drop(ledger)
 
 
-# ---- what it says --------------------------------------------------------------------------------
+# ---- counters ------------------------------------------------------------------------------------
 
 cdef LedgerCounters ledger_counters(BlockLedger* ledger) noexcept nogil:
     cdef LedgerCounters now

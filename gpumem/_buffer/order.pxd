@@ -1,13 +1,13 @@
-"""What a tensor's bytes wait for: the CPU for a buffer's stream, one stream for another.
+"""The order of accesses to a buffer: the CPU waits for its stream, one stream for another.
 
 A buffer's own stream orders everything that gpumem does with its bytes. What is queued elsewhere is
-joined into it, so that whoever waits for it has waited for all, and a free on it comes last.
+joined into it, so that a wait for it is a wait for all, and a free on it comes last.
 """
 
 from gpumem._buffer.buffer cimport Buffer
 from gpumem._native.driver cimport CUstream, DeviceContext, DriverDevice
 
-# The CPU is about to touch the bytes: wait for what was queued before, once.
+# Before the CPU accesses the bytes: wait once for the work that was queued before.
 cdef inline int order_host(Buffer buffer) except -1:
     if buffer.awaited > buffer.queued or buffer.block_bytes == 0:
         return 0
@@ -21,18 +21,18 @@ cdef inline int order_host_writing(Buffer buffer) except -1:
 
 cdef int order_host_slowly(Buffer buffer) except -1
 
-# In all of these the stream is one of `driver_device`; None is the buffer's own device. Where two
-# drivers are concerned, which know nothing of each other's events, the CPU waits.
+# In all of these the stream is one of `driver_device`; None is the buffer's own device. Between two
+# drivers, which cannot wait for each other's events, the CPU waits.
 
 # Work queued on `stream` from now on comes after all that the buffer's stream has queued.
 cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
 # gpumem has queued a read, or a write, of the bytes on `stream`.
 cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
 cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
-# Both of them around a copy: as two calls each, or one where one stream is both buffers' own.
+# Around a copy: the same for both buffers, in one step if they share a stream.
 cdef int order_before(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
 cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
-# The CPU may touch the bytes at once: whoever handed them over has waited.
+# The CPU may access the bytes at once: their producer has waited.
 cdef void order_settled(Buffer buffer) noexcept
 # The handle of the buffer's own stream, 1 for the legacy default stream.
 cdef CUstream own_stream(Buffer buffer) noexcept

@@ -1,4 +1,4 @@
-"""Waiting, joining, remembering."""
+"""The order of accesses to a buffer; see order.pxd."""
 
 from libc.stdint cimport uint32_t, uintptr_t
 
@@ -37,7 +37,8 @@ cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device
     cdef DriverDevice own = buffer.home.driver_device
     if buffer.block_bytes == 0:
         return 0
-    # What the resource's own device knows how to wait for, another's stream waits for behind it.
+    # A resource may add a wait to a stream of its own device only: another device's stream waits
+    # behind the buffer's own.
     buffer.home.before_stream(buffer, stream if driver_device is None or driver_device is own
                               else own_stream(buffer))
     return follow(driver_device or own, stream, own, own_stream(buffer))
@@ -101,7 +102,7 @@ cdef int wait_for_stream(DeviceContext* context, CUstream stream) except -1:
 
 cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_device,
                 CUstream earlier) except -1:
-    """Let `later` wait, on the device, for what `earlier` has queued so far."""
+    """Make the stream `later` wait, on the device, for all work queued on `earlier` so far."""
     cdef CUresult code
     later = normal(later)
     earlier = normal(earlier)
@@ -128,8 +129,8 @@ cdef CUresult follow_here(DeviceContext* here, CUstream earlier, DeviceContext* 
                           CUstream later) noexcept nogil:
     cdef CUevent event
     cdef CUresult code
-    # A graph cannot wait for what is outside of it, nor that for a graph that has yet to be
-    # launched: who launches it sees to that.
+    # A graph under capture cannot wait for work outside of it, and other work cannot wait for a
+    # graph before it is launched: its launch has to be ordered by the caller.
     if is_capturing(here, earlier) != is_capturing(there, later):
         return CUDA_SUCCESS
     code = here.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
@@ -142,7 +143,7 @@ cdef CUresult follow_here(DeviceContext* here, CUstream earlier, DeviceContext* 
         code = there.table.cuStreamWaitEvent(later, event, 0)
         if there != here:
             context_leave(there)
-    here.table.cuEventDestroy(event)        # it ends when nothing waits for it any more
+    here.table.cuEventDestroy(event)        # the driver keeps it until its waits are done
     return code
 
 

@@ -1,4 +1,4 @@
-"""MemoryResource: what hands out buffers, and what one that users write has from it."""
+"""MemoryResource: the base of everything that hands out buffers."""
 
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -182,8 +182,8 @@ cdef class MemoryResource(Origin):
         ------
         MemoryError
             There is no room. This and every other exception reaches the caller of `allocate`
-            as it is, with nothing changed; so do TypeError and ValueError for what is returned and
-            is no such address.
+            as it is, with nothing changed; so do TypeError and ValueError for a returned value
+            that is not such an address.
         """
         raise NotImplementedError(f"{type(self).__name__} has no allocate_raw")
 
@@ -386,7 +386,7 @@ cdef class MemoryResource(Origin):
     cdef Buffer obtain(self, uint64_t nbytes):
         return self.allocate(nbytes)
 
-    # ---- what a ledger's resource does for one block: here, of a class that users write ----------
+    # ---- one block of a resource with a ledger: here, of a class that users write ----------------
 
     cdef int take_block(self, LedgerBlock* block) except -1:
         block.base = user_allocate(self, block.size, stream_object(self, block.slot))

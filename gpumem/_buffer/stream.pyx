@@ -299,7 +299,7 @@ cdef uintptr_t checked_handle(object value) except? 0:
     return number
 
 
-# What memory has and a stream has not, though both may have a `ptr`.
+# Attributes of memory objects that streams do not have, though both may have a `ptr`.
 _MEMORY = ("nbytes", "size", "mem", "memory", "__dlpack__", "__cuda_array_interface__",
            "__array_interface__")
 
@@ -340,7 +340,7 @@ cdef object device_of_stream(object stream):
             return Device(f"cuda:{number}")
     if hasattr(stream, "__index__") or sum(each.type == "cuda" for each in devices()) != 1:
         return None
-    _native_handle(stream)      # raises for what is no stream
+    _native_handle(stream)      # raises for anything but a stream
     return Device("cuda:0")     # only CUDA's streams have objects of other libraries
 
 

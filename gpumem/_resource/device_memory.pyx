@@ -1,4 +1,4 @@
-"""The driver's word on a device's memory, next to what is held here."""
+"""The driver's counters of a device's memory, next to those of this process."""
 
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy, strcmp
@@ -15,7 +15,7 @@ cdef struct Held:
     const void* owner
     char[32] memory
     uint64_t here           # bytes that this process's resources hold
-    uint64_t idle           # of them, what others than the owner hold and nobody uses
+    uint64_t idle           # of them, held by others than the owner and not in use
 
 
 cdef dict device_figures(MemoryResource resource, DeviceContext* context, const void* owner):
@@ -44,7 +44,7 @@ cdef dict device_figures(MemoryResource resource, DeviceContext* context, const 
 
 
 cdef void add_held(EventSource* source, void* context) noexcept nogil:
-    # Without the resources' locks: a moment's figures. Under the sources' lock none can go.
+    # Without the resources' locks: approximate figures. Under the sources' lock none can be freed.
     cdef Held* held = <Held*>context
     if strcmp(source.memory, held.memory) == 0:
         if source.owner_is == OWNER_ARENA:
@@ -57,15 +57,15 @@ cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:
     cdef uint64_t reserved = arena_reserved(arena)
     cdef uint64_t in_use = arena_in_use(arena)
     if arena.backing.source != NULL:
-        return              # what is under it counts, where it is ours
+        return              # its source is counted, if that is a resource of gpumem
     held.here += reserved
     if arena != held.owner and reserved > in_use:
         held.idle += reserved - in_use
 
 
 cdef void add_blocks(BlockLedger* ledger, Held* held) noexcept nogil:
-    # What a driver's pool keeps beyond its blocks only the driver knows; where the blocks of a
-    # user's class come from only the user does.
+    # Without memory that a driver's pool caches beyond its blocks, which only the driver counts, and
+    # without a user's class, whose memory another resource may have counted already.
     cdef LedgerCounters now = ledger_counters(ledger)
     if not ledger.is_users:
         held.here += now.in_use + now.waiting

@@ -52,7 +52,7 @@ cdef class ExternalAllocator(MemoryResource):
     Parameters
     ----------
     alloc : callable or int
-        ``alloc(nbytes) -> address``; ``void *alloc(size_t)``. None or 0 says that there is no
+        ``alloc(nbytes) -> address``; ``void *alloc(size_t)``. None or 0 means that there is no
         memory. An exception reaches the caller of `allocate`, with nothing changed.
     free : callable or int
         ``free(address)``; ``void free(void *)``. May run on any thread. An exception goes to
@@ -91,7 +91,7 @@ cdef class ExternalAllocator(MemoryResource):
 
     Notes
     -----
-    Callbacks are told no stream. What `alloc` returns must be usable by the stream that a block
+    Callbacks do not receive the stream. What `alloc` returns must be usable by the stream that a block
     is allocated for: that is the external allocator's part. A block that goes back on the default
     stream is freed at once, since the external allocator orders that stream. One that goes back
     on any other stream (``allocate(..., stream)``, ``buffer.close(stream)``) is freed when that
@@ -136,7 +136,7 @@ cdef class ExternalAllocator(MemoryResource):
         Returns
         -------
         ShrinkReport
-            Nothing released: an external allocator does not tell.
+            Nothing released: an external allocator does not report it.
 
         Raises
         ------
@@ -259,7 +259,7 @@ cdef int raise_out_of_memory(ExternalAllocator allocator, LedgerBlock* block) ex
         str(allocator.memory), block.requested, block.size, allocator.name,
         <uintptr_t>ledger_stream(block.ledger, block.slot), in_use=now.in_use,
         reserved=now.in_use + now.waiting, waiting=now.waiting,
-        remedies=("free buffers, or ask the external allocator why",)))
+        remedies=("free buffers, or see the external allocator for the reason",)))
 
 
 # ---- giving back ---------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ cdef void external_free(LedgerBlock* block) noexcept nogil:
 
 
 cdef bint reaches_driver(DeviceContext* context) noexcept nogil:
-    # Not from a function that a stream runs on the host: there no device can be made current.
+    # False inside a function that a stream runs on the host: no device can be made current there.
     if context_enter(context) != CUDA_SUCCESS:
         return False
     context_leave(context)
@@ -398,19 +398,19 @@ cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noe
     cdef CUstream stream
     cdef bint done
     if ledger_is_default(ledger, slot) or context_enter(context) != CUDA_SUCCESS:
-        return True                 # the external allocator orders it; no context, no work
+        return True         # the external allocator orders it; without a context no work is queued
     stream = ledger_stream(ledger, slot)
     done = is_idle(context, stream)
     if not done and context.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
         if context.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
             context.table.cuEventDestroy(event[0])
-            event[0] = NULL         # then the whole stream is waited for
+            event[0] = NULL         # has_passed then waits for the whole stream
     context_leave(context)
     return done
 
 
 cdef bint is_idle(DeviceContext* context, CUstream stream) noexcept nogil:
-    # A capturing stream must not be asked: that would end the capture.
+    # A capturing stream must not be queried: that would invalidate the capture.
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     if (context.table.cuStreamIsCapturing != NULL
             and context.table.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS

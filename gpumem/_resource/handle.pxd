@@ -2,8 +2,8 @@
 
 cdef class Handle:
     cdef int fd                     # -1: closed or detached
-    cdef readonly object kind       # a MemoryHandleType or SemaphoreType; None: not said
-    cdef readonly object contents   # what is behind it, for whoever receives it; None: not said
+    cdef readonly object kind       # a MemoryHandleType or SemaphoreType; None: unknown
+    cdef readonly object contents   # describes what it refers to, for its receiver; None: nothing
     cdef object __weakref__
 
 # A new owner of a descriptor that was just made.

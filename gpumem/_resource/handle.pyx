@@ -25,14 +25,14 @@ cdef class Handle:
     fd : int
         An open descriptor; from here on this object's.
     kind : MemoryHandleType or SemaphoreType, optional
-        What importers have to be told about it.
+        How importers have to open it.
     contents : object, optional
-        What is behind it, for whoever receives it; picklable.
+        Describes what it refers to, for its receiver; picklable.
 
     Raises
     ------
     TypeError, ValueError
-        `fd` is no integer, or negative.
+        `fd` is not an integer, or negative.
 
     Examples
     --------
@@ -120,6 +120,6 @@ cdef Handle handle_of(int fd, object kind, object contents):
 
 
 cdef void own(Handle handle, int fd) noexcept:
-    # Sockets and drivers give descriptors that a started program would inherit, and keep open.
+    # Sockets and drivers return descriptors that a child program would inherit, and keep open.
     fcntl(fd, F_SETFD, FD_CLOEXEC)
     handle.fd = fd

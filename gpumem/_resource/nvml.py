@@ -1,4 +1,4 @@
-"""What NVML knows of a GPU's processes, where the package ``nvidia-ml-py`` is installed."""
+"""A GPU's processes, as NVML reports them if the package ``nvidia-ml-py`` is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["processes_on"]
 def processes_on(uuid: str) -> tuple[tuple[int, int], ...]:
     """Return (process id, bytes) of the other processes on a GPU, the most first.
 
-    Empty where NVML is not to be had, or does not tell.
+    Empty if NVML is not available, or refuses.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
 cdef enum:
     POOL_ALIGNMENT = 256        # bytes; every driver gives at least that
 
-# What another process needs of a block: sizes, and the driver's own note.
+# A block in a message to another process: sizes, and the driver's own note.
 NOTE = struct.Struct("<8sQQQ64s")
 NOTE_MAGIC = b"gmpool 1"
 
@@ -80,7 +80,7 @@ cdef class DriverPool(MemoryResource):
         The device has no pools, or none that can be shared, or a setting is invalid, or both
         `config` and `handle` are given.
     TypeError, ValueError
-        `handle` is no integer from 1 to 2**64 - 1.
+        `handle` is not an integer from 1 to 2**64 - 1.
     DriverError
         The driver refused.
 
@@ -99,8 +99,9 @@ cdef class DriverPool(MemoryResource):
     refuses, as for a raw stream handle whose owner destroyed it without `reset_stream`, is tried
     again by the next shrink, close or exhausted allocation, when the device is idle.
 
-    A budget is charged for blocks. What the driver caches beyond them, up to `release_threshold`,
-    it does not say before it takes it, so no budget can refuse that; `max_size` bounds it.
+    A budget is charged for blocks. Memory that the driver caches beyond them, up to
+    `release_threshold`, is not announced before it is taken, so no budget can refuse it; `max_size`
+    bounds it.
     """
 
     def __init__(self, device, config=None, *, handle=None, budget=None, count="reserved",
@@ -205,7 +206,7 @@ cdef class DriverPool(MemoryResource):
         Returns
         -------
         ShrinkReport
-            The bytes that went; a pool does not tell what holds the rest.
+            The released bytes; a pool does not report what holds the rest.
 
         Raises
         ------
@@ -239,7 +240,7 @@ cdef class DriverPool(MemoryResource):
         ClosedError
             The pool is closed, or belongs to the parent of a fork.
         DriverError
-            The driver did not tell.
+            The driver refused.
         """
         cdef LedgerCounters now
         self.require_open()
@@ -325,7 +326,7 @@ cdef class DriverPool(MemoryResource):
         OSError
             `fd` is not open.
         DriverError
-            The driver refused: the descriptor is no pool's.
+            The driver refused: the descriptor is not a pool's.
         """
         cdef DriverPool made
         cdef DriverDevice driver_device
@@ -361,7 +362,7 @@ cdef class DriverPool(MemoryResource):
         return made
 
     def export_buffer(self, Buffer buffer not None):
-        """Return what another process needs to open a buffer of this pool.
+        """Return a note with which another process opens a buffer of this pool.
 
         The buffer must stay alive here until the other process has closed its own, and work on it
         must be ordered between the two by other means: synchronise the stream before sending.

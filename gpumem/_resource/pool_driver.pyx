@@ -49,7 +49,7 @@ cdef CUresult pool_take(LedgerBlock* block) noexcept nogil:
 
 
 cdef void pool_free(LedgerBlock* block) noexcept nogil:
-    # The only way back for a block. One driver call, which orders and does not wait.
+    # Every free of a block. One driver call, which is ordered by the stream and does not wait.
     cdef PoolCore* core = pool_core(block.ledger)
     cdef CUstream stream
     cdef CUresult code = CUDA_SUCCESS
@@ -134,7 +134,7 @@ cdef inline void refuse(LedgerBlock* block) noexcept nogil:
 
 
 cdef void pool_destroy(PoolCore* core) noexcept nogil:
-    # A pool that still has work in flight is kept by the driver until that is done.
+    # The driver keeps a pool until its queued work is done.
     if core.owned and not context_is_dead(core.ledger.context):
         pool_destroy_native(core.ledger.context, core.pool)
     core.owned = False
@@ -250,7 +250,7 @@ cdef struct Import:
     CUevent ended           # behind every use that ended; made for the second use
     Import* next
 
-# Held across driver calls, so that nobody opens a block while its last use ends.
+# Held across driver calls, so that no thread opens a block while its last use ends.
 cdef Lock lock
 cdef Import* imports = NULL
 

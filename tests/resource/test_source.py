@@ -173,9 +173,9 @@ def test_invalid_address_is_an_error(make_arena, answer):
     ("answer", "why"),
     [
         (lambda base: base + 128, "no multiple of 256"),
-        (lambda base: -256, "is no address"),
-        (lambda base: (1 << 64) - 256, "is no address"),
-        (lambda base: 1 << 200, "is no address"),
+        (lambda base: -256, "is not an address"),
+        (lambda base: (1 << 64) - 256, "is not an address"),
+        (lambda base: 1 << 200, "is not an address"),
         (lambda base: 4096, "is not all mapped"),
     ],
 )

@@ -1,7 +1,8 @@
-"""Python's side of an arena's debug heap: stacks, reports, who is told and when.
+"""Python's side of an arena's debug heap: stacks, reports, and their delivery.
 
-What is found below the interpreter waits there. A call of the arena that may raise takes it, raises
-or tells; where no such call comes, the interpreter is asked to do so between two of its own steps.
+Findings are collected below the interpreter. The next call of the arena that may raise delivers
+them: it raises, warns or calls, as `on_error` says. Without such a call the main thread delivers
+them, between two instructions of Python.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -15,21 +16,21 @@ cdef class Heap:
     cdef str memory
     cdef object owner               # weak reference to the Arena
     cdef uint32_t generation        # of the process that made it
-    cdef uint64_t lost              # reports that were not kept, and nobody knows yet
+    cdef uint64_t lost              # reports that were not kept, and not mentioned yet
 
     # Raises, warns or calls, as the options say, for everything found so far.
     cdef int tell(self) except -1
-    # Before an allocation: looks at what was freed, tells, and notes this thread's stack.
+    # Before an allocation: checks freed blocks, delivers findings, and records this thread's stack.
     cdef int before(self, ArenaCore* core) except -1
-    # Behind it, whatever became of it.
+    # After it, also if it failed.
     cdef void after(self) noexcept
-    # Of an aligned block: its user has so many bytes from an address on. Raises, with the block
-    # given back, if the driver refuses.
+    # Of an aligned block: the user's bytes begin at an address inside. Raises, with the block freed,
+    # if the driver refuses.
     cdef int narrow(self, ArenaCore* core, const Block* block, uint64_t nbytes,
                     uint32_t slot) except -1
-    # An address was freed that nobody has out: tells what any heap knows of it.
+    # For an address that is not allocated: delivers what any heap recorded of it.
     cdef int bad_free(self, uint64_t address) except -1
-    # Looks at every block; `wait`: once all work of the device is done.
+    # Checks every block; `wait`: once all work of the device is done.
     cdef tuple check(self, ArenaCore* core, bint wait)
     cdef list outstanding(self)
     # The live blocks in some lines, for the message of a close that is refused.

@@ -1,4 +1,4 @@
-"""Stacks, reports and telling."""
+"""Stacks and reports of a debug heap, and their delivery."""
 
 import atexit
 import gc
@@ -69,7 +69,7 @@ KINDS = {
 }
 BAD_FREES = ("double_free", "invalid_free")
 
-# Heaps whose arena lives, or that have something to tell.
+# Heaps whose arena lives, or that have findings.
 cdef list heaps = []
 # Every stack that was kept, as (code object, offset) of each call; its number is its index. The
 # same calls have the same number, so this grows with what a program does, not with how often.
@@ -109,7 +109,7 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     made.generation = process.generation
     made.heap = heap_create(&settings, &hooks)
     if made.heap == NULL:
-        raise MemoryError("no host memory for a debug heap's books")
+        raise MemoryError("out of host memory while allocating a debug heap")
     arena_debug(core, made.heap)
     forget_heaps()
     heaps.append(made)
@@ -120,7 +120,7 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
 
 
 cdef int forget_heaps() except -1:
-    """Let go of heaps whose arena is gone and that have nothing to tell."""
+    """Drop heaps whose arena is gone and that have no findings."""
     heaps[:] = [heap for heap in heaps
                 if not (<Heap>heap).heap.gone or (<Heap>heap).heap.findings != NULL]
     return 0
@@ -185,7 +185,7 @@ cdef class Heap:
         cdef uint64_t i
         cdef HeapBlock* found = heap_copy(self.heap, False, &count)
         if found == NULL:
-            raise MemoryError("no host memory for a list of blocks")
+            raise MemoryError("out of host memory while listing blocks")
         try:
             return [debugging.OutstandingBlock(found[i].address, found[i].requested,
                                                found[i].number,
@@ -219,8 +219,8 @@ cdef CUresult wait_for_device(ArenaCore* core) noexcept nogil:
 # ---- stacks --------------------------------------------------------------------------------------
 
 cdef uint32_t stack_here(uint32_t depth) noexcept nogil:
-    # A thread without the interpreter lock does not wait for it: its caller may hold a lock that
-    # somebody with the interpreter lock waits for.
+    # A thread without the interpreter lock does not wait for it: its caller may hold a lock that a
+    # thread with the interpreter lock waits for.
     if process.exiting or not PyGILState_Check():
         return 0
     return stack_with_lock(depth)
@@ -236,7 +236,7 @@ cdef uint32_t stack_with_lock(uint32_t depth) noexcept with gil:
     try:
         number = number_of_stack(depth)
     except BaseException:
-        number = 0              # no host memory: then without a stack
+        number = 0              # out of host memory: the block has no stack
     PyErr_Restore(kind, value, trace)
     return number
 
@@ -288,7 +288,7 @@ cdef object site_of(const HeapSite* site, uint64_t stream):
 
 cdef list take_reports(Heap heap):
     """Return what was found since the last time as `HeapReport`."""
-    # All at once: making a report runs Python's steps, between which `tell_all` may come.
+    # All at once: making a report runs Python code, between whose instructions `tell_all` may run.
     cdef uint64_t lost = 0
     cdef HeapFinding* oldest = heap_findings(heap.heap, &lost)
     cdef HeapFinding* finding = oldest
@@ -344,7 +344,7 @@ cdef object error_of(Heap heap, list reports):
 
 
 cdef int tell_each(Heap heap, list reports, object how) except -1:
-    """Tell of all, then raise what the first telling that failed raised."""
+    """Call `how` with every report, then raise the first exception that it raised."""
     failure = None
     for report in reports:
         try:
@@ -361,18 +361,18 @@ cdef int tell_each(Heap heap, list reports, object how) except -1:
 
 
 def warn(report):
-    """Tell of a report as a warning."""
+    """Deliver a report as a warning."""
     warnings.warn(str(report), HeapWarning, stacklevel=3)
 
 
-# ---- telling where no call of the arena comes ----------------------------------------------------
+# ---- delivery without a call of the arena --------------------------------------------------------
 
 cdef void ask_to_tell() noexcept nogil:
     call_soon(tell_all)
 
 
 cdef void tell_all() noexcept:
-    # What is to be raised waits for a call that may, unless its arena is gone.
+    # Findings that are to be raised wait for a call that may raise, unless the arena is gone.
     for heap in list(heaps):
         if (<Heap>heap).heap.findings == NULL:
             continue
@@ -387,7 +387,7 @@ cdef void tell_all() noexcept:
 
 
 def tell_at_exit():
-    """Look at every arena once more, and tell what was found and what is still in use."""
+    """Check every arena once more; deliver the findings and report blocks that are in use."""
     if not heaps:
         return
     gc.collect()
@@ -422,12 +422,12 @@ cdef int tell_last(Heap heap) except -1:
 
 
 def print_report(report):
-    """Tell of a report on stderr."""
+    """Print a report on stderr."""
     print(f"gpumem: {report}", file=sys.stderr, end="")
 
 
 cdef int print_leaks(Heap heap, list leaks) except -1:
-    """Tell of blocks in use on stderr, those of one stack together, the most bytes first."""
+    """Print blocks in use on stderr, those of one stack together, the most bytes first."""
     groups = {}
     for leak in leaks:
         groups.setdefault((str(leak.allocated.stack and leak.allocated.stack.format()),

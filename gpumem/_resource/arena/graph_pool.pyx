@@ -20,8 +20,8 @@ from gpumem.errors import ClosedError, InUseError
 cdef class GraphPool:
     """Memory for what is captured into graphs; made by `Arena.capture`.
 
-    What is allocated on a served stream during a capture comes from here and, freed or not, is
-    given to nobody outside of the pool: a graph writes to it whenever it is launched. Inside one
+    A block allocated on a served stream during a capture comes from here and, freed or not, is
+    never used outside of the pool: a graph writes to it whenever it is launched. Inside one
     capture a freed block is used again by its own stream. Later captures into the same pool use it
     again too; their graphs must then be launched one after another, in the order of capture,
     never at once.
@@ -109,7 +109,7 @@ cdef class GraphPool:
         Raises
         ------
         TypeError, ValueError
-            `graph` is no handle.
+            `graph` is not a handle.
         ClosedError
             The pool is closed.
         DriverError
@@ -133,13 +133,13 @@ cdef class GraphPool:
         return provided("snapshot")(self)
 
     def check_invariants(self):
-        """Check every invariant of the pool's books, as `Arena.check_invariants`."""
+        """Check every invariant of the pool's metadata, as `Arena.check_invariants`."""
         required(self).check_invariants()
 
     def close(self):
         """Give the memory back to the driver now. Idempotent.
 
-        The caller has seen to it that no launch of a graph that uses it is queued or will come.
+        The caller ensures that no launch of a graph that uses it is queued or will follow.
 
         Raises
         ------
@@ -208,7 +208,7 @@ cdef class Captures:
         if pool is None and not capturing:
             return None
         if pool is not None and pool.capture == 0:
-            return pool                 # its context says how long
+            return pool                 # until its context ends
         # A pool that was opened by itself serves one capture: is it still that one?
         capture = capture_on(arena.core, slot, &graph)
         if pool is not None and pool.capture != capture:
@@ -220,7 +220,7 @@ cdef class Captures:
 
     cdef GraphPool join(self, ArenaBase arena, uint32_t slot,
                         uint64_t capture, uint64_t graph):
-        # Nobody opened a pool for this capture: the arena does, one for all its streams.
+        # No pool was opened for this capture: the arena opens one for all its streams.
         cdef GraphPool pool = None
         for pool in self.served.values():
             if pool.capture == capture:
@@ -251,7 +251,7 @@ cdef class Captures:
         return 0
 
     cdef int end_if_over(self, GraphPool pool) except -1:
-        # A pool that was opened by itself hears of its capture's end only when somebody asks.
+        # The end of the capture of a pool that was opened by itself is found by the next query.
         cdef CUgraph graph
         if pool.capture == 0 or any([capture_on(pool.arena.core, slot, &graph) == pool.capture
                                      for slot in pool.serving]):
@@ -291,7 +291,7 @@ cdef int require_idle(GraphPool pool) except -1:
 
 
 cdef object required(GraphPool pool):
-    # GraphPool.__new__ alone makes one of no arena.
+    # GraphPool.__new__ makes one without an arena.
     if pool.inner is None:
         raise TypeError("a GraphPool is made by an arena's capture(); this one was not")
     return pool.inner
@@ -317,7 +317,7 @@ cdef int retain_with(GraphPool pool, uint64_t graph) except -1:
 
 
 cdef uint64_t graph_handle(object graph) except? 0:
-    # cuda-python's CUgraph turns into an int, though it is no index.
+    # cuda-python's CUgraph converts to an int, but has no __index__.
     if isinstance(graph, (bool, float, str)):
         raise TypeError(f"{graph!r} is not a graph: expected a native handle")
     try:

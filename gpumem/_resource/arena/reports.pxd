@@ -1,4 +1,4 @@
-"""What an arena tells: its blocks, what a shrink left, and why a call failed.
+"""Reports of an arena: its blocks, its memory by state and owner, and why a call failed.
 
 Called with the interpreter lock, after every other lock was released.
 """
@@ -19,7 +19,7 @@ cdef class ArenaBase(MemoryResource):
 
     cdef int require_outside_source(self) except -1
 
-# Every region that a shrink could not give back, as RetainedRegion.
+# Every region that a shrink could not release, as RetainedRegion.
 cdef tuple retained_regions(ArenaCore* core)
 # The one place that turns a status into an exception. `asked` and `extra`: bytes that the caller
 # wanted, and what their alignment took on top.
@@ -27,7 +27,7 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
                       int status) except -1
 
 
-# ---- An arena's budget, where the interpreter is: joining it, and what a refusal calls -----------
+# ---- An arena's budget: joining it, and the callbacks that a refusal calls -----------------------
 #
 # Foreign hooks that allocate without the interpreter lock do as `Arena.take` does:
 #
@@ -38,7 +38,7 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
 # with a `Relief` of zeros for each request, and no lock held.
 
 
-# From here on what the arena holds, or has handed out, is charged. Before its first block.
+# From here on the memory that the arena holds, or hands out, is charged. Before its first block.
 cdef int join_budget(ArenaBase arena, object budget, object count) except -1
 # "reserved" or "in_use".
 cdef str count_of(const ArenaCore* core)
@@ -49,7 +49,7 @@ cdef uint64_t least_limit(object budget, object count) except? 0
 # and keeps what callbacks raise; the second takes it, and reports that.
 cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1
 cdef bint arena_relieve(ArenaCore* core, Relief* relief) noexcept nogil
-# A call of the arena's that the budget refused, again under pressure; raises where it stays so.
+# Repeats a call that the budget refused, after callbacks; raises if it is refused for good.
 cdef int under_pressure(ArenaBase arena,
                         int (*call)(ArenaCore*, uint64_t) noexcept nogil,
                         uint64_t nbytes) except -1

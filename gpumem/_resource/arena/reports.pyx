@@ -39,7 +39,7 @@ from gpumem.errors import (
 
 
 cdef class ArenaBase(MemoryResource):
-    """What an arena tells of itself; `gpumem.Arena` adds what changes it."""
+    """The counters, blocks and checks of an arena; `gpumem.Arena` adds what changes it."""
 
     def stats(self):
         """Return the counters of this moment as `Stats`.
@@ -104,7 +104,7 @@ cdef class ArenaBase(MemoryResource):
         return provided("report")(self, path, title)
 
     def check_invariants(self):
-        """Check every invariant of the arena's books.
+        """Check every invariant of the arena's metadata.
 
         Raises
         ------
@@ -118,7 +118,7 @@ cdef class ArenaBase(MemoryResource):
         >>> arena = gpumem.Arena("host")
         >>> buffers = [arena.allocate(nbytes) for nbytes in (100, 5000, 1 << 20)]
         >>> del buffers[1]
-        >>> arena.check_invariants()         # returns: the books agree
+        >>> arena.check_invariants()         # returns: all invariants hold
         """
         cdef int broken
         self.require_own()
@@ -129,12 +129,12 @@ cdef class ArenaBase(MemoryResource):
                               f"{invariant_text(broken).decode()} (invariant {broken})")
 
     def check_heap(self, *, wait=True):
-        """Look for writes where nobody may write, in every block that the debug heap knows.
+        """Look for invalid writes, in every block of the debug heap.
 
         That is: guards of live blocks, guards and bytes of freed ones in quarantine. The same
         happens to each block when it is freed and before its memory is used again, once the streams
-        that it was freed on and recorded for are done; there what was wrong is told by the next
-        call that may raise. Each wrong byte is told once. Blocks of graph pools and shareable
+        that it was freed on and recorded for are done; those findings are reported by the next
+        call that may raise. Each wrong byte is reported once. Blocks of graph pools and shareable
         ones have no guards and are not looked at, nor is anything while the arena is suspended.
 
         Parameters
@@ -146,7 +146,7 @@ cdef class ArenaBase(MemoryResource):
         Returns
         -------
         tuple of HeapReport
-            What was found and told now, where `DebugHeapOptions.on_error` is not "raise".
+            What was found now, if `DebugHeapOptions.on_error` is not "raise".
 
         Raises
         ------
@@ -189,7 +189,7 @@ cdef class ArenaBase(MemoryResource):
         Raises
         ------
         ConfigError
-            The arena has no debug heap. `gpumem.adaptors.track` knows the blocks of any resource.
+            The arena has no debug heap. `gpumem.adaptors.track` lists the blocks of any resource.
         ClosedError
             The arena belongs to the parent of a fork.
 
@@ -211,7 +211,7 @@ cdef class ArenaBase(MemoryResource):
         return None if self.heap is None else self.heap.options
 
     def _look(self):
-        # At the process's end: without a wait, without telling.
+        # At the process's end: without a wait; the caller delivers the findings.
         if self.core.closed == STATE_OPEN and not context_is_dead(&self.driver_device.context):
             with nogil:
                 heap_check(self.core)
@@ -327,7 +327,7 @@ cdef list block_list(ArenaCore* core):
     cdef uint32_t i
     cdef Chunk* chunks = arena_copy_chunks(core, &count)
     if chunks == NULL:
-        raise MemoryError("no host memory for a copy of the arena's books")
+        raise MemoryError("out of host memory while copying arena metadata")
     try:
         blocks = sorted((block_info(BlockInfo, core, &chunks[i]) for i in range(count)),
                         key=lambda block: block.address)
@@ -347,12 +347,12 @@ cdef object block_info(object kind, ArenaCore* core, const Chunk* chunk):
 
 
 cdef list as_users_have_them(DebugHeap* heap, list blocks):
-    # What a debug heap keeps back is in use for the arena alone.
+    # Blocks in a debug heap's quarantine are in use for the arena, and free for its users.
     cdef uint64_t count = 0
     cdef uint64_t i
     cdef HeapBlock* known = heap_copy(heap, True, &count)
     if known == NULL:
-        raise MemoryError("no host memory for a copy of a debug heap's books")
+        raise MemoryError("out of host memory while copying a debug heap's metadata")
     try:
         at = {known[i].base: (known[i].requested, known[i].state == HEAP_LIVE)
               for i in range(count)}
@@ -363,7 +363,7 @@ cdef list as_users_have_them(DebugHeap* heap, list blocks):
 
 
 cdef object as_its_user_has_it(object block, tuple known):
-    if known is None:           # it went back to the arena meanwhile, or came from it
+    if known is None:           # freed meanwhile, or allocated before the heap recorded it
         return block
     asked, live = known
     return replace(block, nbytes=asked if live else 0, used=live, pending_free=not live)
@@ -392,7 +392,7 @@ cdef object retained_region(list blocks):
 
 
 cdef list queued(list blocks):
-    """Say what was freed on which stream and is not known to be done."""
+    """Describe the bytes that were freed on streams whose work is not known to be done."""
     freed = {}
     for block in blocks:
         if not block.used and not block.pending_free and block.stream:
@@ -422,7 +422,7 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
     if status == ARENA_OVER_BUDGET:
         raise_over_budget(arena, asked, extra, slot, [])
     if status == ARENA_NO_METADATA:
-        raise MemoryError("no host memory for an arena's books")
+        raise MemoryError("out of host memory while allocating arena metadata")
     failure = source_error(arena.core)
     if status == ARENA_DRIVER_REFUSED and arena.core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
@@ -431,7 +431,7 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
 
 
 cdef int raise_half_suspended(ArenaBase arena) except -1:
-    """Raise what suspend met: refused half-way, and refused when that was to be undone."""
+    """Raise for a suspend that was refused half-way, and whose undoing was refused too."""
     try:
         raise_refusal(arena.core)
     except Exception as refusal:
@@ -448,11 +448,11 @@ cdef int raise_refusal(ArenaCore* core) except -1:
 
 
 cdef int raise_source_error(MemoryResource arena, object failure) except -1:
-    """Raise what a source's call failed with; None: it was the driver's."""
+    """Raise the failure of a source's call; None: the driver failed."""
     if failure is None:
         return 0
     if isinstance(failure, SourceError) or not isinstance(failure, Exception):
-        raise failure           # ours, or an interrupt on its way out
+        raise failure           # raised by gpumem, or an interrupt of the program
     raise SourceError(f"the source of arena {arena.name!r} raised "
                       f"{type(failure).__name__}: {failure}") from failure
 
@@ -481,7 +481,7 @@ cdef enum:
     MOST_FRAMEWORKS = 256
 
 cdef struct Sums:
-    uint32_t stream_slot                        # of the stream that asks
+    uint32_t stream_slot                        # of the stream that allocates
     uint64_t in_use
     uint64_t free
     uint64_t cached
@@ -521,7 +521,7 @@ cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
 
 
 cdef dict memory_of(ArenaCore* arena, uint32_t slot):
-    # Sums in bytes as the stream of `slot` sees them. None: no host memory for the books' copy.
+    # Sums in bytes as the stream of `slot` sees them. None: out of host memory.
     cdef ArenaCopy copy
     cdef Sums* sums = <Sums*>calloc(1, sizeof(Sums))
     cdef bint done = False
@@ -615,7 +615,7 @@ cdef uint64_t pages_inside(const ArenaCopy* copy, uint64_t begin, uint64_t end) 
 
 
 cdef dict described(const Sums* sums):
-    # What a hook's callers hold is known without a recording; what was noted of them is in it.
+    # A hook counts its callers' bytes also without a recording; noted bytes are among them.
     by_owner = {tag_texts[tag]: sums.by_tag[tag] for tag in range(1, len(tag_texts))
                 if sums.by_tag[tag]}
     by_framework = {}
@@ -638,7 +638,7 @@ cdef dict described(const Sums* sums):
     }
 
 
-# ---- An arena's budget, where the interpreter is -------------------------------------------------
+# ---- An arena's budget ---------------------------------------------------------------------------
 
 
 cdef int join_budget(ArenaBase arena, object budget, object count) except -1:

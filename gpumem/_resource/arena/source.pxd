@@ -12,7 +12,7 @@ ctypedef void (*FreeFunction)(void* address, size_t nbytes) noexcept nogil
 
 # Called with the arena's grow lock held, so by one thread at a time.
 cdef class Source:
-    cdef object given                   # what the user named
+    cdef object given                   # the user's argument
     cdef object allocate                # callables; None: the C functions
     cdef object free
     cdef AllocateFunction c_allocate
@@ -20,20 +20,20 @@ cdef class Source:
     cdef object memory                  # MemoryInfo of the arena
     cdef DriverDevice driver_device
     cdef dict held                      # address -> bytes of every region that the arena has
-    cdef dict errors                    # thread -> what its latest call raised
-    cdef object caller                  # thread that is inside a callable; None: nobody
+    cdef dict errors                    # thread -> the exception of its latest call
+    cdef object caller                  # thread that is inside a callable; None: no thread
 
     cdef CUresult reserve(self, uint64_t size, uint64_t* address) noexcept
     cdef void release(self, uint64_t address, uint64_t size) noexcept
     cdef int take(self, uint64_t size, uint64_t* address) except -1
     cdef int give(self, uint64_t address, uint64_t size) except -1
-    # Raises GpumemError in a callable of this source: its arena is waiting for it.
+    # Raises GpumemError inside a callable of this source, which its arena waits for.
     cdef int require_outside(self) except -1
 
-# Reads what a user gave as `source`; raises TypeError or ConfigError.
+# Reads the argument `source`; raises TypeError or ConfigError.
 cdef Source make_source(MemoryResource arena, object config, object given)
 cdef void source_init(Backing* backing, DeviceContext* context) noexcept
 # The arena's backing refers to its source until the arena is closed or gone.
 cdef void source_keep(Backing* backing, Source source) noexcept
-# What this thread's latest call of the arena's source raised, once; None: nothing.
+# The exception of this thread's latest call of the arena's source, once; None: it did not raise.
 cdef object source_error(const ArenaCore* core)

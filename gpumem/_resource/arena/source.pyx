@@ -1,7 +1,7 @@
 """Memory of a user's source under an arena; see _resource/arena/source.pxd.
 
-Callables get the interpreter lock, which is safe because nobody waits for a grow lock while
-holding it. What they raise is kept until the status has come back to the thread that asked.
+Callables get the interpreter lock, which is safe because no thread waits for a grow lock while
+holding it. Their exceptions are kept until the status has reached the calling thread.
 """
 
 import threading
@@ -85,8 +85,8 @@ cdef object callable_of(object given, str name):
 class Upstream:
     """A resource as a source: each region of the arena is one of its buffers.
 
-    Buffers are taken and given back on a stream of the source's own. What the resource still has
-    to wait for is waited for here, so that a region is free for every stream of the arena.
+    Buffers are allocated and freed on a stream of the source's own. It is synchronised after an
+    allocation, so that every stream of the arena may use the region at once.
     """
 
     def __init__(self, resource):
@@ -102,7 +102,7 @@ class Upstream:
         return buffer.ptr
 
     def free(self, address, nbytes):
-        """Close the buffer; what used it is done."""
+        """Close the buffer, whose users are done."""
         self.buffers.pop(address).close()
 
 
@@ -130,7 +130,7 @@ cdef class Source:
         return CUDA_SUCCESS if address[0] else CUDA_ERROR_OUT_OF_MEMORY
 
     cdef int take(self, uint64_t size, uint64_t* address) except -1:
-        """Ask for a region; address 0: the source has none."""
+        """Call the source for a region; address 0: it has none."""
         cdef void* pointer
         address[0] = 0
         if self.allocate is None:
@@ -158,9 +158,9 @@ cdef class Source:
     def what_is_wrong(self, given, size):
         """Return why a region is not usable, "" if it is."""
         if not 0 < given <= END_OF_ADDRESSES - size:
-            return "is no address"
+            return "is not an address"
         if given % QUANTUM:
-            return f"is no multiple of {QUANTUM}"
+            return f"is not a multiple of {QUANTUM}"
         for address, nbytes in self.held.items():
             if given < address + nbytes and address < given + size:
                 return f"overlaps {nbytes} bytes at {address:#x} that it gave before"
@@ -168,11 +168,11 @@ cdef class Source:
             return "" if pages_exist(given, size) else "is not all mapped"
         for byte in (given, given + size - 1):
             if not is_memory_of(self.driver_device, self.memory.kind, byte):
-                return f"is no {self.memory.kind.value} memory of {self.memory.device}"
+                return f"is not {self.memory.kind.value} memory of {self.memory.device}"
         return ""
 
     def give_unusable(self, address, size):
-        """Give back what was not taken; a failure must not hide why."""
+        """Free a region that was not accepted; a failure must not hide the reason."""
         if not 0 < address < 1 << 64:
             return
         try:
@@ -206,7 +206,7 @@ cdef class Source:
 
 
 cdef bint is_memory_of(DriverDevice driver_device, object kind, CUdeviceptr byte):
-    """Ask the driver whether a byte is this kind of memory, and the device's."""
+    """Tell whether the driver reports a byte as this kind of memory of the device."""
     if kind is MemoryKind.DEVICE:
         return (attribute_of(driver_device, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, byte)
                 == <int>CU_MEMORYTYPE_DEVICE
@@ -247,8 +247,8 @@ cdef CUresult source_reserve(Backing* self, uint64_t size, uint64_t* address) no
 
 
 cdef CUresult source_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # A driver's free waits for what is queued, a source cannot know of it. Memory that may still
-    # be in use is not given back.
+    # A driver's free waits for queued work; a source cannot. So wait first: memory that may still
+    # be in use is not freed.
     cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
