@@ -49,8 +49,8 @@ cdef class Budget:
     `ExternalAllocator`, a `MemoryResource` of your own, or any resource through
     `gpumem.adaptors.limit(resource, budget)`. Each charges what it holds from the device, before
     the driver call and until the device has it back, so that allocations which the resource serves
-    from memory it holds cost nothing more; with ``count="in_use"`` each charges the blocks that it has
-    handed out.
+    from memory it holds cost nothing more; with ``count="in_use"`` each charges the blocks that it
+    has handed out.
     For memory of others there is `reserve`.
 
     Parameters
@@ -305,9 +305,9 @@ cdef class Reservation:
     """Room in a budget for memory that another library allocates; made by `Budget.reserve`.
 
     Pending at first. `commit` confirms that the memory was allocated, `cancel` abandons the
-    reservation; what was committed ends with `release`. Each step is taken once, whatever threads do. As a context
-    manager it cancels at its end what was not committed; so does dropping it. What was committed
-    stays charged until `release`, or for as long as the budget lives.
+    reservation; what was committed ends with `release`. Each step is taken once, by
+    whichever thread. A context manager, or dropping it, cancels at the end what was not committed.
+    What was committed stays charged until `release`, or for as long as the budget lives.
 
     Attributes
     ----------

@@ -476,8 +476,8 @@ cdef class Arena(ArenaBase):
 
         Addresses stay: after `resume`, pointers, tensors over them and captured graphs are valid
         as before. Waits for everything queued on the device. From here to `resume` no work may be
-        queued on the arena's blocks, and allocating raises `SuspendedError`; buffers may be dropped,
-        and are then not copied back. Persistent blocks are included. Idempotent.
+        queued on the arena's blocks, and allocating raises `SuspendedError`; buffers may be
+        dropped, and are then not copied back. Persistent blocks are included. Idempotent.
 
         Returns
         -------

@@ -283,7 +283,11 @@ cdef class Buffer:
         cdef Origin resource = require_managed(self, "advised")
         cdef CUresult code
         cdef int where = side_of(resource.memory, location)
-        cdef int number = advice_of(advice)
+        cdef int number
+        if advice not in ADVICE:
+            accepted = ", ".join(f'"{name}"' for name in ADVICE)
+            raise ValueError(f"advice {advice!r} is not one of {accepted}")
+        number = ADVICE[advice]
         if self.block_bytes == 0:
             return
         with nogil:
@@ -447,13 +451,6 @@ cdef int side_of(object memory, object location) except? -2:
         raise ValueError(f"{device} is not a device that {memory} can move to: expected "
                          f'a {own.type} device or "host"')
     return device.index
-
-
-cdef int advice_of(object advice) except -1:
-    if advice not in ADVICE:
-        accepted = ", ".join(f'"{name}"' for name in ADVICE)
-        raise ValueError(f"advice {advice!r} is not one of {accepted}")
-    return ADVICE[advice]
 
 
 # ---- what a buffer came from ---------------------------------------------------------------------

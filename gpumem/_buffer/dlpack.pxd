@@ -89,9 +89,9 @@ cdef struct Export:
     bint versioned
     Lease* lease            # keeps the memory; NULL: there is none
 
-# An export to be described, at `tensor`, by who asked for it: data, device and dtype, and `ndim`
-# numbers each of shape and strides. Takes over one claim of the lease, also when it fails; the end
-# may come on any thread, without the interpreter lock. `minor`: the oldest 1.x that has all fields used.
+# An export that the caller fills in, at `tensor`: data, device and dtype, and `ndim` numbers each
+# of shape and strides. Takes over one lease, also when it fails; it may end on any thread, without
+# the interpreter lock. `minor`: the oldest 1.x that has all fields used.
 cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
                            Lease* lease) except NULL
 # Owns the export, until a consumer takes it.

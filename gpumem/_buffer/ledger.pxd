@@ -137,7 +137,8 @@ cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil
 cdef LedgerCounters ledger_counters(BlockLedger* ledger) noexcept nogil
 cdef void ledger_reset_peaks(BlockLedger* ledger) noexcept nogil
 cdef void ledger_count_call(BlockLedger* ledger, uint64_t shrinks) noexcept nogil
-cdef void ledger_note_failure(LedgerBlock* block) noexcept nogil
+# Reports an event of a block to a recorder; REC_FAILURE: it was refused.
+cdef void ledger_note(LedgerBlock* block, uint32_t kind) noexcept nogil
 # Copies of the blocks that users have, the newest first, `block_size` bytes each, for the caller to
 # free; NULL: out of host memory.
 cdef char* ledger_copy_blocks(BlockLedger* ledger, uint64_t* count) noexcept nogil

@@ -11,7 +11,7 @@ from gpumem._support.atomics cimport count_add
 from gpumem._support.deferred cimport call_soon
 from gpumem._support.events cimport (
     event_source_close, event_source_name, event_source_note, event_source_open, OWNER_LEDGER,
-    REC_ALLOC, REC_FAILURE, REC_FREE, RecEvent, RecNoted,
+    REC_ALLOC, REC_FREE, RecEvent, RecNoted,
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
@@ -179,7 +179,7 @@ cdef void ledger_deliver(LedgerBlock* block) noexcept nogil:
         block.older.newer = block
     ledger.newest = block
     lock_release(&ledger.lock)
-    note_event(block, REC_ALLOC)
+    ledger_note(block, REC_ALLOC)
 
 
 cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes,
@@ -199,7 +199,7 @@ cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil:
     cdef LedgerCounters* counters = &ledger.counters
     if context_is_dead(ledger.context):
         return
-    note_event(block, REC_FREE)
+    ledger_note(block, REC_FREE)
     lock_acquire(&ledger.lock)
     if block.newer != NULL:
         block.newer.older = block.older
@@ -257,11 +257,7 @@ cdef void ledger_count_call(BlockLedger* ledger, uint64_t shrinks) noexcept nogi
     lock_release(&ledger.lock)
 
 
-cdef void ledger_note_failure(LedgerBlock* block) noexcept nogil:
-    note_event(block, REC_FAILURE)
-
-
-cdef void note_event(LedgerBlock* block, uint32_t kind) noexcept nogil:
+cdef void ledger_note(LedgerBlock* block, uint32_t kind) noexcept nogil:
     cdef RecEvent event
     cdef RecNoted noted
     if block.ledger.events.recorder == NULL:

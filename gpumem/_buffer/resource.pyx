@@ -12,7 +12,7 @@ from gpumem._buffer.dlpack cimport dlpack_device_of
 from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_charge, ledger_claim,
     ledger_close, LEDGER_CLOSED, ledger_count_call, ledger_counters, ledger_deliver, ledger_drain,
-    ledger_drop, ledger_end, ledger_make, ledger_note_failure, LEDGER_OK, ledger_open_event_source,
+    ledger_drop, ledger_end, ledger_make, ledger_note, LEDGER_OK, ledger_open_event_source,
     ledger_open_streams, ledger_return, ledger_stream, LedgerBlock, LedgerCounters,
     ledgers_release_retired,
 )
@@ -21,6 +21,7 @@ from gpumem._native.bfc cimport ABSURD
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
+from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem._support.arguments import require
@@ -433,7 +434,7 @@ cdef Buffer serve(MemoryResource resource, uint64_t requested, uint32_t slot, ui
         resource.take_block(block)
     except BaseException as error:
         if isinstance(error, MemoryError):
-            ledger_note_failure(block)
+            ledger_note(block, REC_FAILURE)
         ledger_cancel(block)
         raise
     alignment = max(alignment, 1)

@@ -28,9 +28,11 @@ cdef dict device_figures(MemoryResource resource, DeviceContext* context, const 
     held.here = 0
     held.idle = 0
     memcpy(held.memory, <const char*>memory, len(memory) + 1)
+    # Both readings are of different moments, hence the limit at 0 below.
     event_sources_visit(add_held, &held)
     with nogil:
         if context_enter(context) == CUDA_SUCCESS:
+            # A failure leaves the figures out: this is part of another error's report.
             known = context.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS
             context_leave(context)
     return {
@@ -64,8 +66,8 @@ cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:
 
 
 cdef void add_blocks(BlockLedger* ledger, Held* held) noexcept nogil:
-    # Without memory that a driver's pool caches beyond its blocks, which only the driver counts, and
-    # without a user's class, whose memory another resource may have counted already.
+    # Without memory that a driver's pool caches beyond its blocks, which only the driver counts,
+    # and without a user's class, whose memory another resource may have counted already.
     cdef LedgerCounters now = ledger_counters(ledger)
     if not ledger.is_users:
         held.here += now.in_use + now.waiting

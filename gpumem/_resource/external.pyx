@@ -91,9 +91,9 @@ cdef class ExternalAllocator(MemoryResource):
 
     Notes
     -----
-    Callbacks do not receive the stream. What `alloc` returns must be usable by the stream that a block
-    is allocated for: that is the external allocator's part. A block that goes back on the default
-    stream is freed at once, since the external allocator orders that stream. One that goes back
+    Callbacks do not receive the stream. The external allocator must return memory that the stream
+    of the allocation may use at once. A block that goes back on the default stream is freed at
+    once, since the external allocator orders that stream. One that goes back
     on any other stream (``allocate(..., stream)``, ``buffer.close(stream)``) is freed when that
     stream has done what was queued on it: at once if it is idle, else by a later call of gpumem.
 
@@ -168,8 +168,10 @@ cdef class ExternalAllocator(MemoryResource):
     cdef int take_block(self, LedgerBlock* block) except -1:
         free_waiting(None)
         block.base = self.call_alloc(block.size)
+        # Memory may be held by blocks that wait for a stream, and by the allocator's own cache.
         if block.base == 0:
             waited = free_waiting(self)
+            # Both are emptied before one more try; without either a try would fail again.
             if self.call_empty_cache() or waited:
                 block.base = self.call_alloc(block.size)
         if block.base == 0:
@@ -184,6 +186,7 @@ cdef class ExternalAllocator(MemoryResource):
             if code == CUDA_SUCCESS and self.alloc != NULL:
                 address = <uintptr_t>self.alloc(nbytes)
                 context_leave(self.ledger.context)
+        # A Python callable runs below, with the device still current.
         check(self.driver_device.context.table, code, "cuCtxPushCurrent")
         ledger_count_call(self.ledger, 0)
         if self.alloc != NULL:
@@ -214,6 +217,7 @@ cdef class ExternalAllocator(MemoryResource):
         return True
 
     cdef int make_room(self, uint64_t nbytes) except -1:
+        # Waiting blocks are charged only if a charge lasts until the memory is back.
         if not self.ledger.counts_in_use:
             free_waiting(self)
         return 0
@@ -281,6 +285,7 @@ cdef void external_free(LedgerBlock* block) noexcept nogil:
     if context_is_dead(block.ledger.context):
         ledger_end(block, True)
         return
+    # At once, if no stream and no lock is in the way; otherwise a later call frees it.
     done = streams_are_done(block)
     if (done and (PyGILState_Check() or not needs_interpreter(block))
             and reaches_driver(block.ledger.context)):
@@ -299,6 +304,7 @@ cdef bint reaches_driver(DeviceContext* context) noexcept nogil:
 
 cdef void wait_for_turn(LedgerBlock* block) noexcept nogil:
     retire(&arriving, &block.deferred.link, block)
+    # With the interpreter lock the next call of gpumem comes soon enough.
     if not PyGILState_Check():
         call_soon(free_arrived)
 
@@ -316,6 +322,7 @@ cdef void call_free(LedgerBlock* block) noexcept nogil:
     cdef PyThreadState* state = NULL
     cdef bint entered
     if PyGILState_Check():
+        # A C function may block, or wait for a thread that needs the interpreter lock.
         state = PyEval_SaveThread()
     entered = context_enter(core.ledger.context) == CUDA_SUCCESS
     core.free(<void*><uintptr_t>block.base)
@@ -399,6 +406,7 @@ cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noe
     cdef bint done
     if ledger_is_default(ledger, slot) or context_enter(context) != CUDA_SUCCESS:
         return True         # the external allocator orders it; without a context no work is queued
+    # Without an event, because the stream is idle or none could be made, it is queried again later.
     stream = ledger_stream(ledger, slot)
     done = is_idle(context, stream)
     if not done and context.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
@@ -465,6 +473,7 @@ cdef bint free_waiting(ExternalAllocator of):
         if of is not None and not has_turn(block, False):
             with nogil:
                 has_turn(block, True)
+        # Out of the list now, so that no other thread frees it too.
         end_waiting(block)
         freed = True
 
@@ -492,12 +501,14 @@ cdef LedgerBlock* unlink_first(ExternalAllocator of) noexcept:
            and (<LedgerBlock*>link.thing).ledger != of.ledger):
         before = link
         link = link.next
+    # Without `of` only the oldest is examined: blocks are freed in the order of their frees.
     if link == NULL or (of is None and not has_turn(<LedgerBlock*>link.thing, False)):
         return NULL
     if before == NULL:
         waiting.oldest = link.next
     else:
         before.next = link.next
+    # The queue is singly linked: its end moves if the last block goes.
     if waiting.newest == link:
         waiting.newest = before
     return <LedgerBlock*>link.thing

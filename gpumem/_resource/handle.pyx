@@ -51,6 +51,7 @@ cdef class Handle:
             raise TypeError(f"a descriptor must be an integer, not {type(fd).__name__}")
         if not 0 <= fd < 1 << 31:
             raise ValueError(f"descriptor {fd} is out of range: expected 0 to 2**31 - 1")
+        # A second call would lose the first descriptor.
         if self.fd >= 0:
             raise TypeError("Handle.__init__ called twice")
         self.kind = kind
@@ -87,6 +88,7 @@ cdef class Handle:
     def close(self):
         """Close the descriptor. Idempotent."""
         cdef int fd = self.fd
+        # Marked as closed first: closing twice would close another thread's new descriptor.
         self.fd = -1
         if fd >= 0:
             close(fd)
@@ -100,6 +102,7 @@ cdef class Handle:
     def __reduce__(self):
         from multiprocessing.reduction import DupFd
 
+        # DupFd duplicates the descriptor into the receiving process, also under "spawn".
         return _received, (DupFd(self.fileno()), self.kind, self.contents)
 
     def __repr__(self):

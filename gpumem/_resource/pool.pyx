@@ -111,6 +111,7 @@ cdef class DriverPool(MemoryResource):
             raise TypeError("DriverPool.__init__ called twice")
         if handle is not None and config is not None:
             raise ConfigError("a pool given by its handle is used as it is: config must be None")
+        # Every argument is read before the first object of the driver is made.
         memory = require_pools(MemoryInfo.parse(device))
         given = None if handle is None else pool_number(handle)
         core = begin(self, memory, default_stream, name, budget, count)
@@ -118,6 +119,7 @@ cdef class DriverPool(MemoryResource):
             self.config = (config if isinstance(config, PoolConfig)
                            else PoolConfig.from_mapping({} if config is None else config))
             core.pool = pool_make(self.driver_device, self.config)
+            # Destroyed with the last block, which may outlive this object.
             core.owned = True
         else:
             core.pool = <CUmemoryPool><uintptr_t>given
@@ -175,6 +177,7 @@ cdef class DriverPool(MemoryResource):
                               "from it; use import_buffer")
         with nogil:
             code = pool_take(block)
+            # Blocks whose free was refused are the only memory that waiting can bring back here.
             if code == CUDA_ERROR_OUT_OF_MEMORY and pool_free_refused(pool_core(self.ledger)):
                 code = pool_take(block)
         if code == CUDA_ERROR_OUT_OF_MEMORY:
@@ -187,6 +190,7 @@ cdef class DriverPool(MemoryResource):
         return 0
 
     cdef int finish_close(self) except -1:
+        # No user has a block now; blocks whose free was refused go first, since the pool ends.
         with nogil:
             pool_free_refused(pool_core(self.ledger))
             pool_destroy(pool_core(self.ledger))
@@ -196,6 +200,7 @@ cdef class DriverPool(MemoryResource):
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         block.slot = buffer.slot
+        # The block owns the recorded streams from here on: pool_free orders itself behind them.
         block.uses = buffer.uses
         with nogil:
             pool_free(block)
@@ -227,6 +232,7 @@ cdef class DriverPool(MemoryResource):
                 code = self.ledger.context.table.cuMemPoolTrimTo(pool_core(self.ledger).pool, keep)
                 context_leave(self.ledger.context)
         check(self.driver_device.context.table, code, "cuMemPoolTrimTo")
+        # Another process, or thread, may allocate between the two readings.
         ledger_count_call(self.ledger, 1)
         after = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
         from gpumem.stats import ShrinkReport
@@ -245,6 +251,7 @@ cdef class DriverPool(MemoryResource):
         cdef LedgerCounters now
         self.require_open()
         now = ledger_counters(self.ledger)
+        # An imported pool's memory is counted in the process that made it.
         driver = [0] * 4
         if not self.is_imported:
             driver = [pool_attribute(pool_core(self.ledger), which) for which in (
@@ -298,6 +305,7 @@ cdef class DriverPool(MemoryResource):
                     &fd, pool_core(self.ledger).pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
                 context_leave(self.ledger.context)
         check(self.driver_device.context.table, code, "cuMemPoolExportToShareableHandle")
+        # For export_buffer, which needs an exported pool.
         self.was_exported = True
         return Handle(fd)
 
@@ -338,6 +346,7 @@ cdef class DriverPool(MemoryResource):
         pool_require_sharing(driver_device, memory)
         given = Handle(fd.fileno() if hasattr(fd, "fileno") else fd)
         try:
+            # Drivers report a closed descriptor as an invalid value; the system names the reason.
             os.fstat(given.fileno())
             number = given.fileno()
             with nogil:
@@ -347,6 +356,7 @@ cdef class DriverPool(MemoryResource):
                         &pool, <void*>number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
                     context_leave(&driver_device.context)
         finally:
+            # The descriptor stays the caller's.
             given.detach()
         check(driver_device.context.table, code, "cuMemPoolImportFromShareableHandle")
         try:
@@ -355,6 +365,7 @@ cdef class DriverPool(MemoryResource):
             made.config = PoolConfig(shareable=True)
             begin(made, memory, default_stream, name, None, "reserved")
         except BaseException:
+            # No ledger owns the pool yet.
             pool_destroy_native(&driver_device.context, pool)
             raise
         pool_core(made.ledger).pool = pool
@@ -448,6 +459,7 @@ cdef class DriverPool(MemoryResource):
         if not self.is_imported:
             raise ConfigError(f"{self!r} was not imported: buffers of another process are opened "
                               "by what import_handle gave")
+        # A note is foreign data: its numbers are checked before the driver sees any of it.
         requested, offset, size, raw = read_note(data)
         self.slot_of(stream, &slot)
         memcpy(note.reserved, <char*>raw, sizeof(note.reserved))
@@ -459,6 +471,7 @@ cdef class DriverPool(MemoryResource):
                 code = pool_import_pointer(self.ledger.context, pool_core(self.ledger).pool, &note,
                                            &base)
                 context_leave(self.ledger.context)
+        # The claim keeps the pool from being closed meanwhile; it is rolled back on failure.
         if code != CUDA_SUCCESS:
             ledger_cancel(block)
             check(self.driver_device.context.table, code, "cuMemPoolImportPointer")
@@ -487,6 +500,7 @@ cdef int require_shareable(DriverPool pool) except -1:
 
 
 cdef object pool_number(object handle):
+    # cuda-python's CUmemoryPool has __int__, and no __index__.
     if isinstance(handle, bool | float | str) or not hasattr(handle, "__int__"):
         raise TypeError(f"a pool's handle must be an integer, not {type(handle).__name__}")
     number = int(handle)
@@ -499,6 +513,7 @@ cdef object pool_of_device(object device, bint current):
     """Return the handle of a device's default or current pool."""
     cdef DriverDevice driver_device = require_pools(MemoryInfo.parse(device)).device._open()
     cdef DeviceContext* context = &driver_device.context
+    # Neither call needs a current device; the pool stays its owner's.
     cdef CUmemoryPool pool = NULL
     cdef CUresult code
     if current:
@@ -514,6 +529,7 @@ cdef PoolCore* begin(DriverPool pool, object memory, object default_stream, obje
     resource_init(pool, memory, name)
     resource_begin(pool, ledger_make(sizeof(PoolCore), sizeof(PoolBlock), pool_free, pool_end),
                    "DriverPool", default_stream, budget, count)
+    # A larger alignment is made by allocating more bytes, see MemoryResource.allocate.
     pool.ledger.granule = POOL_ALIGNMENT
     return pool_core(pool.ledger)
 
@@ -532,6 +548,7 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
         (LimitInForce("max_size", pool.config.max_size, reserved),) if pool.config.max_size else (),
         in_use=now.in_use, reserved=reserved, free=reserved - min(reserved, now.in_use),
         waiting=now.waiting, **device_figures(pool, &pool.driver_device.context, pool.ledger))
+    # The driver does not report which it reached; with a maximum size that is more likely.
     remedies = find_remedies(report, "limit" if pool.config.max_size else "driver")
     raise OutOfMemoryError.of(replace(report, remedies=remedies))
 
@@ -542,6 +559,7 @@ cdef tuple read_note(object data):
     if len(raw) != NOTE.size:
         raise ValueError(f"{len(raw)} bytes are not what export_buffer gives: it gives {NOTE.size}")
     magic, requested, offset, size, note = NOTE.unpack(raw)
+    # The offset is that of an aligned address inside the exported block.
     if magic != NOTE_MAGIC or not 0 < requested <= size < 1 << 48 or offset > size - requested:
         raise ValueError("these bytes are not what export_buffer gives")
     return requested, offset, size, note

@@ -44,6 +44,7 @@ cdef CUresult pool_take(LedgerBlock* block) noexcept nogil:
             &block.base, block.size, pool_core(block.ledger).pool,
             ledger_stream(block.ledger, block.slot))
         context_leave(context)
+        # Counted also when it failed: it is a count of calls, not of blocks.
         ledger_count_call(block.ledger, 0)
     return code
 
@@ -62,6 +63,7 @@ cdef void pool_free(LedgerBlock* block) noexcept nogil:
     if code == CUDA_SUCCESS:
         ledger_end(block, True)
         return
+    # Kept for pool_free_refused, which frees it when the device is idle.
     refuse(block)
     ledger_drop(&core.ledger)
 
@@ -87,6 +89,7 @@ cdef CUresult order_behind_uses(LedgerBlock* block, CUstream stream) noexcept no
                 event, ledger_stream(block.ledger, block.uses.at[i].slot))
         if code == CUDA_SUCCESS:
             code = context.table.cuStreamWaitEvent(stream, event, 0)
+    # The driver keeps a destroyed event until the waits on it are done.
     if event != NULL:
         context.table.cuEventDestroy(event)
     context_leave(context)
@@ -115,6 +118,7 @@ cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
     if link == NULL:
         return False
     if context_enter(core.ledger.context) == CUDA_SUCCESS:
+        # The streams of refused frees may be gone, so only the whole device can be waited for.
         core.ledger.context.table.cuCtxSynchronize()
         context_leave(core.ledger.context)
     while link != NULL:
@@ -175,8 +179,10 @@ cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? N
     cdef CUmemoryPool made = NULL
     cdef CUresult code
     memset(&props, 0, sizeof(props))
+    # Physical memory of the device, which does not migrate.
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED
     props.handleTypes = CU_MEM_HANDLE_TYPE_NONE
+    # Handle types are fixed when a pool is made: exporting one later needs them now.
     if config.shareable:
         pool_require_sharing(driver_device, f"{driver_device.type}:{driver_device.ordinal}")
         props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -189,6 +195,7 @@ cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? N
             code = driver_device.context.table.cuMemPoolCreate(&made, &props)
             context_leave(&driver_device.context)
     check(driver_device.context.table, code, "cuMemPoolCreate")
+    # A pool that cannot be configured is destroyed, not returned with other settings.
     try:
         configure(driver_device, made, config)
     except BaseException:
@@ -201,6 +208,7 @@ cdef int configure(DriverDevice driver_device, CUmemoryPool made, object config)
     # The driver reads 64 bits for the threshold, an int for each switch.
     cdef uint64_t threshold = config.release_threshold
     cdef int switch
+    # 0 is the driver's default.
     if threshold:
         set_attribute(driver_device, made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold)
     for name, which in SWITCHES.items():
@@ -268,6 +276,7 @@ cdef CUresult pool_import_pointer(DeviceContext* context, CUmemoryPool pool,
         found = found.next
     if found == NULL:
         code = open_import(context, pool, note, &found)
+    # The first use needs no event: only a second one may have to be waited for.
     elif found.ended == NULL:
         code = context.table.cuEventCreate(&found.ended, CU_EVENT_DISABLE_TIMING)
     if code == CUDA_SUCCESS:
@@ -288,6 +297,7 @@ cdef CUresult open_import(DeviceContext* context, CUmemoryPool pool, CUmemPoolPt
     if code != CUDA_SUCCESS:
         free(made)
         return code
+    # Only a block that the driver opened enters the list.
     made.context = context
     memcpy(&made.note, note, sizeof(made.note))
     made.next = imports
@@ -305,6 +315,7 @@ cdef CUresult pool_import_drop(DeviceContext* context, CUdeviceptr base,
     while at[0] != NULL and (at[0].context != context or at[0].base != base):
         at = &at[0].next
     found = at[0]
+    # A block that was opened before a fork is not in the child's list.
     if found == NULL:
         code = CUDA_ERROR_INVALID_VALUE
     elif found.uses > 1:
@@ -333,6 +344,7 @@ cdef CUresult end_last_use(Import* used, CUstream stream) noexcept nogil:
     if used.ended != NULL:
         code = used.context.table.cuStreamWaitEvent(stream, used.ended, 0)
     if code == CUDA_SUCCESS:
+        # Behind the uses on other streams, by the wait above.
         code = used.context.table.cuMemFreeAsync(used.base, stream)
     if code == CUDA_SUCCESS and used.ended != NULL:
         used.context.table.cuEventDestroy(used.ended)

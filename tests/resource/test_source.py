@@ -172,7 +172,7 @@ def test_invalid_address_is_an_error(make_arena, answer):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (lambda base: base + 128, "no multiple of 256"),
+        (lambda base: base + 128, "not a multiple of 256"),
         (lambda base: -256, "is not an address"),
         (lambda base: (1 << 64) - 256, "is not an address"),
         (lambda base: 1 << 200, "is not an address"),
@@ -427,7 +427,7 @@ def test_memory_with_malloc_alignment_is_refused(make_arena):
         freed.append(address)
 
     pair = tuple(ctypes.cast(one, ctypes.c_void_p).value for one in (allocate, free))
-    with pytest.raises(gpumem.errors.SourceError, match="no multiple of 256"):
+    with pytest.raises(gpumem.errors.SourceError, match="not a multiple of 256"):
         make_arena(source=pair).allocate(10)
     assert freed == [memory.ptr + 16]
 

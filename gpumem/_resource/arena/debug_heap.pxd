@@ -24,8 +24,8 @@ cdef class Heap:
     cdef int before(self, ArenaCore* core) except -1
     # After it, also if it failed.
     cdef void after(self) noexcept
-    # Of an aligned block: the user's bytes begin at an address inside. Raises, with the block freed,
-    # if the driver refuses.
+    # Of an aligned block: the user's bytes begin at an address inside. Raises, with the block
+    # freed, if the driver refuses.
     cdef int narrow(self, ArenaCore* core, const Block* block, uint64_t nbytes,
                     uint32_t slot) except -1
     # For an address that is not allocated: delivers what any heap recorded of it.

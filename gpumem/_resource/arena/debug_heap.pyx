@@ -94,6 +94,7 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     settings.guard = options.guard_bytes
     settings.quarantine = options.quarantine_bytes
     settings.guard_byte = options.guard_byte
+    # -1: bytes are left as they are.
     settings.fresh_byte = -1 if options.fresh_byte is None else options.fresh_byte
     settings.freed_byte = -1 if options.freed_byte is None else options.freed_byte
     settings.stack_depth = options.stack_depth
@@ -141,6 +142,7 @@ cdef class Heap:
         with nogil:
             heap_pump(core)
         self.tell()
+        # A stack costs a microsecond or more, so that only every n-th block has one.
         if heap_wants_stack(self.heap):
             heap_note_stack(number_of_stack(self.heap.settings.stack_depth))
         else:
@@ -156,6 +158,7 @@ cdef class Heap:
         with nogil:
             code = heap_narrow(core, block.handle, block.address, nbytes)
         if code != CUDA_SUCCESS:
+            # The block was not delivered yet: its caller gets the exception instead.
             arena_free(core, block.handle, slot)
             check_code(core.context.table, code, "cuMemsetD8Async")
         return 0
@@ -250,6 +253,7 @@ cdef uint32_t number_of_stack(uint32_t depth) except? 0:
     while frame is not None and len(calls) < depth:
         calls.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
+    # Not the code objects themselves: comparing them compares their bytecode.
     key = tuple([(id(code), offset) for code, offset in calls])
     number = numbers.get(key)
     if number is None:
@@ -280,6 +284,7 @@ cdef object site_of(const HeapSite* site, uint64_t stream):
     native = []
     for i in range(site.depth):
         gm_name_caller(site.frames[i], text, sizeof(text))
+        # Names of symbols are bytes of any encoding.
         native.append((<bytes>text).decode("utf-8", "replace"))
     return debugging.Site(site.thread, stream, summary_of(site.stack), tuple(native))
 
@@ -323,6 +328,7 @@ cdef object report_of(Heap heap, const HeapFinding* finding):
 
 cdef tuple tell_of(Heap heap, list reports):
     how = heap.options.on_error
+    # The reports were taken off: they are lost if they are not delivered now.
     if how == "raise" and reports:
         raise error_of(heap, reports)
     if how == "warn":
@@ -351,6 +357,7 @@ cdef int tell_each(Heap heap, list reports, object how) except -1:
             how(report)
         except BaseException as error:
             failure = failure or error
+    # Mentioned once, after the reports that were kept.
     lost, heap.lost = heap.lost, 0
     if failure is not None:
         raise failure
@@ -376,6 +383,7 @@ cdef void tell_all() noexcept:
     for heap in list(heaps):
         if (<Heap>heap).heap.findings == NULL:
             continue
+        # Read before the delivery, which runs user code that may drop the arena.
         gone = (<Heap>heap).heap.gone
         try:
             if (<Heap>heap).options.on_error != "raise":
@@ -390,6 +398,7 @@ def tell_at_exit():
     """Check every arena once more; deliver the findings and report blocks that are in use."""
     if not heaps:
         return
+    # Buffers in reference cycles are not leaks.
     gc.collect()
     for heap in list(heaps):
         if (<Heap>heap).generation != process.generation:
@@ -408,6 +417,7 @@ cdef int tell_last(Heap heap) except -1:
     if arena is not None:
         arena._look()
     tell_each(heap, take_reports(heap), how)
+    # An arena that is gone has no live blocks.
     if heap.heap.gone or not heap.options.leaks:
         return 0
     leaks = [debugging.HeapReport(kind="leak", arena=heap.arena, memory=heap.memory, ptr=block.ptr,
@@ -428,6 +438,7 @@ def print_report(report):
 
 cdef int print_leaks(Heap heap, list leaks) except -1:
     """Print blocks in use on stderr, those of one stack together, the most bytes first."""
+    # One line for each place of allocation, not for each block.
     groups = {}
     for leak in leaks:
         groups.setdefault((str(leak.allocated.stack and leak.allocated.stack.format()),

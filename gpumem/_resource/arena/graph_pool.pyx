@@ -177,6 +177,7 @@ class Capture:
         cdef GraphPool pool = self._pool
         if pool.closed:
             raise ClosedError(f"{pool.name!r} is closed")
+        # The first context of a capture: blocks of earlier captures become reusable.
         if not pool.serving:
             with nogil:
                 pool_begin(pool.core)
@@ -222,11 +223,13 @@ cdef class Captures:
                         uint64_t capture, uint64_t graph):
         # No pool was opened for this capture: the arena opens one for all its streams.
         cdef GraphPool pool = None
+        # A capture may span several streams: they share one pool.
         for pool in self.served.values():
             if pool.capture == capture:
                 break
         else:
             pool = arena._open_pool()
+            # First, so that a driver without user objects leaves no pool behind.
             retain_with(pool, graph)
             pool.capture = capture
         self.serve(arena, slot, None, pool)
@@ -237,6 +240,7 @@ cdef class Captures:
         if self.pool_of(arena, slot, False) is not None:
             raise InUseError(f"a graph pool of {arena.name!r} serves stream "
                              f"{arena.stream_at(slot):#x} already")
+        # The slot keeps its number while the pool serves the stream.
         slot_retain(arena.core, slot)
         self.served[slot] = pool
         pool.serving[slot] = stream
@@ -281,6 +285,7 @@ cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) n
 cdef int require_idle(GraphPool pool) except -1:
     if pool.serving:
         raise InUseError(f"{pool.name!r} cannot be closed: it serves a capture")
+    # A graph, or an instance of one, may be launched as long as it exists.
     if pool.core.graphs > 0:
         raise InUseError(f"{pool.name!r} cannot be closed: {pool.core.graphs} graphs use it")
     stats = pool.stats()
@@ -303,6 +308,7 @@ cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner):
     pool.inner = inner
     pool.core = inner.core
     pool.serving = {}
+    # From here on the parent's limit and counters include the pool.
     pool_adopt(inner.core, arena.core)
     event_source_name(&inner.core.events, arena.core.events.memory, b"graph pool",
                       inner.name.encode("utf-8", "replace"))
@@ -318,6 +324,7 @@ cdef int retain_with(GraphPool pool, uint64_t graph) except -1:
 
 cdef uint64_t graph_handle(object graph) except? 0:
     # cuda-python's CUgraph converts to an int, but has no __index__.
+    # int() would accept these, too.
     if isinstance(graph, (bool, float, str)):
         raise TypeError(f"{graph!r} is not a graph: expected a native handle")
     try:

@@ -273,12 +273,14 @@ cdef object arena_stats(ArenaCore* core):
     cdef ArenaCore seen
     cdef HeapCounts heap
     cdef uint64_t largest
+    # Cached blocks would count as in use; afterwards one copy under the lock is consistent.
     caches_flush(core)
     lock_acquire(&core.lock)
     seen = core[0]
     largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
     lock_release(&core.lock)
     heap = HeapCounts(0, seen.table.requested_in_use + seen.small.requested_in_use, 0, 0)
+    # Blocks in quarantine are free for users, though the table counts them as used.
     if core.heap != NULL:
         heap = heap_counts(core.heap)
     from gpumem.stats import Stats
@@ -312,6 +314,7 @@ cdef uint64_t regions_held(const ArenaCore* arena) noexcept:
     cdef const Space* space
     cdef bint paged = False
     cdef uint32_t i
+    # Reserved ranges for pages are regions in the tables, too: they are taken off here.
     for i in (LARGE_SPACE, SMALL_SPACE):
         space = &arena.spaces[i]
         held -= space.range_count
@@ -340,6 +343,7 @@ cdef object block_info(object kind, ArenaCore* core, const Chunk* chunk):
     cdef bint used = chunk.state == CHUNK_USED
     cdef bint pending_free = chunk.state == CHUNK_PENDING_FREE
     stream = 0
+    # A released chunk belongs to any stream: 0.
     if used or chunk.stream_slot != SLOT_RELEASED:
         stream = <uintptr_t>core.streams[chunk.stream_slot].handle
     return kind(address=chunk.address, nbytes=chunk.requested, allocated_nbytes=chunk.size,
@@ -377,6 +381,7 @@ cdef tuple retained_regions(ArenaCore* core):
 
 
 cdef object retained_region(list blocks):
+    # Both keep a region: live blocks by their users, pending ones by other streams.
     live = tuple(block for block in blocks if block.used)
     pending = tuple(block for block in blocks if block.pending_free)
     reasons = [counted(live, "live block")] if live else []
@@ -410,6 +415,7 @@ cdef str counted(tuple blocks, str what):
 
 cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t slot,
                       int status) except -1:
+    # First the states of the arena, in which no figures may be read.
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
                           "interpreter is ending")
@@ -423,6 +429,7 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
         raise_over_budget(arena, asked, extra, slot, [])
     if status == ARENA_NO_METADATA:
         raise MemoryError("out of host memory while allocating arena metadata")
+    # Taken off in any case, so that a later failure is not attributed to it.
     failure = source_error(arena.core)
     if status == ARENA_DRIVER_REFUSED and arena.core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
@@ -451,6 +458,7 @@ cdef int raise_source_error(MemoryResource arena, object failure) except -1:
     """Raise the failure of a source's call; None: the driver failed."""
     if failure is None:
         return 0
+    # Neither is wrapped: a program must be able to end, and ours says enough.
     if isinstance(failure, SourceError) or not isinstance(failure, Exception):
         raise failure           # raised by gpumem, or an interrupt of the program
     raise SourceError(f"the source of arena {arena.name!r} raised "
@@ -460,8 +468,10 @@ cdef int raise_source_error(MemoryResource arena, object failure) except -1:
 cdef int raise_out_of_memory(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t slot,
                              int status, object cause) except -1:
     cdef uint64_t rounded = round_to_quantum(asked + extra)
+    # The block has a guard before and one behind the user's bytes.
     if arena.core.heap != NULL:
         rounded += 2 * arena.core.heap.settings.guard
+    # The remedies depend on which limit was reached.
     reason = "driver"
     if status == ARENA_NO_COPY:
         reason = "copy"
@@ -500,12 +510,14 @@ cdef object report_of(ArenaBase arena, uint64_t asked, uint64_t rounded, uint32_
     held = memory_of(core, slot)
     if held is None:            # out of host memory: what is known without a copy
         held = {"in_use": arena_in_use(core), "reserved": arena_reserved(core)}
+    # The only limit an arena has of its own; budgets add theirs to the report.
     limit = limit_of(core)
     from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
     report = OutOfMemoryReport(
         str(arena.memory), asked, rounded, arena.name, <uintptr_t>core.streams[slot].handle,
         (LimitInForce("max_mem", limit, arena_held(core)),) if limit else (),
         **held, **device_figures(arena, core.context, core))
+    # Would pages, which can move, have helped? Then the report suggests them.
     still = (not core.settings.paged and core.backing.source == NULL
              and not pages_problem(arena.memory))
     return replace(report, remedies=find_remedies(report, reason, could_move=still))
@@ -528,6 +540,7 @@ cdef dict memory_of(ArenaCore* arena, uint32_t slot):
     if sums == NULL:
         return None
     sums.stream_slot = slot
+    # 512 KiB: too large for the stack.
     sums.by_tag = <uint64_t*>calloc(TAGS, sizeof(uint64_t))
     try:
         if sums.by_tag != NULL:
@@ -549,6 +562,7 @@ cdef dict memory_of(ArenaCore* arena, uint32_t slot):
 
 cdef void sum_up(const ArenaCore* arena, ArenaCopy* copy, Sums* sums) noexcept nogil:
     cdef uint32_t small, i
+    # Sorted once, so that each free chunk finds its pages by bisection.
     if copy.page_count > 1:
         qsort(copy.pages, copy.page_count, sizeof(PageCopy), by_address)
     for small in range(2):
@@ -569,6 +583,7 @@ cdef void add_chunk(const ArenaCore* arena, const ArenaCopy* copy, bint small, u
         sums.pending_free += chunk.size
     elif chunk.state == CHUNK_FREE:
         sums.free += chunk.size
+        # Free for its own stream, but for this one only after an event.
         if chunk.stream_slot != SLOT_RELEASED and chunk.stream_slot != sums.stream_slot:
             sums.waiting += chunk.size
         sums.largest_free = max(sums.largest_free, chunk.size)
@@ -579,8 +594,10 @@ cdef void add_owner(const ArenaCore* arena, bint small, uint32_t index, const Ch
                     Sums* sums) noexcept nogil:
     cdef BlockNote note
     cdef uint32_t tag, framework
+    # The generation tells whether the note is of this block, or of an earlier one there.
     if not block_note(arena, small, index, chunk.generation, &note):
         return
+    # The note's word: tag in the upper half, framework in bits 8 to 15.
     tag = <uint32_t>(note.seal >> 32) & (TAGS - 1)
     framework = <uint8_t>(note.seal >> 8)
     sums.noted[framework] += chunk.size
@@ -593,6 +610,7 @@ cdef void add_owner(const ArenaCore* arena, bint small, uint32_t index, const Ch
 cdef int by_address(const void* one, const void* other) noexcept nogil:
     cdef uint64_t a = (<const PageCopy*>one).address
     cdef uint64_t b = (<const PageCopy*>other).address
+    # A difference of 64-bit addresses does not fit an int.
     return (a > b) - (a < b)
 
 
@@ -626,6 +644,7 @@ cdef dict described(const Sums* sums):
             tagged = sums.noted[number] - sums.untagged[number]
             if held > tagged:
                 by_owner[name] = by_owner.get(name, 0) + held - tagged
+    # Notes and sums are of different moments: the rest must not wrap below zero.
     rest = sums.in_use - min(sums.in_use, sum(by_owner.values()))
     if rest:
         by_owner["untagged"] = rest
@@ -646,6 +665,7 @@ cdef int join_budget(ArenaBase arena, object budget, object count) except -1:
     cdef BudgetCore* account = account_of(budget, count, arena.name, &in_use)
     arena.budget = budget
     arena.core.events.budget = budget_charged(account)
+    # `detour` takes allocations off the fast path, which charges nothing.
     if in_use:
         arena.core.in_use_account = account
         arena.core.detour = True
@@ -659,6 +679,7 @@ cdef str count_of(const ArenaCore* core):
 
 
 cdef uint64_t least_limit(object budget, object count) except? 0:
+    # A budget of blocks in use does not limit what the arena holds.
     if isinstance(budget, Budget) and count == "reserved":
         return budget_ceiling((<Budget>budget).core)
     return BUDGET_UNLIMITED
@@ -682,6 +703,7 @@ cdef int under_pressure(ArenaBase arena,
     cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
     cdef list errors = []
     cdef int status = ARENA_OVER_BUDGET
+    # One Relief for all tries, which bounds the number of callbacks.
     while status == ARENA_OVER_BUDGET and relieve(arena.core, &relief, errors):
         with nogil:
             status = call(arena.core, nbytes)

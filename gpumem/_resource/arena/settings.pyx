@@ -25,6 +25,7 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
     memset(settings, 0, sizeof(ArenaSettings))
     settings.max_mem = config.max_mem
     settings.initial_chunk = config.initial_chunk_size_bytes
+    # Sizes in bytes, in whole quanta, as the chunk table counts them.
     settings.initial_growth_chunk = round_to_quantum(config.initial_growth_chunk_size_bytes)
     settings.max_extend = round_to_quantum(config.max_power_of_two_extend_bytes)
     settings.max_dead = config.max_dead_bytes_per_chunk
@@ -34,6 +35,7 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
                       "never": REUSE_NEVER}[config.stream_reuse]
     settings.ort_split = config.split_rule == "ort"
     settings.passthrough = not config.enable
+    # Nanoseconds.
     settings.oom_wait = <uint64_t>config.oom_wait_ms * 1000000
     settings.move_share = config.page_move_threshold
     settings.move_budget = config.page_move_budget
@@ -43,8 +45,10 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
 cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *:
     if config.backing == "regions" or not config.enable:
         return False
+    # Pages are of 2 MiB and more: under a small limit they waste more than they save.
     if config.backing == "auto" and (not config.suits_pages or limit < _PAGED_FROM):
         return False
+    # "auto" falls back to regions; a backing that was named must not change silently.
     problem = pages_problem(arena.memory)
     if problem and config.backing == "virtual":
         raise ConfigError(f"invalid backing = 'virtual' for {arena.memory}: {problem}")
@@ -67,6 +71,7 @@ HOST_KINDS = (MemoryKind.HOST, MemoryKind.HOST_ACCESSIBLE)
 cdef int choose_backing(MemoryResource arena, object config, Source source,
                         Backing* backing) except -1:
     cdef DeviceContext* context = &arena.driver_device.context
+    # Settings are refused before anything is opened.
     require_settings(arena, config, source)
     if source is not None:
         source_init(backing, context)
@@ -120,6 +125,7 @@ cdef int require_settings(MemoryResource arena, object config, Source source) ex
     where = arena.memory if source is None else "memory of a source"
     if config.numa_node is None:
         return 0
+    # A node is a place of host memory; device memory has one place only.
     if source is not None or arena.memory.kind not in HOST_KINDS:
         raise ConfigError(f"invalid numa_node = {config.numa_node} for {where}: expected "
                           "host or host_accessible memory")
@@ -137,8 +143,10 @@ cdef int require_node(MemoryResource arena, int node) except -1:
     if not capability:
         raise ConfigError(f"invalid numa_node = {node} on {arena.memory}: "
                           f"{capability.reason}")
+    # One page is made and released: a driver reports an invalid node only then.
     with nogil:
         code = numa_try(&arena.driver_device.context, node, &call)
+    # The user gave a setting, so the driver's refusal is reported as one of it.
     try:
         check(arena.driver_device.context.table, code, call.decode())
     except DriverError as refusal:

@@ -47,6 +47,7 @@ cdef Source make_source(MemoryResource arena, object config, object given):
     source.driver_device = arena.driver_device
     source.held = {}
     source.errors = {}
+    # A resource has allocate() too, but with streams: it is wrapped before callables are read.
     if isinstance(given, MemoryResource):
         given = upstream_of(arena, given)
     if isinstance(given, tuple):
@@ -115,6 +116,7 @@ cdef class Source:
 
     cdef CUresult reserve(self, uint64_t size, uint64_t* address) noexcept:
         thread = threading.get_ident()
+        # Per thread: the status reaches the calling thread without the exception.
         self.errors.pop(thread, None)
         self.caller = thread
         try:
@@ -149,8 +151,10 @@ cdef class Source:
             return 0
         wrong = self.what_is_wrong(given, size)
         if wrong:
+            # The source keeps its own count, so what it handed out is freed also if it is unusable.
             self.give_unusable(given, size)
             raise SourceError(f"{self.given!r} gave {given:#x} for {size} bytes, which {wrong}")
+        # Recorded before the arena has it, so that an overlap with the next region is found.
         self.held[given] = size
         address[0] = given
         return 0
@@ -166,6 +170,7 @@ cdef class Source:
                 return f"overlaps {nbytes} bytes at {address:#x} that it gave before"
         if self.memory.kind is MemoryKind.HOST:
             return "" if pages_exist(given, size) else "is not all mapped"
+        # The first and the last byte: one driver call for each page would take too long.
         for byte in (given, given + size - 1):
             if not is_memory_of(self.driver_device, self.memory.kind, byte):
                 return f"is not {self.memory.kind.value} memory of {self.memory.device}"
@@ -190,6 +195,7 @@ cdef class Source:
 
     cdef void release(self, uint64_t address, uint64_t size) noexcept:
         self.held.pop(address, None)
+        # A release may happen inside a reserve of the same thread: the outer caller is restored.
         self.caller, before = threading.get_ident(), self.caller
         try:
             self.give(address, size)
@@ -199,6 +205,7 @@ cdef class Source:
             self.caller = before
 
     cdef int require_outside(self) except -1:
+        # Another thread may call the arena meanwhile; it waits for the grow lock.
         if self.caller is not None and self.caller == threading.get_ident():
             raise GpumemError(f"{self.given!r} calls the arena that it is the source of, which is "
                               "waiting for it")
@@ -207,6 +214,7 @@ cdef class Source:
 
 cdef bint is_memory_of(DriverDevice driver_device, object kind, CUdeviceptr byte):
     """Tell whether the driver reports a byte as this kind of memory of the device."""
+    # The type alone would accept another device's memory.
     if kind is MemoryKind.DEVICE:
         return (attribute_of(driver_device, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, byte)
                 == <int>CU_MEMORYTYPE_DEVICE
@@ -229,6 +237,7 @@ cdef uint64_t attribute_of(DriverDevice driver_device, CUpointer_attribute which
 # ---- the backing ---------------------------------------------------------------------------------
 
 cdef void source_init(Backing* backing, DeviceContext* context) noexcept:
+    # What a source does not provide stays the driver's.
     backing_init(backing, context)
     backing.reserve = source_reserve
     backing.release = source_release
@@ -255,6 +264,7 @@ cdef CUresult source_release(Backing* self, uint64_t address, uint64_t size) noe
     code = backing_note(self, "cuCtxSynchronize", self.context.table.cuCtxSynchronize())
     context_leave(self.context)
     if code == CUDA_SUCCESS:
+        # The grow lock is held; see the top of this file.
         with gil:
             (<Source>self.source).release(address, size)
     return code
@@ -271,6 +281,7 @@ cdef void source_forget(Backing* self) noexcept nogil:
 cdef object source_error(const ArenaCore* core):
     if core.backing.source == NULL:
         return None
+    # Once: an exception would keep its frames alive.
     return (<Source>core.backing.source).errors.pop(threading.get_ident(), None)
 
 
