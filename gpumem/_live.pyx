@@ -470,7 +470,7 @@ cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept no
     counters.in_use = load64(&arena.table.in_use) + load64(&arena.small.in_use)
     counters.requested_in_use = (load64(&arena.table.requested_in_use)
                                  + load64(&arena.small.requested_in_use))
-    # Before the caches' parts of them: see move_count in arena/cache.
+    # Before the caches' parts of them: see move_count in arena/thread_cache.
     counters.num_allocs = published64(&arena.stats.num_allocs)
     counters.num_frees = published64(&arena.stats.num_frees)
     subtract_caches(arena, counters)

@@ -14,7 +14,7 @@ from gpumem.interop.descriptors import (
     SemaphoreType,
 )
 from gpumem.interop.importer import Importer
-from gpumem.interop.memory._memory import ExternalMemory
+from gpumem.interop.memory._external_memory import ExternalMemory
 from gpumem.interop.sharing import Contents, attach, export
 from gpumem.interop.timelines._kinds import DriverTimeline, HostTimeline
 from gpumem.interop.timelines._timeline import Timeline, TimelinePoint

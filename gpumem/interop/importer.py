@@ -15,7 +15,7 @@ from gpumem.interop.descriptors import (
     SemaphoreDescriptor,
     SemaphoreType,
 )
-from gpumem.interop.memory._memory import ExternalMemory
+from gpumem.interop.memory._external_memory import ExternalMemory
 from gpumem.interop.memory.kinds import import_memory, memory_capability
 from gpumem.interop.timelines._timeline import Timeline
 from gpumem.interop.timelines.semaphores import import_semaphore, semaphore_capability

@@ -1,38 +1,39 @@
 """The allocator below the interpreter."""
 
+from gpumem._native.arena.allocation_events cimport block_note
+from gpumem._native.arena.allocator_hooks cimport (
+    AllocatorHook, hook_allocate, hook_counts, hook_create, hook_drop, hook_free, hook_record,
+    hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts, hooks_blocks, hooks_bytes,
+)
 from gpumem._native.arena.arena cimport (
-    arena_allocate_fast, arena_check, arena_close, arena_copy_chunks, arena_create, arena_debug,
-    arena_drop, arena_free, arena_free_used, arena_lease, arena_move_lease, arena_prepare,
-    arena_reap, arena_reset_peaks, arena_retain_live, arena_set_limit, arena_shrink,
+    arena_check, arena_close, arena_copy_chunks, arena_create, arena_debug, arena_drop, arena_lease,
+    arena_move_lease, arena_prepare, arena_reap, arena_reset_peaks, arena_retain_live,
+    arena_set_limit, arena_shrink,
 )
 from gpumem._native.arena.bookkeeping cimport invariant_text
-from gpumem._native.arena.cache cimport caches_flush
-from gpumem._native.arena.debug_heap cimport (
+from gpumem._native.arena.debug_heap.guards cimport (
+    heap_copy, heap_counts, heap_findings, heap_note_stack, heap_wants_stack, HeapCounts,
+)
+from gpumem._native.arena.debug_heap.heap cimport (
     heap_bad_free, heap_check, heap_create, heap_drop, heap_narrow, heap_pump, heap_suspend,
 )
-from gpumem._native.arena.debug_heap_types cimport (
+from gpumem._native.arena.debug_heap.types cimport (
     DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
     HEAP_NO_STACK, HEAP_OVERRUN, HEAP_QUARANTINED, HEAP_STRAY_WRITE, HEAP_STREAM_GONE,
     HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
 )
-from gpumem._native.arena.events cimport block_note
+from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
-from gpumem._native.arena.guards cimport (
-    heap_copy, heap_counts, heap_findings, heap_note_stack, heap_wants_stack, HeapCounts,
-)
-from gpumem._native.arena.hooks cimport (
-    AllocatorHook, hook_allocate, hook_counts, hook_create, hook_drop, hook_free, hook_record,
-    hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts, hooks_blocks, hooks_bytes,
-)
 from gpumem._native.arena.metadata_copy cimport (
     arena_copy, arena_copy_free, ArenaCopy, PageCopy, TableCopy,
 )
 from gpumem._native.arena.planned cimport arena_place_fast, arena_place_slow, arena_places_init
-from gpumem._native.arena.slow cimport arena_allocate, arena_allocate_slow
+from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport (
     arena_record, arena_reset_stream, arena_stream, slot_drop, slot_retain,
 )
 from gpumem._native.arena.suspend cimport arena_resume, arena_suspend
+from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD,
     ARENA_DRIVER_REFUSED, ARENA_HALF_SUSPENDED, ARENA_IN_USE, arena_in_use, ARENA_MISS,

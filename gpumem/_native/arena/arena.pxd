@@ -1,12 +1,12 @@
-"""Blocks, growth, life and death of an arena; arena/types has its state, locks and rules."""
+"""The life of an arena; arena/types has its state, locks and rules."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.debug_heap_types cimport DebugHeap
-from gpumem._native.arena.types cimport ArenaCore, ArenaSettings, Block
+from gpumem._native.arena.debug_heap.types cimport DebugHeap
+from gpumem._native.arena.types cimport ArenaCore, ArenaSettings
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport Chunk
-from gpumem._support.lease cimport Lease, Uses
+from gpumem._support.lease cimport Lease
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil
 cdef void arena_retain(ArenaCore* arena) noexcept nogil
@@ -16,18 +16,6 @@ cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef int arena_close(ArenaCore* arena) noexcept nogil
 cdef void arena_reap() noexcept nogil
 
-# The fast path alone: no driver call, no wait. On ARENA_MISS call arena_allocate_slow of
-# arena/slow, without the interpreter lock; its arena_allocate does both.
-cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                             Block* block) noexcept nogil
-cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
-# Of a block that other streams were recorded for; takes `uses` over.
-cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
-                         Uses* uses) noexcept nogil
-# With a budget of bytes in use: after charge_request, and an attempt to allocate that ended with
-# `status`. Charges what the block is larger, or takes block and charge back. Returns a status.
-cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, int status,
-                            Block* block) noexcept nogil
 # Of a paged arena: makes pages for so many bytes more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil

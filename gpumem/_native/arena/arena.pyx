@@ -1,51 +1,42 @@
-"""Blocks, life and death of an arena."""
+"""The life of an arena: its creation, limits, shrink, close and leases."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from gpumem._native.arena.bookkeeping cimport (
-    charge_padding, charge_request, check_tables, count_out, counted_bytes, finish_allocate,
-    table_free,
-)
-from gpumem._native.arena.cache cimport (
-    cache_allocate, cache_find, cache_free, cache_free_last, cache_make, cache_may_have,
-    cache_publish, caches_flush, caches_free, caches_freeze, caches_thaw,
-)
-from gpumem._native.arena.debug_heap cimport (
-    heap_attach, heap_detach, heap_drain, heap_free, heap_release,
-)
-from gpumem._native.arena.debug_heap_types cimport DebugHeap
-from gpumem._native.arena.events cimport note_allocate, note_event, note_free, notes_free
+from gpumem._native.arena.allocation_events cimport note_event, notes_free
+from gpumem._native.arena.bookkeeping cimport check_tables
+from gpumem._native.arena.debug_heap.guards cimport heap_counts
+from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap_drain, heap_release
+from gpumem._native.arena.debug_heap.types cimport DebugHeap
+from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_free_uncharged
 from gpumem._native.arena.growth cimport (
     prepare_pages, release_idle, release_one, release_retired, trim_pages,
 )
-from gpumem._native.arena.guards cimport heap_counts
 from gpumem._native.arena.streams cimport (
-    add_stream, destroy_events, drain_streams, free_all_pending, free_later, release_completed,
-    slot_retain, streams_free, switch_needs_event,
+    add_stream, destroy_events, drain_streams, free_all_pending, release_completed, slot_retain,
+    streams_free,
 )
 from gpumem._native.arena.suspend cimport copy_forget
+from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_MISS, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved,
-    ARENA_STALE, ArenaCore, ArenaSettings, Block, IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE,
-    REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED, table_for, table_of, ThreadCache,
+    ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_OK, arena_reserved, ArenaCore, ArenaSettings,
+    IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED,
+    table_of,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
-    Bfc, bfc_allocate, bfc_free_all, bfc_init, BFC_OK, bfc_resolve, Chunk, CHUNK_HOLE, NIL,
-    round_to_quantum, SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT,
+    Bfc, bfc_free_all, bfc_init, BFC_OK, bfc_resolve, Chunk, CHUNK_HOLE, NIL, round_to_quantum,
+    SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT,
 )
 from gpumem._native.budget cimport budget_drop
 from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
-from gpumem._support.atomics cimport count_add, count_retain_live, load32, store64, sum_add
+from gpumem._support.atomics cimport count_add, count_retain_live, store64, sum_add
 from gpumem._support.events cimport event_source_close, REC_SHRINK
-from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
-from gpumem._support.lock cimport (
-    lock_acquire, lock_init, lock_release, lock_try, owner_enter, owner_leave,
-)
+from gpumem._support.lease cimport Lease, lease_create, uses_free
+from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 from gpumem._support.memory cimport lines_alloc
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
@@ -61,149 +52,6 @@ cdef enum:
 # that may block. Finalizers put them here, because they must neither block nor call the driver.
 cdef Retired* retired_arenas = NULL
 cdef uint64_t serials = 0
-
-
-# ---- the fast path: one lock, one search, no driver ----------------------------------------------
-
-cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                             Block* block) noexcept nogil:
-    cdef int status
-    # In a fork's child: metadata may be as a thread of the parent's was changing it.
-    if context_is_dead(arena.context):
-        return ARENA_DEAD
-    if not arena.detour:
-        status = allocate_fast(arena, nbytes, stream_slot, block)
-    elif arena.heap != NULL or arena.settings.passthrough or load32(&arena.closed):
-        return ARENA_MISS
-    elif not charge_request(arena, nbytes):
-        return ARENA_OVER_BUDGET
-    else:
-        status = allocate_fast(arena, nbytes, stream_slot, block)
-        status = arena_charge_block(arena, nbytes, stream_slot, status, block)
-    if arena.events.recorder != NULL and status == ARENA_OK:
-        note_allocate(arena, nbytes, stream_slot, block)
-    return status
-
-
-cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                              Block* block) noexcept nogil:
-    cdef int status = BFC_OK
-    cdef uint32_t index = NIL
-    cdef Bfc* table
-    cdef ThreadCache* cache
-    if load32(&arena.closed):
-        return ARENA_MISS
-    cache = cache_find(arena)
-    if cache == NULL:
-        cache = cache_make(arena)
-    if cache == NULL:
-        return ARENA_MISS
-    if (cache_may_have(cache, stream_slot, nbytes)
-            and cache_allocate(arena, cache, nbytes, stream_slot, block)):
-        return ARENA_OK
-    owner_enter(&cache.lock)
-    lock_acquire(&arena.lock)
-    # Again, with the lock. An event that is due needs the driver: that is the slow path's.
-    if not (arena.closed or (arena.last_stream != stream_slot and switch_needs_event(arena))):
-        arena.last_stream = stream_slot
-        # Published before the table changes, so that the peak is exact. The block freed last goes
-        # to the table under the same lock, so that this search may use it.
-        cache_publish(arena, cache)
-        cache_free_last(arena, cache)
-        table = table_for(arena, nbytes)
-        index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
-        if index != NIL:
-            finish_allocate(arena, cache, table, index, block)
-    lock_release(&arena.lock)
-    owner_leave(&cache.lock)
-    return ARENA_OK if index != NIL else ARENA_MISS
-
-
-cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    cdef uint64_t counted
-    cdef int status
-    if arena.events.recorder != NULL and arena.heap == NULL:
-        note_free(arena, handle, stream_slot)   # before: the next owner's event comes after it
-    if not arena.detour:
-        return block_free(arena, handle, stream_slot)
-    if arena.heap != NULL:
-        return heap_free(arena, handle, stream_slot, NULL)
-    # Read before the free, after which the handle is stale.
-    counted = counted_bytes(arena, handle)
-    status = block_free_uncharged(arena, handle, stream_slot)
-    if status == ARENA_OK:
-        count_out(arena, counted)
-    return status
-
-
-cdef inline int block_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    cdef Bfc* table = table_of(arena, handle)
-    cdef ThreadCache* cache
-    cdef uint32_t index
-    cdef int status
-    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
-        return ARENA_STALE
-    cache = cache_find(arena)
-    if cache_free(arena, cache, table, index, stream_slot):
-        return ARENA_OK
-    lock_acquire(&arena.lock)
-    status = table_free(arena, cache, handle, stream_slot)
-    lock_release(&arena.lock)
-    return status
-
-
-cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
-                         Uses* uses) noexcept nogil:
-    cdef bint pending
-    cdef uint64_t counted
-    if arena.heap != NULL:
-        return heap_free(arena, handle, stream_slot, uses)
-    counted = counted_bytes(arena, handle)
-    lock_acquire(&arena.lock)
-    pending = free_later(arena, handle, stream_slot, uses)
-    lock_release(&arena.lock)
-    # Every recorded use is on the stream of the free, or drained: an ordinary free.
-    if not pending:
-        return arena_free(arena, handle, stream_slot)
-    count_out(arena, counted)
-    return ARENA_OK
-
-
-cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, int status,
-                            Block* block) noexcept nogil:
-    # What was charged before the block was looked for goes back unless it is handed out.
-    if status == ARENA_OK and not charge_padding(arena, nbytes, block):
-        block_free_uncharged(arena, block.handle, stream_slot)
-        status = ARENA_OVER_BUDGET
-    if status != ARENA_OK:
-        count_out(arena, round_to_quantum(nbytes))
-    return status
-
-
-cdef int block_free_uncharged(ArenaCore* arena, uint64_t handle,
-                              uint32_t stream_slot) noexcept nogil:
-    # A block that is not charged, or no longer.
-    if arena.settings.passthrough:
-        return block_free_through(arena, handle, stream_slot)
-    return block_free(arena, handle, stream_slot)
-
-
-cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    cdef CUstreamCaptureMode mode
-    cdef int status
-    lock_acquire(&arena.lock)
-    status = table_free(arena, NULL, handle, stream_slot)
-    lock_release(&arena.lock)
-    if status != ARENA_OK or context_is_dead(arena.context):
-        return status
-    # A source that has the grow lock may wait for the interpreter lock, which a finalizer holds:
-    # then the region goes back with the next call.
-    if lock_try(&arena.grow_lock):
-        mode = context_relax(arena.context)
-        release_retired(arena)
-        lock_release(&arena.grow_lock)
-        context_restore(arena.context, mode)
-    return status
 
 
 # ---- a debug heap in front -----------------------------------------------------------------------

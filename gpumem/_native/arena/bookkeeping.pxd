@@ -5,7 +5,7 @@ Every function is called with the arena lock held, unless its comment says other
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.cache cimport cache_publish, gm_set_home
+from gpumem._native.arena.thread_cache cimport cache_publish, gm_set_home
 from gpumem._native.arena.types cimport (
     arena_in_use, ARENA_OK, ARENA_STALE, ArenaCore, Block, IN_SMALL, stamp_free, table_of,
     ThreadCache,

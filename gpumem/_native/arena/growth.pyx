@@ -2,15 +2,15 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._native.arena.allocation_events cimport note_memory, note_plan
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_charge_region, arena_reconcile, charge_parent, finish_allocate,
     note_reserved,
 )
-from gpumem._native.arena.cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
-from gpumem._native.arena.events cimport note_memory, note_plan
 from gpumem._native.arena.streams cimport (
     forget_waits, release_completed, wait_for_device, wait_for_others,
 )
+from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_BEYOND_DEVICE, ARENA_CLOSED,
     ARENA_DRIVER_REFUSED, arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,

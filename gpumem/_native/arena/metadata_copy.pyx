@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from gpumem._native.arena.cache cimport caches_hold, caches_thaw
+from gpumem._native.arena.thread_cache cimport caches_hold, caches_thaw
 from gpumem._native.arena.types cimport arena_reserved, ArenaCore, SPACES, ThreadCache
 from gpumem._native.bfc cimport Bfc, Chunk, NIL, Region
 from gpumem._native.pages cimport address_of, GRANULE_BITS, Page, Space

@@ -3,10 +3,10 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.bookkeeping cimport finish_allocate
-from gpumem._native.arena.cache cimport caches_flush
 from gpumem._native.arena.streams cimport (
     complete_streams, order_behind, release_completed, switch_needs_event, switch_stream,
 )
+from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ArenaCore, Block, REUSE_WAIT,
 )

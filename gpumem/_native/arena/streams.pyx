@@ -5,10 +5,10 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.time cimport nanosleep, timespec
 
-from gpumem._native.arena.cache cimport (
+from gpumem._native.arena.allocation_events cimport note_chunk, note_event
+from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
 )
-from gpumem._native.arena.events cimport note_chunk, note_event
 from gpumem._native.arena.types cimport (
     ARENA_NO_METADATA, ARENA_OK, ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS,
     REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_of, ThreadMark,

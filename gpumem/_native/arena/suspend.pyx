@@ -4,9 +4,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.bookkeeping cimport arena_charge_pages_anew, arena_reconcile
-from gpumem._native.arena.cache cimport caches_flush
 from gpumem._native.arena.growth cimport trim_pages
 from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
+from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_HALF_SUSPENDED, ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET, ArenaCore,
     driver_refused, SavedBlock, SPACES, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,

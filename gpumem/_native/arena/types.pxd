@@ -1,12 +1,12 @@
 """The arena below the interpreter: its state, its locks and its stream rules.
 
-The functions over it are in arena/arena (blocks, life), arena/streams (epochs, events) and others.
+The functions over it are in fast_path, slow_path, arena (its life), streams (epochs) and others.
 Each is `noexcept nogil`, may be called from any thread and returns a status; the Python classes
 in _core and foreign allocator hooks call the same ones.
 
 Locks, in this order: the interpreter's, `grow_lock`, `caches_lock`, a cache's, `lock`.
   lock         everything in ArenaCore. Under it: no driver call, no Python object, no wait.
-  a cache's    what one thread has cached; see arena/cache. Its owner's alone in steady state.
+  a cache's    what one thread has cached (arena/thread_cache). Its owner's alone in steady state.
   caches_lock  the list of caches; held while all of them are visited.
   grow_lock    one thread at a time reserves or releases regions. Held across driver calls.
 
@@ -23,7 +23,7 @@ pending-free block, no recorded use, and no epoch that may have work left. Epoch
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
-from gpumem._native.arena.debug_heap_types cimport DebugHeap
+from gpumem._native.arena.debug_heap.types cimport DebugHeap
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore

@@ -27,7 +27,7 @@ with caches that grow, nothing moved: 1.05 of the requested bytes instead of 1.1
 streams hold unfinished memory it takes the smallest: low places are theirs as much as ours, and to
 mix them keeps both from merging.
 
-A small block may stay in a thread's cache (arena/cache) after its free, before it comes
+A small block may stay in a thread's cache (arena/thread_cache) after its free, before it comes
 here: such a chunk is *cached*. To the table it is still used; it counts in `in_use`, and only the
 cache's owner touches it.
 

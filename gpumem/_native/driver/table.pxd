@@ -355,6 +355,7 @@ cdef struct DeviceContext:
     uint64_t calls              # driver calls made through it by arenas (atomic)
     uint64_t (*now)() noexcept nogil    # nanoseconds, on the clock of the device's calls
 
+
 @cython.final
 cdef class DriverDevice:
     cdef DeviceContext context

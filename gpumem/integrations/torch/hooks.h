@@ -4,7 +4,7 @@
  * gpumem's side. No hook takes the interpreter lock, except to report that memory is out and to find
  * the arena of a device that is used for the first time.
  *
- * A `hook` is an AllocatorHook of gpumem/_native/arena/hooks.pxd: the arena that serves a device or
+ * A `hook` is an AllocatorHook of gpumem/_native/arena/allocator_hooks.pxd: the arena that serves a device or
  * a pool. Here it is opaque.
  */
 #ifndef GPUMEM_TORCH_HOOKS_H

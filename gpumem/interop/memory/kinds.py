@@ -31,8 +31,8 @@ from gpumem.interop.descriptors import (
     require_device,
 )
 from gpumem.interop.descriptors import consume as consume_handle
-from gpumem.interop.memory import _memory as _maps
-from gpumem.interop.memory._memory import ExternalMemory, release_retired
+from gpumem.interop.memory import _external_memory as external
+from gpumem.interop.memory._external_memory import ExternalMemory, release_retired
 
 __all__ = ["import_memory", "memory_capability"]
 
@@ -209,7 +209,7 @@ def _by_file(
 def _open_opaque(wanted: Wanted, file: Handle) -> ExternalMemory:
     if wanted.device.type == "host" and _header(file) is not None:
         return _open_lavapipe(wanted, file)
-    return _maps.import_external(wanted, _OPAQUE_FD, file)
+    return external.import_external(wanted, _OPAQUE_FD, file)
 
 
 def _open_lavapipe(wanted: Wanted, file: Handle) -> ExternalMemory:
@@ -217,14 +217,14 @@ def _open_lavapipe(wanted: Wanted, file: Handle) -> ExternalMemory:
     if header is None:
         raise BadHandleError(errno.EINVAL, "the descriptor's file is not one of lavapipe's memory")
     size, start = header
-    _maps.require_bytes(file, size)
+    external.require_bytes(file, size)
     if start % _PAGE or start + wanted.descriptor.size > size:
         raise BadHandleError(
             errno.EINVAL,
             f"lavapipe's memory of {size} bytes with its first at {start} holds no "
             f"{wanted.descriptor.size}",
         )
-    return _maps.import_external(wanted, _OPAQUE_FD, file, start)
+    return external.import_external(wanted, _OPAQUE_FD, file, start)
 
 
 def _header(file: Handle) -> tuple[int, int] | None:
@@ -248,8 +248,8 @@ def _open_dmabuf(wanted: Wanted, file: Handle) -> ExternalMemory:
             error.errno, f"the descriptor is not a dma-buf: {error.strerror}"
         ) from None
     if wanted.device.type == "host":
-        return _maps.import_file(wanted, file)
-    return _maps.import_external(wanted, _DMABUF_FD, file)
+        return external.import_file(wanted, file)
+    return external.import_external(wanted, _DMABUF_FD, file)
 
 
 def _open_name(wanted: Wanted) -> ExternalMemory:
@@ -265,19 +265,19 @@ def _open_name(wanted: Wanted) -> ExternalMemory:
             error.errno, f"shared memory object {name!r}: {error.strerror}"
         ) from None
     with Handle(number) as file:
-        return _maps.import_file(wanted, file)
+        return external.import_file(wanted, file)
 
 
 def _open_address(wanted: Wanted) -> ExternalMemory:
     handle, owner = wanted.descriptor.handle, wanted.descriptor.owner
     if isinstance(handle, int):
-        return _maps.import_host(wanted, handle, owner)
+        return external.import_host(wanted, handle, owner)
     address, nbytes, kept = bytes_of("handle", handle, wanted.descriptor.read_only)
     if nbytes < wanted.descriptor.size:
         raise InvalidDescriptorError(
             f"size {wanted.descriptor.size} is more than the {nbytes} bytes that handle has"
         )
-    return _maps.import_host(wanted, address, (kept, owner))
+    return external.import_host(wanted, address, (kept, owner))
 
 
 def _open_pool(wanted: Wanted, file: Handle) -> ExternalMemory:
@@ -290,16 +290,16 @@ def _open_pool(wanted: Wanted, file: Handle) -> ExternalMemory:
         raise BadHandleError(
             errno.EINVAL, f"the block has {buffer.nbytes} bytes, not {wanted.descriptor.size}"
         )
-    return _maps.import_buffer(wanted, buffer)
+    return external.import_buffer(wanted, buffer)
 
 
 def _open_windows(driver_type: int) -> Callable[[Wanted], ExternalMemory]:
     def opened(wanted: Wanted) -> ExternalMemory:
         if isinstance(wanted.descriptor.handle, str):
-            return _maps.import_windows(wanted, driver_type, None)
+            return external.import_windows(wanted, driver_type, None)
         # The driver makes its own reference to the object of an NT handle; the duplicate is closed.
         with duplicate(wanted.descriptor.handle) as handle:
-            return _maps.import_windows(wanted, driver_type, handle)
+            return external.import_windows(wanted, driver_type, handle)
 
     return opened
 
@@ -313,10 +313,10 @@ KINDS = {
     ),
     MemoryHandleType.HOST_ALLOCATION: Kind(_host_pages, _open_address, host_pages=True),
     MemoryHandleType.DMABUF_FD: Kind(_dmabuf, _by_file(_open_dmabuf)),
-    MemoryHandleType.CUDA_VMM_FD: Kind(_by("posix_fd_handles"), _by_file(_maps.import_physical)),
+    MemoryHandleType.CUDA_VMM_FD: Kind(_by("posix_fd_handles"), _by_file(external.import_physical)),
     MemoryHandleType.CUDA_VMM_WIN32: Kind(lambda _: _no(NOT_ON_LINUX), None),
     MemoryHandleType.CUDA_POOL_FD: Kind(_pool, _by_file(_open_pool)),
-    MemoryHandleType.MEMFD: Kind(_host_pages, _by_file(_maps.import_file), host_pages=True),
+    MemoryHandleType.MEMFD: Kind(_host_pages, _by_file(external.import_file), host_pages=True),
     MemoryHandleType.SHM_NAME: Kind(_host_pages, _open_name, host_pages=True),
     MemoryHandleType.LAVAPIPE_OPAQUE_FD: Kind(_lavapipe, _by_file(_open_lavapipe)),
 }

@@ -4,9 +4,10 @@ from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from gpumem._native.arena.arena cimport arena_drop, arena_free, arena_free_used, arena_retain
-from gpumem._native.arena.debug_heap cimport heap_bad_free
-from gpumem._native.arena.slow cimport arena_allocate, arena_allocate_slow
+from gpumem._native.arena.arena cimport arena_drop, arena_retain
+from gpumem._native.arena.debug_heap.heap cimport heap_bad_free
+from gpumem._native.arena.fast_path cimport arena_free, arena_free_used
+from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore,

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from gpumem._native.arena.debug_heap_types cimport (
+from gpumem._native.arena.debug_heap.types cimport (
     DebugHeap, HEAP_FINDINGS, HEAP_FRAMES, HEAP_FREED, HEAP_LATE_WRITE, HEAP_LIVE, HEAP_NO_STACK,
     HEAP_OVERRUN, HEAP_QUARANTINED, HEAP_SEEN, HEAP_STRAY_WRITE, HEAP_UNDERRUN, HeapBlock,
     HeapFault, HeapFinding, HeapSite, HeapState,

@@ -3,19 +3,19 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
+from gpumem._native.arena.allocation_events cimport note_event
 from gpumem._native.arena.bookkeeping cimport count_out, counted_bytes
-from gpumem._native.arena.debug_heap_types cimport (
-    DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LIVE, HEAP_QUARANTINED,
-    HEAP_STATES, HEAP_STREAM_GONE, HeapBlock, HeapFault, HeapFinding, HeapHooks, HeapSettings,
-    HeapSite, HeapState,
-)
-from gpumem._native.arena.events cimport note_event
-from gpumem._native.arena.growth cimport memory_is_out
-from gpumem._native.arena.guards cimport (
+from gpumem._native.arena.debug_heap.guards cimport (
     block_examine, block_fill_freed, block_prepare, finding_of, guards_end, list_add, list_after,
     list_first, list_remove, note_finding, site_here, table_add, table_create, table_find,
     table_remove,
 )
+from gpumem._native.arena.debug_heap.types cimport (
+    DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LIVE, HEAP_QUARANTINED,
+    HEAP_STATES, HEAP_STREAM_GONE, HeapBlock, HeapFault, HeapFinding, HeapHooks, HeapSettings,
+    HeapSite, HeapState,
+)
+from gpumem._native.arena.growth cimport memory_is_out
 from gpumem._native.arena.streams cimport (
     drain_streams, end_epochs, has_unknown_work, sleep, slot_drop, slot_retain, uses_release,
     wait_for_streams,

@@ -2,17 +2,18 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.arena cimport arena_charge_block, arena_reap
+from gpumem._native.arena.allocation_events cimport note_allocate, note_event
+from gpumem._native.arena.arena cimport arena_reap
 from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
-from gpumem._native.arena.cache cimport cache_find, cache_publish, caches_flush
-from gpumem._native.arena.debug_heap cimport heap_allocate
-from gpumem._native.arena.events cimport note_allocate, note_event
+from gpumem._native.arena.debug_heap.heap cimport heap_allocate
+from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
     grow, memory_is_out, release_idle, release_retired, shrink_may_help,
 )
 from gpumem._native.arena.streams cimport (
     allocate_behind, release_completed, switch_stream, wait_for_streams,
 )
+from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_flush
 from gpumem._native.arena.types cimport (
     ALLOCATE_NO_WAIT, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_CAPTURING, ARENA_CLOSED,
     ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block,

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.arena cimport arena_allocate_fast
-from gpumem._native.arena.debug_heap cimport heap_pump
+from gpumem._native.arena.debug_heap.heap cimport heap_pump
+from gpumem._native.arena.fast_path cimport arena_allocate_fast
 from gpumem._native.arena.types cimport ARENA_MISS, ArenaCore, Block
 
 # After ARENA_MISS from the fast path, without the interpreter lock, because it may wait.

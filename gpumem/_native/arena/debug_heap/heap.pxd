@@ -1,14 +1,14 @@
-"""The debug heap beneath an arena: guards, patterns, quarantine; arena/debug_heap_types has the
+"""The debug heap beneath an arena: guards, patterns, quarantine; arena/debug_heap/types has the
 rules.
 
 Between the arena's own functions and their callers, so that Python's buffers, leases and the hooks
 of other libraries go through it alike. An arena passed here has a heap. Findings stay in the heap
-until `heap_findings` of arena/guards takes them.
+until `heap_findings` of arena/debug_heap/guards takes them.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.debug_heap_types cimport DebugHeap, HeapHooks, HeapSettings
+from gpumem._native.arena.debug_heap.types cimport DebugHeap, HeapHooks, HeapSettings
 from gpumem._native.arena.types cimport ArenaCore, Block
 from gpumem._native.driver cimport CUresult
 from gpumem._support.lease cimport Uses

@@ -8,7 +8,7 @@ work when it returns.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.debug_heap_types cimport (
+from gpumem._native.arena.debug_heap.types cimport (
     DebugHeap, HeapBlock, HeapFault, HeapFinding, HeapSite, HeapState,
 )
 from gpumem._native.driver cimport CUresult, DeviceContext
