@@ -8,7 +8,7 @@ from gpumem._native.driver cimport CUstream, DriverDevice
 from gpumem._support.lease cimport Lease, lease_drop, Uses
 
 # A *slot* is a resource's own number for a stream.
-cdef class Origin:
+cdef class ResourceBase:
     cdef readonly object memory         # MemoryInfo
     cdef DriverDevice driver_device
     cdef DLDevice dl_device             # what DLPack calls the memory
@@ -38,8 +38,8 @@ cdef class Origin:
     cdef int require_own(self) except -1
 
 cdef class Buffer:
-    cdef readonly Origin resource   # handed it out, and takes it back
-    cdef Origin home                # whose memory and streams it has; an adaptor's differ
+    cdef readonly ResourceBase resource   # handed it out, and takes it back
+    cdef ResourceBase home                # whose memory and streams it has; an adaptor's differ
     cdef uint64_t address
     cdef uint64_t requested_bytes
     cdef uint64_t handle                # of the block, as the resource knows it
@@ -55,12 +55,12 @@ cdef class Buffer:
     cdef Lease* shared                  # NULL until something shares the memory
 
 # TypeError for an object whose __init__ did not run, or did not call its base's.
-cdef int require_made(Origin resource) except -1
-cdef int refuse_forgotten(Origin resource) except -1
+cdef int require_made(ResourceBase resource) except -1
+cdef int refuse_forgotten(ResourceBase resource) except -1
 # Wraps a block that was just taken. `handle` is the resource's own name for it.
-cdef Buffer buffer_of(Origin resource, uint64_t address, uint64_t requested,
+cdef Buffer buffer_of(ResourceBase resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot)
-cdef Buffer empty_buffer(Origin resource, uint32_t slot)
+cdef Buffer empty_buffer(ResourceBase resource, uint32_t slot)
 # Closes it. Its only way out.
 cdef void buffer_end(Buffer buffer) noexcept
 # Raises if the buffer is closed, or its bytes are not where they were.

@@ -36,7 +36,7 @@ cdef dict ADVICE = {
 }
 
 
-cdef Buffer buffer_of(Origin resource, uint64_t address, uint64_t requested,
+cdef Buffer buffer_of(ResourceBase resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot):
     cdef Buffer buffer = Buffer.__new__(Buffer)
     buffer.resource = resource
@@ -49,7 +49,7 @@ cdef Buffer buffer_of(Origin resource, uint64_t address, uint64_t requested,
     return buffer
 
 
-cdef Buffer empty_buffer(Origin resource, uint32_t slot):
+cdef Buffer empty_buffer(ResourceBase resource, uint32_t slot):
     return buffer_of(resource, 0, 0, 0, 0, slot)
 
 
@@ -105,7 +105,7 @@ cdef class Buffer:
     @property
     def stream(self):
         """The stream it is freed on."""
-        cdef Origin resource = made(self)
+        cdef ResourceBase resource = made(self)
         kept = resource.streams.get(self.slot)
         if isinstance(kept, Stream):
             return kept
@@ -195,7 +195,7 @@ cdef class Buffer:
         >>> buffer.close()                  # held back until that work is done
         """
         cdef uint32_t slot
-        cdef Origin resource = made(self)
+        cdef ResourceBase resource = made(self)
         if not self.is_closed:
             resource.slot_of(stream, &slot)
         if self.is_closed:              # perhaps meanwhile: reading a stream runs foreign code
@@ -235,7 +235,7 @@ cdef class Buffer:
         ...     buffer.prefetch()
         ...     buffer.prefetch("host")
         """
-        cdef Origin resource = require_managed(self, "prefetched")
+        cdef ResourceBase resource = require_managed(self, "prefetched")
         cdef CUstream handle = NULL
         cdef CUresult code
         cdef int where = side_of(resource.memory, destination)
@@ -280,7 +280,7 @@ cdef class Buffer:
         >>> with gpumem.Arena("host/managed").allocate(1 << 20) as buffer:
         ...     buffer.advise("preferred_location", "host")
         """
-        cdef Origin resource = require_managed(self, "advised")
+        cdef ResourceBase resource = require_managed(self, "advised")
         cdef CUresult code
         cdef int where = side_of(resource.memory, location)
         cdef int number
@@ -335,7 +335,7 @@ cdef class Buffer:
 
     def __dlpack_device__(self):
         """Return DLPack's (device type, device id)."""
-        cdef Origin resource = made(self)
+        cdef ResourceBase resource = made(self)
         return resource.dl_device.device_type, resource.dl_device.device_id
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
@@ -378,7 +378,7 @@ cdef class Buffer:
     @property
     def __cuda_array_interface__(self):
         """Version 3 of the CUDA array interface; absent on memory that CUDA does not reach."""
-        cdef Origin resource = made(self)
+        cdef ResourceBase resource = made(self)
         if resource.memory.device.type != "cuda":
             raise AttributeError(f"CUDA does not reach {resource.memory}")
         if self.is_closed:
@@ -387,16 +387,16 @@ cdef class Buffer:
                 "data": (self.address, bool(resource.is_read_only)), "version": 3, "stream": None}
 
 
-cdef inline Origin made(Buffer buffer):
+cdef inline ResourceBase made(Buffer buffer):
     # Buffer.__new__ makes one without a block.
     if buffer.home is None:
         raise TypeError("a Buffer is made by an allocator's allocate(); this one was not")
     return buffer.home
 
 
-cdef Origin require_managed(Buffer buffer, str what):
+cdef ResourceBase require_managed(Buffer buffer, str what):
     """Return the resource of an open buffer of managed memory; else raise."""
-    cdef Origin resource = made(buffer)
+    cdef ResourceBase resource = made(buffer)
     if buffer.is_closed:
         raise ClosedError("this buffer is closed")
     if resource.memory.kind is not MemoryKind.MANAGED:
@@ -455,7 +455,7 @@ cdef int side_of(object memory, object location) except? -2:
 
 # ---- what a buffer came from ---------------------------------------------------------------------
 
-cdef class Origin:
+cdef class ResourceBase:
     """What a Buffer needs of the resource that it came from.
 
     Written for resources with a ledger; arenas and adaptors override most of it.
@@ -533,14 +533,14 @@ cdef class Origin:
         return 0
 
 
-cdef int require_made(Origin resource) except -1:
+cdef int require_made(ResourceBase resource) except -1:
     if resource.ledger == NULL:
         refuse_forgotten(resource)
         raise ClosedError(f"this {type(resource).__name__} was never initialised")
     return 0
 
 
-cdef int refuse_forgotten(Origin resource) except -1:
+cdef int refuse_forgotten(ResourceBase resource) except -1:
     # An __init__ that was written in Python is one that may forget its base.
     if hasattr(type(resource).__init__, "__code__"):
         raise TypeError(f"this {type(resource).__name__} was never initialised: its __init__ calls "

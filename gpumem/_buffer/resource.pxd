@@ -3,10 +3,10 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._budget cimport Budget
-from gpumem._buffer.buffer cimport Buffer, Origin
+from gpumem._buffer.buffer cimport Buffer, ResourceBase
 from gpumem._buffer.ledger cimport BlockLedger, LedgerBlock
 
-cdef class MemoryResource(Origin):
+cdef class MemoryResource(ResourceBase):
     cdef readonly str name
     cdef readonly Budget budget         # that it charges; or None
     cdef object __weakref__

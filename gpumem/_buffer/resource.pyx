@@ -6,7 +6,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
 from gpumem._buffer.arguments cimport alignment_of, size_of
 from gpumem._buffer.buffer cimport (
-    Buffer, buffer_of, empty_buffer, Origin, refuse_forgotten, require_made,
+    Buffer, buffer_of, empty_buffer, ResourceBase, refuse_forgotten, require_made,
 )
 from gpumem._buffer.dlpack cimport dlpack_device_of
 from gpumem._buffer.ledger cimport (
@@ -40,7 +40,7 @@ cdef void set_resource_hook(int (*function)() except -1) noexcept nogil:
     on_resource = function
 
 
-cdef class MemoryResource(Origin):
+cdef class MemoryResource(ResourceBase):
     """Base of everything that hands out `Buffer` objects of one memory.
 
     To make one of your own, derive from it and write two methods, `allocate_raw` and

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from gpumem._buffer cimport (
     Buffer, DL_CPU, DL_READ_ONLY, DLDevice, DLTensor, Export, MemoryResource, order_host,
-    Origin,
+    ResourceBase,
 )
 from gpumem._tensor.layout cimport ElementType
 

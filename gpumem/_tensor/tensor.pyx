@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 from gpumem._buffer cimport (
     Buffer, buffer_share, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice,
     dlpack_capsule, dlpack_check_stream, dlpack_device_from, dlpack_export, dlpack_wants_versioned,
-    drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, Origin,
+    drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, ResourceBase,
     own_stream, require_open, same_device,
 )
 from gpumem._copy cimport copy_elements, Side
@@ -734,7 +734,7 @@ _NAMES = {"cpu": DL_CPU, "cuda": DL_CUDA, "cuda_host": DL_CUDA_HOST,
           "cuda_managed": DL_CUDA_MANAGED}
 
 
-cdef bint export_reaches(Origin resource, DLDevice device):
+cdef bint export_reaches(ResourceBase resource, DLDevice device):
     memory = resource.memory
     if same_device(device, resource.dl_device):
         return True
@@ -749,13 +749,13 @@ cdef bint export_reaches(Origin resource, DLDevice device):
     return device.device_type == DL_CUDA_HOST and memory.kind is MemoryKind.HOST_ACCESSIBLE
 
 
-cdef object export_refusal(Origin resource, DLDevice device):
+cdef object export_refusal(ResourceBase resource, DLDevice device):
     return BufferError(f"{resource.memory} cannot be shared as DLPack device "
                        f"({device.device_type}, {device.device_id}): copy it there first, "
                        "with .to(memory)")
 
 
-cdef DLDevice export_named(Origin resource, object named) except *:
+cdef DLDevice export_named(ResourceBase resource, object named) except *:
     cdef DLDevice device
     if isinstance(named, str):
         name, _, index = named.partition(":")

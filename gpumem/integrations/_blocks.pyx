@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
-from gpumem._buffer cimport Buffer, MemoryResource, Origin, Stream
+from gpumem._buffer cimport Buffer, MemoryResource, ResourceBase, Stream
 from gpumem._core cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.streams cimport LEGACY_STREAM
@@ -102,7 +102,7 @@ cdef class Blocks:
             self.found = self.find()
         return self.found
 
-    cdef Stream stream_of(self, Origin resource, object stream):
+    cdef Stream stream_of(self, ResourceBase resource, object stream):
         """Return gpumem's view of a stream; None for the legacy default stream."""
         cdef uintptr_t handle = stream.__cuda_stream__()[1]
         cdef Stream last
