@@ -104,5 +104,5 @@ def test_source_must_give_device_memory(fill):
     source.allocate = lambda nbytes: (ctypes.addressof(pages) + 255) & ~255
     source.free = lambda address, nbytes: None
     arena = gpumem.Arena("cuda:0", source=source)
-    with pytest.raises(gpumem.errors.SourceError, match="is no device memory of cuda:0"):
+    with pytest.raises(gpumem.errors.SourceError, match="device memory of cuda:0"):
         arena.allocate(10)
