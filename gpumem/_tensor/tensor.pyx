@@ -683,9 +683,12 @@ cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
     # The export takes over the lease, which the consumer's deleter ends.
     cdef Export* exported = dlpack_export(tensor.rank, flags, tensor.element.dl_minor, versioned,
                                           buffer_share(tensor.buffer))
+    cdef int i
     tensor_describe(tensor, device, exported.tensor)
-    memcpy(exported.tensor.shape, tensor.lengths, tensor.rank * sizeof(int64_t))
-    memcpy(exported.tensor.strides, tensor.dl_steps, tensor.rank * sizeof(int64_t))
+    # A loop: for two or three numbers, calls of memcpy would take longer.
+    for i in range(tensor.rank):
+        exported.tensor.shape[i] = tensor.lengths[i]
+        exported.tensor.strides[i] = tensor.dl_steps[i]
     return exported
 
 

@@ -148,7 +148,9 @@ cdef inline uint32_t page_mapped_at(const Space* space, uint32_t granule) noexce
 cdef inline Page* page_over(const Space* space, uint32_t granule) noexcept nogil:
     # The page that has a view of the granule, the active one or not; NULL: none has.
     cdef uint32_t mapped = page_mapped_at(space, granule)
-    return NULL if mapped == NIL else &space.page[mapped]
+    if mapped == NIL:
+        return NULL
+    return &space.page[mapped]
 
 cdef inline uint64_t bytes_of(const Page* page) noexcept nogil:
     return <uint64_t>page.granules << GRANULE_BITS
