@@ -1,4 +1,8 @@
-"""Allocation and free without a driver call: one lock, one search."""
+"""Allocation and free without a driver call.
+
+A block of exactly this size and stream comes from the thread's cache, without the arena's lock;
+else one search of the table finds a block, under the lock. Where that fails, slow_path goes on.
+"""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -32,6 +36,7 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     # In a fork's child: metadata may be as a thread of the parent's was changing it.
     if context_is_dead(arena.context):
         return ARENA_DEAD
+    # Set where the arena was made with passthrough, a budget of bytes in use or a debug heap.
     if not arena.detour:
         status = allocate_fast(arena, nbytes, stream_slot, block)
     elif arena.heap != NULL or arena.settings.passthrough or load32(&arena.closed):

@@ -56,7 +56,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef CUstream handle = stream.handle
     cdef CUevent event = stream.event
     cdef CUresult code
-    if stream.silent:
+    if stream.silent:       # reset_stream: the raw handle may name no stream now
         return
     if stream.thread != NULL and stream.thread != thread_now():
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
@@ -129,7 +129,8 @@ cdef inline bint has_free(const ArenaCore* arena, uint32_t stream_slot) noexcept
 
 
 cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # All that was freed on the stream is in use again; views from before a move may wait for it.
+    # All that was freed on the stream is in use again. But where a page moved, its mapping from
+    # before, the dormant view, stays until the stream's work is known to be done.
     return (arena.spaces[LARGE_SPACE].moved + arena.spaces[SMALL_SPACE].moved != 0
             and has_unknown_work(arena, stream_slot))
 

@@ -37,7 +37,8 @@ cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
         code = unmap_views(space, plan)
     if code == CUDA_SUCCESS:
         code = map_views(space, plan)
-    if plan.moves:      # their share of the time: mapping new pages is not charged to the budget
+    # The moves' share of the time, which `page_move_budget` bounds; new pages do not count.
+    if plan.moves:
         plan.move_ns = (context.now() - begin) * plan.moves // (plan.moves + plan.creates)
     if code == CUDA_SUCCESS:
         release_memory(space, plan)
@@ -79,7 +80,7 @@ cdef CUresult unmap_views(Space* space, Plan* plan) noexcept nogil:
     for i in range(plan.count):
         action = &plan.actions[i]
         page = &space.page[action.page]
-        for view in range(2):
+        for view in range(2):       # the dormant one, then the active one
             if action.unmap[view] == NIL:
                 continue
             # A page without memory is suspended: the driver has no view of it.

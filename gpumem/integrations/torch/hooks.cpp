@@ -104,7 +104,7 @@ HOOK void *gpumem_torch_alloc(size_t nbytes, int device, Stream stream) {
     return address;
 }
 
-/* For the caching allocator, which handles nullptr. */
+/* Pool mode: a segment for PyTorch's own caching allocator, which handles nullptr itself. */
 HOOK void *gpumem_torch_alloc_segment(size_t nbytes, int device, Stream stream) {
     void *address = nullptr;
     if (nbytes != 0) calls.allocate_segment(hook_of(device), nbytes, stream, &address);
