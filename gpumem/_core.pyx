@@ -13,10 +13,10 @@ from gpumem._native.arena cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, arena_allocate_fast, arena_allocate_slow,
     ARENA_CAPTURING, arena_close, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
     arena_free_used, ARENA_IN_USE, arena_lease, ARENA_MISS, arena_move_lease, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_reap, arena_record, arena_reserved,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
     arena_reset_peaks, arena_reset_stream, arena_resume, arena_set_limit, arena_shrink,
-    arena_stream, arena_suspend, ArenaCore, ArenaSettings, Block, heap_suspend, slot_drop,
-    slot_retain, STATE_CLOSED, STATE_SUSPENDED,
+    arena_stream, arena_suspend, ArenaCore, arenas_release_retired, ArenaSettings, Block,
+    heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -129,7 +129,7 @@ cdef class Arena(ArenaBase):
         settings.paged = (self.source is None and self.config.numa_node is None
                           and takes_pages(self, self.config, least_limit(budget, count)))
         with nogil:
-            arena_reap()        # it may wait for the device
+            arenas_release_retired()    # it may wait for the device
         choose_backing(self, self.config, self.source, &backing)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
@@ -883,10 +883,10 @@ cdef Buffer empty_block(Arena arena, uint32_t slot):
     return empty_buffer(arena, slot)
 
 
-def reap():
+def release_retired_arenas():
     """Release the memory of arenas without references to the driver."""
     with nogil:
-        arena_reap()
+        arenas_release_retired()
 
 
-on_release("arenas", reap)
+on_release("arenas", release_retired_arenas)

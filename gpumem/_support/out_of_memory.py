@@ -54,14 +54,14 @@ class OutOfMemoryReport:
     limits : tuple of LimitInForce
         What bounds the resource, the nearest first.
     in_use, reserved : int
-        Handed out; held from the device.
+        Allocated; held from the device.
     largest_free : int or None
         The largest free block; None where only the driver knows.
     free : int
-        Held and handed out to nobody: of it `waiting` was freed on other streams, whose work is
-        not known to be done, and `movable` lies in whole pages that can go where they are needed.
+        Reserved and not allocated: of it `waiting` was freed on other streams, whose work is not
+        known to be done, and `movable` lies in whole pages that can go where they are needed.
     cached : int
-        Given back, and at rest in threads' caches.
+        Freed, and cached by threads.
     pending_free : int
         Freed, while streams recorded for it may still use it.
     waiting, movable : int
@@ -71,11 +71,11 @@ class OutOfMemoryReport:
     by_framework : mapping of str to int
         Bytes in use by framework, where that is known.
     device_total, device_free : int or None
-        What the driver says of the whole device; None if it does not say.
+        Of the whole device, from the driver; None if it does not report them.
     held_here : int
         Held in this memory by gpumem's arenas of this process, and handed out by its pools.
     idle_elsewhere : int
-        Of that, what other arenas hold and nobody uses.
+        Of that, what other arenas hold without blocks in it.
     held_by_others : int or None
         The rest that the device does not have free: other processes, other libraries of this one,
         and the driver, with what its pools keep and what it rounds up.

@@ -14,7 +14,7 @@ cdef void arena_drop(ArenaCore* arena) noexcept nogil
 # A reference to one that may be at its end, while it cannot be forgotten; False: it is.
 cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef int arena_close(ArenaCore* arena) noexcept nogil
-cdef void arena_reap() noexcept nogil
+cdef void arenas_release_retired() noexcept nogil
 
 # Of a paged arena: makes pages for so many bytes more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil

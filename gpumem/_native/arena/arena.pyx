@@ -74,7 +74,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     if arena.heap != NULL:
         heap_release(arena, 0)
     mode = context_relax(arena.context)
-    arena_reap()
+    arenas_release_retired()
     caches_flush(arena)
     release_completed(arena, SLOT_RELEASED)
     lock_acquire(&arena.grow_lock)
@@ -92,7 +92,7 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef int status
     if context_is_dead(arena.context):
         return ARENA_DEAD
-    arena_reap()
+    arenas_release_retired()
     lock_acquire(&arena.grow_lock)
     status = prepare_pages(arena, nbytes)
     lock_release(&arena.grow_lock)
@@ -213,7 +213,7 @@ cdef void arena_drop(ArenaCore* arena) noexcept nogil:
     retire(&retired_arenas, &arena.end, arena)
 
 
-cdef void arena_reap() noexcept nogil:
+cdef void arenas_release_retired() noexcept nogil:
     # Destroys the arenas that finalizers left; called where blocking is allowed.
     cdef Retired* link = take_retired(&retired_arenas)
     cdef ArenaCore* arena
@@ -234,7 +234,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     if context_is_dead(arena.context):
         arena.closed = STATE_CLOSED
         return ARENA_OK
-    arena_reap()
+    arenas_release_retired()
     if arena.heap != NULL and heap_counts(arena.heap).live == 0:
         heap_drain(arena)
     lock_acquire(&arena.grow_lock)

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.allocation_events cimport note_allocate, note_event
-from gpumem._native.arena.arena cimport arena_reap
+from gpumem._native.arena.arena cimport arenas_release_retired
 from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
 from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.fast_path cimport arena_charge_block
@@ -82,7 +82,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         # 6. The driver, one thread at a time. Arenas without references are released first, so
         #    that it neither counts in max_mem nor takes memory from the growth.
         mode = context_relax(arena.context)
-        arena_reap()
+        arenas_release_retired()
         lock_acquire(&arena.grow_lock)
         release_retired(arena)
 
