@@ -65,7 +65,8 @@ cdef class Arena(ArenaBase):
         Where regions come from instead of the driver: an object with ``allocate(nbytes)``, which
         returns an address or None, and ``free(address, nbytes)``; a `MemoryResource` of the same
         memory, inside whose buffers the arena hands out blocks; or a pair of addresses of C
-        functions, ``void *(size_t)`` and ``void (void *, size_t)``. Addresses are multiples of 256.
+        functions, ``void *(size_t)`` and ``void (void *, size_t)``. Addresses are multiples of 256;
+        a region that overlaps one that the arena has is refused, and not freed.
         None is a refusal: the arena requests less, then releases idle regions and tries again.
         One call at a time, on any thread, and only where the arena may block; before a region
         goes back, work queued on the device is waited for. A source must not call its arena. One

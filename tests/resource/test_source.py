@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
+from helpers.resources import Answers
 from helpers.threads import with_a_context_stack_of_its_own
 
 import gpumem
@@ -198,6 +199,61 @@ def test_overlapping_memory_is_refused(make_arena):
         arena.allocate(2 * MIB)
     arena.check_invariants()
     held.close()
+
+
+@pytest.mark.parametrize("functions", [False, True])
+def test_address_that_is_given_twice_is_refused_and_stays_mapped(functions):
+    child.run_quietly(
+        """
+import ctypes, mmap, sys
+import numpy as np
+import gpumem
+
+libc = ctypes.CDLL(None)
+pages = np.frombuffer(mmap.mmap(-1, 1 << 24), np.uint8)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+class Same:
+    allocate = staticmethod(lambda nbytes: pages.ctypes.data)
+    free = staticmethod(lambda address, nbytes: libc.munmap(address, nbytes))
+
+if sys.argv[1] == "True":
+    take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(Same.allocate)
+    give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(Same.free)
+    source = tuple(ctypes.cast(each, ctypes.c_void_p).value for each in (take, give))
+else:
+    source = Same()
+arena = gpumem.Arena("host", {"extend_strategy": "same_as_requested"}, source=source)
+held = arena.allocate(1 << 20)
+before = arena.stats(), arena.blocks()
+for _ in range(2):
+    try:
+        arena.allocate(1 << 20)
+    except gpumem.errors.SourceError:
+        pass
+    else:
+        print("an address was accepted twice")
+    np.frombuffer(held, np.uint8)[:] = 7
+arena.check_invariants()
+assert (arena.stats(), arena.blocks()) == before
+""",
+        str(functions),
+    )
+
+
+def test_address_that_a_resource_gives_twice_is_refused_and_stays_its_own(make_arena):
+    pages = np.frombuffer(mmap.mmap(-1, 4 * MIB), np.uint8)
+    resource = Answers(pages.ctypes.data)
+    arena = make_arena(EXACT, source=resource)
+    held = arena.allocate(MIB)
+    with pytest.raises(gpumem.errors.SourceError, match="overlaps 1048576 bytes"):
+        arena.allocate(MIB)
+    assert not resource.returned
+    held.close()
+    arena.close()
+    assert {(address, nbytes) for address, nbytes, _ in resource.returned} == {
+        (pages.ctypes.data, MIB)
+    }
 
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])

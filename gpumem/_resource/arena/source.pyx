@@ -99,12 +99,14 @@ class Upstream:
         """Return the address of a new buffer of the resource."""
         buffer = self.resource.allocate(nbytes, self.stream)
         self.stream.synchronize()
-        self.buffers[buffer.ptr] = buffer
+        # More than one only if the resource gives an address twice: the first is in use.
+        self.buffers.setdefault(buffer.ptr, []).append(buffer)
         return buffer.ptr
 
     def free(self, address, nbytes):
         """Close the buffer, whose users are done."""
-        self.buffers.pop(address).close()
+        for buffer in self.buffers.pop(address):
+            buffer.close()
 
 
 # ---- calling it ----------------------------------------------------------------------------------
@@ -149,6 +151,10 @@ cdef class Source:
         given = given.__index__()
         if given == 0:
             return 0
+        wrong = self.overlap_of(given, size)
+        if wrong:
+            # It is not freed: the source would take back memory that the arena hands out.
+            raise SourceError(f"{self.given!r} gave {given:#x} for {size} bytes, which {wrong}")
         wrong = self.what_is_wrong(given, size)
         if wrong:
             # The source keeps its own count, so what it handed out is freed also if it is unusable.
@@ -159,15 +165,19 @@ cdef class Source:
         address[0] = given
         return 0
 
+    def overlap_of(self, given, size):
+        """Return what a region shares with one that the arena has, "" if nothing."""
+        for address, nbytes in self.held.items():
+            if given < address + nbytes and address < given + size:
+                return f"overlaps {nbytes} bytes at {address:#x} that it gave before"
+        return ""
+
     def what_is_wrong(self, given, size):
         """Return why a region is not usable, "" if it is."""
         if not 0 < given <= END_OF_ADDRESSES - size:
             return "is not an address"
         if given % QUANTUM:
             return f"is not a multiple of {QUANTUM}"
-        for address, nbytes in self.held.items():
-            if given < address + nbytes and address < given + size:
-                return f"overlaps {nbytes} bytes at {address:#x} that it gave before"
         if self.memory.kind is MemoryKind.HOST:
             return "" if pages_exist(given, size) else "is not all mapped"
         # The first and the last byte: one driver call for each page would take too long.
