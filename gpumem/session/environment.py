@@ -34,6 +34,8 @@ Prefixed: TypeAlias = dict[tuple[str, str], list[tuple[str, object]]]
 SHARED, PRIVATE = "ep_factory", "ep"  # prefixes: of an environment's allocators, of a session's
 BARE = ("", "")
 _PREFIXED = re.compile(r"(ep_factory|ep)\.([^.]+)\.(.+)\Z", re.DOTALL)
+_KINDS = "|".join(kind.value for kind in MemoryKind)
+_MEMORY = re.compile(rf"(cuda|host)(?::([0-9]{{1,4}}))?(?:/(?:{_KINDS}))?\Z", re.IGNORECASE)
 
 
 @dataclass
@@ -73,7 +75,10 @@ class Environment:
     -----
     ConfigWarning
         An allocator is made for which only keys under the other prefix exist: they have no effect
-        on it.
+        on it. Or keys are under a name that is neither a device's memory nor the `MemoryInfo.name`
+        of one that was registered, as ``ep_factory.CUDAExecutionProvider`` without such a memory:
+        when a memory is registered that no key names, at the latest by `close`. So register a
+        memory with a name of its own first.
 
     Examples
     --------
@@ -91,6 +96,10 @@ class Environment:
         self._replaced: list[_Entry] = []
         self._closed = False
         self._settings = read_prefixes({} if config is None else config)
+        # Names of keys that only a `MemoryInfo.name` can match, and none has so far.
+        self._unclaimed = {
+            name: which for which, name in self._settings if which and not _MEMORY.match(name)
+        }
 
     # ---- allocators ------------------------------------------------------------------------------
 
@@ -279,7 +288,9 @@ class Environment:
         Warns
         -----
         ConfigWarning
-            Keys for this memory exist under the other prefix only.
+            Keys for this memory exist under the other prefix only, and no allocator that they are
+            for is registered. Or no key names this memory, and there are keys under a name that no
+            memory has had.
 
         Examples
         --------
@@ -288,13 +299,38 @@ class Environment:
         >>> [environment.settings_for(memory, "ep").max_mem for memory in ("host", "cuda:0")]
         [2000, 1000]
         """
+        info = MemoryInfo.parse(memory)
+        names = names_of(info)
+        self._claim(names)
         if isinstance(more, ArenaConfig):
             return more
-        info = MemoryInfo.parse(memory)
         own = {} if more is None else read_prefixes(more)
-        return ArenaConfig(
-            **(explicit_settings(self._settings, info, prefix) | named_settings(own, info, prefix))
-        )
+        # A session's own settings, and keys that the registered allocator has, are as intended.
+        if prefix == SHARED or not (own or _key(info) in self._entries):
+            warn_of_other_prefix(self._settings, prefix, names)
+        if not any(name in names for _, name in self._settings):
+            self._warn_of_unclaimed(f"; {info} takes {_listed(names)}", stacklevel=4)
+        more_of_it = named_settings(own, info, prefix)
+        warn_of_other_prefix(own, prefix, names)
+        return ArenaConfig(**(explicit_settings(self._settings, info, prefix) | more_of_it))
+
+    def _claim(self, names: set[str]) -> None:
+        with self._lock:
+            self._unclaimed = {
+                name: which for name, which in self._unclaimed.items() if name not in names
+            }
+
+    def _warn_of_unclaimed(self, more: str = "", *, stacklevel: int) -> None:
+        """Warn of keys under names that no memory has, once."""
+        with self._lock:
+            unclaimed, self._unclaimed = self._unclaimed, {}
+        for name, which in unclaimed.items():
+            warnings.warn(
+                f"keys under {which}.{name} have no effect: no memory of that name is registered. "
+                f"Expected a device's type or memory, or the name of a MemoryInfo{more}",
+                ConfigWarning,
+                stacklevel=stacklevel,
+            )
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -338,6 +374,7 @@ class Environment:
             self._closed = True
             for entry in list(self._entries.values()):
                 self._drop(entry)
+        self._warn_of_unclaimed(stacklevel=3)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -375,7 +412,6 @@ def read_prefixes(config: Any) -> Prefixed:
 def explicit_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[str, Any]:
     """Return the fields that keys set for a memory; keys that name it override bare ones."""
     names = names_of(memory)
-    warn_of_other_prefix(given, prefix, names)
     named = [given.get((prefix, name), []) for name in sorted(names)]
     return ArenaConfig._values(given.get(BARE, ())) | ArenaConfig._values(
         item for items in named for item in items
@@ -387,11 +423,37 @@ def named_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[str
     names = names_of(memory)
     for which, name in given:
         if which and name not in names:
-            accepted = ", ".join(sorted(names))
             raise ConfigError(
-                f"keys under {which}.{name} are not for this memory: expected {accepted}"
+                f"keys under {which}.{name} are not for this memory: expected {_listed(names)}"
             )
     return explicit_settings(given, memory, prefix)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def is_elsewhere(name: str, device: Device) -> bool:
+    """Return whether a name in keys is of another device than this one."""
+    match = _MEMORY.match(name)
+    if match is None:
+        return False
+    return match[1].lower() != device.type or (
+        match[2] is not None and int(match[2]) != device.index
+    )
+
+
+def without_other_devices(config: Mapping[Any, Any], device: Device) -> dict[Any, Any]:
+    """Return the settings without those whose keys name another device; their values are checked.
+
+    So one mapping may hold the settings of several devices' sessions.
+    """
+    read_prefixes(config)
+    return {
+        key: value
+        for key, value in config.items()
+        if not (match := _PREFIXED.match(key)) or not is_elsewhere(match[2], device)
+    }
 
 
 def names_of(memory: MemoryInfo) -> set[str]:
@@ -417,7 +479,7 @@ def warn_of_other_prefix(given: Prefixed, prefix: str, names: set[str]) -> None:
             f"keys under {other}.{name} are for {owner[other]} and have no effect on {name} here, "
             f"which takes {prefix}.{name}",
             ConfigWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
 from gpumem.config import ArenaConfig, _bad, _boolean, _enter_once
+from gpumem.device import Device
 from gpumem.errors import ConfigError
+from gpumem.session.environment import is_elsewhere, read_prefixes
 
 if TYPE_CHECKING:
     from gpumem._buffer.stream import _StreamLike
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SessionOptions"]
 
 _KEY = re.compile(r"(?:ep\.([^.]+)\.)?(gpu_external_)?([a-z_]+)\Z")
+_NAMED = re.compile(r"(?:ep_factory|ep)\.([^.]+)\.")
 _LEGACY_HANDLES = (0, 1)
 _CALLBACKS = ("alloc", "free", "empty_cache")
 
@@ -178,13 +181,39 @@ class SessionOptions:
             Unknown key, invalid value, one option given twice with different values, or options
             that contradict each other.
         """
-        if not isinstance(mapping, Mapping):
-            kind = type(mapping).__name__
-            raise TypeError(f"a session takes SessionOptions or a mapping, not {kind}")
+        return cls(**cls._values(_require_mapping(mapping).items(), name))
+
+    @classmethod
+    def _for_memory(
+        cls, mapping: Mapping[str, object], device: Device, names: Collection[str]
+    ) -> Self:
+        """Read the keys of one device; those of other devices are checked and left out."""
+        own: list[tuple[str, object]] = []
+        others: dict[str, list[tuple[str, object]]] = {}
+        for key, value in _require_mapping(mapping).items():
+            match = _NAMED.match(key) if isinstance(key, str) else None
+            name = match[1].lower() if match else None
+            if name is not None and is_elsewhere(name, device):
+                others.setdefault(name, []).append((key, value))
+                continue
+            # An arena's keys are compared with its own name, which a shared arena may have.
+            if name is not None and name not in names and _option_of(key, None) is not None:
+                accepted = ", ".join(sorted(names))
+                raise ConfigError(f"key {key!r} is for {name!r}: expected {accepted}")
+            own.append((key, value))
+        for items in others.values():
+            cls._values(items)
+        return cls(**cls._values(own))
+
+    @classmethod
+    def _values(
+        cls, items: Iterable[tuple[str, object]], name: str | None = None
+    ) -> dict[str, Any]:
+        """Return the fields that the keys set."""
         values: dict[str, Any] = {}
         arena_keys: dict[str, object] = {}
         given: dict[str, str] = {}
-        for key, value in mapping.items():
+        for key, value in items:
             option = _option_of(key, name)
             if option is None:
                 arena_keys[key] = value
@@ -196,9 +225,15 @@ class SessionOptions:
             values["external_allocator"] = callbacks
         if arena_keys and "arena" in values:
             raise ConfigError("arena is given twice: as itself and in parts")
-        if arena_keys:
-            ArenaConfig._values(arena_keys.items())
-        return cls(**values, _arena_keys=arena_keys)
+        read_prefixes(arena_keys)
+        return values | {"_arena_keys": arena_keys}
+
+
+def _require_mapping(mapping: Any) -> Mapping[str, object]:
+    if not isinstance(mapping, Mapping):
+        kind = type(mapping).__name__
+        raise TypeError(f"a session takes SessionOptions or a mapping, not {kind}")
+    return mapping
 
 
 _BOOLEANS = (

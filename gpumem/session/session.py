@@ -45,7 +45,10 @@ from gpumem.session.environment import (
     Environment,
     close_if_idle,
     named_settings,
+    names_of,
     read_prefixes,
+    warn_of_other_prefix,
+    without_other_devices,
 )
 from gpumem.session.options import SessionOptions
 
@@ -64,7 +67,9 @@ class Session:
     device : Device or str
         The device of the work.
     options : SessionOptions or Mapping, optional
-        A mapping is read by `SessionOptions.from_mapping`.
+        A mapping is read by `SessionOptions.from_mapping`. Keys under another device's name,
+        ``ep.cuda.<option>`` in a session on the host, are for sessions there: one mapping may serve
+        several devices. Any other name than this device's is refused.
     environment : Environment, optional
         Source of the allocators; None: the default resources (see `get_default_resource`).
 
@@ -107,7 +112,7 @@ class Session:
         self._closed = True
         self.device = Device(device)
         self.memory = MemoryInfo(self.device)
-        self.options = _options(options)
+        self.options = _options(options, self.memory)
         self.environment = environment
         self._lock = ForkLock()
         self._inputs: dict[str, BoundInput] = {}
@@ -187,8 +192,9 @@ class Session:
             self._external = self._take_external(options.external_allocator)
             return self._external
         settings = options.arena if isinstance(options.arena, Mapping) else {}
-        wanted = {**settings, **options._arena_keys}
-        if options.private_arena or (self.environment is None and (options.arena or wanted)):
+        wanted = without_other_devices({**settings, **options._arena_keys}, self.device)
+        given = isinstance(options.arena, ArenaConfig) or wanted
+        if options.private_arena or (self.environment is None and given):
             self._private = self._make_private(wanted)
             return self._private
         if self.environment is None:
@@ -232,7 +238,9 @@ class Session:
         if isinstance(arena, ArenaConfig):
             explicit = {each.name: getattr(arena, each.name) for each in fields(arena)}
         else:
-            explicit = named_settings(read_prefixes(wanted), shared.memory, PRIVATE)
+            given = read_prefixes(wanted)
+            explicit = named_settings(given, shared.memory, PRIVATE)
+            warn_of_other_prefix(given, PRIVATE, names_of(shared.memory))
         config = getattr(shared, "config", None)
         for name, value in explicit.items():
             actual = getattr(config, name, None)
@@ -597,10 +605,12 @@ class Session:
         return f"<gpumem.Session on {self.device}{', closed' * self._closed}>"
 
 
-def _options(options: Any) -> SessionOptions:
+def _options(options: Any, memory: MemoryInfo) -> SessionOptions:
     if options is None:
         return SessionOptions()
-    return options if isinstance(options, SessionOptions) else SessionOptions.from_mapping(options)
+    if isinstance(options, SessionOptions):
+        return options
+    return SessionOptions._for_memory(options, memory.device, names_of(memory))
 
 
 def _order(first: Stream, then: Stream) -> None:

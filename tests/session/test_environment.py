@@ -207,6 +207,61 @@ def test_keys_with_both_prefixes_give_no_warning():
             assert environment.register("host").config.max_mem == 2000000
 
 
+@pytest.mark.parametrize("name", ["gpu", "CUDAExecutionProvider", "hosts", "cuda:x"])
+def test_keys_under_a_name_that_no_memory_has_give_a_warning(name):
+    environment = gpumem.Environment({f"ep_factory.{name}.arena.max_mem": "1048576"})
+    told = rf"ep_factory\.{name.lower()} .*host:0 takes host, host:0"
+    with pytest.warns(gpumem.errors.ConfigWarning, match=told) as given:
+        environment.register("host")
+    assert given[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once
+        environment.register("host")
+        environment.close()
+
+
+def test_keys_under_an_unknown_name_beside_known_ones_give_a_warning_at_the_end():
+    keys = {"ep_factory.host.arena.max_mem": "1048576", "ep_factory.gpu.arena.max_mem": "1048576"}
+    environment = gpumem.Environment(keys)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        environment.register("host")  # memory of that name may follow
+    with pytest.warns(gpumem.errors.ConfigWarning, match=r"ep_factory\.gpu ") as given:
+        environment.close()
+    assert given[0].filename == __file__
+    assert environment.closed
+
+
+def test_keys_of_other_memory_and_of_named_memory_give_no_warning():
+    keys = {
+        "ep_factory.weights.arena.max_mem": "1000000",
+        "ep_factory.cuda.arena.max_mem": "2000000",
+        "ep_factory.HOST:7/managed.arena.max_mem": "3000000",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with gpumem.Environment(keys) as environment:
+            environment.register(gpumem.MemoryInfo(gpumem.Device("host"), name="Weights"))
+            environment.register("host")
+
+
+def test_keys_of_the_shared_arena_give_no_warning_for_a_private_one():
+    keys = {"ep_factory.host.arena.max_mem": "1048576"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with gpumem.Environment(keys) as environment:
+            environment.register("host")
+            gpumem.Session("host", {"private_arena": True}, environment).close()
+        with gpumem.Environment(keys) as environment:
+            options = {"private_arena": True, "arena.max_mem": "2097152"}
+            gpumem.Session("host", options, environment).close()
+    with (
+        gpumem.Environment(keys) as environment,
+        pytest.warns(gpumem.errors.ConfigWarning, match=r"takes ep\.host"),
+    ):
+        gpumem.Session("host", {"private_arena": True}, environment).close()
+
+
 def test_options_of_another_memory_are_refused_for_one_allocator(environment):
     with pytest.raises(gpumem.ConfigError, match="cuda"):
         environment.register("host", {"ep_factory.cuda.arena.max_mem": "1"})

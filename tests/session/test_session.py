@@ -565,13 +565,47 @@ def test_private_arena_belongs_to_the_session():
         assert own.closed
 
 
-def test_other_prefix_gives_a_warning_and_other_memory_is_refused():
+def test_other_prefix_gives_a_warning_and_unknown_names_are_refused():
     with gpumem.Environment() as environment:
         environment.register("host")
         with pytest.warns(gpumem.errors.ConfigWarning, match="ep_factory.host"):
             gpumem.Session("host", {"ep_factory.host.arena.max_mem": "5"}, environment).close()
-        with pytest.raises(gpumem.ConfigError, match="cuda"):
-            gpumem.Session("host", {"ep.cuda.arena.max_mem": "5"}, environment)
+        for name in ("gpu", "host/managed", "CUDAExecutionProvider"):
+            for key in ("arena.max_mem", "enable_cuda_graph"):
+                with pytest.raises(gpumem.ConfigError, match="expected host, host:0"):
+                    gpumem.Session("host", {f"ep.{name}.{key}": "1"}, environment)
+        assert environment.references("host") == 1
+
+
+def test_one_mapping_serves_the_sessions_of_several_devices():
+    keys = {
+        "ep.host.enable_cuda_graph": "1",
+        "ep.cuda.enable_cuda_graph": "0",
+        "ep.cuda:1.user_compute_stream": "0x10",
+        "ep.HOST.arena.max_mem": "1048576",
+        "ep.cuda.arena.max_mem": "2097152",
+        "ep_factory.cuda.arena.max_mem": "2097152",
+    }
+    with gpumem.Session("host", keys) as session:
+        assert session.options.enable_cuda_graph
+        assert not session.options.has_user_compute_stream
+        assert session.allocator().config.max_mem == 1048576
+    elsewhere = {key: value for key, value in keys.items() if "cuda" in key}
+    with gpumem.Session("host", elsewhere) as session:
+        assert not session.options.unified_stream
+        assert session.allocator() is gpumem.get_default_resource("host")
+    with gpumem.Environment() as environment:
+        shared = environment.register("host")
+        with gpumem.Session("host", elsewhere, environment) as session:
+            assert session.allocator() is shared
+    for key, value in {
+        "ep.cuda.enable_cuda_graph": "maybe",
+        "ep.cuda.enable_cuda_graphs": "1",
+        "ep.cuda.arena.max_mem": "1x",
+        "ep_factory.cuda.enable_cuda_graph": "1",
+    }.items():
+        with pytest.raises(gpumem.ConfigError, match=key):
+            gpumem.Session("host", {key: value})
 
 
 class Callbacks:
