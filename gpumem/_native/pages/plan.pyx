@@ -14,15 +14,15 @@ from gpumem._native.bfc cimport (
     Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL, SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, granules_ready, is_movable, may_use, page_slot, pages_ready, see_beside,
-    see_idle_pages, take_out, view_set,
+    fill_granules, granules_ready, may_use, page_slot, pages_ready, see_beside, see_idle_pages,
+    take_out, view_set,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of,
-    bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet,
-    KEEP_VIEW_PERCENT, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES,
-    Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult,
-    Space,
+    bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_movable,
+    is_quiet, KEEP_VIEW_PERCENT, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over,
+    PEAK_PAGES, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS,
+    PlanResult, Space,
 )
 from gpumem._support.atomics cimport load32
 

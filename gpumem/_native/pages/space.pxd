@@ -18,9 +18,6 @@ cdef void see_beside(Space* space, uint32_t index) noexcept nogil
 cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
                         uint64_t epoch) noexcept nogil
 cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil
-# Idle, outside [begin, end), and its dormant view, if any, can be unmapped now.
-cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
-                     uint64_t end) noexcept nogil
 # An empty space; no driver call. `first_bytes` of addresses are reserved at the first need.
 cdef void space_create(Space* space, Bfc* table, DeviceContext* context, uint64_t* calls,
                        uint64_t first_bytes, bint large) noexcept nogil

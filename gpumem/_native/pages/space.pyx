@@ -15,8 +15,8 @@ from gpumem._native.driver cimport (
     CUresult, DeviceContext,
 )
 from gpumem._native.pages.types cimport (
-    address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet,
-    MAX_RANGES, overlaps, Page, page_mapped_at, page_over, Range, Space,
+    address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle,
+    MAX_RANGES, Page, page_mapped_at, page_over, Range, Space,
 )
 from gpumem._support.atomics cimport load32
 
@@ -109,16 +109,18 @@ cdef void see_again(Space* space, uint32_t index) noexcept nogil:
     # Idle pages name their free chunk by its index, which has changed; NIL and chunks that are not
     # free have no such pages.
     cdef const Chunk* chunk
-    cdef uint32_t g
-    cdef Page* page
+    cdef uint32_t g, last, mapped
     if index == NIL or state_of(space.table, index) != CHUNK_FREE:
         return
     chunk = &space.table.chunks[index]
-    for g in range(granule_of(space, chunk.address + GRANULE - 1),
-                   granule_of(space, end_of(chunk))):
-        page = page_over(space, g)
-        if page != NULL and page.active == g and is_idle(space, page):
-            page.chunk = index
+    g = granule_of(space, chunk.address + GRANULE - 1)
+    last = granule_of(space, end_of(chunk))
+    while g < last:
+        mapped = page_mapped_at(space, g)
+        if (mapped != NIL and space.page[mapped].active == g
+                and is_idle(space, &space.page[mapped])):
+            space.page[mapped].chunk = index
+        g += 1
 
 
 cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
@@ -137,13 +139,6 @@ cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil:
             return index
         index = space.table.chunks[index].bin_next
     return NIL
-
-
-cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
-                     uint64_t end) noexcept nogil:
-    return (page.granules and is_idle(space, page) and not overlaps(space, page, begin, end)
-            and (page.dormant == NIL
-                 or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)))
 
 
 cdef void space_create(Space* space, Bfc* table, DeviceContext* context, uint64_t* calls,

@@ -170,6 +170,14 @@ cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
     return (address_of(space, page.active) < end
             and address_of(space, page.active + page.granules) > begin)
 
+cdef inline bint is_movable(const Space* space, const Page* page, uint64_t begin,
+                            uint64_t end) noexcept nogil:
+    # Idle, outside [begin, end), and its dormant view, if any, can be unmapped now. Plans ask this
+    # of every page, of which few are idle.
+    return (page.granules and is_idle(space, page) and not overlaps(space, page, begin, end)
+            and (page.dormant == NIL
+                 or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)))
+
 cdef inline bint is_backed(const Space* space, uint32_t granule) noexcept nogil:
     cdef const Page* page = page_over(space, granule)
     return page != NULL and page.active <= granule < page.active + page.granules
