@@ -17,6 +17,7 @@ from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._support.arguments import require
+from gpumem._support.releases import release_retired
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
 
@@ -98,7 +99,8 @@ cdef class Budget:
     A request that a hard limit refuses first uses the spare memory of its own resource: blocks that
     other streams have finished with, cached chunks, pages that can move, idle memory. Then
     `on_pressure` of the level that refused is called, then of those above it, last of those below
-    it down to where the request was made; after each call it is tried again. A callback that freed
+    it down to where the request was made; after each call it is tried again, without the arenas
+    to which nothing refers any more. A callback that freed
     something, but too little, is called again, up to 16 times for one request. Then the request
     fails with BudgetExceededError, whose cause is what callbacks raised; if it succeeds after all,
     that goes to `sys.unraisablehook`.
@@ -508,6 +510,8 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
     relief.asked = <uint32_t>1 << asked.depth
     relief.calls += 1
     call(<Budget>asked.face, missing_bytes(refusing, nbytes), errors)
+    # The arenas that it dropped hold what they charged until they are released.
+    release_retired()
     return True
 
 
@@ -583,6 +587,8 @@ cdef int call_or_tell(Budget budget, uint64_t nbytes) noexcept:
     except BaseException as error:
         errors.append(error)
     tell_errors(errors)
+    errors.clear()      # their frames hold what the callback dropped
+    release_retired()
     return 0
 
 

@@ -327,6 +327,35 @@ def test_callbacks_exception_is_the_errors_cause(make_arena):
     assert budget.used == 0
 
 
+@pytest.mark.parametrize("backing", BACKINGS)
+def test_arena_that_a_callback_drops_is_not_counted_any_more(backing):
+    budget = Budget(8 * MIB)
+    held = [gpumem.Arena("host", {"backing": backing}, budget=budget).allocate(3 * MIB)]
+    budget.on_pressure = lambda budget, nbytes: held.clear()
+    with budget.reserve(8 * MIB):
+        assert budget.used == 8 * MIB
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("backing", BACKINGS)
+def test_arena_that_the_soft_limits_callback_drops_is_not_counted_any_more(
+    backing, fails, monkeypatch
+):
+    budget = Budget(None, soft=6 * MIB)
+    held = [gpumem.Arena("host", {"backing": backing}, budget=budget).allocate(3 * MIB)]
+
+    def drop(budget, nbytes):
+        dropped = held.pop()
+        assert not fails, dropped
+
+    monkeypatch.setattr("sys.unraisablehook", lambda problem: None)
+    budget.on_pressure = drop
+    with budget.reserve(7 * MIB):
+        assert not held
+        assert budget.used == 7 * MIB
+
+
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
 def test_soft_limit_notifies_and_serves(count, make_arena):
     told = []
