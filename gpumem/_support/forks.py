@@ -34,6 +34,14 @@ class ForkLock:
     ) -> None:
         self._lock.release()
 
+    def enter_if_free(self) -> bool:
+        """Acquire it unless another thread has it; tells whether."""
+        return self._lock.acquire(blocking=False)
+
+    def leave(self) -> None:
+        """Release what `enter_if_free` acquired."""
+        self._lock.release()
+
     def _renew(self) -> None:
         self._lock = threading.RLock()
 

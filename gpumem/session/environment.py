@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -94,6 +95,8 @@ class Environment:
         self._lock = ForkLock()
         self._entries: dict[tuple[Device, MemoryKind], _Entry] = {}
         self._replaced: list[_Entry] = []
+        self._dropped: deque[MemoryResource] = deque()  # by sessions that are gone
+        self._is_held = False  # the lock, by whichever thread
         self._closed = False
         self._settings = read_prefixes({} if config is None else config)
         # Names of keys that only a `MemoryInfo.name` can match, and none has so far.
@@ -157,7 +160,7 @@ class Environment:
         return resource
 
     def _put(self, info: MemoryInfo, entry: _Entry) -> None:
-        with self._lock:
+        with self._alone():
             self._require_open()
             before = self._entries.get(_key(info))
             self._entries[_key(info)] = entry
@@ -199,7 +202,7 @@ class Environment:
         (True, 2)
         """
         info = MemoryInfo.parse(memory)
-        with self._lock:
+        with self._alone():
             entry = self._entry_of(info)
             entry.references += 1
             return entry.resource
@@ -227,8 +230,45 @@ class Environment:
         >>> arena.closed, environment.memories()
         (True, [])
         """
-        with self._lock:
+        with self._alone():
             self._drop(self._entry_of(allocator))
+
+    def _release_soon(self, allocator: MemoryResource) -> None:
+        self._dropped.append(allocator)
+        self._release_dropped()
+
+    def _release_dropped(self) -> None:
+        # In a finalizer, inside another call too: whoever has the lock does it when it is done.
+        while self._dropped and self._lock.enter_if_free():
+            try:
+                if self._is_held:
+                    return
+                with self._held():
+                    pass
+            finally:
+                self._lock.leave()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        try:
+            with self._lock, self._held():
+                yield
+        finally:
+            self._release_dropped()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """With the lock: release what sessions dropped, and keep finalizers out."""
+        was_held, self._is_held = self._is_held, True
+        try:
+            while self._dropped:
+                allocator = self._dropped.popleft()
+                with contextlib.suppress(NoAllocatorError):
+                    # Not closed, which may wait: an arena ends when nothing refers to it.
+                    self._drop(self._entry_of(allocator), may_close=False)
+            yield
+        finally:
+            self._is_held = was_held
 
     def references(self, allocator: Memory | MemoryResource) -> int:
         """Return the number of references of an allocator.
@@ -238,7 +278,7 @@ class Environment:
         NoAllocatorError
             There is no such allocator.
         """
-        with self._lock:
+        with self._alone():
             return self._entry_of(allocator).references
 
     def _entry_of(self, allocator: Memory | MemoryResource) -> _Entry:
@@ -252,13 +292,13 @@ class Environment:
             raise NoAllocatorError(f"{allocator} is {why}")
         return found
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, entry: _Entry, *, may_close: bool = True) -> None:
         entry.references -= 1
         if entry.references:
             return
         self._replaced = [other for other in self._replaced if other is not entry]
         self._entries = {key: other for key, other in self._entries.items() if other is not entry}
-        if entry.made_here:
+        if entry.made_here and may_close:
             close_if_idle(entry.resource)
 
     def memories(self) -> list[MemoryInfo]:
@@ -315,14 +355,14 @@ class Environment:
         return ArenaConfig(**(explicit_settings(self._settings, info, prefix) | more_of_it))
 
     def _claim(self, names: set[str]) -> None:
-        with self._lock:
+        with self._alone():
             self._unclaimed = {
                 name: which for name, which in self._unclaimed.items() if name not in names
             }
 
     def _warn_of_unclaimed(self, more: str = "", *, stacklevel: int) -> None:
         """Warn of keys under names that no memory has, once."""
-        with self._lock:
+        with self._alone():
             unclaimed, self._unclaimed = self._unclaimed, {}
         for name, which in unclaimed.items():
             warnings.warn(
@@ -361,7 +401,7 @@ class Environment:
         >>> arena.closed
         True
         """
-        with self._lock:
+        with self._alone():
             if self._closed:
                 return
             held = [

@@ -59,6 +59,30 @@ _held_externals: weakref.WeakSet[MemoryResource] = weakref.WeakSet()
 _held_lock = ForkLock()
 
 
+class _Held:
+    """What a session has of others, who get it back from `close` or after the session is gone."""
+
+    def __init__(self, environment: Environment | None) -> None:
+        self.environment = environment
+        self.shared: MemoryResource | None = None
+        self.external: MemoryResource | None = None
+
+    def release(self) -> None:
+        if self.environment is not None and self.shared is not None:
+            self.environment.release(self.shared)
+        self._release_external()
+
+    def drop(self) -> None:
+        """Release without a wait: in a finalizer, on any thread and under any lock."""
+        if self.environment is not None and self.shared is not None:
+            self.environment._release_soon(self.shared)
+        self._release_external()
+
+    def _release_external(self) -> None:
+        if self.external is not None:
+            _held_externals.discard(self.external)
+
+
 class Session:
     """Work on one device with bound inputs and outputs.
 
@@ -120,11 +144,12 @@ class Session:
         self._results: dict[str, Tensor] = {}
         self._bound = 0  # counts bindings
         self._running = 0
-        self._acquired: list[MemoryResource] = []
-        self._external: MemoryResource | None = None
+        self._held = _Held(environment)
         self._private: MemoryResource | None = None
         if environment is not None and not isinstance(environment, Environment):
             raise TypeError(f"environment {environment!r} is not an Environment")
+        self._end = weakref.finalize(self, self._held.drop)
+        self._end.atexit = False
         if self.options.enable_cuda_graph:
             self._require_graphs()
         self._set_streams()
@@ -189,8 +214,8 @@ class Session:
         """Return the allocator of the device's memory in this session."""
         options = self.options
         if options.external_allocator is not None:
-            self._external = self._take_external(options.external_allocator)
-            return self._external
+            self._held.external = self._take_external(options.external_allocator)
+            return self._held.external
         settings = options.arena if isinstance(options.arena, Mapping) else {}
         wanted = without_other_devices({**settings, **options._arena_keys}, self.device)
         given = isinstance(options.arena, ArenaConfig) or wanted
@@ -205,7 +230,7 @@ class Session:
         except BaseException:
             self.environment.release(shared)
             raise
-        self._acquired.append(shared)
+        self._held.shared = shared
         return shared
 
     def _take_external(self, given: Any) -> MemoryResource:
@@ -556,6 +581,8 @@ class Session:
         """Release bindings, results and allocators. Idempotent.
 
         A private arena is closed with the last of its buffers. The user's stream is not destroyed.
+        A session that is dropped releases the same, except that the arenas close when nothing
+        refers to them any more.
 
         Raises
         ------
@@ -583,11 +610,8 @@ class Session:
         self._release()
 
     def _release(self) -> None:
-        for shared in self._acquired:
-            assert self.environment is not None
-            self.environment.release(shared)
-        if self._external is not None:
-            _held_externals.discard(self._external)
+        self._end.detach()
+        self._held.release()
         if self._private is not None:
             close_if_idle(self._private)
 

@@ -730,3 +730,93 @@ def test_closed_session_refuses_every_call(session):
 def test_invalid_environment_is_refused(environment):
     with pytest.raises(TypeError, match="Environment"):
         gpumem.Session("host", environment=environment)
+
+
+# ---- dropped without a close ---------------------------------------------------------------------
+
+
+def test_dropped_session_releases_its_environments_allocator():
+    with gpumem.Environment() as environment:
+        arena = environment.register("host")
+        session = gpumem.Session("host", environment=environment)
+        session.bind_output("y")
+        session.run(lambda ctx: ctx.output("y", 2, "int8").numpy().fill(1))
+        assert environment.references(arena) == 2
+        del session
+        gc.collect()
+        assert environment.references(arena) == 1
+    assert arena.closed
+
+
+def test_session_dropped_inside_a_call_of_its_environment_releases_once():
+    environment = gpumem.Environment()
+    arena = environment.register("host")
+    sessions = [gpumem.Session("host", environment=environment)]
+    with environment._alone():
+        sessions.clear()
+        gc.collect()
+        assert environment._entry_of(arena).references == 2
+    assert environment._entry_of(arena).references == 1
+    environment.close()
+
+
+def test_session_dropped_by_another_thread_inside_a_call_releases_after_it():
+    environment = gpumem.Environment()
+    arena = environment.register("host")
+    sessions = [gpumem.Session("host", environment=environment)]
+    with environment._alone():
+        thread = threading.Thread(target=sessions.clear)
+        thread.start()
+        thread.join()
+    assert environment._entry_of(arena).references == 1
+    environment.close()
+
+
+def test_arena_of_a_dropped_session_ends_when_nothing_refers_to_it():
+    environment = gpumem.Environment()
+    environment.register("host")
+    session = gpumem.Session("host", environment=environment)
+    environment.release("host")
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert gone() is None
+    assert environment.memories() == []
+
+
+def test_closed_and_dropped_session_releases_once():
+    with gpumem.Environment() as environment:
+        arena = environment.register("host")
+        kept = gpumem.Session("host", environment=environment)
+        gpumem.Session("host", environment=environment).close()
+        gc.collect()
+        assert environment.references(arena) == 2
+        kept.close()
+
+
+def test_dropped_session_lets_go_of_its_external_allocator():
+    libc = ctypes.CDLL(None)
+    functions = (ctypes.cast(each, ctypes.c_void_p).value for each in (libc.malloc, libc.free))
+    with gpumem.ExternalAllocator(*functions, memory="host") as external:
+        options = gpumem.SessionOptions(external_allocator=external)
+        gpumem.Session("host", options)
+        gc.collect()
+        with gpumem.Session("host", options) as later:
+            assert later.allocator() is external
+            gc.collect()
+            with pytest.raises(gpumem.ConfigError, match="another session uses it"):
+                gpumem.Session("host", options)
+
+
+def test_sessions_that_are_alive_at_the_end_say_nothing():
+    child.run_quietly(
+        """
+import sys
+import gpumem
+environment = gpumem.Environment()
+environment.register("host")
+sys.kept = gpumem.Session("host", environment=environment)
+cycle = [gpumem.Session("host", environment=environment)]
+cycle.append(cycle)
+"""
+    )
