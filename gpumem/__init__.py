@@ -130,9 +130,19 @@ def _report(resource: MemoryResource, path: str, title: str | None) -> object:
 provide(snapshot=_snapshot, report=_report, resource_from_config=resource_from_config)
 
 if TYPE_CHECKING:
+    # A checker knows an attribute only if a line here names it; `_PACKAGES` serves it at run time.
+    from gpumem import accounting as accounting
+    from gpumem import adaptors as adaptors
     from gpumem import debugging as debugging
+    from gpumem import integrations as integrations
+    from gpumem import interop as interop
+    from gpumem import observe as observe
+    from gpumem import planning as planning
+    from gpumem import replay as replay
+    from gpumem import report as report
     from gpumem import session as session
     from gpumem import stats as stats
+    from gpumem import traces as traces
     from gpumem.session.environment import Environment
     from gpumem.session.options import SessionOptions
     from gpumem.session.session import RunContext, Session

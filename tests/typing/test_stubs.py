@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import gpumem
+
 pytest.importorskip("mypy", reason="mypy is not installed")
 
 HERE = Path(__file__).resolve().parent
@@ -40,3 +42,12 @@ def test_stubs_agree_with_the_runtime(tmp_path):
 def test_typed_examples_pass_strict_mypy(tmp_path):
     examples = str(HERE / "examples.py")
     run_mypy(tmp_path, "mypy", "--strict", "--warn-unused-ignores", examples)
+
+
+def test_every_name_of_the_package_is_known_to_the_checker(tmp_path):
+    uses = tmp_path / "uses.py"
+    names = [name for name in dir(gpumem) if not name.startswith("_")]
+    assert {"planning", "traces", "Arena", "Session"} <= set(names)
+    lines = ["import gpumem", *(f"print(gpumem.{name})" for name in names)]
+    uses.write_text("\n".join([*lines, "print(gpumem.planning.plan_memory)", ""]))
+    run_mypy(tmp_path / "cache", "mypy", "--strict", str(uses))
