@@ -54,7 +54,10 @@ def replay(
     lag_us: int,
     as_json: bool,
 ) -> None:
-    """Replay TRACE: a file (.npz, PyTorch memory snapshot, RMM log) or a bundled trace's name."""
+    """Replay TRACE: a file (.npz, PyTorch memory snapshot, RMM log) or a bundled trace's name.
+
+    The exit code is 1 if an allocation failed.
+    """
     if list_samples:
         if trace is not None:
             raise click.UsageError("--list cannot be combined with TRACE")
@@ -70,6 +73,12 @@ def replay(
         print_json(result.as_dict())
     else:
         stdout().print(pairs(_rows(loaded, result)))
+    if result.failed_allocs:
+        # What did not fit is in no peak: a script must not take the figures for those of the run.
+        raise click.ClickException(
+            f"{result.failed_allocs:,} of {loaded.allocs:,} allocations failed: the peaks in use "
+            "and reserved, and fragmentation, are those of the others"
+        )
 
 
 def _config(settings: Sequence[str], max_mem: int | None) -> dict[str, object]:
@@ -104,7 +113,8 @@ def _rows(trace: Trace, result: ReplayResult) -> dict[str, str]:
         "peak requested": format_size(requested),
         "peak in use": format_size(result.peak_in_use_bytes),
         "peak reserved": format_size(result.peak_reserved_bytes),
-        "fragmentation": f"{result.fragmentation:.3f}",
+        "fragmentation": f"{result.fragmentation:.3f}"
+        + (" of the allocations that did not fail" if result.failed_allocs else ""),
         "time per event": f"{result.ns_per_event:.0f} ns",
         "failed allocations": f"{result.failed_allocs:,}",
         "driver calls": f"{result.driver_calls:,}",

@@ -32,6 +32,8 @@ cdef struct Pass:
     uint64_t failed         # allocations
     uint64_t requested      # bytes live, as requested
     uint64_t peak_requested
+    uint64_t served         # bytes live of the allocations that did not fail
+    uint64_t peak_served
     uint64_t nanoseconds
 
 
@@ -52,7 +54,7 @@ def run(Arena arena not None, list streams, trace, bint virtual_clock):
     Returns
     -------
     tuple of int
-        executed, failed, peak_requested (bytes), nanoseconds.
+        executed, failed, peak_requested and peak_served (bytes), nanoseconds.
     """
     cdef Pass counts
     cdef Columns columns = columns_of(trace)
@@ -80,7 +82,8 @@ def run(Arena arena not None, list streams, trace, bint virtual_clock):
         free(sizes)
         free(live)
         free(slots)
-    return counts.executed, counts.failed, counts.peak_requested, counts.nanoseconds
+    return (counts.executed, counts.failed, counts.peak_requested, counts.peak_served,
+            counts.nanoseconds)
 
 
 cdef Columns columns_of(trace) except *:
@@ -126,10 +129,14 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
             elif size:
                 handles[b] = block.handle
                 live[b] = 1
+                counts.served += <uint64_t>size
+                if counts.served > counts.peak_served:
+                    counts.peak_served = counts.served
         elif columns.action[event] == FREE_COMPLETED:
             counts.executed += 1
             counts.requested -= <uint64_t>sizes[b]
             if live[b]:
                 live[b] = 0
+                counts.served -= <uint64_t>sizes[b]
                 arena_free(arena, handles[b], slot)
     counts.nanoseconds = clock_ns() - begin

@@ -31,13 +31,14 @@ class ReplayResult:
     events : int
         Events of the trace.
     peak_requested_bytes : int
-        Most bytes live at once, as requested by the program.
+        Most bytes live at once, as requested by the program, failed allocations included.
     peak_in_use_bytes : int
         Most bytes in use at once, padding included.
     peak_reserved_bytes : int
         Most bytes reserved from the device.
     fragmentation : float
-        peak_reserved_bytes / peak_requested_bytes.
+        peak_reserved_bytes divided by the most bytes live at once in allocations that did not
+        fail: by peak_requested_bytes if none failed; 1.0 if nothing was allocated.
     ns_per_event : float
         Nanoseconds per allocation or completed free, driver calls included.
     failed_allocs : int
@@ -123,15 +124,15 @@ def replay(
     if lag_us and where.type != "host":
         raise ConfigError(f"lag_us = {lag_us} needs a host device, not {where}")
     with opened(where, config, max_mem, lag_us) as arena:
-        executed, failed, peak_requested, nanoseconds = run_on(arena, recorded, bool(lag_us))
+        executed, failed, requested, served, nanoseconds = run_on(arena, recorded, bool(lag_us))
         stats = arena.stats()
     return ReplayResult(
         device=str(where),
         events=recorded.events,
-        peak_requested_bytes=peak_requested,
+        peak_requested_bytes=requested,
         peak_in_use_bytes=stats.max_in_use,
         peak_reserved_bytes=stats.max_reserved,
-        fragmentation=stats.max_reserved / peak_requested if peak_requested else 1.0,
+        fragmentation=stats.max_reserved / served if served else 1.0,
         ns_per_event=nanoseconds / executed if executed else 0.0,
         failed_allocs=failed,
         driver_calls=stats.driver_calls,
@@ -181,7 +182,9 @@ def _prepared(device: Device, lag_us: int) -> Iterator[None]:
         host.set_capacity(device.index, before)
 
 
-def run_on(arena: Arena, trace: Trace, virtual_clock: bool = False) -> tuple[int, int, int, int]:
+def run_on(
+    arena: Arena, trace: Trace, virtual_clock: bool = False
+) -> tuple[int, int, int, int, int]:
     """Run a trace on a fresh arena; see `gpumem.replay._replay.run`."""
     streams = [Stream(arena.memory.device) for _ in range(trace.streams)]
     return run(arena, streams, trace, virtual_clock)

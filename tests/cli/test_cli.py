@@ -280,13 +280,30 @@ def test_replay_lists_the_bundled_traces(gpumem_command):
 
 @pytest.mark.parametrize("limit", ["1GiB", "1073741824", "1.0 gib"])
 def test_replay_counts_failed_allocations_under_a_limit(gpumem_command, limit):
-    code, out, _ = gpumem_command(
+    code, out, err = gpumem_command(
         "replay", "multistream_train", "--device", "host", "--max-mem", limit, "--json"
     )
     result = one_object(out)
-    assert code == 0
-    assert result["peak_reserved_bytes"] <= 1 << 30
+    assert code == 1
+    assert f"{result['failed_allocs']:,} of 6,771 allocations failed" in err
+    assert result["peak_reserved_bytes"] <= 1 << 30 < result["peak_requested_bytes"]
     assert result["failed_allocs"] > 0
+    assert result["fragmentation"] >= 1
+
+
+def test_replay_says_that_fragmentation_lacks_failed_allocations(gpumem_command):
+    code, out, err = gpumem_command(
+        "replay", "multistream_train", "--device", "host", "--max-mem", "1GiB"
+    )
+    assert code == 1
+    assert len(err.splitlines()) == 1
+    assert re.search(r"fragmentation +1\.\d+ of the allocations that did not fail", out)
+
+
+def test_replay_of_failed_allocations_alone_has_no_fragmentation(small_trace):
+    result = replaying.replay(small_trace, "host", config={"backing": "regions"}, max_mem=1)
+    assert (result.failed_allocs, result.peak_reserved_bytes) == (1, 0)
+    assert result.fragmentation == 1.0
 
 
 def test_replay_settings_reach_the_arena(gpumem_command, small_trace, monkeypatch):
