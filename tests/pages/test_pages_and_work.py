@@ -136,9 +136,21 @@ def test_shrink_names_the_stream_whose_work_retains_memory(make_arena, stream):
         driver.fill(buffer, 9, stream)
         buffer.close()
         reasons = ", ".join(kept.reason for kept in arena.shrink().retained)
-        assert f"freed on stream {stream.ptr:#x}, whose work is not known to be done" in reasons
+        assert f"free bytes of stream {stream.ptr:#x}, whose work is not known to be done" in reasons
         assert "1 live block of 1048576 bytes" in reasons
         assert "0 live blocks" not in reasons
     stream.synchronize()
     pin.close()
     assert arena.shrink().retained == ()
+
+
+def test_shrink_reports_nothing_as_freed_if_nothing_was(make_arena, stream):
+    arena = make_arena(VIRTUAL)
+    buffer = arena.allocate(1000, stream)
+    (kept,) = arena.shrink().retained
+    assert "freed" not in kept.reason
+    rest = kept.allocated_nbytes - buffer.allocated_nbytes
+    assert kept.reason == (
+        f"1 live block of {buffer.allocated_nbytes} bytes, {rest} free bytes of stream "
+        f"{stream.ptr:#x}, whose work is not known to be done"
+    )

@@ -393,7 +393,7 @@ cdef object retained_region(list blocks):
     reasons = [counted(live, "live block")] if live else []
     if pending:
         reasons.append(f"{counted(pending, 'block')} that other streams still use")
-    reasons += queued(blocks)
+    reasons += held_for_streams(blocks)
     from gpumem.stats import RetainedRegion
     return RetainedRegion(
         address=blocks[0].address,
@@ -402,14 +402,15 @@ cdef object retained_region(list blocks):
         blocks=live + pending)
 
 
-cdef list queued(list blocks):
-    """Describe the bytes that were freed on streams whose work is not known to be done."""
-    freed = {}
+cdef list held_for_streams(list blocks):
+    """Describe the free bytes that only one stream may have until its work is known to be done."""
+    # Freed there, or never in use: what is left of memory that was made for a block of the stream.
+    held = {}
     for block in blocks:
         if not block.used and not block.pending_free and block.stream:
-            freed[block.stream] = freed.get(block.stream, 0) + block.allocated_nbytes
-    return [f"{nbytes} bytes freed on stream {stream:#x}, whose work is not known to be done"
-            for stream, nbytes in sorted(freed.items())]
+            held[block.stream] = held.get(block.stream, 0) + block.allocated_nbytes
+    return [f"{nbytes} free bytes of stream {stream:#x}, whose work is not known to be done"
+            for stream, nbytes in sorted(held.items())]
 
 
 cdef str counted(tuple blocks, str what):
