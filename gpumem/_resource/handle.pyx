@@ -106,7 +106,8 @@ cdef class Handle:
         return _received, (DupFd(self.fileno()), self.kind, self.contents)
 
     def __repr__(self):
-        what = "" if self.kind is None else f" {self.kind.name}"
+        # A kind that came out of a pickle may be anything.
+        what = "" if self.kind is None else f" {getattr(self.kind, 'name', self.kind)}"
         return f"<gpumem.Handle{what} {'closed' if self.fd < 0 else self.fd}>"
 
 

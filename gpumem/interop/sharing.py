@@ -6,6 +6,8 @@ that nothing has to be agreed on before.
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,17 @@ from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
 from gpumem._tensor import Tensor, from_dlpack
 from gpumem.device import Device, MemoryInfo, MemoryKind, devices
-from gpumem.errors import DeviceMismatchError, InvalidDescriptorError, UnsupportedHandleTypeError
+from gpumem.errors import (
+    AlignmentError,
+    BadHandleError,
+    DeviceMismatchError,
+    InvalidDescriptorError,
+    OutOfBoundsError,
+    UnsupportedHandleTypeError,
+)
 from gpumem.interop._export import export_block, not_shareable
 from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType, SemaphoreType
-from gpumem.interop.importer import Importer
+from gpumem.interop.importer import Importer, ImporterLike
 from gpumem.interop.timelines._kinds import HostTimeline
 from gpumem.interop.timelines._timeline import Timeline
 
@@ -180,7 +189,10 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
         `handle` is not what `export` gave.
     DeviceMismatchError
         The device that it lies on is not here, or is not `device`.
-    UnsupportedHandleTypeError, BadHandleError, DriverError
+    BadHandleError
+        What the handle says of its memory is damaged or does not fit the memory; or as
+        `Importer.import_memory`.
+    UnsupportedHandleTypeError, DriverError
         As `Importer.import_memory`.
 
     Examples
@@ -199,12 +211,21 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
     if not isinstance(handle, Handle) or not isinstance(handle.contents, Contents):
         raise TypeError(f"attach takes a Handle of exported memory or a timeline, not {handle!r}")
     contents = handle.contents
+    _require_whole(handle.kind, contents)
     where = _device_of(contents) if device is None else Device(device)
     importer = Importer.for_device(where)
     if importer is None:
         raise UnsupportedHandleTypeError(
             f"{where} imports nothing: {Importer.unavailable_reason(where)}"
         )
+    try:
+        return _import(importer, handle, contents)
+    except (InvalidDescriptorError, OutOfBoundsError, AlignmentError) as error:
+        # The values came from the other process, not from the caller.
+        raise BadHandleError(errno.EINVAL, f"the handle's contents are damaged: {error}") from error
+
+
+def _import(importer: ImporterLike, handle: Handle, contents: Contents) -> Any:
     memory: Any = importer.import_memory(
         MemoryDescriptor(
             handle,
@@ -218,6 +239,57 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
     return memory.tensor(
         contents.shape, contents.dtype, offset=contents.offset, strides=contents.strides
     )
+
+
+def _require_whole(kind: object, contents: Contents) -> None:
+    """Raise BadHandleError for contents that no `export` made: they came out of a pickle."""
+    for name, is_valid, accepted in _ACCEPTED:
+        value = kind if name == "kind" else getattr(contents, name, _MISSING)
+        if not is_valid(value):
+            shown = "nothing" if value is _MISSING else f"{value!r:.60}"
+            raise BadHandleError(
+                errno.EINVAL, f"the handle has an invalid {name} = {shown}: expected {accepted}"
+            )
+
+
+_MISSING = object()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_number, value))
+
+
+def _is_memory(value: object) -> bool:
+    # A pickle may make one without its attributes.
+    return (
+        isinstance(value, MemoryInfo)
+        and isinstance(getattr(value, "device", None), Device)
+        and isinstance(getattr(value, "kind", None), MemoryKind)
+    )
+
+
+def _is_dtype(value: object) -> bool:
+    import numpy as np
+
+    return isinstance(value, np.dtype)
+
+
+_ACCEPTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    ("kind", lambda value: isinstance(value, MemoryHandleType), "a MemoryHandleType"),
+    ("memory", _is_memory, "a MemoryInfo"),
+    ("device_uuid", lambda value: value is None or isinstance(value, str), "a str or None"),
+    ("size", _is_number, "a number of bytes"),
+    ("offset", _is_number, "a number of bytes"),
+    ("shape", _are_numbers, "a tuple of int"),
+    ("strides", _are_numbers, "a tuple of int"),
+    ("dtype", _is_dtype, "a numpy.dtype"),
+    ("read_only", lambda value: isinstance(value, bool), "True or False"),
+    ("pool_pointer", lambda value: value is None or isinstance(value, bytes), "bytes or None"),
+)
 
 
 def _device_of(contents: Contents) -> Device:
