@@ -1,14 +1,21 @@
 from typing import Any, final
 
 from gpumem._buffer.resource import MemoryResource
+from gpumem._buffer.stream import _StreamLike
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo
 
 def from_dlpack(
-    x: Any, *, device: MemoryInfo | Device | str | None = None, copy: bool | None = None
+    x: Any,
+    *,
+    device: MemoryInfo | Device | str | None = None,
+    copy: bool | None = None,
+    stream: _StreamLike = None,
 ) -> Tensor: ...
-def asarray(x: Any, memory: MemoryInfo | Device | str | None = None) -> Tensor: ...
+def asarray(
+    x: Any, memory: MemoryInfo | Device | str | None = None, *, stream: _StreamLike = None
+) -> Tensor: ...
 
 @final
 class ForeignMemory(MemoryResource):
-    def __init__(self, memory: MemoryInfo | Device | str) -> None: ...
+    def __init__(self, memory: MemoryInfo | Device | str, stream: _StreamLike = None) -> None: ...

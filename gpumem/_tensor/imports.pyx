@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 from gpumem._buffer cimport (
     Buffer, buffer_of, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_READ_ONLY, DLDevice,
     dlpack_delete, DLPACK_MAJOR, DLPACK_NEWEST_MINOR, dlpack_peek, dlpack_take, DLTensor, Incoming,
-    MemoryResource, order_settled, order_written, resource_init,
+    MemoryResource, order_settled, order_written, resource_init, stream_handle,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
@@ -35,11 +35,12 @@ _VERSION = (DLPACK_MAJOR, DLPACK_NEWEST_MINOR)
 _OURS = (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED)
 
 
-def from_dlpack(x, *, device=None, copy=None):
+def from_dlpack(x, *, device=None, copy=None, stream=None):
     """Return a tensor over the memory of a DLPack producer: NumPy, PyTorch, CuPy, JAX, ...
 
-    The tensor and its views keep the producer's memory. On a CUDA device the producer orders its
-    pending work before the legacy default stream, which is the buffer's stream.
+    The tensor and its views keep the producer's memory. The producer orders its pending work before
+    the stream that the tensor belongs to. What gpumem does with the tensor on other streams is
+    ordered around that stream, too: name one where the legacy default stream has other work to do.
 
     Parameters
     ----------
@@ -49,6 +50,8 @@ def from_dlpack(x, *, device=None, copy=None):
         Where the elements are wanted; None: where they are.
     copy : bool, optional
         None: only if `device` needs it. True: always. False: never.
+    stream : stream, optional
+        What the tensor belongs to, of the producer's device; None is its legacy default stream.
 
     Returns
     -------
@@ -58,7 +61,10 @@ def from_dlpack(x, *, device=None, copy=None):
     Raises
     ------
     TypeError
-        `x` is not a DLPack producer, or `copy` is invalid.
+        `x` is not a DLPack producer, `copy` or `stream` is invalid.
+    ValueError
+        `stream` is of another device than the producer's memory, or `x` is gpumem's own, which
+        belongs to a stream already.
     BufferError
         The producer raises it; its dtype, device or version is not supported; its description is
         invalid; or ``copy=False`` and a copy is needed. The producer keeps its memory.
@@ -74,19 +80,18 @@ def from_dlpack(x, *, device=None, copy=None):
     if copy is not None:
         require("copy", copy, bool, "True, False or None")
     target = None if device is None else MemoryInfo.parse(device)
-    if isinstance(x, Tensor):
-        tensor = tensor_whole(x)
-    elif isinstance(x, Buffer):
-        tensor = tensor_of_bytes(x)
+    if isinstance(x, (Tensor, Buffer)):
+        require_no_stream(stream, x)
+        tensor = tensor_whole(x) if isinstance(x, Tensor) else tensor_of_bytes(x)
     else:
-        tensor = tensor_of_capsule(_capsule_from(x, target))
+        tensor = tensor_of_capsule(_capsule_from(x, target, stream), stream)
     # The capsule is consumed: even if this fails, the tensor above releases the memory.
     if target is not None or copy:
         return tensor_to(tensor, target or tensor.memory, None, copy)
     return tensor
 
 
-def asarray(x, memory=None):
+def asarray(x, memory=None, *, stream=None):
     """Return a tensor of an array-like object, without a copy where that is possible.
 
     Parameters
@@ -96,6 +101,8 @@ def asarray(x, memory=None):
         ``__cuda_array_interface__`` or the buffer protocol; else what ``numpy.asarray`` takes.
     memory : MemoryInfo, Device or str, optional
         Where the elements are wanted, by the rules of `Tensor.to`; None: where they are.
+    stream : stream, optional
+        What a tensor over the memory of `x` belongs to; see `from_dlpack`.
 
     Returns
     -------
@@ -106,7 +113,7 @@ def asarray(x, memory=None):
     ------
     TypeError
         Elements are Python objects.
-    BufferError
+    ValueError, BufferError
         As `from_dlpack`.
 
     Examples
@@ -115,32 +122,39 @@ def asarray(x, memory=None):
     >>> gpumem.asarray([1, 2, 3]).shape
     (3,)
     """
-    cdef Tensor tensor = tensor_seeing(x)
+    cdef Tensor tensor = tensor_seeing(x, stream)
     if tensor is None:
-        tensor = tensor_of_ndarray(numpy().asarray(x))
+        tensor = tensor_of_ndarray(numpy().asarray(x), stream)
     return tensor if memory is None else tensor_to(tensor, memory, None, None)
 
 
-cdef Tensor tensor_seeing(object x):
+cdef Tensor tensor_seeing(object x, object stream=None):
     if isinstance(x, Tensor):
+        require_no_stream(stream, x)
         return x
     if isinstance(x, numpy().ndarray):
-        return tensor_of_ndarray(x)
+        return tensor_of_ndarray(x, stream)
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        return from_dlpack(x)
+        return from_dlpack(x, stream=stream)
     described = getattr(x, "__cuda_array_interface__", None)
     if described is not None:
-        return tensor_of_cuda_array(x, described)
+        return tensor_of_cuda_array(x, described, stream)
     try:
         x = memoryview(x)
     except TypeError:
         return None                 # numbers, lists
-    return tensor_of_ndarray(numpy().asarray(x))
+    return tensor_of_ndarray(numpy().asarray(x), stream)
+
+
+cdef int require_no_stream(object stream, object x) except -1:
+    if stream is not None:
+        raise ValueError(f"invalid stream = {stream!r}: {x!r} belongs to a stream already")
+    return 0
 
 
 # ---- DLPack --------------------------------------------------------------------------------------
 
-def _capsule_from(x, target):
+def _capsule_from(x, target, stream):
     """Return a producer's capsule; producers from before DLPack 1.0 are supported."""
     try:
         give, where = x.__dlpack__, x.__dlpack_device__
@@ -152,19 +166,22 @@ def _capsule_from(x, target):
     if device_type not in _OURS and target is not None and target.device.type == "host":
         return give(max_version=_VERSION, dl_device=(DL_CPU, 0))
     if device_type == DL_CUDA:
-        return _given_on(ordinal, give)
+        return _given_on(ordinal, give, stream)
     return _given(give)
 
 
-def _given_on(ordinal, give):
+def _given_on(ordinal, give, stream):
     """Request it with the producer's device current: a default stream's handle refers to that."""
     cdef DriverDevice driver_device
+    cdef CUstream handle = <CUstream><uintptr_t>LEGACY_STREAM
     if not driver_status().available or not 0 <= ordinal < _count("cuda"):
         return _given(give, stream=1)       # the result is rejected later
     driver_device = Device(f"cuda:{ordinal}")._open()
+    if stream is not None:
+        stream_handle(stream, driver_device, &handle)
     check(driver_device.context.table, context_enter(&driver_device.context), "cuCtxPushCurrent")
     try:
-        return _given(give, stream=1)
+        return _given(give, stream=<uintptr_t>handle or LEGACY_STREAM)
     finally:
         context_leave(&driver_device.context)
 
@@ -180,17 +197,17 @@ def _given(give, **order):
             raise error from None
 
 
-cdef Tensor tensor_of_capsule(object capsule):
+cdef Tensor tensor_of_capsule(object capsule, object stream):
     cdef Incoming incoming
     cdef Tensor tensor
     # The capsule is marked as used only after the tensor owns the memory.
     dlpack_peek(capsule, &incoming)
-    tensor = tensor_of_incoming(&incoming)
+    tensor = tensor_of_incoming(&incoming, stream)
     dlpack_take(capsule, &incoming)
     return tensor
 
 
-cdef Tensor tensor_of_incoming(const Incoming* incoming):
+cdef Tensor tensor_of_incoming(const Incoming* incoming, object stream=None):
     cdef const DLTensor* described = incoming.tensor
     cdef ElementType element = element_named(described.dtype)
     cdef Layout layout
@@ -202,7 +219,7 @@ cdef Tensor tensor_of_incoming(const Incoming* incoming):
                           "address space")
     read_layout(described, element.itemsize, &layout)
     tensor = tensor_over(memory_of_device(described.device, address),
-                         address + described.byte_offset, element, &layout, None)
+                         address + described.byte_offset, element, &layout, None, stream)
     tensor.is_read_only = (incoming.flags & DL_READ_ONLY) != 0
     # CPU memory has no stream: its producer was done when it gave the capsule.
     if described.device.device_type == DL_CPU:
@@ -242,7 +259,7 @@ cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout
 
 
 cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
-                        const Layout* layout, object owner):
+                        const Layout* layout, object owner, object stream):
     # Make a tensor over another library's memory; BufferError if the description is impossible.
     cdef int64_t size = layout_size(layout.ndim, layout.shape, element.itemsize)
     cdef int64_t low = 0
@@ -257,7 +274,7 @@ cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
         raise BufferError(f"array has {size} elements but a null data pointer")
     elif not possible or <uint64_t>(-low) > address or <uint64_t>high > UINT64_MAX - address:
         raise BufferError("array's extent overflows the address space")
-    tensor = tensor_new(foreign_buffer(memory, address + low, high - low, owner), element,
+    tensor = tensor_new(foreign_buffer(memory, address + low, high - low, owner, stream), element,
                         address, layout.ndim)
     memcpy(tensor.lengths, layout.shape, layout.ndim * sizeof(int64_t))
     memcpy(tensor.steps, layout.strides, layout.ndim * sizeof(int64_t))
@@ -310,7 +327,7 @@ cdef Tensor tensor_of_bytes(Buffer buffer):
     return tensor
 
 
-cdef Tensor tensor_of_ndarray(object array):
+cdef Tensor tensor_of_ndarray(object array, object stream):
     cdef ElementType element = element_of(array.dtype)
     cdef Layout layout
     cdef Tensor tensor
@@ -319,13 +336,13 @@ cdef Tensor tensor_of_ndarray(object array):
     for i, stride in enumerate(array.strides):
         layout.strides[i] = stride
     tensor = tensor_over(host_memory(), array.__array_interface__["data"][0], element, &layout,
-                         array)
+                         array, stream)
     tensor.is_read_only = not array.flags.writeable
     order_settled(tensor.buffer)
     return tensor
 
 
-cdef Tensor tensor_of_cuda_array(object x, object described):
+cdef Tensor tensor_of_cuda_array(object x, object described, object given):
     cdef ElementType element
     cdef Layout layout
     cdef Tensor tensor
@@ -338,11 +355,11 @@ cdef Tensor tensor_of_cuda_array(object x, object described):
     layout_c_strides(layout.ndim, layout.shape, element.itemsize, layout.strides)
     for i, stride in enumerate(described.get("strides") or ()):
         layout.strides[i] = stride
-    tensor = tensor_over(_memory_at(address), address, element, &layout, x)
+    tensor = tensor_over(_memory_at(address), address, element, &layout, x, given)
     tensor.is_read_only = read_only
     stream = described.get("stream")
     if stream is not None:
-        # The producer's work is on that stream: the legacy default stream comes after it.
+        # The producer's work is on that stream: the tensor's own comes after it.
         if isinstance(stream, bool) or not isinstance(stream, int) or stream < 1:
             raise ValueError(f"stream {stream!r} of a __cuda_array_interface__ is neither None nor "
                              "a handle above 0")
@@ -393,12 +410,18 @@ cdef class ForeignMemory(MemoryResource):
     It allocates nothing. The memory's owner is released with the last such buffer or view.
     """
 
-    def __init__(self, memory):     # the base's is for resources that allocate
+    cdef CUstream own           # producers order their work before it
+
+    def __init__(self, memory, stream=None):    # the base's is for resources that allocate
         resource_init(self, memory, f"memory of other libraries on {memory}")
         self.is_foreign = True
+        self.own = <CUstream><uintptr_t>LEGACY_STREAM
+        if stream is not None:
+            stream_handle(stream, self.driver_device, &self.own)
+            self.streams[0] = stream            # kept alive: buffers name its handle
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return LEGACY_STREAM        # producers order their work before it
+        return <uintptr_t>self.own
 
     cdef void give_back(self, Buffer buffer) noexcept:
         release_owner(<ForeignOwner*>buffer.handle)
@@ -411,8 +434,11 @@ cdef class ForeignMemory(MemoryResource):
         return lease
 
 
-cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, object owner):
-    cdef ForeignMemory resource = resource_of(memory)
+cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, object owner,
+                           object stream):
+    # One resource for all tensors of the legacy stream, and one for each that names another.
+    cdef ForeignMemory resource = (resource_of(memory) if stream is None
+                                   else ForeignMemory(memory, stream))
     cdef ForeignOwner* kept = <ForeignOwner*>calloc(1, sizeof(ForeignOwner))
     if kept == NULL:
         raise MemoryError("out of host memory while importing a buffer")

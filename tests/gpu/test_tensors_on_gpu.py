@@ -510,3 +510,22 @@ def test_read_only_is_kept_by_every_protocol():
     pinned = gpumem.zeros(4, "f4", memory=HOST_ACCESSIBLE[0]).as_read_only()
     for array in (pinned.numpy(), np.from_dlpack(pinned)):
         assert not array.flags.writeable
+
+
+def test_copy_of_an_import_leaves_the_default_stream_alone_where_another_is_named():
+    import cupy
+
+    given = cupy.arange(4096, dtype=cupy.uint8)
+    own, side = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
+    target = gpumem.empty(4096, "u1", memory="cuda:0", stream=side)
+    gpumem.Device("cuda:0").synchronize()
+    timeline = gpumem.interop.HostTimeline.create()
+    side.wait(timeline.point(1))
+    tensor = gpumem.from_dlpack(given, stream=own)
+    assert tensor.buffer.stream == own
+    gpumem.copy(target, tensor, side)
+    assert not own.query()
+    gpumem.Stream.from_handle("cuda:0", 1).synchronize()  # returns, because it has nothing to do
+    timeline.signal(1)
+    side.synchronize()
+    assert (fetch(target) == cupy.asnumpy(given)).all()

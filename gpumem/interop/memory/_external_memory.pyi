@@ -3,6 +3,7 @@ from typing import Any, Self, final
 
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
+from gpumem._buffer.stream import _StreamLike
 from gpumem._core import Arena
 from gpumem._resource.handle import Handle
 from gpumem._tensor.tensor import Tensor
@@ -12,7 +13,7 @@ from gpumem.interop.descriptors import MemoryDescriptor
 
 @final
 class ImportedMemory(MemoryResource):
-    def __init__(self, memory: MemoryInfo, read_only: bool) -> None: ...
+    def __init__(self, memory: MemoryInfo, read_only: bool, stream: _StreamLike = None) -> None: ...
 
 @final
 class ExternalMemory:
@@ -50,6 +51,7 @@ class ExternalMemory:
         strides: Sequence[int] | None = None,
         row_pitch: int | None = None,
         read_only: bool | None = None,
+        stream: _StreamLike = None,
     ) -> Tensor: ...
     def set_ready(
         self, timeline: Any, value: int | None = None, *, timeout: float | None = None

@@ -59,9 +59,16 @@ cdef struct KeptMapping:
 cdef class ImportedMemory(MemoryResource):
     """The resource of buffers over imported memory. It allocates nothing."""
 
-    def __init__(self, memory, read_only):     # the base's is for resources that allocate
+    cdef CUstream own
+
+    def __init__(self, memory, read_only, stream=None):     # the base's is for those that allocate
         resource_init(self, memory, f"memory imported on {memory}")
         self.is_read_only = read_only
+        # The legacy stream orders itself against every blocking stream of the device.
+        self.own = <CUstream><uintptr_t>LEGACY_STREAM
+        if stream is not None:
+            stream_handle(stream, self.driver_device, &self.own)
+            self.streams[0] = stream            # kept alive: buffers name its handle
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         # Only checked: freed memory is not reused, and its release waits for the whole device, so
@@ -72,7 +79,7 @@ cdef class ImportedMemory(MemoryResource):
         return 0
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return LEGACY_STREAM        # orders itself against every blocking stream of the device
+        return <uintptr_t>self.own
 
     cdef void give_back(self, Buffer buffer) noexcept:
         release_kept(<KeptMapping*><uintptr_t>buffer.handle)
@@ -120,7 +127,8 @@ cdef void release_kept(KeptMapping* kept) noexcept nogil:
     free(kept)
 
 
-cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes):
+cdef Buffer buffer_over(ExternalMemory memory, MemoryResource home, uint64_t address,
+                        uint64_t nbytes):
     cdef KeptMapping* kept = <KeptMapping*>malloc(sizeof(KeptMapping))
     cdef Buffer buffer
     if kept == NULL:
@@ -133,7 +141,7 @@ cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes
         kept.ready = <PyObject*>memory.ready
     mapping_retain(memory.mapping)
     # Block bytes are never 0: an empty buffer keeps the mapping, too.
-    buffer = buffer_of(memory.home, address, nbytes, nbytes or 1, <uintptr_t>kept, 0)
+    buffer = buffer_of(home, address, nbytes, nbytes or 1, <uintptr_t>kept, 0)
     if memory.ready is None:
         order_settled(buffer)               # the caller has ordered earlier work
     return buffer
@@ -234,7 +242,8 @@ cdef class ExternalMemory:
         """Number of tensors, views and arenas that keep the mapping."""
         return 0 if self.mapping == NULL else self.mapping.references - 1
 
-    def tensor(self, shape, dtype, *, offset=0, strides=None, row_pitch=None, read_only=None):
+    def tensor(self, shape, dtype, *, offset=0, strides=None, row_pitch=None, read_only=None,
+               stream=None):
         """Return a tensor in the memory, without a copy.
 
         Parameters
@@ -252,6 +261,10 @@ cdef class ExternalMemory:
             and all others follow each other by rows.
         read_only : bool, optional
             None: as the memory; False is an error in read-only memory.
+        stream : stream, optional
+            What the tensor belongs to; None is the device's legacy default stream. A copy on
+            another stream is ordered around it: behind a producer that has yet to write, the
+            default stream waits with all of its other work, a stream named here waits alone.
 
         Returns
         -------
@@ -266,10 +279,13 @@ cdef class ExternalMemory:
             It would reach beyond the allocation.
         AlignmentError
             Its address, a stride or the pitch is not a multiple of the dtype's size.
+        TypeError, ValueError
+            `stream` is not a stream, or is one of another device.
         ClosedError
             The memory is closed, or belongs to the parent of a fork.
         """
         cdef Mapping* mapping = require_open(self)
+        cdef MemoryResource home = self.home
         cdef ElementType element
         cdef Tensor tensor
         cdef uint64_t address = mapping.address + <uint64_t>self.descriptor.offset
@@ -281,9 +297,11 @@ cdef class ExternalMemory:
         layout = place_tensor(self.descriptor, address, shape, element.dtype, offset, strides,
                               row_pitch, read_only, MAX_RANK)
         address += <uint64_t>layout.offset
+        if stream is not None:
+            home = ImportedMemory(self.memory, self.home.is_read_only, stream)
         require_open(self)      # again: reading the arguments may have run other code
         # The buffer is just as large as the tensor, so that views cannot leave its bounds.
-        tensor = tensor_new(buffer_over(self, address, layout.extent), element, address,
+        tensor = tensor_new(buffer_over(self, home, address, layout.extent), element, address,
                             len(layout.shape))
         for i, (length, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
             tensor.lengths[i] = length
@@ -463,7 +481,8 @@ def keeper(ExternalMemory memory not None):
     """Return a buffer over the whole memory, which keeps it mapped."""
     # From the descriptor's offset on: what lies before it is another's.
     cdef Mapping* mapping = require_open(memory)
-    return buffer_over(memory, mapping.address + <uint64_t>memory.descriptor.offset, memory.nbytes)
+    return buffer_over(memory, memory.home, mapping.address + <uint64_t>memory.descriptor.offset,
+                       memory.nbytes)
 
 
 def release_retired():

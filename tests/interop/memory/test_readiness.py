@@ -139,3 +139,21 @@ def test_last_view_of_unready_memory_may_be_dropped_on_any_thread(memory, timeli
     assert memory.exports == 1
     consumed.delete()
     assert memory.exports == 0
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_copy_of_memory_to_come_holds_up_the_stream_that_its_tensor_belongs_to(memory, named):
+    own, reader = gpumem.Stream("host"), gpumem.Stream("host")
+    default = gpumem.Stream.from_handle("host", 1)
+    with gpumem.interop.HostTimeline.create() as timeline, gpumem.Arena("host/managed") as arena:
+        target = gpumem.empty(4, "u1", resource=arena, stream=reader)
+        memory.set_ready(timeline, 1)
+        frame = memory.tensor(4, "u1", stream=own if named else None)
+        gpumem.copy(target, frame, reader)
+        assert not reader.query()
+        assert (own if named else default).query() is False
+        assert (default if named else own).query() is True
+        timeline.signal(1)
+        reader.synchronize()
+        assert target.numpy().tolist() == frame.numpy().tolist()
+        del frame, target

@@ -1,0 +1,54 @@
+"""Which stream a tensor over other libraries' memory belongs to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import child
+
+import gpumem
+
+
+def default_stream():
+    return gpumem.Stream.from_handle("host", 1)
+
+
+@pytest.mark.parametrize("read", [gpumem.asarray, gpumem.from_dlpack])
+def test_import_belongs_to_the_stream_that_is_named(read):
+    own = gpumem.Stream("host")
+    array = np.arange(4.0)
+    assert read(array, stream=own).buffer.stream == own
+    assert read(array).buffer.stream == default_stream()
+    assert read(array, stream=own.ptr).buffer.stream == own
+
+
+def test_import_keeps_the_stream_that_it_belongs_to():
+    tensor = gpumem.asarray(np.arange(4.0), stream=gpumem.Stream("host"))
+    gpumem.copy(gpumem.zeros(4, "f8", memory="host"), tensor)
+    assert tensor.numpy().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("read", [gpumem.asarray, gpumem.from_dlpack])
+def test_tensor_of_gpumem_takes_no_other_stream(read):
+    tensor = gpumem.zeros(4, "f8", memory="host")
+    with pytest.raises(ValueError, match="belongs to a stream already"):
+        read(tensor, stream=gpumem.Stream("host"))
+
+
+def test_stream_of_another_device_or_type_is_refused_and_leaves_the_memory_to_its_producer():
+    child.run_quietly(
+        """
+        import numpy as np, gpumem
+        gpumem.device.set_host_device_count(2)
+        array = np.zeros(4)
+        for stream, error in ((gpumem.Stream("host:1"), ValueError), ("side", TypeError)):
+            for read in (gpumem.asarray, gpumem.from_dlpack):
+                try:
+                    read(array, stream=stream)
+                except error:
+                    pass
+                else:
+                    raise AssertionError((read, stream))
+        array[:] = 1
+        """
+    )
