@@ -27,6 +27,7 @@ from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._support.arguments import require
 from gpumem._support.closing import close_after_body
 from gpumem._support.providers import provided
+from gpumem._support.releases import release_retired
 from gpumem.device import MemoryInfo
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
 
@@ -366,7 +367,12 @@ cdef class MemoryResource(ResourceBase):
         if context_is_dead(&self.driver_device.context):
             self.ledger.closed = True
             return
-        if ledger_close(self.ledger) != LEDGER_OK:
+        status = ledger_close(self.ledger)
+        if status != LEDGER_OK:
+            # Finished copies, and work for the interpreter, may not have freed their blocks yet.
+            release_retired()
+            status = ledger_close(self.ledger)
+        if status != LEDGER_OK:
             now = ledger_counters(self.ledger)
             raise InUseError(f"{self!r} cannot be closed: {now.requested} bytes in {now.live} "
                              "blocks are in use")

@@ -262,3 +262,24 @@ def test_buffers_arenas_and_streams_refuse_copy_and_pickle(arena):
 def test_buffer_cannot_be_constructed_directly():
     with pytest.raises(TypeError, match=r"allocate\(\)"):
         gpumem.Buffer()
+
+
+@pytest.mark.parametrize("of_pool", [False, True])
+def test_arena_and_pool_close_right_after_the_copies_that_read_them(of_pool):
+    """A worker thread ends what a copy kept, at some moment after the device is done."""
+    target = gpumem.Arena("host")
+    for _ in range(60):
+        arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+        result = gpumem.empty(1000, "int8", resource=target, stream=stream)
+        with arena.capture(stream) as pool:
+            captured = arena.allocate(1000, stream)
+        views = [np.frombuffer(each, np.int8) for each in (captured, arena.allocate(1000))]
+        for view in views:
+            gpumem.copy(result, view, stream)
+        del view, views, captured
+        gpumem.Device("host").synchronize()
+        if of_pool:
+            pool.close()
+        arena.close()
+        assert arena.closed
+        assert pool.closed

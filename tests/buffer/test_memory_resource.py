@@ -380,3 +380,15 @@ def test_interpreter_exit_calls_no_method():
         """,
         env={"PYTHONPATH": "tests"},
     )
+
+
+def test_resource_closes_right_after_the_runs_that_used_it():
+    """A worker thread ends what a run kept, at some moment after the device is done."""
+    for _ in range(60):
+        resource = Plain()
+        with gpumem.Session("host") as session:
+            session.bind_output("y", resource)
+            session.run(lambda ctx: ctx.output("y", 1000, "int8"), synchronize=False)
+        gpumem.Device("host").synchronize()
+        resource.close()
+        assert resource.closed

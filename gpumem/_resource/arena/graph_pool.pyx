@@ -13,6 +13,7 @@ from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
 from gpumem._support.events cimport event_source_name
 
 from gpumem._support.providers import provided
+from gpumem._support.releases import release_retired
 from gpumem.errors import ClosedError, InUseError
 
 
@@ -289,6 +290,10 @@ cdef int require_idle(GraphPool pool) except -1:
     if pool.core.graphs > 0:
         raise InUseError(f"{pool.name!r} cannot be closed: {pool.core.graphs} graphs use it")
     stats = pool.stats()
+    if stats.in_use:
+        # Finished copies, and work for the interpreter, may not have freed their blocks yet.
+        release_retired()
+        stats = pool.stats()
     if stats.in_use:
         raise InUseError(f"{pool.name!r} cannot be closed: {stats.in_use} bytes in "
                          f"{stats.num_allocs - stats.num_frees} blocks are in use")
