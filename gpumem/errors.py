@@ -151,7 +151,7 @@ class ReservationError(GpumemError, ValueError):
 
 
 class SourceError(GpumemError, RuntimeError):
-    """A memory source of an arena failed, or returned invalid memory.
+    """A memory source of an arena, or an external allocator, failed or returned invalid memory.
 
     An exception of the source is its ``__cause__``.
     """

@@ -14,6 +14,11 @@ ctypedef void (*ExternalEmptyCache)() noexcept nogil
 # or what it leaves in `ledger.kept`, owns it).
 cdef struct ExternalCore:
     BlockLedger ledger          # first: a pointer to one is a pointer to the other
+    uint64_t alignment          # bytes, that every address is a multiple of
+    # Every block that the other side has not got back, by address; `ledger.lock` guards the table.
+    ExternalBlock** held
+    uint64_t held_mask          # buckets less one
+    uint64_t held_count
     ExternalFree free
     PyObject* free_object
     ExternalEmptyCache empty_cache
@@ -22,10 +27,12 @@ cdef struct ExternalCore:
 cdef struct ExternalBlock:
     LedgerBlock block           # first
     CUevent event               # behind the work it waits for; NULL: none
+    ExternalBlock* chained      # in its bucket of `held`
 
 cdef class ExternalAllocator(MemoryResource):
     cdef ExternalAlloc alloc
     cdef readonly object callbacks      # (alloc, free, empty_cache) as they were given
 
     cdef uint64_t call_alloc(self, uint64_t nbytes) except? 0
+    cdef int hold(self, LedgerBlock* block) except -1
     cdef bint call_empty_cache(self) except -1

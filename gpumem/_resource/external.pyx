@@ -4,6 +4,7 @@ cimport cython
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_WriteUnraisable
 from cpython.ref cimport Py_XDECREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free as free_memory
 
 from gpumem._buffer cimport (
     BlockLedger, Buffer, ledger_count_call, ledger_counters, ledger_end, ledger_is_default,
@@ -16,11 +17,15 @@ from gpumem._native.driver cimport (
     CUstreamCaptureStatus, DeviceContext,
 )
 from gpumem._support.deferred cimport call_soon
+from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 
 from gpumem._support.releases import on_release
-from gpumem.errors import ConfigError, OutOfMemoryError
+from gpumem.errors import ConfigError, OutOfMemoryError, SourceError
 
+
+cdef enum:
+    FIRST_BUCKETS = 64
 
 cdef extern from "Python.h":
     ctypedef struct PyThreadState:
@@ -53,7 +58,9 @@ cdef class ExternalAllocator(MemoryResource):
     ----------
     alloc : callable or int
         ``alloc(nbytes) -> address``; ``void *alloc(size_t)``. None or 0 means that there is no
-        memory. An exception reaches the caller of `allocate`, with nothing changed.
+        memory. An exception reaches the caller of `allocate`, with nothing changed. Addresses are
+        multiples of ``memory.alignment``; of 16, as those of ``malloc``, where that is the default
+        and the CPU reaches the memory.
     free : callable or int
         ``free(address)``; ``void free(void *)``. May run on any thread. An exception goes to
         `sys.unraisablehook`; the block counts as freed.
@@ -76,6 +83,9 @@ cdef class ExternalAllocator(MemoryResource):
     ------
     ConfigError
         `alloc` or `free` is missing: they come together.
+    SourceError
+        Raised by `allocate`, with nothing changed: `alloc` gave an address that is misaligned,
+        which goes back at once, or one that it has not got back.
     TypeError, ValueError
         A callback is neither a callable nor an integer, or an address that cannot be one; the
         memory does not exist here.
@@ -116,9 +126,13 @@ cdef class ExternalAllocator(MemoryResource):
         function_empty = 0 if empty_cache is None else address_of("empty_cache", empty_cache)
         resource_init(self, memory, name)
         resource_begin(
-            self, ledger_make(sizeof(ExternalCore), sizeof(ExternalBlock), external_free, NULL),
+            self,
+            ledger_make(sizeof(ExternalCore), sizeof(ExternalBlock), external_free, external_end),
             "ExternalAllocator", default_stream, budget, count)
         core = external(self.ledger)
+        if not held_create(core):
+            raise MemoryError("out of host memory while allocating a resource's metadata")
+        core.alignment = alignment_of(self.memory, self.cpu_can_read)
         self.callbacks = (alloc, free, empty_cache)
         self.alloc = <ExternalAlloc><void*><uintptr_t>function_alloc
         core.free = <ExternalFree><void*><uintptr_t>function_free
@@ -176,7 +190,21 @@ cdef class ExternalAllocator(MemoryResource):
                 block.base = self.call_alloc(block.size)
         if block.base == 0:
             raise_out_of_memory(self, block)
-        return 0
+        return self.hold(block)
+
+    cdef int hold(self, LedgerBlock* block) except -1:
+        """Note an address that was just given, unless it cannot be used."""
+        cdef ExternalCore* core = external(self.ledger)
+        if block.base & (core.alignment - 1):
+            give_unusable(core, block.base)
+            wrong = f"is not a multiple of {core.alignment}"
+        elif not held_add(core, <ExternalBlock*>block):
+            # It is not freed: a block that somebody uses lies there.
+            wrong = "it gave before and has not got back"
+        else:
+            return 0
+        raise SourceError(f"alloc of {self!r} returned {block.base:#x} for {block.size} bytes, "
+                          f"which {wrong}")
 
     cdef uint64_t call_alloc(self, uint64_t nbytes) except? 0:
         cdef uint64_t address = 0
@@ -256,6 +284,11 @@ def number_of(what, value, int low):
     return number
 
 
+cdef uint64_t alignment_of(object memory, bint cpu_can_read) except 0:
+    # What malloc gives is usable: 256 bytes are what a GPU's own memory has.
+    return 16 if cpu_can_read and memory.alignment == 256 else memory.alignment
+
+
 cdef int raise_out_of_memory(ExternalAllocator allocator, LedgerBlock* block) except -1:
     cdef LedgerCounters now = ledger_counters(allocator.ledger)
     from gpumem._support.out_of_memory import OutOfMemoryReport
@@ -324,6 +357,7 @@ cdef void call_free(LedgerBlock* block) noexcept nogil:
     if PyGILState_Check():
         # A C function may block, or wait for a thread that needs the interpreter lock.
         state = PyEval_SaveThread()
+    held_remove(core, <ExternalBlock*>block)    # before: it may be given again at once
     entered = context_enter(core.ledger.context) == CUDA_SUCCESS
     core.free(<void*><uintptr_t>block.base)
     if block.persistent and core.empty_cache != NULL:
@@ -339,12 +373,8 @@ cdef void call_free(LedgerBlock* block) noexcept nogil:
 cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
     cdef ExternalCore* core = external(block.ledger)
     cdef bint entered = context_enter(core.ledger.context) == CUDA_SUCCESS
-    cdef uint64_t address = block.base
-    if core.free != NULL:
-        with nogil:
-            core.free(<void*><uintptr_t>address)
-    else:
-        call_or_tell(<object>core.free_object, (address,))
+    held_remove(core, <ExternalBlock*>block)    # before: it may be given again at once
+    free_address(core, block.base)
     if block.persistent and core.empty_cache != NULL:
         with nogil:
             core.empty_cache()
@@ -354,6 +384,23 @@ cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
         context_leave(core.ledger.context)
     ledger_count_call(&core.ledger, 0)
     ledger_end(block, True)
+
+
+cdef void give_unusable(ExternalCore* core, uint64_t address) noexcept:
+    """Give back an address that no block has, at once."""
+    cdef bint entered = context_enter(core.ledger.context) == CUDA_SUCCESS
+    free_address(core, address)
+    if entered:
+        context_leave(core.ledger.context)
+    ledger_count_call(&core.ledger, 0)
+
+
+cdef void free_address(ExternalCore* core, uint64_t address) noexcept:
+    if core.free != NULL:
+        with nogil:
+            core.free(<void*><uintptr_t>address)
+    else:
+        call_or_tell(<object>core.free_object, (address,))
 
 
 cdef int call_or_tell(object function, tuple arguments) noexcept:
@@ -369,6 +416,78 @@ cdef int call_or_tell(object function, tuple arguments) noexcept:
     Py_XDECREF(result)
     PyErr_Restore(kind, value, trace)
     return 0
+
+
+# ---- addresses that the other side has not got back ----------------------------------------------
+
+cdef bint held_create(ExternalCore* core) noexcept nogil:
+    core.held = <ExternalBlock**>calloc(FIRST_BUCKETS, sizeof(ExternalBlock*))
+    core.held_mask = FIRST_BUCKETS - 1
+    return core.held != NULL
+
+
+cdef bint held_add(ExternalCore* core, ExternalBlock* block) noexcept nogil:
+    """Add a block; False: there is one at its address."""
+    cdef ExternalBlock** bucket
+    cdef ExternalBlock* other
+    lock_acquire(&core.ledger.lock)
+    bucket = bucket_of(core, block.block.base)
+    other = bucket[0]
+    while other != NULL and other.block.base != block.block.base:
+        other = other.chained
+    if other == NULL:
+        block.chained = bucket[0]
+        bucket[0] = block
+        core.held_count += 1
+        if core.held_count > core.held_mask:
+            enlarge(core)
+    lock_release(&core.ledger.lock)
+    return other == NULL
+
+
+cdef void held_remove(ExternalCore* core, ExternalBlock* block) noexcept nogil:
+    cdef ExternalBlock** link
+    lock_acquire(&core.ledger.lock)
+    link = bucket_of(core, block.block.base)
+    while link[0] != block:
+        link = &link[0].chained
+    link[0] = block.chained
+    core.held_count -= 1
+    lock_release(&core.ledger.lock)
+
+
+cdef inline ExternalBlock** bucket_of(const ExternalCore* core, uint64_t address) noexcept nogil:
+    # The low bits of addresses are alike.
+    return &core.held[(address * <uint64_t>0x9E3779B97F4A7C15 >> 32) & core.held_mask]
+
+
+cdef void enlarge(ExternalCore* core) noexcept nogil:
+    # Locked. Out of host memory the chains grow instead: searches become slower, nothing fails.
+    cdef uint64_t buckets = core.held_mask + 1
+    cdef ExternalBlock** before = core.held
+    cdef ExternalBlock** larger = <ExternalBlock**>calloc(4 * buckets, sizeof(ExternalBlock*))
+    cdef ExternalBlock** bucket
+    cdef ExternalBlock* block
+    cdef ExternalBlock* following
+    cdef uint64_t i
+    if larger == NULL:
+        return
+    core.held = larger
+    core.held_mask = 4 * buckets - 1
+    for i in range(buckets):
+        block = before[i]
+        while block != NULL:
+            following = block.chained
+            bucket = bucket_of(core, block.block.base)
+            block.chained = bucket[0]
+            bucket[0] = block
+            block = following
+    free_memory(before)
+
+
+cdef void external_end(BlockLedger* ledger) noexcept nogil:
+    free_memory(external(ledger).held)
+    external(ledger).held = NULL
 
 
 # ---- waiting -------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -246,6 +248,88 @@ def test_invalid_address_from_alloc_is_refused(answer, error):
         with pytest.raises(error, match="alloc returned"):
             allocator.allocate(10)
         assert allocator.stats().num_allocs == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_address_that_was_not_freed_is_refused(heap, waits):
+    """It is not freed either: another block lies there, or work that waits for its stream."""
+    stream, driver = gpumem.Stream("host"), HostDriver()
+    same = heap.alloc(100)
+    with gpumem.ExternalAllocator(lambda n: same, heap.free, memory="host") as allocator:
+        held = allocator.allocate(100, stream)
+        before = allocator.stats()
+        with driver.block(stream):
+            if waits:
+                held.close()
+                before = allocator.stats()
+            for call in (allocator.allocate, allocator.allocate_persistent):
+                with pytest.raises(gpumem.errors.SourceError, match="gave before and has not got"):
+                    call(50)
+            assert replace(allocator.stats(), driver_calls=0) == replace(before, driver_calls=0)
+            assert heap.blocks
+        held.close()
+        stream.synchronize()
+        allocator.shrink()
+        assert not heap.blocks
+
+
+def test_address_may_be_given_again_once_it_was_freed(heap):
+    same = heap.alloc(100)
+    with gpumem.ExternalAllocator(lambda n: same, lambda p: None, memory="host") as allocator:
+        for _ in range(3):
+            assert allocator.allocate(100).ptr == same
+
+
+def test_thousands_of_addresses_are_told_apart(heap):
+    rng = np.random.default_rng(1)
+    page = np.zeros(1 << 20, np.uint8).ctypes.data
+    given, freed = [], []
+    with gpumem.ExternalAllocator(
+        lambda n: given.append(page + 16 * len(given)) or given[-1], freed.append, memory="host"
+    ) as allocator:
+        buffers = [allocator.allocate(16) for _ in range(5000)]
+        rng.shuffle(buffers)
+        del buffers[2500:]
+        again = given[:]
+        given.clear()
+        held = {buffer.ptr for buffer in buffers}
+        for address in again:
+            given[:] = [None] * ((address - page) // 16)
+            if address in held:
+                with pytest.raises(gpumem.errors.SourceError):
+                    allocator.allocate(16)
+            else:
+                allocator.allocate(16).close()
+        buffers.clear()
+        assert len(freed) == 5000 + 2500
+
+
+@pytest.mark.parametrize("functions", [False, True])
+@pytest.mark.parametrize(
+    ("memory", "off", "alignment"),
+    [
+        ("host", 8, 16),
+        ("host/host_accessible", 1, 16),
+        (gpumem.MemoryInfo("host", alignment=64), 16, 64),
+        (gpumem.MemoryInfo("host", alignment=4), 2, 4),
+    ],
+)
+def test_misaligned_address_is_refused_and_goes_back(functions, memory, off, alignment):
+    page = mmap.mmap(-1, 4096)
+    given = np.frombuffer(page, np.uint8).ctypes.data + off
+    freed = []
+    callbacks = [lambda nbytes: given, freed.append]
+    if functions:
+        kept = [
+            ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(callbacks[0]),
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(callbacks[1]),
+        ]
+        callbacks = [ctypes.cast(each, ctypes.c_void_p).value for each in kept]
+    with gpumem.ExternalAllocator(*callbacks, memory=memory) as allocator:
+        with pytest.raises(gpumem.errors.SourceError, match=f"is not a multiple of {alignment}$"):
+            allocator.allocate(100)
+        assert freed == [given]
+        assert (allocator.stats().in_use, allocator.stats().num_allocs) == (0, 0)
 
 
 def test_exception_of_free_is_unraisable_and_the_block_counts_as_freed(monkeypatch, heap):
