@@ -307,7 +307,8 @@ class Session:
         name : str
         x : Tensor, ndarray, or anything with DLPack or an array interface
             Used as it is, or copied to the device in each run; its memory is kept alive. A run
-            uses its values at the beginning of the run.
+            uses its values at the beginning of the run. Lists and numbers share no memory: bind
+            ``numpy.asarray`` of them.
 
         Raises
         ------
@@ -326,7 +327,8 @@ class Session:
         ...     session.run(lambda ctx: print(ctx.inputs["x"].numpy()))
         [3. 4.]
         """
-        tensor = x if isinstance(x, Tensor) else asarray(x)
+        # `asarray` would copy a list: later changes of it would not reach the runs.
+        tensor = asarray(x) if hasattr(x, "__array_interface__") else _seen(x, "x")
         bound = BoundInput(tensor, decide_copy(self.device, tensor.memory))
         with self._lock:
             self._require_open()

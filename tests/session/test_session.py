@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import types
 import weakref
 
 import numpy as np
@@ -387,12 +388,24 @@ def test_invalid_bindings_are_refused(session):
         (lambda: session.bind_input("y", np.zeros(4)), ValueError),
         (lambda: session.bind_output("x"), ValueError),
         (lambda: session.bind_input(3, np.zeros(4)), TypeError),
+        (lambda: session.bind_input("z", [1.0, 2.0]), TypeError),
+        (lambda: session.bind_input("z", 3.0), TypeError),
+        (lambda: session.bind_input("z", ((1, 2), (3, 4))), TypeError),
         (lambda: session.bind_output("z", frozen), BufferError),
         (lambda: session.bind_output("z", "mars"), ValueError),
     ]:
         with pytest.raises(error):
             bind()
     assert list(session.copy_plan()) == ["x", "y"]
+
+
+def test_input_with_numpys_array_interface_alone_is_bound_without_a_copy(session):
+    x = np.zeros(2)
+    session.bind_input("x", types.SimpleNamespace(__array_interface__=x.__array_interface__))
+    x[:] = 3, 4
+    seen = []
+    session.run(lambda ctx: seen.extend(ctx.inputs["x"].numpy().tolist()))
+    assert seen == [3, 4]
 
 
 def test_output_devices_are_in_binding_order(session):
