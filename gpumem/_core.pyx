@@ -26,6 +26,7 @@ from gpumem._resource.arena cimport (
     ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool, join_budget, least_limit,
     make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve, require_shareable,
     retained_regions, settings_from, source_keep, takes_pages, under_pressure,
+    warn_of_idle_settings,
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
@@ -99,6 +100,11 @@ cdef class Arena(ArenaBase):
     DriverError
         The device does not answer.
 
+    Warns
+    -----
+    ConfigWarning
+        A setting other than the default has no effect on this arena; the text names it and why.
+
     Examples
     --------
     >>> import gpumem
@@ -129,6 +135,7 @@ cdef class Arena(ArenaBase):
         self.source = make_source(self, self.config, source)
         settings.paged = (self.source is None and self.config.numa_node is None
                           and takes_pages(self, self.config, least_limit(budget, count)))
+        warn_of_idle_settings(self, self.config, settings.paged)
         with nogil:
             arenas_release_retired()    # it may wait for the device
         choose_backing(self, self.config, self.source, &backing)

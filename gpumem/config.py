@@ -4,7 +4,8 @@ A mapping may name a field bare (``max_mem``), as ``arena.max_mem``, or under a 
 Runtime's style, ``ep.<name>.arena.max_mem`` (a session's) or ``ep_factory.<name>.arena.max_mem``
 (an environment's). Nothing is ignored: an unknown key, a malformed or out-of-range value, or one
 option given twice with different values is a ConfigError naming key, value and accepted range. A
-valid setting that has no effect on an object is refused when the object is made.
+valid setting that has no effect on an object gives a ConfigWarning when the object is made, or is
+refused where it asks for what the object cannot be.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ class ArenaConfig(_Settings):
     initial_chunk_size_bytes : int
         Bytes of the first region, 1 to 2**31 - 1.
     max_dead_bytes_per_chunk : int
-        With the "ort" split rule: bytes that may stay unused in a block before it is split.
+        With the "ort" split rule only: bytes that may stay unused in a block before it is split.
     initial_growth_chunk_size_bytes : int
         Bytes of the next region after a shrink.
     max_power_of_two_extend_bytes : int
@@ -339,12 +340,53 @@ class ArenaConfig(_Settings):
                     "expected 0, or use_cuda_mempool = true"
                 )
 
+    def _without_effect(self, *, paged: bool) -> dict[str, str]:
+        """Return the settings other than the defaults that an arena does not use, and why.
+
+        Parameters
+        ----------
+        paged : bool
+            Whether the arena's memory is pages.
+        """
+        usual = ArenaConfig(backing=self.backing)
+        given = {name for name in self._parsers() if getattr(self, name) != getattr(usual, name)}
+        if not self.enable:
+            why = "enable = False sends every call to the driver"
+            return dict.fromkeys((name for name in _POLICY_FIELDS if name in given), why)
+        found: dict[str, str] = {}
+        if self.split_rule == "tight":
+            found["max_dead_bytes_per_chunk"] = 'it applies to split_rule = "ort"'
+        if self.extend_strategy == "same_as_requested":
+            found |= dict.fromkeys(_DOUBLING_FIELDS, 'it applies to "next_power_of_two"')
+        if paged:
+            why = "the memory is pages, and it applies to regions"
+            found |= dict.fromkeys(("extend_strategy", *_DOUBLING_FIELDS), why)
+        else:
+            why = "the memory is regions, and it applies to pages"
+            found |= dict.fromkeys(("page_move_threshold", "page_move_budget"), why)
+        return {name: why for name, why in found.items() if name in given}
+
     def _without_pool(self) -> ArenaConfig:
         """Return the settings of the arena that replaces a pool."""
         cleared: dict[str, Any] = dict.fromkeys(("use_cuda_mempool", *_POOL_FIELDS), 0)
         return replace(self, **cleared)
 
 
+_DOUBLING_FIELDS = (
+    "initial_chunk_size_bytes",
+    "initial_growth_chunk_size_bytes",
+    "max_power_of_two_extend_bytes",
+)
+_POLICY_FIELDS = (
+    "extend_strategy",
+    "max_dead_bytes_per_chunk",
+    *_DOUBLING_FIELDS,
+    "split_rule",
+    "stream_reuse",
+    "page_move_threshold",
+    "page_move_budget",
+    "oom_wait_ms",
+)
 _POOL_FIELDS = ("cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink")
 
 

@@ -333,3 +333,54 @@ def test_arena_refuses_an_invalid_option():
     with pytest.raises(ConfigError, match="unknown key 'max_memory'") as caught:
         gpumem.Arena("host", {"max_memory": 1})
     assert isinstance(caught.value, ValueError)
+
+
+# ---- settings without effect ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"max_dead_bytes_per_chunk": 4096}, "split_rule"),
+        ({"max_dead_bytes_per_chunk": 4096, "backing": "regions", "split_rule": "tight"}, "ort"),
+        ({"extend_strategy": "same_as_requested", "backing": "virtual"}, "regions"),
+        ({"initial_chunk_size_bytes": 4096, "backing": "virtual"}, "regions"),
+        ({"initial_growth_chunk_size_bytes": 4096, "backing": "virtual"}, "regions"),
+        ({"max_power_of_two_extend_bytes": 4096, "backing": "virtual"}, "regions"),
+        ({"initial_chunk_size_bytes": 4096, "extend_strategy": "1"}, "next_power_of_two"),
+        ({"page_move_threshold": 0, "backing": "regions"}, "pages"),
+        ({"page_move_budget": 1, "backing": "regions"}, "pages"),
+        ({"page_move_budget": 1, "max_mem": MIB}, "pages"),
+        ({"stream_reuse": "wait", "enable": False}, "enable = False"),
+        ({"split_rule": "ort", "enable": False}, "enable = False"),
+    ],
+)
+def test_setting_without_effect_gives_a_warning(config, why):
+    name = next(iter(config))
+    with pytest.warns(gpumem.errors.ConfigWarning, match=f"{name} = .*no effect.*{why}") as given:
+        gpumem.Arena("host", config).close()
+    assert len(given) == 1
+    assert given[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_dead_bytes_per_chunk": 4096, "split_rule": "ort"},
+        {"max_dead_bytes_per_chunk": 4096, "backing": "regions"},
+        {"extend_strategy": "same_as_requested"},
+        {"initial_growth_chunk_size_bytes": 4096, "max_power_of_two_extend_bytes": 1 << 20},
+        {"page_move_threshold": 0, "page_move_budget": 1, "backing": "virtual"},
+        {"page_move_threshold": 0},
+        {"oom_wait_ms": 0, "stream_reuse": "wait"},
+        {"enable": False, "max_mem": MIB},
+    ],
+)
+def test_setting_with_effect_gives_no_warning(config):
+    gpumem.Arena("host", config).close()  # a warning is an error in tests
+
+
+def test_defaults_written_out_give_no_warning():
+    for backing in ("auto", "regions", "virtual"):
+        config = dataclasses.asdict(ArenaConfig(backing=backing))
+        gpumem.Arena("host", ArenaConfig(**config)).close()

@@ -209,6 +209,8 @@ class ArenaMachine(RuleBasedStateMachine):
             self.arena.close()
 
 
+# Every combination has the same numbers, of which some have no effect.
+@pytest.mark.filterwarnings("ignore::gpumem.errors.ConfigWarning")
 @pytest.mark.parametrize("stream_reuse", ["completed", "wait", "never"])
 @pytest.mark.parametrize("extend_strategy", ["next_power_of_two", "same_as_requested"])
 @pytest.mark.parametrize("split_rule", ["tight", "ort"])

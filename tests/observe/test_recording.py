@@ -572,7 +572,9 @@ def test_recording_replays_to_the_peaks_of_its_stats(tmp_path, backing, into_fil
     seed = random.randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
-    config = {"backing": backing, "stream_reuse": "never", "page_move_budget": 1.0}
+    config = {"backing": backing, "stream_reuse": "never"}
+    if backing == "virtual":
+        config["page_move_budget"] = 1.0
     path = tmp_path / "program.events" if into_file else None
     peak = live_bytes = 0
     with gpumem.Arena("host", config) as arena:

@@ -9,6 +9,7 @@ from gpumem._resource.arena.source cimport Source
 
 cdef int settings_from(object config, ArenaSettings* settings) except -1
 # Is it backed by pages? Raises ConfigError where they are asked for by name and cannot be had.
+cdef int warn_of_idle_settings(MemoryResource arena, object config, bint paged) except -1
 cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *
 # Why memory cannot be backed by pages that move; empty if it can.
 cdef str pages_problem(object memory)

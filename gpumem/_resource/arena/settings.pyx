@@ -1,5 +1,7 @@
 """From an ArenaConfig to the C struct."""
 
+import warnings
+
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
@@ -18,7 +20,7 @@ from gpumem._resource.arena.source cimport Source, source_init
 
 from gpumem.config import _PAGED_FROM
 from gpumem.device import MemoryKind
-from gpumem.errors import ConfigError, DriverError
+from gpumem.errors import ConfigError, ConfigWarning, DriverError
 
 
 cdef int settings_from(object config, ArenaSettings* settings) except -1:
@@ -39,6 +41,14 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
     settings.oom_wait = <uint64_t>config.oom_wait_ms * 1000000
     settings.move_share = config.page_move_threshold
     settings.move_budget = config.page_move_budget
+    return 0
+
+
+cdef int warn_of_idle_settings(MemoryResource arena, object config, bint paged) except -1:
+    """Warn of settings that are not the defaults and have no effect on this arena."""
+    for name, why in config._without_effect(paged=paged).items():
+        warnings.warn(f"{name} = {getattr(config, name)!r} has no effect on an arena on "
+                      f"{arena.memory}: {why}", ConfigWarning, stacklevel=1)
     return 0
 
 

@@ -214,6 +214,8 @@ class Slices:
         """Return the arena's settings: the whole memory is its first region."""
         if self._grow is None and (config.max_mem == 0 or config.max_mem > self.room):
             config = replace(config, max_mem=self.room)
+        if config.extend_strategy == "same_as_requested":  # a first size has no effect there
+            return config
         return replace(config, initial_chunk_size_bytes=self.room)
 
     def allocate(self, nbytes: int) -> int | None:

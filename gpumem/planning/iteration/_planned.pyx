@@ -388,7 +388,7 @@ cdef Arena block_arena(MemoryResource upstream, plan, stream_reuse):
         stream_reuse = (<Arena>upstream).config.stream_reuse if isinstance(
             upstream, Arena) else "completed"
     config = ArenaConfig(backing="regions", extend_strategy="same_as_requested", max_mem=nbytes,
-                         initial_chunk_size_bytes=1, stream_reuse=stream_reuse, oom_wait_ms=0)
+                         stream_reuse=stream_reuse, oom_wait_ms=0)
     upstream.slot_of(None, &slot)
     default = upstream.streams.get(slot)
     if default is None:
