@@ -162,6 +162,35 @@ def test_uncaught_error_leaves_only_its_own_message_and_exit_code():
     assert done.stderr.count("Traceback") == 1
 
 
+@pytest.mark.parametrize(
+    "make_view",
+    [
+        "memoryview(buffer).release()",
+        "np.frombuffer(buffer, np.uint8)",
+        "np.from_dlpack(arena.allocate(100))",
+        "gpumem.zeros(100, 'int8', resource=arena).numpy()",
+    ],
+)
+def test_exit_while_daemon_threads_make_views(make_view):
+    ends_quietly(f"""
+made = threading.Barrier(4)
+def work():
+    error = gpumem.errors.ClosedError
+    waits = True
+    while True:
+        try:
+            {make_view}
+        except error:
+            pass        # gpumem has ended
+        if waits:
+            made.wait()
+            waits = False
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+made.wait()
+""")
+
+
 # ---- fork ----------------------------------------------------------------------------------------
 
 
