@@ -30,12 +30,14 @@ from gpumem._resource.arena cimport (
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
+from gpumem._support.process cimport process
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem._resource.arena.graph_pool import Capture
 from gpumem._support.arguments import require
 from gpumem._support.releases import on_release, release_retired
 from gpumem.config import ArenaConfig
+from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, InUseError
 
 
@@ -726,6 +728,10 @@ cdef class Arena(ArenaBase):
     cdef int require_present(self) except -1:
         if self.core.closed == STATE_SUSPENDED and self.cpu_can_read:
             raise_status(self, 0, 0, self.default_slot, ARENA_CLOSED)
+        # A fork's child has no pinned pages: an access would end it.
+        if (self.driver_device.context.generation != process.generation
+                and self.memory.kind is MemoryKind.HOST_ACCESSIBLE):
+            return self.require_own()
         return 0
 
     def reset_stream(self, stream):

@@ -242,6 +242,26 @@ refused(lambda: event.query())
 """)
 
 
+def test_forked_child_gets_no_view_of_its_parents_pinned_memory():
+    """The pages are not inherited: an access would end the child."""
+    ends_quietly(f"""{MAY_FORK}
+pinned = gpumem.Arena("host/host_accessible").allocate(4096)
+memoryview(pinned)[0] = 1
+pid = os.fork()
+if pid == 0:
+    for call in (memoryview, np.from_dlpack, bytes):
+        try:
+            call(pinned)
+        except gpumem.errors.ClosedError as error:
+            assert "parent" in str(error), error
+        else:
+            raise AssertionError("allowed")
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert memoryview(pinned)[0] == 1
+""")
+
+
 def test_forked_child_makes_its_own_arena():
     fork("""
 own = gpumem.Arena("host")
