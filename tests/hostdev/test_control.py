@@ -1,5 +1,13 @@
 """What only the host device has: size, time, counters, fork, end. One child per test."""
 
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+CAPACITY = "GPUMEM_HOST_CAPACITY"
+
 
 def test_capacity_is_enforced_and_given_back(child):
     child(
@@ -16,6 +24,22 @@ def test_capacity_is_enforced_and_given_back(child):
         driver.cuMemAlloc(2 * BLOCK)
         """
     )
+
+
+def test_free_bytes_count_what_other_processes_use():
+    script = """
+import gpumem
+with open("/proc/meminfo") as file:
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in file}
+free, total = gpumem.Device("host").free_bytes, gpumem.Device("host").total_bytes
+used = (kib["MemTotal"] - kib["MemAvailable"]) << 10
+assert total - free > used // 2, (total, free, used)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != CAPACITY}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_capacity_comes_from_the_environment(child):

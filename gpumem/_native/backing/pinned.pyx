@@ -120,6 +120,9 @@ cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noe
 # page is touched.
 
 
+cdef extern from "meminfo.h":
+    uint64_t memory_available() noexcept nogil
+
 cdef extern from *:
     """
     #include <pthread.h>
@@ -140,17 +143,6 @@ cdef extern from *:
     static inline int gm_cpu_count(void) {
         cpu_set_t cpus;
         return sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-    }
-
-    /* Bytes that the kernel could hand out without swapping; 0: unknown. */
-    static inline uint64_t gm_available(void) {
-        char line[128];
-        unsigned long long kib = 0;
-        FILE *file = fopen("/proc/meminfo", "re");
-        while (file && fgets(line, sizeof line, file))
-            if (sscanf(line, "MemAvailable: %llu", &kib) == 1) break;
-        if (file) fclose(file);
-        return (uint64_t)kib << 10;
     }
 
     /* A preference: where the kernel refuses it, the pages come from any node. */
@@ -185,7 +177,6 @@ cdef extern from *:
         pass
     int pthread_join(pthread_t thread, void** result) noexcept nogil
     int gm_cpu_count() noexcept nogil
-    uint64_t gm_available() noexcept nogil
     void gm_prefer_node(void* at, size_t nbytes, int node) noexcept nogil
     int gm_make_pages(char* at, size_t nbytes, size_t page) noexcept nogil
     int gm_thread_start(pthread_t* thread, void* (*run)(void*) noexcept nogil,
@@ -221,7 +212,7 @@ cdef uint64_t pages_map(uint64_t nbytes, int node) noexcept nogil:
     # Maps pages and makes all of them now. `node`: where they are wanted; -1: anywhere. Returns
     # their address; 0: no memory.
     cdef Fill fill
-    cdef uint64_t available = gm_available()
+    cdef uint64_t available = memory_available()
     if available and nbytes > available:
         return 0                # the kernel would end processes to make room
     fill.base = map_aligned(nbytes)

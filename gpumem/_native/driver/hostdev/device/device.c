@@ -1,5 +1,6 @@
 /* Devices: how many, how large, what they answer about themselves. */
 #include "internal.h"
+#include "meminfo.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,13 +23,15 @@ static size_t smaller_limit(size_t bytes, const char *path) {
     return limit && limit < bytes ? limit : bytes;
 }
 
-size_t host_default_capacity(void) {
+size_t host_default_capacity(bool *is_simulated) {
+    *is_simulated = true;
     const char *wanted = getenv("GPUMEM_HOST_CAPACITY");
     if (wanted && *wanted) {
         char *end;
         unsigned long long bytes = strtoull(wanted, &end, 10);
         if (*end == 0 && bytes > 0) return (size_t)bytes;
     }
+    *is_simulated = false;
     size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
     bytes = smaller_limit(bytes, "/sys/fs/cgroup/memory.max");
     return smaller_limit(bytes, "/sys/fs/cgroup/memory/memory.limit_in_bytes");
@@ -54,6 +57,7 @@ int hostdev_set_capacity(int ordinal, size_t bytes) {
     host_setup();
     if (!ordinal_exists(ordinal) || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     atomic_store(&host.devices[ordinal].capacity, bytes);
+    atomic_store(&host.devices[ordinal].is_simulated, true);
     return CUDA_SUCCESS;
 }
 
@@ -64,6 +68,15 @@ size_t hostdev_capacity(int ordinal) {
 
 size_t hostdev_used(int ordinal) {
     return ordinal_exists(ordinal) ? atomic_load(&host.devices[ordinal].used) : 0;
+}
+
+size_t host_device_free(int device) {
+    Device *at = &host.devices[device];
+    size_t capacity = hostdev_capacity(device), used = hostdev_used(device);
+    size_t free_bytes = used < capacity ? capacity - used : 0;
+    if (atomic_load(&at->is_simulated)) return free_bytes;
+    size_t available = memory_available();
+    return available && available < free_bytes ? available : free_bytes;
 }
 
 /* ---- count ---- */

@@ -166,6 +166,7 @@ struct Context { /* a device's primary context; the struct stays, the handle cha
 
 typedef struct Device {
     _Atomic size_t capacity; /* bytes */
+    atomic_bool is_simulated; /* it was set; else it is the machine's, which others use, too */
     _Atomic size_t used;     /* bytes charged */
     struct Slab *slabs;      /* map_lock: 2 MiB blocks that hold small allocations */
     uint64_t default_pool, current_pool; /* setup_lock; handles, 0: not made yet */
@@ -175,7 +176,8 @@ typedef struct Device {
 CUresult host_device_check(CUdevice device);
 CUresult host_device_charge(int device, size_t bytes);
 void host_device_refund(int device, size_t bytes);
-size_t host_default_capacity(void);
+size_t host_default_capacity(bool *is_simulated);
+size_t host_device_free(int device);
 CUresult host_context_current(Context **context);
 CUresult host_context_of(CUcontext handle, Context **context);
 void host_context_build(int device);

@@ -62,9 +62,12 @@ static void reborn(void) {
 static void setup(void) {
     build();
     pthread_atfork(before_fork, after_fork, reborn);
-    size_t capacity = host_default_capacity();
-    for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++)
+    bool is_simulated;
+    size_t capacity = host_default_capacity(&is_simulated);
+    for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) {
         atomic_store(&host.devices[device].capacity, capacity);
+        atomic_store(&host.devices[device].is_simulated, is_simulated);
+    }
     int none = 0;
     atomic_compare_exchange_strong(&host.device_count, &none, 1);
 }

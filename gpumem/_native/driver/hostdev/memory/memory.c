@@ -301,10 +301,8 @@ void host_memory_drop(uint64_t context) {
 CUresult host_cuMemGetInfo(size_t *free_bytes, size_t *total) {
     Context *context = ENTER_CONTEXT(MemGetInfo);
     if (!free_bytes || !total) return CUDA_ERROR_INVALID_VALUE;
-    size_t capacity = hostdev_capacity(context->device);
-    size_t used = hostdev_used(context->device);
-    *free_bytes = used < capacity ? capacity - used : 0;
-    *total = capacity;
+    *free_bytes = host_device_free(context->device);
+    *total = hostdev_capacity(context->device);
     return CUDA_SUCCESS;
 }
 
