@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem._tensor import Tensor, empty
 from gpumem.device import CopyDecision, MemoryInfo
+from gpumem.stats import ShrinkReport, Stats
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from gpumem._budget import Budget
 
 __all__ = ["BoundInput", "BoundOutput", "RunContext"]
 
@@ -48,14 +52,15 @@ class RunContext:
     stream : Stream
         The stream of the work; inputs are ready for work on it.
     allocator : MemoryResource
-        Allocator of the device's memory, for scratch space.
+        Allocator of the device's memory, for scratch space. A block whose stream is not named
+        belongs to the run's stream, so it may be freed while work there still uses it.
 
     Examples
     --------
     >>> import gpumem, numpy as np
     >>> def half(ctx):
     ...     x = ctx.inputs["x"]
-    ...     with ctx.allocator.allocate(x.nbytes, ctx.stream):       # scratch
+    ...     with ctx.allocator.allocate(x.nbytes):       # scratch, of ctx.stream
     ...         np.divide(x.numpy(), 2, out=ctx.output("y", x.shape, x.dtype).numpy())
     >>> with gpumem.Session("host") as session:
     ...     session.bind_input("x", np.array([2.0, 4.0]))
@@ -76,11 +81,19 @@ class RunContext:
     ) -> None:
         self.inputs = inputs
         self.stream = stream
-        self.allocator = allocator
+        self._resource = allocator
+        self._allocator: MemoryResource | None = None
         self._keep = keep  # a captured graph needs the addresses of the run before
         self._bound = outputs
         self._work: dict[str, Tensor] = {}  # what the function writes
         self._results: dict[str, Tensor] = {}
+
+    @property
+    def allocator(self) -> MemoryResource:
+        """Allocator of the device's memory; it hands out blocks of the run's stream."""
+        if self._allocator is None:
+            self._allocator = _OfStream(self._resource, self.stream)
+        return self._allocator
 
     def output(self, name: str, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
         """Return the tensor that the work writes an output to, in the memory of its binding.
@@ -124,7 +137,7 @@ class RunContext:
         result = self._result(bound, name, shape, dtype)
         work = result
         if bound.decision.action == "copy":
-            work = self._reuse(bound.staged, shape, dtype, self.allocator)
+            work = self._reuse(bound.staged, shape, dtype, self._resource)
             bound.staged = work
         self._work[name], self._results[name] = work, result
         return work
@@ -143,6 +156,67 @@ class RunContext:
             return before
         stream = self.stream if of.memory.device == self.stream.device else None
         return empty(shape, dtype, resource=of, stream=stream)
+
+
+class _OfStream(MemoryResource):
+    """A resource whose blocks belong to one stream where the caller names none."""
+
+    def __init__(self, resource: MemoryResource, stream: Stream) -> None:
+        super().__init__(resource.memory, name=resource.name)
+        self._resource = resource
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._resource, name)
+
+    def allocate(
+        self,
+        nbytes: SupportsIndex,
+        stream: Any = None,
+        *,
+        alignment: int | None = None,
+        shareable: bool = False,
+    ) -> Buffer:
+        """Allocate a block of the resource."""
+        # Users' resources may lack the parameter `shareable`.
+        more = {"shareable": True} if shareable else {}
+        stream = self._stream if stream is None else stream
+        return self._resource.allocate(nbytes, stream, alignment=alignment, **more)
+
+    def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:
+        """Allocate a long-lived block of the resource, which belongs to its default stream."""
+        return self._resource.allocate_persistent(nbytes)
+
+    def stats(self) -> Stats:
+        """Return the resource's statistics."""
+        return self._resource.stats()
+
+    def shrink(self) -> ShrinkReport:
+        """Shrink the resource."""
+        return self._resource.shrink()
+
+    def snapshot(self) -> Any:
+        """Return the resource's blocks."""
+        return self._resource.snapshot()
+
+    def reset_stream(self, stream: Any) -> None:
+        """Make blocks of a stream reusable by others, as the resource does."""
+        self._resource.reset_stream(stream)
+
+    @property
+    def budget(self) -> Budget | None:
+        """The resource's budget."""
+        return self._resource.budget
+
+    @property
+    def is_arena(self) -> bool:
+        """Whether the resource is an arena."""
+        return self._resource.is_arena
+
+    @property
+    def closed(self) -> bool:
+        """Whether the resource is closed."""
+        return self._resource.closed
 
 
 def _is_like(tensor: Tensor, shape: Any, dtype: npt.DTypeLike) -> bool:

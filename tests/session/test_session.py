@@ -244,12 +244,47 @@ def test_run_context_gives_scratch_and_streams(session):
     session.bind_output("y")
 
     def work(ctx):
-        seen.append((ctx.stream, ctx.allocator))
+        with ctx.allocator.allocate(100) as scratch:
+            seen.append((ctx.stream, scratch.resource))
         assert ctx.output("y", 4, "f4") is ctx.output("y", (4,), np.float32)
         double(ctx)
 
     session.run(work)
     assert seen == [(session.compute_stream, session.allocator())]
+
+
+def test_scratch_of_a_run_belongs_to_its_stream(host):
+    other = gpumem.Stream("host")
+    arena = gpumem.Arena("host")
+    seen = []
+
+    def work(ctx):
+        allocator = ctx.allocator
+        with (
+            allocator.allocate(100) as scratch,
+            allocator.allocate(100, other, alignment=4096) as others,
+            gpumem.empty(100, "u1", resource=allocator).buffer as tensors,
+            allocator.allocate_persistent(100) as weights,
+        ):
+            seen.extend(buffer.stream for buffer in (scratch, others, tensors))
+            assert others.ptr % 4096 == 0
+            for buffer in (scratch, others, tensors, weights):
+                assert buffer.resource is arena
+        assert (allocator.memory, allocator.name) == (arena.memory, arena.name)
+        assert allocator.stats() == arena.stats()
+        assert allocator.config is arena.config
+        assert allocator.is_arena
+        assert len(allocator.snapshot().resources) == len(arena.snapshot().resources) == 1
+        allocator.reset_stream(other)
+        assert allocator.shrink().released_bytes > 0
+        assert not allocator.closed
+
+    with gpumem.Environment() as environment:
+        environment.register("host", arena)
+        with gpumem.Session("host", environment=environment) as session:
+            session.run(work)
+            assert seen == [session.compute_stream, other, session.compute_stream]
+    arena.close()
 
 
 def test_run_waits_for_its_work(session, host):
