@@ -19,7 +19,7 @@ array([0., 2., 4.])
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Self
 
@@ -398,7 +398,13 @@ class Session:
 
     # ---- runs ------------------------------------------------------------------------------------
 
-    def run(self, fn: Callable[[RunContext], object], *, synchronize: bool = True) -> None:
+    def run(
+        self,
+        fn: Callable[[RunContext], object],
+        *,
+        synchronize: bool = True,
+        shrink: bool | Iterable[MemoryInfo | Device | str] = False,
+    ) -> None:
         """Run the work once.
 
         Parameters
@@ -409,14 +415,22 @@ class Session:
         synchronize : bool, optional
             Wait until the work is done. False: the caller waits, with `compute_stream`. There is
             no wait for a stream that is being captured.
+        shrink : bool or iterable of MemoryInfo, Device or str, optional
+            Shrink the allocator of the device's memory when the work is done, or the session's
+            allocators of these memories: after a run that was larger than usual. It may wait for
+            other runs' work, as a driver does before it takes memory back. As ONNX Runtime's
+            ``memory.enable_memory_arena_shrinkage``.
 
         Raises
         ------
+        NoAllocatorError
+            The environment has no allocator of a memory in `shrink`.
         ConcurrentRunError
             Another run is active, and the stream is unified or runs are captured; nothing is
             changed.
         ValueError
-            `fn` did not get a bound output from ``ctx.output``.
+            `fn` did not get a bound output from ``ctx.output``; or `shrink` of a run that does not
+            wait, because of `synchronize` or a capture by the caller.
         DriverError
             With `enable_cuda_graph`: `fn` made a call that cannot be captured, such as a wait for
             the stream.
@@ -444,6 +458,12 @@ class Session:
         ...     session.outputs()["y"].numpy().tolist()
         [[7, 7], [7, 7]]
         """
+        shrinking = self._to_shrink(shrink)
+        if shrinking and not (synchronize and not self._compute.capturing):
+            raise ValueError(
+                f"invalid shrink = {shrink!r} for a run that does not wait: expected False, and "
+                "shrink() of the allocators later"
+            )
         stream, inputs, outputs, bound = self._begin()
         used: list[Tensor] = []
         try:
@@ -460,6 +480,17 @@ class Session:
                 with self._lock:
                     self._running -= 1
                     self._idle.append(stream)
+        for resource in shrinking:
+            resource.shrink()
+
+    def _to_shrink(self, shrink: Any) -> list[MemoryResource]:
+        if isinstance(shrink, bool):
+            return [self._own_memory] if shrink else []
+        if isinstance(shrink, MemoryInfo | Device | str) or not isinstance(shrink, Iterable):
+            raise TypeError(
+                f"invalid shrink = {shrink!r}: expected True, False, or an iterable of memories"
+            )
+        return [self.allocator(memory) for memory in shrink]
 
     def _queue(
         self,

@@ -400,6 +400,52 @@ def test_functions_exception_is_raised_without_a_change(session):
     session.run(double)
 
 
+def scratch_of_a_mebibyte(ctx):
+    ctx.allocator.allocate(1 << 20).close()
+
+
+@pytest.mark.parametrize("shrink", [True, ["host"], ("host:0", gpumem.Device("host"))])
+def test_run_may_shrink_its_arena_at_the_end(shrink):
+    with gpumem.Session("host", {"private_arena": True}) as session:
+        session.run(scratch_of_a_mebibyte)
+        arena = session.allocator()
+        assert arena.stats().reserved > 0
+        session.run(scratch_of_a_mebibyte, shrink=False)
+        assert arena.stats().reserved > 0
+        session.run(scratch_of_a_mebibyte, shrink=shrink)
+        assert arena.stats().reserved == 0
+
+
+def test_run_shrinks_the_named_memories_alone():
+    with gpumem.Environment() as environment:
+        host, pinned = (environment.register(name) for name in ("host", "host/host_accessible"))
+        for arena in (host, pinned):
+            arena.allocate(1000).close()
+        with gpumem.Session("host", environment=environment) as session:
+            session.run(scratch_of_a_mebibyte, shrink=["host/host_accessible"])
+            assert (host.stats().reserved > 0, pinned.stats().reserved) == (True, 0)
+
+
+def test_invalid_shrink_is_refused_before_the_run(session):
+    calls = []
+    for options, error in [
+        ({"shrink": "host"}, TypeError),
+        ({"shrink": 1}, TypeError),
+        ({"shrink": ["mars"]}, ValueError),
+        ({"shrink": True, "synchronize": False}, ValueError),
+    ]:
+        with pytest.raises(error):
+            session.run(calls.append, **options)
+    with gpumem.Environment() as environment:
+        environment.register("host")
+        with (
+            gpumem.Session("host", environment=environment) as other,
+            pytest.raises(gpumem.errors.NoAllocatorError),
+        ):
+            other.run(calls.append, shrink=["host/managed"])
+    assert calls == []
+
+
 def test_mismatched_or_unbound_outputs_are_refused(session):
     session.bind_output("y", np.zeros(4, "f4"))
     session.bind_output("z")
