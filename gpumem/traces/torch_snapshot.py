@@ -33,7 +33,8 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
     """Read the allocations of one device from an open snapshot pickle.
 
     Allocations that were live before recording began are not part of the trace; their frees
-    are, as frees of an unknown block.
+    are, as frees of an unknown block. Of a snapshot without history the trace allocates the blocks
+    in use, as of gpumem's own snapshots.
 
     Parameters
     ----------
@@ -42,28 +43,32 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
     name : str
         Name of the trace.
     device : int, optional
-        Index of the device to take; without it, the one with most allocations and frees.
+        Index of the device to take; without it, the one with most allocations and frees, or without
+        history with the most bytes in use.
 
     Raises
     ------
     TraceError
-        Not a snapshot, nothing recorded in it, or a pickle that names a class or function.
+        Not a snapshot, nothing recorded or in use in it, or a pickle that names a class or
+        function.
     """
-    traces = _device_traces(_load_plain(file))
+    snapshot = _load_plain(file)
+    traces = _device_traces(snapshot)
     builders = {}
+    given = device
     for index, entries in enumerate(traces):
         if device is None or device == index:
             builders[index] = _record(entries, index)
     if device is None:
-        device = max(builders, key=lambda index: len(builders[index]))
-    elif device not in builders:
-        raise TraceError(f"device is {device}, expected 0..{len(traces) - 1}")
-    if not len(builders[device]):
-        raise TraceError(
-            f"the snapshot holds no allocations of device {device}: "
-            "was torch.cuda.memory._record_memory_history() on?"
-        )
-    return builders[device].trace(name, {"source": "torch_snapshot", "device": device})
+        device = max(builders, key=lambda index: len(builders[index]), default=0)
+    if device in builders and len(builders[device]):
+        return builders[device].trace(name, {"source": "torch_snapshot", "device": device})
+    # If a history was recorded, what is in use is not what happened.
+    segments = {} if any(traces) else _segments(snapshot)
+    known = max(len(traces), *(index + 1 for index in segments), 1)
+    if not 0 <= device < known:
+        raise TraceError(f"device is {device}, expected 0..{known - 1}")
+    return _trace_of_moment(segments, name, given)
 
 
 def _load_plain(file: IO[bytes]) -> object:
@@ -122,14 +127,77 @@ def _check_memo(file: IO[bytes]) -> None:
 
 def _device_traces(snapshot: object) -> list[list[object]]:
     """Return the lists of entries, one per device, or raise TraceError."""
-    if not isinstance(snapshot, dict) or "device_traces" not in snapshot:
-        raise TraceError("the pickle is not a memory snapshot: it has no device_traces")
-    traces = snapshot["device_traces"]
+    if not isinstance(snapshot, dict) or not (
+        "device_traces" in snapshot or snapshot.get("segments")
+    ):
+        raise TraceError("the pickle is not a memory snapshot: it has no device_traces or segments")
+    # Snapshots of PyTorch before 2.0 have no history.
+    traces = snapshot.get("device_traces", [])
     if not isinstance(traces, list) or not all(isinstance(entries, list) for entries in traces):
         raise TraceError("the snapshot's device_traces is not a list of lists")
-    if not traces:
+    if not traces and not snapshot.get("segments"):
         raise TraceError("the snapshot names no device")
     return traces
+
+
+# ---- a snapshot without history ------------------------------------------------------------------
+
+
+def _segments(snapshot: object) -> dict[int, list[dict[Any, Any]]]:
+    """Return the segments of each device, or raise TraceError."""
+    segments = snapshot.get("segments", []) if isinstance(snapshot, dict) else []
+    if not isinstance(segments, list):
+        raise TraceError(f"the snapshot's segments are {_shown(segments)}, expected a list")
+    found: dict[int, list[dict[Any, Any]]] = {}
+    for index, segment in enumerate(segments):
+        where = f"segment {index}"
+        if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
+            raise TraceError(f"{where} is {_shown(segment)}, expected a dict with a list of blocks")
+        found.setdefault(_integer(segment, "device", where, default=0), []).append(segment)
+    return found
+
+
+def _trace_of_moment(
+    segments: dict[int, list[dict[Any, Any]]], name: str, device: int | None
+) -> Trace:
+    """Make a trace that allocates the blocks in use and frees nothing."""
+    chosen = segments if device is None else {device: segments.get(device, [])}
+    builders = {index: _record_segments(inside, index) for index, inside in chosen.items()}
+    if device is None:
+        device = max(builders, key=lambda index: builders[index][1], default=0)
+    if device not in builders or not len(builders[device][0]):
+        raise TraceError(
+            f"the snapshot holds no allocations of device {device}: was "
+            "torch.cuda.memory._record_memory_history() on? No block is in use there, either"
+        )
+    meta = {"source": "torch_snapshot", "device": device, "moment": True}
+    return builders[device][0].trace(name, meta)
+
+
+def _record_segments(segments: list[dict[Any, Any]], device: int) -> tuple[TraceBuilder, int]:
+    """Record segments and the blocks in use; returns their bytes, too."""
+    builder = TraceBuilder()
+    in_use = 0
+    for segment in segments:
+        builder.hold(f"device {device}", _integer(segment, "total_size", f"device {device}"))
+    for index, segment in enumerate(segments):
+        where = f"device {device}, segment {index}"
+        stream = _integer(segment, "stream", where, default=0)
+        address = _integer(segment, "address", where)
+        for block in segment["blocks"]:
+            if not isinstance(block, dict):
+                raise TraceError(f"{where}: a block is {_shown(block)}, expected a dict")
+            size = _integer(block, "size", where)
+            # Before PyTorch 2.1 blocks have neither addresses nor the requested sizes.
+            address = _integer(block, "address", where, default=address)
+            if block.get("state") == "active_allocated":
+                requested = _integer(block, "requested_size", where, default=size)
+                # An arena inside a block of another one begins at the same address.
+                place = index << 64 | address
+                builder.alloc(where, place, requested, stream, 0, _owner(block.get("frames")))
+                in_use += requested
+            address += size
+    return builder, in_use
 
 
 def _record(entries: list[object], device: int) -> TraceBuilder:

@@ -504,6 +504,76 @@ def test_torch_snapshot_without_times_is_read(tmp_path):
     assert load_trace(snapshot_file(tmp_path / "s", [old])).time_us.tolist() == [0]
 
 
+def segment(address, *blocks, device=0, **more):
+    return {
+        "device": device,
+        "address": address,
+        "total_size": sum(block["size"] for block in blocks),
+        "stream": 7,
+        "blocks": list(blocks),
+        **more,
+    }
+
+
+def block_of(size, state="active_allocated", **more):
+    return {"size": size, "state": state, **more}
+
+
+def test_torch_snapshot_without_history_gives_the_blocks_in_use(tmp_path):
+    frames = [{"filename": "train.py", "name": "step", "line": 3}]
+    segments = [
+        segment(
+            4096,
+            block_of(512, address=4096, requested_size=500, frames=frames),
+            block_of(512, "active_awaiting_free", address=4608, requested_size=512),
+            block_of(512, "inactive", address=5120, requested_size=0),
+        ),
+        segment(1 << 20, block_of(100), device=1),
+        segment(4096, block_of(2048, address=4096)),  # an arena inside of a block begins as it does
+    ]
+    path = tmp_path / "snapshot.pickle"
+    for snapshot in (
+        {"segments": segments, "device_traces": [[], []]},
+        {"segments": segments, "device_traces": []},
+        {"segments": segments},
+    ):
+        path.write_bytes(pickle.dumps(snapshot))
+        trace = load_trace(path)
+        assert trace.size.tolist() == [500, 2048]
+        assert trace.details.address.tolist() == [4096, 4096]
+        assert trace.details.owners[trace.details.owner[0]] == "step (train.py:3)"
+        assert trace.details.held.peak == 3 * 512 + 2048
+        assert trace.meta["moment"] is True
+        assert load_trace(path, device=1).size.tolist() == [100]
+        with pytest.raises(TraceError, match=r"device is 2, expected 0\.\.1"):
+            load_trace(path, device=2)
+
+
+def test_blocks_without_addresses_follow_each_other(tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    blocks = block_of(512), block_of(1024, "inactive"), block_of(256)
+    path.write_bytes(pickle.dumps({"segments": [segment(4096, *blocks)]}))
+    assert load_trace(path).details.address.tolist() == [4096, 4096 + 1536]
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        (5, "the snapshot's segments are 5, expected a list"),
+        ([5], "segment 0 is 5, expected a dict with a list of blocks"),
+        ([segment("x", block_of(1))], "segment 0: address is 'x', expected an integer"),
+        ([segment(1) | {"blocks": [[]]}], "segment 0: a block is [], expected a dict"),
+        ([segment(1, block_of(-4))], "size is -4, expected 0.."),
+        ([segment(1, block_of(4, "inactive"))], "No block is in use there"),
+    ],
+)
+def test_damaged_segments_are_refused(tmp_path, segments, message):
+    path = tmp_path / "odd.pickle"
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [[]]}))
+    with pytest.raises(TraceError, match=re.escape(message)):
+        load_trace(path)
+
+
 # ------------------------------------------------------------------------------------- RMM logs
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
