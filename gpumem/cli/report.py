@@ -65,6 +65,8 @@ def _show(made: Report) -> None:
             }
         )
     )
+    if made.notice:
+        console.print(f"\nlost events: {made.lost_events:,}. {made.notice}")
     rows = table("", "reserved", "/ live", "", numbers=3)
     for each in made.policies:
         rows.add_row(

@@ -212,6 +212,7 @@ cdef class RecorderHandle:
     cdef readonly bint running
     cdef uint64_t slots         # of a ring; 0: a file
     cdef set defined            # in the file: (what, number)
+    cdef readonly object keys   # of the recorded resources, as in a snapshot; None: all
 
     def __cinit__(self, uint64_t slots, int file, uint32_t sampling):
         cdef int code = 0
@@ -246,8 +247,11 @@ cdef class RecorderHandle:
             active.append(self)
             listen_for_stacks()
         self.running = True
+        self.keys = None if resources is None else set()
         for resource in (None,) if resources is None else resources:
             source = NULL if resource is None else source_of(resource)
+            if source != NULL:
+                self.keys.add(<uintptr_t>source.owner)
             with nogil:
                 code = recorder_begin(self.recorder, source)
             if code != 0:
@@ -304,6 +308,11 @@ cdef class RecorderHandle:
         """Whether events are being written: not ended, not failed, not the parent's of a fork."""
         return (self.running and self.recorder.failed == 0
                 and self.recorder.generation == process.generation)
+
+    @property
+    def written(self):
+        """Events so far, of a ring those that were overwritten included."""
+        return self.recorder.next
 
     @property
     def lost(self):

@@ -222,7 +222,8 @@ class Events:
     process : int
         Process id; 0 if it is not known.
     torn : int
-        Slots that were begun and never finished, because the process died meanwhile.
+        Slots that were begun and never finished, because the process died meanwhile, or that are
+        cut at the end of the file.
     lost : int
         Known number of events that a ring has overwritten or that did not fit in the file.
 
@@ -331,9 +332,12 @@ def parse(data: bytes) -> Events:
         )
     whole = (len(data) - HEADER_BYTES) // SLOT_BYTES
     slots = np.frombuffer(data, _SLOT, whole, HEADER_BYTES)
+    # Zeros behind the last event are room that the file was given; anything else was an event.
+    cut = any(data[HEADER_BYTES + whole * SLOT_BYTES :])
     return events_of(
         slots,
         names_of(slots),
+        cut=cut,
         began=int.from_bytes(data[16:24], "little"),
         process=int.from_bytes(data[24:32], "little"),
     )
@@ -346,6 +350,7 @@ def events_of(
     began: int,
     process: int,
     lost: int = 0,
+    cut: bool = False,
 ) -> Events:
     """Make `Events` of slots and of the texts that their numbers stand for."""
     finished = np.flatnonzero(slots["kind"])
@@ -366,7 +371,7 @@ def events_of(
         {number: stack_of(text) for number, text in names.get("stacks", {}).items()},
         began,
         process,
-        last - finished.size,
+        last - finished.size + cut,
         lost,
     )
 

@@ -6,19 +6,21 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.arena.graph_pool import GraphPool
 from gpumem._support.arguments import is_integer, is_number, require
-from gpumem.errors import ConfigError, InUseError
+from gpumem.errors import ConfigError, GpumemError, InUseError
 from gpumem.observe import _recording
-from gpumem.observe.events import Events, events_of, read, slots_of
+from gpumem.observe.events import Events, RecordedResource, events_of, read, slots_of
 
 if TYPE_CHECKING:
+    from gpumem.observe.snapshots.resources import Block
     from gpumem.report import Report
     from gpumem.traces import Trace
 
@@ -26,6 +28,13 @@ __all__ = ["Recording", "record", "tag"]
 
 MOST_EVENTS = 1 << 28
 _ALWAYS = (1 << 32) - 1
+
+
+class LiveBlocks(NamedTuple):
+    """Blocks that were live when so many events had been written."""
+
+    written: int
+    blocks: list[tuple[RecordedResource, Block]]
 
 
 class Recording:
@@ -57,6 +66,7 @@ class Recording:
         self.path = path
         self._file = -1 if path is None else _open_alone(path)
         self._taken: Events | None = None
+        self._live: LiveBlocks | None = None
         self._process = os.getpid()
         try:
             slots = 0 if path is not None else 1 << (capacity - 1).bit_length()
@@ -92,7 +102,8 @@ class Recording:
             The file cannot be read.
         """
         if self.path is not None:
-            return read(self.path)
+            # The file does not say what did not fit in it.
+            return replace(read(self.path), lost=self.lost)
         if self._taken is not None:
             return self._taken
         rows = np.zeros((self._slots, 6), np.uint64)
@@ -109,6 +120,9 @@ class Recording:
     def trace(self, device: int | None = None) -> Trace:
         """Return the recorded events as a `gpumem.traces.Trace`.
 
+        If a ring has lost its oldest events, the trace begins with the blocks that were live at the
+        oldest event left, in place of their allocations.
+
         Parameters
         ----------
         device : int, optional
@@ -122,7 +136,11 @@ class Recording:
         from gpumem.traces.gpumem_recording import trace_of
 
         name = self.path.stem if self.path is not None else "recording"
-        return trace_of(self.events(), name, device)
+        live = self._live if self._taken is not None else self._live_now()
+        events = self.events()
+        if self._taken is None and live is not None and not self._covers(live):
+            live = None
+        return trace_of(events, name, device, None if live is None else live.blocks)
 
     def report(self, path: str | os.PathLike[str], *, title: str | None = None) -> Report:
         """Write a page of HTML that shows what was recorded; see `write_report`.
@@ -167,11 +185,17 @@ class Recording:
         OSError
             The file cannot be cut behind its last event; its events can be read all the same.
         """
+        self._stop(keep_live=True)
+
+    def _stop(self, *, keep_live: bool) -> None:
         if not self._handle.running:
             return
+        # Before the end: blocks have their tags only while something is recorded.
+        live = self._live_now() if keep_live else None
         self._handle.end()
         if self._slots:
             self._taken = self.events()
+            self._live = live if live is not None and self._covers(live) else None
         try:
             if self._file >= 0:
                 self._handle.finish_file()
@@ -188,6 +212,32 @@ class Recording:
         where = f"into {self.path}" if self.path is not None else f"ring of {self._slots}"
         return f"<Recording {where}, {'running' if self.running else 'stopped'}>"
 
+    def _live_now(self) -> LiveBlocks | None:
+        """Return the live blocks of the recorded resources if a ring has lost events, else None."""
+        if not self._slots or not self._handle.writing or not self.lost:
+            return None
+        from gpumem.observe.snapshots.snapshot import snapshot
+
+        written = self._handle.written
+        try:
+            resources = snapshot().resources
+        except (GpumemError, MemoryError):
+            return None
+        keys = self._handle.keys
+        return LiveBlocks(
+            written,
+            [
+                (RecordedResource(found.memory, found.kind, found.name), block)
+                for found in resources
+                if not found.upstreams and (keys is None or found.key in keys)
+                for block in found.live
+            ],
+        )
+
+    def _covers(self, live: LiveBlocks) -> bool:
+        """Whether the ring still holds every event since `live` was taken."""
+        return self._handle.written - self._slots <= live.written
+
     def _close_file(self) -> None:
         # The mapping keeps the file open, so unlock it here. A fork's child leaves the lock alone.
         if self._file >= 0:
@@ -199,7 +249,7 @@ class Recording:
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
             with contextlib.suppress(OSError):
-                self.stop()
+                self._stop(keep_live=False)
 
 
 def record(

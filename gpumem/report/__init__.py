@@ -16,7 +16,7 @@ from gpumem.observe import Snapshot
 from gpumem.replay.policies import policies
 from gpumem.report import page
 from gpumem.report.blocks import blocks_of
-from gpumem.report.data import Figures, figures_of, page_data, recorded_policy
+from gpumem.report.data import Figures, figures_of, notice_of, page_data, recorded_policy
 from gpumem.traces import Trace, load_trace
 from gpumem.traces.gpumem_snapshot import trace_of_snapshot
 
@@ -37,6 +37,8 @@ class Report(Figures):
         The memory that each policy reserved or would have reserved: ``name``, ``how``
         ("recorded", "at least", "replayed" or "modelled"), ``peak_reserved_bytes`` and
         ``fragmentation``, which is reserved divided by live bytes.
+    notice : str
+        What the page lacks because the recording lost events; "" if it lost none.
     name : str
         Name of the run. This and all other fields are those of `Figures`.
 
@@ -53,6 +55,7 @@ class Report(Figures):
     path: Path
     nbytes: int
     policies: tuple[dict[str, Any], ...]
+    notice: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a plain dict."""
@@ -126,6 +129,7 @@ def write_report(
         path=Path(path),
         nbytes=written,
         policies=tuple(each.as_dict() for each in served),
+        notice=notice_of(trace),
         **vars(figures_of(trace, blocks_of(trace))),
     )
 

@@ -15,7 +15,7 @@ from gpumem.replay.policies import PAGES, Policy, policy
 from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import Curve, Trace
 
-__all__ = ["Figures", "column", "figures_of", "page_data", "recorded_policy"]
+__all__ = ["Figures", "column", "figures_of", "notice_of", "page_data", "recorded_policy"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Figures:
         What was still live at the end.
     failed_allocs : int
         Failed allocations, as far as the file records them.
+    lost_events : int
+        Events that the recording lost, as far as it knows: the oldest ones of a ring, those that
+        did not fit on a full disk, those that a torn file holds in part.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Figures:
     never_freed_blocks: int
     never_freed_bytes: int
     failed_allocs: int
+    lost_events: int
 
 
 def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
@@ -57,7 +61,38 @@ def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
         never_freed_blocks=int(np.count_nonzero(~blocks.freed)),
         never_freed_bytes=int(blocks.size[~blocks.freed].sum()),
         failed_allocs=len(trace.details.failures) if trace.details else 0,
+        lost_events=_plain_int(trace.meta, "lost") + _plain_int(trace.meta, "torn"),
     )
+
+
+def notice_of(trace: Trace) -> str:
+    """Say what a trace lacks because its recording lost events; "" if it lost none."""
+    lost, torn = _plain_int(trace.meta, "lost"), _plain_int(trace.meta, "torn")
+    begun = trace.meta.get("began_with")
+    texts = []
+    if lost and isinstance(begun, int):
+        texts.append(
+            f"The {_events(lost)} before the first one shown {_were(lost)} lost: the report begins "
+            f"with the {begun:,} block{'s' * (begun != 1)} live then."
+        )
+    elif lost:
+        texts.append(
+            f"{_events(lost)} {_were(lost)} lost: blocks may be missing, or shown as never freed."
+        )
+    if torn:
+        texts.append(
+            f"The file is torn, {_events(torn)} {_were(torn)} not whole: blocks may be missing, or "
+            "shown as never freed."
+        )
+    return " ".join(texts)
+
+
+def _events(count: int) -> str:
+    return f"{count:,} event{'s' * (count != 1)}"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def recorded_policy(trace: Trace) -> Policy | None:
@@ -100,6 +135,7 @@ def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
         "owners": names,
         "ownersNamed": named,
         "placed": placed,
+        "notice": notice_of(trace),
         "moment": bool(trace.meta.get("moment", False)),
         "endedUs": max(int(np.max(trace.time_us, initial=0)), _plain_int(trace.meta, "ended_us")),
         "ranges": [[f"{base:#x}", place, extent] for base, place, extent in drawn.ranges],

@@ -468,6 +468,7 @@ def test_full_disk_ends_only_the_recording(make_arena, tmp_path):
         assert recording.failed.errno == errno.EFBIG, recording.failed
         recording.stop()
         assert len(observe.read(sys.argv[1])) > 50_000
+        assert recording.events().lost == recording.trace().meta["lost"] == recording.lost
     """
     child.run_quietly(arena_script, str(tmp_path / "events"))
 

@@ -247,6 +247,94 @@ def test_torch_snapshot_report_has_source_lines_segments_and_failures(tmp_path):
     assert write_report(path, tmp_path / "page.html").policies[0]["how"] == "recorded"
 
 
+def test_snapshot_in_pytorchs_form_is_accepted(tmp_path, capsys):
+    arena = gpumem.Arena("host")
+    with arena.allocate(1000), arena.allocate(MIB):
+        path = tmp_path / "now.pickle"
+        path.write_bytes(pickle.dumps(arena.snapshot().to_torch()))
+    report = write_report(path, tmp_path / "page.html")
+    assert (report.never_freed_blocks, report.never_freed_bytes) == (2, MIB + 1000)
+    assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
+    assert "peak live" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------- recordings that lost events
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_overflowed_ring_begins_with_what_is_live(tmp_path, stopped, alone):
+    others = [
+        block.nbytes
+        for found in observe.snapshot().resources
+        for block in found.live
+        if found.memory == "host:0" and not found.upstreams and not alone
+    ]
+    arena = gpumem.Arena("host")
+    older = arena.allocate(100 * MIB)
+    recording = observe.record(arena if alone else None, capacity=64)
+    with observe.tag("weights"):
+        kept = arena.allocate(60 * MIB)
+    going = arena.allocate(MIB)
+    for _ in range(5000):
+        arena.allocate(512).close()
+    going.close()
+    if stopped:
+        recording.stop()
+    trace = recording.trace()
+    recording.stop()
+    assert trace.peak_requested == 161 * MIB + 512 + sum(others)
+    assert trace.live_bytes()[-1] == 160 * MIB + sum(others)
+    assert recording.lost > 9000
+    names = [trace.details.owners[owner] for owner in trace.details.owner]
+    begun = len(others) + 4  # the ring's first event frees one of 512 bytes
+    assert sorted(trace.size[:begun].tolist()) == sorted([512, MIB, 60 * MIB, 100 * MIB, *others])
+    assert names[trace.size.tolist().index(60 * MIB)] == "weights"
+    report = write_report(trace, tmp_path / "page.html")
+    assert report.peak_live_bytes == 161 * MIB + 512 + sum(others)
+    assert report.never_freed_bytes == 160 * MIB + sum(others)
+    assert report.lost_events == recording.lost
+    assert f"begins with the {begun} blocks live then" in report.notice
+    assert report.notice in (tmp_path / "page.html").read_text()
+    older.close()
+    kept.close()
+
+
+def test_ring_without_lost_events_has_no_notice(tmp_path):
+    arena = gpumem.Arena("host")
+    older = arena.allocate(MIB)
+    with observe.record(arena) as recording:
+        arena.allocate(512).close()
+    report = recording.report(tmp_path / "page.html")
+    assert (report.lost_events, report.notice, report.peak_live_bytes) == (0, "", 512)
+    older.close()
+
+
+def test_report_of_a_torn_file_says_so(tmp_path, capsys):
+    arena = gpumem.Arena("host")
+    path = tmp_path / "events"
+    with observe.record(arena, path):
+        for _ in range(20):
+            arena.allocate(512).close()
+    data = bytearray(path.read_bytes())
+    whole = write_report(path, tmp_path / "page.html")
+    assert (whole.lost_events, whole.notice) == (0, "")
+    path.write_bytes(data[:-7])
+    cut = write_report(path, tmp_path / "page.html")
+    assert cut.lost_events == 1
+    assert cut.notice.startswith("The file is torn, 1 event was not whole")
+    data[-10 * 48 + 40] = 0  # begun and never finished
+    path.write_bytes(data)
+    assert write_report(path, tmp_path / "page.html").lost_events == 1
+    capsys.readouterr()
+    assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
+    assert "lost events: 1. The file is torn" in capsys.readouterr().out
+    assert main(["report", str(path), "-o", str(tmp_path / "page.html"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["lost_events"] == 1
+    assert told["notice"]
+
+
 def test_rmm_log_report_has_addresses_and_threads(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text(

@@ -192,6 +192,8 @@ function showNotes(app) {
     ? "Ordered by their live bytes at the highest point shown."
     : "The file has no owners, so blocks are grouped by size: a line of a program usually allocates one size.";
   element("policies-note").textContent = "Replayed: measured on an arena of the host device. Modelled: computed by the rules of PyTorch's allocator and of the driver, without memory limits.";
+  element("notice").textContent = facts.notice;
+  element("notice").hidden = !facts.notice;
   if (facts.moment) showMoment();
   element("notes").textContent = "Live bytes are requested bytes. Fragmented bytes are reserved but not live."
     + (facts.kept < facts.blocks ? ` Of ${count(facts.blocks)} blocks the ${count(facts.kept)} largest are shown one by one; the others are only in the sums.` : "");
