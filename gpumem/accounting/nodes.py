@@ -82,10 +82,25 @@ def nodes_of(given: NodeOrGroup) -> list[CostedNode]:
     return nodes
 
 
+class _Identity:
+    """A node compared by identity; it keeps the node, whose `id` another one could have later."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: CostedNode) -> None:
+        self.node = node
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.node is other.node
+
+    def __hash__(self) -> int:
+        return id(self.node)
+
+
 def key_of(node: CostedNode) -> Hashable:
     """Return a node's identity: the values that it makes, which stay when its inputs change."""
     made = tuple(value for value in node.outputs if value is not None)
-    return made or id(node)
+    return made or _Identity(node)
 
 
 def values_read(node: CostedNode) -> Iterator[CostedValue]:

@@ -57,6 +57,17 @@ def test_shared_weight_is_charged_to_its_first_user_only():
     assert accountant.consumed == 150
 
 
+def test_node_without_outputs_is_not_taken_for_a_dropped_one():
+    accountant = exact()
+    for number in range(1, 20):
+        weight = Value(f"w{number}", "uint8", (10,), is_initializer=True)
+        node = Node("Sink", [weight], [])
+        assert accountant.commit(node) == 10
+        assert accountant.commit(node) == 0
+        del node  # a later node may have its address
+    assert accountant.consumed == 190
+
+
 def test_weight_of_a_withdrawn_node_is_charged_to_the_next_user():
     accountant = exact()
     a, b = chain(20, 30)
