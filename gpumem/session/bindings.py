@@ -169,6 +169,13 @@ class _OfStream(MemoryResource):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._resource, name)
 
+    # The same resource, seen from a run.
+    def __eq__(self, other: object) -> bool:
+        return (other._resource if isinstance(other, _OfStream) else other) is self._resource
+
+    def __hash__(self) -> int:
+        return hash(self._resource)
+
     def allocate(
         self,
         nbytes: SupportsIndex,

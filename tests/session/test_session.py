@@ -245,7 +245,8 @@ def test_run_context_gives_scratch_and_streams(session):
 
     def work(ctx):
         with ctx.allocator.allocate(100) as scratch:
-            seen.append((ctx.stream, scratch.resource))
+            assert scratch.resource is session.allocator()
+        seen.append((ctx.stream, ctx.allocator))
         assert ctx.output("y", 4, "f4") is ctx.output("y", (4,), np.float32)
         double(ctx)
 
