@@ -117,7 +117,8 @@ cdef class MemoryResource(ResourceBase):
 
     def __dealloc__(self):
         if self.ledger != NULL:
-            ledger_drop(self.ledger)
+            with nogil:
+                ledger_drop(self.ledger)    # it may end a driver's pool
             ledgers_release_retired()
 
     @classmethod

@@ -58,10 +58,16 @@ cdef class Stream:
         self.owned = True
 
     def __dealloc__(self):
-        if (self.owned and not context_is_dead(&self.driver_device.context)
-                and context_enter(&self.driver_device.context) == CUDA_SUCCESS):
-            self.driver_device.context.table.cuStreamDestroy(self.handle)
-            context_leave(&self.driver_device.context)
+        cdef DeviceContext* context
+        if not self.owned or context_is_dead(&self.driver_device.context):
+            return
+        context = &self.driver_device.context
+        # As everywhere here: a driver's call may wait for room in a queue, and the work that it
+        # waits for perhaps for a Python thread.
+        with nogil:
+            if context_enter(context) == CUDA_SUCCESS:
+                context.table.cuStreamDestroy(self.handle)
+                context_leave(context)
 
     @staticmethod
     def from_handle(device, handle, owner=None):
@@ -139,7 +145,10 @@ cdef class Stream:
         """
         cdef Event event = Event(self.device)
         cdef DeviceContext* context = enter(self.driver_device, "cuEventRecord")
-        leave(context, context.table.cuEventRecord(event.handle, self.handle), "cuEventRecord")
+        cdef CUresult code
+        with nogil:
+            code = context.table.cuEventRecord(event.handle, self.handle)
+        leave(context, code, "cuEventRecord")
         return event
 
     def wait(self, event):
@@ -177,11 +186,13 @@ cdef class Stream:
 
     cdef int _wait_event(self, Event event) except -1:
         cdef DeviceContext* context
+        cdef CUresult code
         if event.driver_device is not self.driver_device:
             raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
         context = enter(self.driver_device, "cuStreamWaitEvent")
-        leave(context, context.table.cuStreamWaitEvent(self.handle, event.handle, 0),
-              "cuStreamWaitEvent")
+        with nogil:
+            code = context.table.cuStreamWaitEvent(self.handle, event.handle, 0)
+        leave(context, code, "cuStreamWaitEvent")
         return 0
 
     def __eq__(self, other):
@@ -226,10 +237,14 @@ cdef class Event:
               "cuEventCreate")
 
     def __dealloc__(self):
-        if (self.handle != NULL and not context_is_dead(&self.driver_device.context)
-                and context_enter(&self.driver_device.context) == CUDA_SUCCESS):
-            self.driver_device.context.table.cuEventDestroy(self.handle)
-            context_leave(&self.driver_device.context)
+        cdef DeviceContext* context
+        if self.handle == NULL or context_is_dead(&self.driver_device.context):
+            return
+        context = &self.driver_device.context
+        with nogil:
+            if context_enter(context) == CUDA_SUCCESS:
+                context.table.cuEventDestroy(self.handle)
+                context_leave(context)
 
     @property
     def ptr(self):

@@ -521,6 +521,7 @@ cdef bint streams_are_done(LedgerBlock* block) noexcept nogil:
 
 cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noexcept nogil:
     cdef DeviceContext* context = ledger.context
+    cdef PyThreadState* state = NULL
     cdef CUstream stream
     cdef bint done
     if ledger_is_default(ledger, slot) or context_enter(context) != CUDA_SUCCESS:
@@ -529,9 +530,14 @@ cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noe
     stream = ledger_stream(ledger, slot)
     done = is_idle(context, stream)
     if not done and context.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
+        # The stream's queue may be full, and wait for a Python thread.
+        if PyGILState_Check():
+            state = PyEval_SaveThread()
         if context.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
             context.table.cuEventDestroy(event[0])
             event[0] = NULL         # has_passed then waits for the whole stream
+        if state != NULL:
+            PyEval_RestoreThread(state)
     context_leave(context)
     return done
 

@@ -22,8 +22,8 @@ from gpumem._native.driver cimport (
 from gpumem._resource.device_memory cimport device_figures
 from gpumem._resource.pool_driver cimport (
     pool_attribute, pool_config, pool_core, pool_destroy, pool_destroy_native, pool_end, pool_free,
-    pool_free_refused, pool_import_pointer, pool_make, pool_require_sharing, pool_take, PoolBlock,
-    PoolCore,
+    pool_free_refused, pool_free_view, pool_import_pointer, pool_make, pool_require_sharing,
+    pool_take, PoolBlock, PoolCore,
 )
 
 from gpumem._resource.handle import Handle
@@ -527,7 +527,8 @@ cdef object pool_of_device(object device, bint current):
 cdef PoolCore* begin(DriverPool pool, object memory, object default_stream, object name,
                      object budget, object count) except NULL:
     resource_init(pool, memory, name)
-    resource_begin(pool, ledger_make(sizeof(PoolCore), sizeof(PoolBlock), pool_free, pool_end),
+    resource_begin(pool, ledger_make(sizeof(PoolCore), sizeof(PoolBlock), pool_free_view,
+                                     pool_end),
                    "DriverPool", default_stream, budget, count)
     # A larger alignment is made by allocating more bytes, see MemoryResource.allocate.
     pool.ledger.granule = POOL_ALIGNMENT

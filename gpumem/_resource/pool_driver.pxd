@@ -26,6 +26,7 @@ cdef inline PoolCore* pool_core(BlockLedger* ledger) noexcept nogil:
 cdef CUresult pool_take(LedgerBlock* block) noexcept nogil
 # `BlockLedger.free` and `.end`.
 cdef void pool_free(LedgerBlock* block) noexcept nogil
+cdef void pool_free_view(LedgerBlock* block) noexcept nogil
 cdef void pool_end(BlockLedger* ledger) noexcept nogil
 # Waits for the device; tells whether anything went.
 cdef bint pool_free_refused(PoolCore* core) noexcept nogil

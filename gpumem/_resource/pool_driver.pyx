@@ -27,6 +27,13 @@ from gpumem.config import PoolConfig
 from gpumem.errors import ConfigError
 
 
+cdef extern from "Python.h":
+    ctypedef struct PyThreadState:
+        pass
+    PyThreadState* PyEval_SaveThread() noexcept nogil
+    void PyEval_RestoreThread(PyThreadState* state) noexcept nogil
+    int PyGILState_Check() noexcept nogil
+
 # The pool's attributes that PoolConfig has as switches.
 cdef dict SWITCHES = {
     "reuse_follow_event_dependencies": <int>CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
@@ -66,6 +73,16 @@ cdef void pool_free(LedgerBlock* block) noexcept nogil:
     # Kept for pool_free_refused, which frees it when the device is idle.
     refuse(block)
     ledger_drop(&core.ledger)
+
+
+cdef void pool_free_view(LedgerBlock* block) noexcept nogil:
+    # A view may be dropped with the interpreter lock, where a full queue must not be waited for.
+    cdef PyThreadState* state = NULL
+    if not context_is_dead(block.ledger.context) and PyGILState_Check():
+        state = PyEval_SaveThread()
+    pool_free(block)
+    if state != NULL:
+        PyEval_RestoreThread(state)
 
 
 cdef CUresult order_behind_uses(LedgerBlock* block, CUstream stream) noexcept nogil:

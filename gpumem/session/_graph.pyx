@@ -38,33 +38,37 @@ cdef class Graph:
     def __dealloc__(self):
         if self.driver_device is None or context_is_dead(self.context):
             return
-        if context_enter(self.context) != CUDA_SUCCESS:
-            return
-        if self.ready != NULL:
-            self.context.table.cuGraphExecDestroy(self.ready)
-        if self.graph != NULL:
-            self.context.table.cuGraphDestroy(self.graph)
-        context_leave(self.context)
+        # A launch may still run, and wait for a Python thread.
+        with nogil:
+            if context_enter(self.context) == CUDA_SUCCESS:
+                if self.ready != NULL:
+                    self.context.table.cuGraphExecDestroy(self.ready)
+                if self.graph != NULL:
+                    self.context.table.cuGraphDestroy(self.graph)
+                context_leave(self.context)
 
     def begin(self):
         """Capture from now on; other threads and streams are not affected."""
         cdef CUresult code
         self.enter()
-        code = self.context.table.cuStreamBeginCapture(self.stream.handle,
-                                                       CU_STREAM_CAPTURE_MODE_RELAXED)
+        with nogil:
+            code = self.context.table.cuStreamBeginCapture(self.stream.handle,
+                                                           CU_STREAM_CAPTURE_MODE_RELAXED)
         self.leave(code, "cuStreamBeginCapture")
 
     def end(self):
         """End the capture; DriverError if it became invalid."""
         cdef CUresult code
         self.enter()
-        code = self.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
+        with nogil:
+            code = self.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
         self.leave(code, "cuStreamEndCapture")
 
     def abandon(self):
         """End the capture, if it has not ended; what it captured is not used."""
         self.enter()
-        self.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
+        with nogil:
+            self.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
         context_leave(self.context)
 
     @property

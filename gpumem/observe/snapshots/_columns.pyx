@@ -120,7 +120,8 @@ cdef void drop_owner(const EventSource* source) noexcept:
     if source.owner_is == OWNER_ARENA:
         arena_drop(<ArenaCore*>source.owner)
     else:
-        ledger_drop(<BlockLedger*>source.owner)
+        with nogil:
+            ledger_drop(<BlockLedger*>source.owner)     # it may end a driver's pool
 
 
 def describe(resource):

@@ -1,0 +1,185 @@
+"""Calls that wait for the device let other Python threads run: one of those may end the wait.
+
+The host device never waits in most of the driver's calls; a GPU's driver does, for instance for
+room in a stream's queue. So one entry of the driver table is replaced by `getchar`, which has no
+need of the interpreter and returns, with 0 for success, when another Python thread has written a
+byte. That thread writes once it sees a thread of the process in the read.
+"""
+
+from pathlib import Path
+
+import pytest
+from helpers import child
+
+TESTS = Path(__file__).resolve().parent.parent
+SETUP = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+import contextlib, faulthandler, threading
+import numpy as np
+import gpumem
+from gpumem import adaptors
+from helpers.driver import HostDriver
+from helpers.held_call import held_call
+
+faulthandler.dump_traceback_later(100, exit=True)
+stream, other = gpumem.Stream("host"), gpumem.Stream("host")
+"""
+
+# What is done before, the driver's call that waits, and what makes it.
+CASES = {
+    "a stream's end": ("box = [gpumem.Stream('host')]", "cuStreamDestroy", "box.clear()"),
+    "an event's end": ("box = [gpumem.Event('host')]", "cuEventDestroy", "box.clear()"),
+    "recording an event": ("", "cuEventRecord", "stream.record()"),
+    "a stream's wait": ("event = other.record()", "cuStreamWaitEvent", "stream.wait(event)"),
+    "a stream": ("", "cuStreamSynchronize", "stream.synchronize()"),
+    "an event": ("event = stream.record()", "cuEventSynchronize", "event.synchronize()"),
+    "a device": ("", "cuCtxSynchronize", "gpumem.Device('host').synchronize()"),
+}
+POOLED = "pool = gpumem.DriverPool('host'); buffer = pool.allocate(1000, stream)"
+CASES |= {
+    "a pool's block": (POOLED, "cuMemFreeAsync", "buffer.close()"),
+    "a view of a pool's block": (
+        f"{POOLED}; view = memoryview(buffer); buffer.close()",
+        "cuMemFreeAsync",
+        "view.release()",
+    ),
+    "an array over a pool's block": (
+        f"{POOLED}; array = np.from_dlpack(buffer); del buffer",
+        "cuMemFreeAsync",
+        "del array",
+    ),
+    "a view of a pool's recorded block": (
+        f"{POOLED}; buffer.record_stream(other); view = memoryview(buffer); buffer.close()",
+        "cuStreamWaitEvent",
+        "view.release()",
+    ),
+    "a pool's end": ("pool = gpumem.DriverPool('host')", "cuMemPoolDestroy", "del pool"),
+    "closing a pool": ("pool = gpumem.DriverPool('host')", "cuMemPoolDestroy", "pool.close()"),
+    "shrinking a pool": ("pool = gpumem.DriverPool('host')", "cuMemPoolTrimTo", "pool.shrink()"),
+}
+ADAPTORS = {
+    "log": "adaptors.log(pool, lambda event: None)",
+    "track": "adaptors.track(pool)",
+    "limit": "adaptors.limit(pool, 1 << 20)",
+    "fallback": "adaptors.fallback(pool, gpumem.Arena('host'))",
+}
+for name, adaptor in ADAPTORS.items():
+    adapted = f"pool = gpumem.DriverPool('host'); buffer = {adaptor}.allocate(1000, stream)"
+    CASES |= {
+        f"a block through {name}": (adapted, "cuMemFreeAsync", "buffer.close()"),
+        f"a view through {name}": (
+            f"{adapted}; view = memoryview(buffer); buffer.close()",
+            "cuMemFreeAsync",
+            "view.release()",
+        ),
+    }
+EXTERNAL = """
+blocks = {}
+def give(nbytes):
+    block = np.zeros(nbytes, "u1")
+    blocks[block.ctypes.data] = block
+    return block.ctypes.data
+external = gpumem.ExternalAllocator(give, blocks.pop, memory="host")
+gate = HostDriver().block(stream)
+"""
+REGIONS = "arena = gpumem.Arena('host', {'backing': 'regions'})"
+CASES |= {
+    "an external block": (
+        f"{EXTERNAL}\nbuffer = external.allocate(1000, stream)",
+        "cuEventRecord",
+        "buffer.close(); gate.open()",
+    ),
+    "an external block through log": (
+        f"{EXTERNAL}\nbuffer = adaptors.log(external, blocks.get).allocate(1000, stream)",
+        "cuEventRecord",
+        "buffer.close(); gate.open()",
+    ),
+    "waiting for an external block": (
+        f"{EXTERNAL}\nexternal.allocate(1000, stream).close()",
+        "cuEventSynchronize",
+        "external.close(); gate.open()",
+    ),
+    "a region": (
+        f"{REGIONS}; arena.allocate(1000).close()",
+        "cuMemFree",
+        "arena.shrink()",
+    ),
+    "closing an arena": (f"{REGIONS}; arena.allocate(1000).close()", "cuMemFree", "arena.close()"),
+    "an arena's end": (
+        f"{REGIONS}; arena.allocate(1000).close(); del arena",
+        "cuMemFree",
+        "gpumem.Arena('host')",
+    ),
+    "a region of a logged arena": (
+        f"{REGIONS}; logged = adaptors.log(arena, lambda event: None); logged.allocate(9).close()",
+        "cuMemFree",
+        "logged.shrink()",
+    ),
+    "a page": (
+        "arena = gpumem.Arena('host'); arena.allocate(1000).close()",
+        "cuMemUnmap",
+        "arena.shrink()",
+    ),
+    "suspending": (
+        "arena = gpumem.Arena('host'); buffer = arena.allocate(1000)",
+        "cuMemUnmap",
+        "arena.suspend()",
+    ),
+    "reading a tensor": (
+        "tensor = gpumem.zeros(4, 'f4', memory='host', stream=stream)",
+        "cuStreamSynchronize",
+        "tensor.numpy()",
+    ),
+    "a fill": ("", "cuMemsetD8Async", "gpumem.zeros(4, 'f4', memory='host', stream=stream)"),
+    "a copy": (
+        "a, b = (gpumem.zeros(4, 'f4', memory='host/managed') for _ in 'ab')",
+        "cuMemcpyAsync",
+        "gpumem.copy(a, b, stream)",
+    ),
+    "a copy's release": (
+        "a, b = gpumem.zeros(4, 'f4', memory='host/managed'), np.zeros(4, 'f4')",
+        "cuLaunchHostFunc",
+        "gpumem.copy(a, b, stream)",
+    ),
+}
+IMPORTED = """
+import os
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
+fd = os.memfd_create("pages")
+os.truncate(fd, 4096)
+memory = Importer.for_device("host").import_memory(
+    MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096), consume=True)
+"""
+GRAPH = """
+from gpumem.session._graph import Graph
+graph = Graph(stream)
+"""
+CASES |= {
+    "closing an import": (IMPORTED, "cuCtxSynchronize", "memory.close()"),
+    "an import's end": (
+        f"{IMPORTED}\ndel memory",
+        "cuMemHostUnregister",
+        "gpumem.Device('host').free_bytes",
+    ),
+    "a capture": (GRAPH, "cuStreamBeginCapture", "graph.begin()"),
+    "a capture's end": (f"{GRAPH}\ngraph.begin()", "cuStreamEndCapture", "graph.end()"),
+    "a graph's end": (f"{GRAPH}\ngraph.begin(); graph.end()", "cuGraphDestroy", "del graph"),
+    "a launched graph's end": (
+        f"{GRAPH}\ngraph.begin(); graph.end(); graph.instantiate(); graph.launch()",
+        "cuGraphExecDestroy",
+        "del graph",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_call_that_waits_lets_another_thread_end_the_wait(case):
+    before, call, makes = CASES[case]
+    # `_exit`: what the replaced call did not do would be missed at the end.
+    child.run_quietly(f"""{SETUP}
+{before}
+with held_call({call!r}), contextlib.suppress(gpumem.errors.DriverError):
+    {makes}
+__import__("os")._exit(0)
+""")
