@@ -16,7 +16,7 @@ cdef int on_fork(void (*before)() noexcept nogil, void (*in_parent)() noexcept n
                  void (*in_child)() noexcept nogil) except -1:
     # The C library keeps the list, and runs it for every fork, Python's and others'.
     if pthread_atfork(before, in_parent, in_child) != 0:
-        raise MemoryError("no host memory to register what a fork's child has to forget")
+        raise MemoryError("out of host memory while registering functions for forks")
     return 0
 
 

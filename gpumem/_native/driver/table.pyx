@@ -6,7 +6,7 @@ from libc.string cimport strcmp
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.instances cimport forbid_instantiation
 
-from gpumem.errors import DriverError
+from gpumem.errors import ClosedError, DriverError
 
 
 cdef CUresult context_enter(DeviceContext* context) noexcept nogil:
@@ -56,11 +56,16 @@ cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* cap
 # ---- failure -----------------------------------------------------------------------------------
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1:
-    """Raise DriverError unless `code` is success."""
+    """Raise DriverError unless `code` is success; ClosedError where the driver has shut down."""
     cdef const char* name = NULL
     cdef const char* text = NULL
     if code == CUDA_SUCCESS:
         return 0
+    # Seen by daemon threads while the interpreter ends, and in a fork's child: the same error as
+    # that of every call that begins afterwards.
+    if code == CUDA_ERROR_DEINITIALIZED:
+        raise ClosedError(f"{call} did not finish: the driver is shutting down, or the device "
+                          "belongs to the parent process")
     if table.cuGetErrorName == NULL or table.cuGetErrorName(code, &name) != CUDA_SUCCESS:
         name = b"an unknown code"
     if table.cuGetErrorString == NULL or table.cuGetErrorString(code, &text) != CUDA_SUCCESS:

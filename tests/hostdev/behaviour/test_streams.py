@@ -243,6 +243,7 @@ def test_value_written_by_one_stream_releases_another(driver):
 def test_values_can_be_in_device_memory(driver):
     stream, pointer = driver.stream(), driver.memory(8)
     driver.write(pointer, bytes(8))
+    driver.cuCtxSynchronize()  # the write is on the default stream, and may return before its end
     driver.cuStreamWriteValue64(stream, pointer, 3, 0)
     driver.cuStreamWaitValue64(stream, pointer, 3, EQ)
     driver.cuStreamSynchronize(stream)
