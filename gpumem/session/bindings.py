@@ -158,23 +158,12 @@ class RunContext:
         return empty(shape, dtype, resource=of, stream=stream)
 
 
-class _OfStream(MemoryResource):
-    """A resource whose blocks belong to one stream where the caller names none."""
+class Forwarding(MemoryResource):
+    """A resource that allocates another one's blocks."""
 
-    def __init__(self, resource: MemoryResource, stream: Stream) -> None:
+    def __init__(self, resource: MemoryResource) -> None:
         super().__init__(resource.memory, name=resource.name)
         self._resource = resource
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._resource, name)
-
-    # The same resource, seen from a run.
-    def __eq__(self, other: object) -> bool:
-        return (other._resource if isinstance(other, _OfStream) else other) is self._resource
-
-    def __hash__(self) -> int:
-        return hash(self._resource)
 
     def allocate(
         self,
@@ -187,12 +176,33 @@ class _OfStream(MemoryResource):
         """Allocate a block of the resource."""
         # Users' resources may lack the parameter `shareable`.
         more = {"shareable": True} if shareable else {}
-        stream = self._stream if stream is None else stream
         return self._resource.allocate(nbytes, stream, alignment=alignment, **more)
 
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:
         """Allocate a long-lived block of the resource, which belongs to its default stream."""
         return self._resource.allocate_persistent(nbytes)
+
+
+class _OfStream(Forwarding):
+    """A resource whose blocks belong to one stream where the caller names none."""
+
+    def __init__(self, resource: MemoryResource, stream: Stream) -> None:
+        super().__init__(resource)
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._resource, name)
+
+    # The same resource, seen from a run.
+    def __eq__(self, other: object) -> bool:
+        return (other._resource if isinstance(other, _OfStream) else other) is self._resource
+
+    def __hash__(self) -> int:
+        return hash(self._resource)
+
+    def allocate(self, nbytes: SupportsIndex, stream: Any = None, **options: Any) -> Buffer:
+        """Allocate a block of the resource, of the run's stream unless another is named."""
+        return super().allocate(nbytes, self._stream if stream is None else stream, **options)
 
     def stats(self) -> Stats:
         """Return the resource's statistics."""

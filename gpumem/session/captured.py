@@ -10,7 +10,7 @@ from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem.session._graph import Graph, Leases
-from gpumem.session.bindings import RunContext
+from gpumem.session.bindings import Forwarding, RunContext
 
 __all__ = ["CapturedRun"]
 
@@ -90,31 +90,21 @@ def serving(resource: MemoryResource, stream: Stream) -> Any:
         yield resource, retain
 
 
-class Keeping(MemoryResource):
+class Keeping(Forwarding):
     """Allocates another resource's blocks, which live as long as `leases`."""
 
     def __init__(self, resource: MemoryResource) -> None:
-        super().__init__(resource.memory)
+        super().__init__(resource)
         self.leases = Leases()
-        self._resource = resource
 
-    def allocate(
-        self,
-        nbytes: SupportsIndex,
-        stream: Any = None,
-        *,
-        alignment: int | None = None,
-        shareable: bool = False,
-    ) -> Buffer:
+    def allocate(self, nbytes: SupportsIndex, stream: Any = None, **options: Any) -> Buffer:
         """Allocate a block of the resource."""
-        # Users' resources may lack the parameter `shareable`.
-        more = {"shareable": True} if shareable else {}
-        buffer = self._resource.allocate(nbytes, stream, alignment=alignment, **more)
+        buffer = super().allocate(nbytes, stream, **options)
         self.leases.add(buffer)
         return buffer
 
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:
         """Allocate a long-lived block of the resource."""
-        buffer = self._resource.allocate_persistent(nbytes)
+        buffer = super().allocate_persistent(nbytes)
         self.leases.add(buffer)
         return buffer
