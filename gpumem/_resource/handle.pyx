@@ -4,11 +4,16 @@ The number lives in one C field and is closed by the C library, so that a finali
 interpreter's end closes it as well, when modules are gone already.
 """
 
+from enum import Enum
+from errno import EBADF
+from operator import index
+from os import fstat
+
 cimport cython
 from posix.fcntl cimport F_SETFD, fcntl, FD_CLOEXEC
 from posix.unistd cimport close
 
-from gpumem.errors import ClosedError
+from gpumem.errors import BadHandleError, ClosedError
 
 
 @cython.final
@@ -103,16 +108,31 @@ cdef class Handle:
         from multiprocessing.reduction import DupFd
 
         # DupFd duplicates the descriptor into the receiving process, also under "spawn".
-        return _received, (DupFd(self.fileno()), self.kind, self.contents)
+        return received_handle, (DupFd(self.fileno()), self.kind, self.contents)
 
     def __repr__(self):
-        # A kind that came out of a pickle may be anything.
-        what = "" if self.kind is None else f" {getattr(self.kind, 'name', self.kind)}"
+        # A kind that came out of a pickle may be anything, and its text an error.
+        what = ""
+        if self.kind is not None:
+            what = f" {self.kind.name if isinstance(self.kind, Enum) else 'of an unknown kind'}"
         return f"<gpumem.Handle{what} {'closed' if self.fd < 0 else self.fd}>"
 
 
-def _received(duplicate, kind, contents):
-    return handle_of(duplicate.detach(), kind, contents)
+def received_handle(sent, kind, contents):
+    """Make a Handle of what arrived in a pickle: a DupFd, as long as nobody tampered with it.
+
+    Raises
+    ------
+    BadHandleError
+        No descriptor came: its sender is gone, or the pickle is damaged.
+    """
+    cdef int fd
+    try:
+        fd = index(sent.detach())
+        fstat(fd)
+    except Exception as error:
+        raise BadHandleError(EBADF, f"no descriptor arrived: {error!r}") from error
+    return handle_of(fd, kind, contents)
 
 
 cdef Handle handle_of(int fd, object kind, object contents):

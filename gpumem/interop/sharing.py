@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpumem._buffer.buffer import Buffer
@@ -20,12 +20,18 @@ from gpumem.errors import (
     AlignmentError,
     BadHandleError,
     DeviceMismatchError,
+    DriverError,
     InvalidDescriptorError,
     OutOfBoundsError,
     UnsupportedHandleTypeError,
 )
 from gpumem.interop._export import export_block, not_shareable
-from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType, SemaphoreType
+from gpumem.interop.descriptors import (
+    MAX_BYTES,
+    MemoryDescriptor,
+    MemoryHandleType,
+    SemaphoreType,
+)
 from gpumem.interop.importer import Importer, ImporterLike
 from gpumem.interop.timelines._kinds import HostTimeline
 from gpumem.interop.timelines._timeline import Timeline
@@ -186,12 +192,12 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
     Raises
     ------
     TypeError
-        `handle` is not what `export` gave.
+        `handle` is not a Handle.
     DeviceMismatchError
         The device that it lies on is not here, or is not `device`.
     BadHandleError
-        What the handle says of its memory is damaged or does not fit the memory; or as
-        `Importer.import_memory`.
+        The handle is not one that `export` gave: what it says of its memory is damaged or does not
+        fit the memory, or the driver refuses its descriptor; or as `Importer.import_memory`.
     UnsupportedHandleTypeError, DriverError
         As `Importer.import_memory`.
 
@@ -206,12 +212,12 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
     >>> memoryview(buffer)[0]
     7
     """
-    if isinstance(handle, Handle) and handle.kind is SemaphoreType.HOST_TIMELINE:
-        return HostTimeline.from_fd(handle, device=device)
-    if not isinstance(handle, Handle) or not isinstance(handle.contents, Contents):
+    if not isinstance(handle, Handle):
         raise TypeError(f"attach takes a Handle of exported memory or a timeline, not {handle!r}")
+    if handle.kind is SemaphoreType.HOST_TIMELINE:
+        return HostTimeline.from_fd(handle, device=device)
     contents = handle.contents
-    _require_whole(handle.kind, contents)
+    _require_whole(handle)
     where = _device_of(contents) if device is None else Device(device)
     importer = Importer.for_device(where)
     if importer is None:
@@ -223,6 +229,18 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
     except (InvalidDescriptorError, OutOfBoundsError, AlignmentError) as error:
         # The values came from the other process, not from the caller.
         raise BadHandleError(errno.EINVAL, f"the handle's contents are damaged: {error}") from error
+    except DriverError as error:
+        # More addresses than there are: the size is damaged.
+        if error.code not in _REFUSALS and error.call != "cuMemAddressReserve":
+            raise
+        raise BadHandleError(
+            errno.EINVAL, f"the driver finds no such memory behind the handle: {error}"
+        ) from error
+
+
+# What drivers answer to a descriptor of something else, and to a size that is not its memory's:
+# INVALID_VALUE, OPERATING_SYSTEM, INVALID_HANDLE, NOT_SUPPORTED, UNKNOWN.
+_REFUSALS = (1, 304, 400, 801, 999)
 
 
 def _import(importer: ImporterLike, handle: Handle, contents: Contents) -> Any:
@@ -241,22 +259,31 @@ def _import(importer: ImporterLike, handle: Handle, contents: Contents) -> Any:
     )
 
 
-def _require_whole(kind: object, contents: Contents) -> None:
-    """Raise BadHandleError for contents that no `export` made: they came out of a pickle."""
+def _require_whole(handle: Handle) -> None:
+    """Raise BadHandleError for what no `export` made: it came out of a pickle."""
     for name, is_valid, accepted in _ACCEPTED:
-        value = kind if name == "kind" else getattr(contents, name, _MISSING)
+        of = handle if name in ("kind", "contents") else handle.contents
+        value = getattr(of, name, _MISSING)
         if not is_valid(value):
-            shown = "nothing" if value is _MISSING else f"{value!r:.60}"
             raise BadHandleError(
-                errno.EINVAL, f"the handle has an invalid {name} = {shown}: expected {accepted}"
+                errno.EINVAL,
+                f"the handle has an invalid {name} = {_shown(value)}: expected {accepted}",
             )
 
 
 _MISSING = object()
 
 
+def _shown(value: object) -> str:
+    # The text of a damaged object may be an error itself.
+    try:
+        return "nothing" if value is _MISSING else f"{value!r:.60}"
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_BYTES
 
 
 def _are_numbers(value: object) -> bool:
@@ -264,12 +291,11 @@ def _are_numbers(value: object) -> bool:
 
 
 def _is_memory(value: object) -> bool:
-    # A pickle may make one without its attributes.
-    return (
-        isinstance(value, MemoryInfo)
-        and isinstance(getattr(value, "device", None), Device)
-        and isinstance(getattr(value, "kind", None), MemoryKind)
-    )
+    # A pickle may make one without its attributes, or with others.
+    try:
+        return isinstance(value, MemoryInfo) and replace(value) == value
+    except Exception:
+        return False
 
 
 def _is_dtype(value: object) -> bool:
@@ -278,8 +304,16 @@ def _is_dtype(value: object) -> bool:
     return isinstance(value, np.dtype)
 
 
+# What `export` makes handles of memory of.
+_KINDS = (MemoryHandleType.MEMFD, MemoryHandleType.CUDA_VMM_FD, MemoryHandleType.CUDA_POOL_FD)
+
 _ACCEPTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("kind", lambda value: isinstance(value, MemoryHandleType), "a MemoryHandleType"),
+    (
+        "kind",
+        lambda value: isinstance(value, MemoryHandleType) and value in _KINDS,
+        "MEMFD, CUDA_VMM_FD, CUDA_POOL_FD or HOST_TIMELINE",
+    ),
+    ("contents", lambda value: isinstance(value, Contents), "the Contents of exported memory"),
     ("memory", _is_memory, "a MemoryInfo"),
     ("device_uuid", lambda value: value is None or isinstance(value, str), "a str or None"),
     ("size", _is_number, "a number of bytes"),

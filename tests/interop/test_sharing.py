@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import multiprocessing
 import os
@@ -277,8 +276,8 @@ def test_attach_finds_the_device_of_a_memory_handle(arena):
         )  # fmt: skip
         with elsewhere, pytest.raises(DeviceMismatchError, match="0011223344"):
             interop.attach(elsewhere)
-        with Handle(os.dup(handle.fileno())) as plain, pytest.raises(TypeError, match="attach"):
-            interop.attach(plain)
+    with pytest.raises(TypeError, match="attach takes a Handle"):
+        interop.attach(5)
 
 
 def test_zero_shareable_bytes_give_an_empty_buffer(arena):
@@ -301,69 +300,3 @@ def test_timeline_can_be_exported_and_attached():
     with timeline, interop.export(timeline) as handle, interop.attach(handle) as there:
         timeline.signal(5)
         assert there.value() == 5
-
-
-@pytest.fixture
-def exported(make_arena):
-    """A handle of 16 rows of 64 float32."""
-    buffer = make_arena().allocate(4096, shareable=True)
-    with interop.export(gpumem.from_dlpack(buffer).view("f4").reshape((16, 64))) as handle:
-        yield handle
-
-
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(interop.Contents)])
-@pytest.mark.parametrize("value", [{}, None, "x", -1, (1, "2"), 1 << 70], ids=repr)
-def test_tampered_contents_are_a_bad_handle(exported, name, value):
-    may_be_none = name in ("device_uuid", "pool_pointer")
-    contents = dataclasses.replace(exported.contents, **{name: value})
-    with interop.Handle(
-        os.dup(exported.fileno()), kind=exported.kind, contents=contents
-    ) as tampered:
-        if value is None and may_be_none:
-            assert interop.attach(tampered).shape == (16, 64)
-            return
-        accepted = (
-            (BadHandleError, DeviceMismatchError) if name == "device_uuid" else BadHandleError
-        )
-        with pytest.raises(accepted):
-            interop.attach(tampered)
-
-
-def test_contents_without_a_field_are_a_bad_handle(exported):
-    for field in dataclasses.fields(interop.Contents):
-        contents = pickle.loads(pickle.dumps(exported.contents))
-        del contents.__dict__[field.name]
-        with interop.Handle(
-            os.dup(exported.fileno()), kind=exported.kind, contents=contents
-        ) as tampered:
-            if field.name == "pool_pointer":  # the class has its default
-                assert interop.attach(tampered).shape == (16, 64)
-                continue
-            with pytest.raises(BadHandleError, match=f"invalid {field.name} = nothing"):
-                interop.attach(tampered)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"shape": (17, 64)}, {"offset": 4096}, {"offset": 2}, {"strides": (256,)}, {"size": 1 << 40}],
-    ids=str,
-)
-def test_contents_beyond_their_memory_are_a_bad_handle(exported, change):
-    contents = dataclasses.replace(exported.contents, **change)
-    with (
-        interop.Handle(
-            os.dup(exported.fileno()), kind=exported.kind, contents=contents
-        ) as tampered,
-        pytest.raises(BadHandleError),
-    ):
-        interop.attach(tampered)
-
-
-@pytest.mark.parametrize("kind", [None, "MEMFD", 9, interop.SemaphoreType.TIMELINE_OPAQUE_FD])
-def test_handle_of_a_tampered_kind_has_a_text_and_is_a_bad_handle(exported, kind):
-    with interop.Handle(
-        os.dup(exported.fileno()), kind=kind, contents=exported.contents
-    ) as tampered:
-        assert repr(tampered).startswith("<gpumem.Handle ")
-        with pytest.raises(BadHandleError, match="invalid kind = "):
-            interop.attach(tampered)

@@ -24,8 +24,9 @@ from gpumem.interop.timelines._core cimport (
 )
 from gpumem.interop.timelines._timeline cimport Timeline, value_in
 
+from gpumem._resource.handle import received_handle
 from gpumem.device import Device
-from gpumem.errors import BadHandleError
+from gpumem.errors import BadHandleError, DeviceMismatchError
 from gpumem.interop.descriptors import duplicate, SemaphoreType
 
 
@@ -151,8 +152,17 @@ cdef class HostTimeline(Timeline):
 
 
 def _arrived(sent, device):
-    with handle_of(sent.detach(), SemaphoreType.HOST_TIMELINE, None) as handle:
-        return HostTimeline.from_fd(handle, device)
+    # Nothing of a pickle is trusted: one may make a Device without its attributes.
+    with received_handle(sent, SemaphoreType.HOST_TIMELINE, None) as handle:
+        try:
+            where = None if device is None else Device(device)
+        except Exception as error:
+            raise BadHandleError(codes.EINVAL, "the handle has an invalid device: expected a "
+                                               "Device or None") from error
+        try:
+            return HostTimeline.from_fd(handle, where)
+        except ValueError as error:
+            raise DeviceMismatchError(f"the timeline's device is not here: {error}") from error
 
 
 def _rehearse_memory_operations(bint on):
