@@ -54,9 +54,14 @@ cdef class Arena(ArenaBase):
     makes it available to the same stream at once, and to others when that is safe (see
     `ArenaConfig.stream_reuse`). On one stream, once warm, neither calls the driver.
 
-    Safe to use from many threads. Dead after fork: the child makes its own. Buffers keep their
-    arena alive; an arena without references releases its memory at the next call of gpumem that may
-    block (a growth, a shrink, a close, `Device.free_bytes`), `close` releases it now.
+    Safe to use from many threads. Dead after fork: the child makes its own. There, views of the
+    host's memory stay: a page is copied when the child writes it, and shows the parent's writes
+    until then; `shareable` blocks are one memory in both. Pinned memory is not inherited, a GPU's
+    is not usable.
+
+    Buffers keep their arena alive; an arena without references releases its memory at the next call
+    of gpumem that may block (a growth, a shrink, a close, `Device.free_bytes`), `close` releases it
+    now.
 
     Parameters
     ----------

@@ -262,6 +262,81 @@ assert memoryview(pinned)[0] == 1
 """)
 
 
+@pytest.mark.parametrize("backing", ["virtual", "regions"])
+def test_forked_child_writes_inherited_views_without_changing_the_parents(backing):
+    child.run_quietly(f"""{MAY_FORK}
+import sys
+import numpy as np
+import gpumem
+gpumem.device.set_host_device_count(3)
+arenas = [gpumem.Arena(f"host:{{i}}", dict(backing={backing!r})) for i in range(3)]
+buffers = [each.allocate(3 << 20) for each in arenas for _ in range(3)]
+arrays = [np.frombuffer(each, np.uint8) for each in buffers]
+for number, array in enumerate(arrays):
+    array[:] = number
+pid = os.fork()
+if pid == 0:
+    for number, (buffer, array) in enumerate(zip(buffers, arrays)):
+        assert (array == number).all()
+        array[1:] = 100 + number
+        memoryview(buffer)[0] = 50
+        assert np.from_dlpack(buffer)[:2].tolist() == [50, 100 + number]
+    own = gpumem.Arena("host:1").allocate(1 << 20)
+    memoryview(own)[:] = bytes(1 << 20)
+    del buffers, arrays, array, buffer, arenas
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert all((array == number).all() for number, array in enumerate(arrays))
+""")
+
+
+def test_forked_child_shares_memory_that_can_be_exported():
+    ends_quietly(f"""{MAY_FORK}
+shared = np.frombuffer(arena.allocate(4096, shareable=True), np.uint8)
+pid = os.fork()
+if pid == 0:
+    shared[:] = 5
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert (shared == 5).all()
+""")
+
+
+def test_forked_worker_reads_and_writes_an_inherited_array():
+    ends_quietly(f"""{MAY_FORK}
+import multiprocessing
+view[:] = 3
+def double(start):
+    view[start:start + 10] *= 2
+    return int(view[start:start + 10].sum())
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(double, range(0, 1000, 100)) == [60] * 10
+assert (view == 3).all()
+""")
+
+
+def test_fork_makes_a_run_of_pages_private_at_once():
+    """The child has no more mappings than its parent, however many pages there are."""
+    ends_quietly(f"""{MAY_FORK}
+def mappings():
+    with open("/proc/self/maps") as file:
+        return sum(1 for _ in file)
+many = gpumem.Arena("host")
+before = mappings()
+array = np.frombuffer(many.allocate(1 << 30), np.uint8)
+parents = mappings() - before
+array[::2 << 20] = 1
+pid = os.fork()
+if pid == 0:
+    assert mappings() - before <= parents + 8, (mappings() - before, parents)
+    array[::2 << 20] = 2
+    assert mappings() - before <= parents + 8, (mappings() - before, parents)
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert set(array[::2 << 20].tolist()) == {{1}}
+""")
+
+
 def test_forked_child_makes_its_own_arena():
     fork("""
 own = gpumem.Arena("host")

@@ -395,7 +395,7 @@ driver.cuStreamSynchronize(stream)
     )
 
 
-def test_forked_child_reads_the_parents_memory_without_changing_it(child):
+def test_forked_child_uses_the_parents_memory_without_changing_it(child):
     child(
         FORK
         + """
@@ -409,13 +409,16 @@ driver.map(mapped, driver.physical())
 driver.write(mapped, b"m" * 4096)
 def check():
     assert ctypes.string_at(device, 4) == b"dddd" and ctypes.string_at(mapped, 4) == b"mmmm"
-    ctypes.memset(pinned, 2, 4096)
+    for copied in (pinned, device, mapped):
+        ctypes.memset(copied, 2, 4096)
+        assert ctypes.string_at(copied, 4096) == b"\\x02" * 4096
     driver.start()
     again = driver.reserve(BLOCK)
     driver.map(again, driver.physical())
     driver.write(again, b"n" * 4096)
 in_child(check)
 assert ctypes.string_at(pinned, 4) == b"\\x01" * 4
+assert driver.read(device, 4096) == b"d" * 4096
 assert driver.read(mapped, 4096) == b"m" * 4096
 """
     )

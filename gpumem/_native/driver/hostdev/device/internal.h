@@ -405,7 +405,6 @@ struct Range {
     bool readable, writable; /* false: device access faults */
     bool sync_memops;
     bool leaving;            /* freed in stream order, and its turn has not come */
-    bool shared;             /* its pages are another process's too: read-only after a fork */
     uint64_t file, file_offset; /* of a pointer of an imported pool: which one it is */
     void *owner;             /* Slab, Physical, Segment, Block: by kind */
 };

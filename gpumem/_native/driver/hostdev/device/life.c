@@ -44,13 +44,14 @@ static void build(void) {
  * through a change by threads that no longer exist. So nothing of them is read, with one
  * exception: the device is reborn empty, what the parent had is left where it is
  * (readable, private parts through copy-on-write, never freed), and its handles carry
- * another birth. The exception is the map, which fork therefore waits for: memory that
- * the child shares with the parent must not be written from there. */
+ * another birth. The exception is the map, which fork therefore waits for: physical handles
+ * are mapped shared, and become copy-on-write, too. Only memory that can be exported, or was
+ * imported, stays one with the parent's. */
 static void before_fork(void) { pthread_rwlock_rdlock(&host.map_lock); }
 static void after_fork(void) { pthread_rwlock_unlock(&host.map_lock); }
 
 static void reborn(void) {
-    host_mappings_freeze(host.ranges.root);
+    host_mappings_part(host.ranges.root);
     host_physicals_reborn();
     watch_reborn();
     host.birth++;

@@ -24,7 +24,9 @@ enum { HOST_FILE_NAME = 128 };
 bool host_file_name(int file, char name[HOST_FILE_NAME]); /* as the kernel shows it */
 CUresult host_prop_check(const CUmemAllocationProp *prop);
 void host_physicals_reborn(void); /* forked child: the parent's file is not ours */
-void host_mappings_freeze(Range *range); /* forked child: what is shared may only be read */
+/* Forked child: what the parent never offered to other processes is copied when it is written. One
+ * system call for each run of mappings. */
+void host_mappings_part(const Range *root);
 
 /* ---- pools (pool_blocks.c: memory; pool.c: the driver's functions; pool_share.c) ---- */
 typedef struct Segment Segment;

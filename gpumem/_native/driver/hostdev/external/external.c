@@ -58,7 +58,6 @@ CUresult host_file_map(int file, size_t offset, size_t size, Context *context, C
     Range *range = host_range_new(RANGE_IMPORTED, 0, size, context);
     if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
     range->mapped = inside + size;
-    range->shared = true;
     char *pages = mmap(NULL, range->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, file,
                        (off_t)(offset - inside));
     if (pages == MAP_FAILED) {

@@ -96,7 +96,6 @@ static bool reserved_and_empty(uintptr_t base, size_t size) {
 static void mapping_insert(Range *range, Physical *physical) {
     physical->mappings++;
     range->owner = physical;
-    range->shared = true;
     range->readable = range->writable = false;
     range->flags = (unsigned)physical->prop.location.type;
     range->device = physical->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE
@@ -319,10 +318,47 @@ CUresult host_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *loc
     return result;
 }
 
-void host_mappings_freeze(Range *range) {
+/* ---- a forked child ---- */
+
+typedef struct Run { /* mappings that follow each other in the addresses and in the shared file */
+    uintptr_t base;
+    size_t size, offset;
+    int protection;
+    int file;
+} Run;
+
+static void run_part(const Run *run) {
+    if (run->size == 0) return;
+    void *at = mmap((void *)run->base, run->size, run->protection,
+                    MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, run->file, (off_t)run->offset);
+    /* The kernel has no room for another mapping: rather an end than a write to the parent's. */
+    if (at == MAP_FAILED) mprotect((void *)run->base, run->size, run->protection & PROT_READ);
+}
+
+static bool run_extend(Run *run, const Range *range) {
+    const Physical *physical = range->owner;
+    bool follows = run->base + run->size == range->base &&
+                   run->offset + run->size == physical->offset &&
+                   run->protection == protection(range->readable, range->writable);
+    if (follows) run->size += range->size;
+    return follows;
+}
+
+static void part(const Range *range, Run *run) {
     if (!range) return;
-    if (range->shared && range->writable)
-        mprotect((void *)range->base, range->size, PROT_READ);
-    host_mappings_freeze(range->left);
-    host_mappings_freeze(range->right);
+    part(range->left, run);
+    const Physical *physical = range->owner;
+    if (range->kind == RANGE_MAPPING && range->readable && physical->fd < 0 &&
+        !run_extend(run, range)) {
+        run_part(run);
+        *run = (Run){range->base, range->size, physical->offset,
+                     protection(range->readable, range->writable), host_physical_file(physical)};
+    }
+    part(range->right, run);
+}
+
+void host_mappings_part(const Range *root) {
+    Run run = {0};
+    part(root, &run);
+    run_part(&run);
 }

@@ -98,7 +98,6 @@ static Segment *segment_map(Pool *pool, size_t size) {
     range->base = (uintptr_t)pages;
     range->flags = (unsigned)pool->props.location.type;
     range->device = on_device(pool) ? pool->props.location.id : 0;
-    range->shared = pool->file >= 0;
     range->owner = segment;
     *block = (Block){.segment = segment, .base = range->base, .size = size};
     segment->pool = pool;
