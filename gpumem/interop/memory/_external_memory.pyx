@@ -32,7 +32,7 @@ from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._tensor cimport element_of, ElementType, MAX_RANK, Tensor, tensor_new
 from gpumem.interop.memory._mapping cimport (
-    Mapping, mapping_drop, mapping_end, mapping_end_last, mapping_new, mapping_retain,
+    Mapping, mapping_drop, mapping_drop_last, mapping_holds_caller, mapping_new, mapping_retain,
     release_retired_mappings,
 )
 
@@ -387,17 +387,21 @@ cdef class ExternalMemory:
                      name=title)
 
     def close(self, *, timeout=None):
-        """Release the mapping; waits for work on the device. Idempotent.
+        """Release the mapping, after the device's work that is queued now. Idempotent.
+
+        Waits for that work. While a stream of the device waits for a timeline, whose value may be
+        the caller's to signal, it does not: a later call of gpumem releases the mapping then.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for `exports` to become 0.
+            Seconds to wait until it is not in use; None: 0.
 
         Raises
         ------
         InUseError
-            There are exports; nothing is changed.
+            There are exports; or a stream waits for a timeline, and the memory is a
+            HOST_ALLOCATION without an owner, which its user may free next. Nothing is changed.
         DriverError
             A release failed. The memory is closed nevertheless.
         """
@@ -408,17 +412,20 @@ cdef class ExternalMemory:
             return
         # Polled: the last export may end on a thread without the interpreter lock.
         deadline = time.monotonic() + (timeout or 0)
-        while (self.mapping != NULL and mapping.references > 1
+        while (self.mapping != NULL and (mapping.references > 1 or mapping_holds_caller(mapping))
                 and time.monotonic() < deadline):
             time.sleep(0.001)
         if self.mapping == NULL:            # another thread closed it meanwhile
             return
         if mapping.references > 1:
             raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas")
+        if mapping_holds_caller(mapping):
+            raise InUseError(f"{self!r} may be in use by a stream of {self.device} that waits for "
+                             "a timeline, and no owner= keeps the memory until then")
         # From here on the memory is closed, even if the driver refuses a step of the release.
         self.mapping = NULL
         with nogil:
-            mapping_end_last(mapping, &code, &call)
+            mapping_drop_last(mapping, &code, &call)
             release_retired_mappings()
         if code != CUDA_SUCCESS:
             check(self.home.driver_device.context.table, code, call.decode())
@@ -730,9 +737,10 @@ cdef Mapping* new_mapping(object wanted, uint64_t address, object owner) except 
 
 
 cdef void mapping_free(Mapping* mapping) noexcept:
-    cdef const char* call = NULL
+    # Undo an import that failed, now or when that waits for no timeline.
+    mapping_drop(mapping)
     with nogil:
-        mapping_end(mapping, &call)
+        release_retired_mappings()
 
 
 cdef int require_success(Mapping* mapping, CUresult code, const char* call) except -1:

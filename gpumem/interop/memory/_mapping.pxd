@@ -35,10 +35,11 @@ cdef Mapping* mapping_new(DeviceContext* context, uint64_t nbytes) noexcept nogi
 cdef void mapping_retain(Mapping* mapping) noexcept nogil
 # On any thread, in any finalizer.
 cdef void mapping_drop(Mapping* mapping) noexcept nogil
-# Ends a mapping without references; waits for work on the device that may use it. Continues after
-# a failure and returns the first one, with the call's name.
-cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil
-# Drops the last reference and ends the mapping at once; False: there are other references.
-cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil
+# Whether the end would be put off while it must not be: the pages are the caller's, who may free
+# them then, and a stream that waits for a timeline may still use them.
+cdef bint mapping_holds_caller(Mapping* mapping) noexcept nogil
+# Drops the last reference. Ends the mapping at once, and returns as `mapping_end` does, unless that
+# might wait for a timeline's value. False: there are other references.
+cdef bint mapping_drop_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil
 # Ends all that were dropped, but for those whose end might wait for a timeline's value.
 cdef void release_retired_mappings() noexcept nogil

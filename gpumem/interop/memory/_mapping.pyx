@@ -38,13 +38,18 @@ cdef void mapping_drop(Mapping* mapping) noexcept nogil:
         retire_mapping(mapping)
 
 
-cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
+cdef bint mapping_drop_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
     # If the count is one, it is this reference, and no other thread can copy it.
     if mapping.references > 1:
         return False
     mapping.references = 0
-    code[0] = mapping_end(mapping, call)
+    code[0] = end_or_retire(mapping, call)
     return True
+
+
+cdef bint mapping_holds_caller(Mapping* mapping) noexcept nogil:
+    return (mapping.is_registered and not mapping.file_bytes and mapping.owner == NULL
+            and timelines_in_use(mapping.context))
 
 
 cdef void release_retired_mappings() noexcept nogil:
@@ -54,11 +59,15 @@ cdef void release_retired_mappings() noexcept nogil:
     while link != NULL:
         mapping = <Mapping*>link.thing
         link = link.next
-        # The end may wait for the device, and the device for a signal of this thread.
-        if timelines_in_use(mapping.context):
-            retire_mapping(mapping)
-        else:
-            mapping_end(mapping, &call)     # a failure has no caller to report to
+        end_or_retire(mapping, &call)       # a failure has no caller to report to
+
+
+cdef CUresult end_or_retire(Mapping* mapping, const char** call) noexcept nogil:
+    # The end may wait for the device, and the device for a signal of this thread.
+    if timelines_in_use(mapping.context):
+        retire_mapping(mapping)
+        return CUDA_SUCCESS
+    return mapping_end(mapping, call)
 
 
 cdef void retire_mapping(Mapping* mapping) noexcept nogil:
@@ -67,6 +76,8 @@ cdef void retire_mapping(Mapping* mapping) noexcept nogil:
 
 
 cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
+    # Waits for work on the device that may use it. Continues after a failure and returns the first
+    # one, with the call's name.
     cdef CUstreamCaptureMode before
     cdef CUresult first = CUDA_SUCCESS
     # In a fork's child the driver's objects are the parent's; file pages were shared with it.

@@ -133,6 +133,96 @@ def test_import_does_not_wait_for_unsignalled_values(importer, describe, host):
         assert (held, host.live()["imports"]) == (before + 1, before)
 
 
+AWAITED = """
+import mmap, os
+import gpumem
+from gpumem._testing import host_device
+from gpumem.errors import AlignmentError, DriverError, InUseError
+from gpumem.interop import HostTimeline, Importer, MemoryDescriptor, MemoryHandleType as Kind
+
+fd = os.memfd_create("test")
+os.truncate(fd, 4096)
+pages = mmap.mmap(-1, 4096)
+importer, stream = Importer.for_device("host"), gpumem.Stream("host")
+
+def make(handle, kind, **more):
+    return importer.import_memory(MemoryDescriptor(handle, kind, 4096, **more))
+
+def alive():
+    gpumem.Device("host").free_bytes
+    live = host_device.live()
+    return live["allocations"], live["imports"]
+
+timeline = HostTimeline.create()
+timeline.enqueue_wait(stream, 1)            # signalled by this thread, and only at the end
+before = alive()
+"""
+GONE = """
+timeline.signal(1)
+stream.synchronize()
+assert alive() == before, (alive(), before)
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["memory.close()", "memory.close(timeout=60)", "with memory: pass", "del memory"]
+)
+@pytest.mark.parametrize(
+    "handle", ["fd, Kind.MEMFD", "fd, Kind.OPAQUE_FD", "pages, Kind.HOST_ALLOCATION"]
+)
+def test_close_does_not_wait_for_a_value_that_its_thread_has_yet_to_signal(handle, end):
+    run_quietly(
+        AWAITED
+        + f"""
+memory = make({handle})
+{end}
+assert alive() != before
+"""
+        + GONE
+    )
+
+
+def test_failed_import_does_not_wait_for_a_value_that_its_thread_has_yet_to_signal():
+    run_quietly(
+        AWAITED
+        + """
+for kind, call in ((Kind.MEMFD, "cuMemHostGetDevicePointer"),
+                   (Kind.OPAQUE_FD, "cuExternalMemoryGetMappedBuffer")):
+    host_device.fail(call, 1, 1)
+    try:
+        make(fd, kind)
+    except DriverError as error:
+        assert error.call == call
+    else:
+        raise SystemExit(f"{call} did not fail")
+"""
+        + GONE
+    )
+
+
+def test_close_of_pages_without_an_owner_is_refused_while_a_stream_may_use_them():
+    run_quietly(
+        AWAITED
+        + """
+import ctypes, threading
+address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+memory = make(address, Kind.HOST_ALLOCATION)
+for timeout in (None, 0, 0.01):
+    try:
+        memory.close(timeout=timeout)
+    except InUseError as error:
+        assert "timeline" in str(error) and not memory.closed
+    else:
+        raise SystemExit("its user may free the pages now")
+thread = threading.Thread(target=memory.close, kwargs={"timeout": 60})
+thread.start()
+timeline.signal(1)
+thread.join()
+assert memory.closed and alive() == before
+"""
+    )
+
+
 def test_memory_closed_while_arguments_are_read_raises(memory):
     class Shape:
         def __index__(self):
