@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from gpumem.device import Device
-from gpumem.errors import ClosedError, ConfigError, InUseError
+from gpumem.errors import ClosedError, ConfigError, DriverError, InUseError
 from gpumem.interop.vulkan.calls import call, library, struct_array, typed_handle
 from gpumem.interop.vulkan.matching import (
     PhysicalDevice,
@@ -32,7 +34,8 @@ EXTENSIONS = (
     "VK_KHR_external_semaphore_fd",
     "VK_EXT_external_memory_host",
 )
-_FOREVER = (1 << 64) - 1
+_SLICE = 0.1  # seconds of a wait until signals are handled
+_TIMEOUT = 2  # VkResult
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ class LogicalDevice:
         return int(call("vkGetSemaphoreCounterValue", self.logical_device, self._progress))
 
     def synchronize(self) -> None:
-        """Wait until everything that was submitted here has finished.
+        """Wait until everything that was submitted here has finished; Ctrl-C ends the wait.
 
         Raises
         ------
@@ -241,7 +244,7 @@ class LogicalDevice:
         with self.lock:
             self.require_open()
             last = self._submitted
-        wait_for(self.logical_device, self._progress, last, _FOREVER)
+        wait_for(self.logical_device, self._progress, last)
         with self.lock:
             self._collect(last)
 
@@ -295,6 +298,9 @@ class LogicalDevice:
     def close(self) -> None:
         """Wait for what was submitted and destroy what was made here. Idempotent.
 
+        A submission that waits for a timeline's value has finished when it was signalled: signal
+        it before. Ctrl-C ends the wait, and the device stays open.
+
         Raises
         ------
         InUseError
@@ -308,13 +314,17 @@ class LogicalDevice:
             self._collect(self.completed())
             if self._children:
                 raise InUseError(f"{self!r} has {self._children} buffers and timelines in use")
+        lost = None
         try:
             self.synchronize()
-        finally:
-            with self.lock:
-                self._closed = True
-                self._collect(self._submitted)
-                self._destroy()
+        except DriverError as error:  # it runs nothing more
+            lost = error
+        with self.lock:
+            self._closed = True
+            self._collect(self._submitted)
+            self._destroy()
+        if lost is not None:
+            raise lost
 
     def _destroy(self) -> None:
         while self._owned:
@@ -381,8 +391,10 @@ def make_timeline(logical: Any, initial: int, *, exportable: bool = False) -> An
     return call("vkCreateSemaphore", logical, vk.VkSemaphoreCreateInfo(pNext=kind), None)
 
 
-def wait_for(logical: Any, semaphore: Any, value: int, nanoseconds: int) -> None:
-    """Wait on the CPU for a timeline's value, without the interpreter lock.
+def wait_for(logical: Any, semaphore: Any, value: int, seconds: float | None = None) -> None:
+    """Wait on the CPU for a timeline's value, without the interpreter lock; None: without end.
+
+    In slices, between which Python handles signals, so that Ctrl-C ends it.
 
     Raises
     ------
@@ -391,4 +403,12 @@ def wait_for(logical: Any, semaphore: Any, value: int, nanoseconds: int) -> None
     """
     vk = library()
     info = vk.VkSemaphoreWaitInfo(pSemaphores=[semaphore], pValues=[value])
-    call("vkWaitSemaphores", logical, info, nanoseconds)
+    end = inf if seconds is None else time.monotonic() + seconds
+    while True:
+        left = max(0, min(_SLICE, end - time.monotonic()))
+        try:
+            call("vkWaitSemaphores", logical, info, int(left * 1e9))
+            return
+        except DriverError as error:
+            if error.code != _TIMEOUT or left < _SLICE:
+                raise

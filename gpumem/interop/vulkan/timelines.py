@@ -31,8 +31,6 @@ from gpumem.interop.vulkan.logical import LogicalDevice, SemaphoreOperation, mak
 __all__ = ["Bridge", "TimelineDevice", "VulkanTimeline"]
 
 _EXTENSION, _EXPORT = "VK_KHR_external_semaphore_fd", "vkGetSemaphoreFdKHR"
-_LARGEST = (1 << 63) - 1
-_FOREVER = (1 << 64) - 1
 _TIMEOUT, _DEVICE_LOST = 2, -4  # VkResult
 _QUEUED = 64  # how many values are kept before one looks which were reached
 _LOOK = 0.05  # seconds until a bridge looks whether it is to stop
@@ -147,7 +145,7 @@ class VulkanTimeline(Child[TimelineDevice]):
         return now
 
     def wait(self, value: int, timeout: float | None = None) -> None:
-        """Let the CPU wait until the value is at least `value`.
+        """Let the CPU wait until the value is at least `value`; Ctrl-C ends the wait.
 
         Raises
         ------
@@ -159,10 +157,9 @@ class VulkanTimeline(Child[TimelineDevice]):
         logical, number = self._open(), value_of(value)
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout!r} is not a number of seconds from 0 on")
-        limit = _FOREVER if timeout is None else min(int(timeout * 1e9), _LARGEST)
         try:
             with self._loss():
-                wait_for(logical.logical_device, self.handle, number, limit)
+                wait_for(logical.logical_device, self.handle, number, timeout)
         except DriverError as error:
             if error.code != _TIMEOUT:
                 raise

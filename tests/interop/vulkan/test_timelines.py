@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers import child
 
 import gpumem
 from gpumem.errors import (
@@ -171,6 +172,56 @@ def test_closed_timeline_refuses_every_call(device):
             use()
     with pytest.raises(ClosedError):
         device.run(signal=(timeline, 1))
+
+
+INTERRUPTED = """
+import signal
+import vulkan as vk
+from gpumem.interop import vulkan
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+device = vulkan.VulkanDevice("host")
+gate, done = device.timeline(), device.timeline()
+device.run(wait=(gate, 1), signal=(done, 1))
+"""
+
+
+@pytest.mark.parametrize("wait", ["done.wait(1)", "device.synchronize()", "device.close()"])
+def test_vulkan_wait_is_interrupted_by_a_signal_and_nothing_is_lost(wait):
+    """Its thread has yet to signal; as after Ctrl-C, the program goes on and does so."""
+    child.run_quietly(
+        INTERRUPTED
+        + f"""
+semaphore = gate.handle
+if {wait!r} == "device.close()":        # which only waits where all is closed
+    gate.close()
+    done.close()
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    {wait}
+except Interrupt:
+    pass
+else:
+    raise SystemExit("it did not wait")
+vk.vkSignalSemaphore(device.logical_device, vk.VkSemaphoreSignalInfo(semaphore=semaphore, value=1))
+{wait}
+gate.close()
+done.close()
+device.close()
+"""
+    )
+
+
+def test_wait_of_any_length_is_accepted(done):
+    done.signal(1)
+    done.wait(1, float("inf"))
+    done.wait(1, 1e300)
 
 
 def test_lost_device_raises_timeline_lost(done, monkeypatch):
