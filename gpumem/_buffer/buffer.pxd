@@ -25,7 +25,10 @@ cdef class ResourceBase:
     # A new lease on the buffer's block, which then owns it; NULL with an exception set.
     cdef Lease* lease(self, Buffer buffer) except NULL
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept
-    # Another stream uses a live block, too; `give_back` and leases take the notes over.
+    # Where the streams recorded for an open buffer's block are noted; `give_back` and leases take
+    # the notes over.
+    cdef Uses** uses_of(self, Buffer buffer) except NULL
+    # Another stream uses a live block, too.
     cdef int record(self, Uses** uses, uint32_t slot) except -1
     # Raises if the CPU would find nothing at a block's address now.
     cdef int require_present(self) except -1

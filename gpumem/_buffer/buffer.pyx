@@ -202,7 +202,7 @@ cdef class Buffer:
             raise ClosedError("this buffer is closed")
         if self.block_bytes == 0:
             return
-        resource.record(&self.uses if self.shared == NULL else &self.shared.uses, slot)
+        resource.record(self.resource.uses_of(self), slot)
 
     # ---- managed memory: hints -------------------------------------------------------------------
 
@@ -505,6 +505,9 @@ cdef class ResourceBase:
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         lease.stream_slot = slot
+
+    cdef Uses** uses_of(self, Buffer buffer) except NULL:
+        return &buffer.uses if buffer.shared == NULL else &buffer.shared.uses
 
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
         cdef bint added

@@ -10,13 +10,14 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from gpumem._buffer cimport Buffer, LedgerBlock, MemoryResource
-from gpumem._support.lease cimport Lease
+from gpumem._support.lease cimport Lease, Uses
 
 cdef struct AdaptedBlock:
     LedgerBlock block           # first; its owner is the adaptor, once a lease has the block
     PyObject* inner             # the upstream's Buffer, owned; NULL once leased
     PyObject* home              # the resource of its stream slots; not owned
     Lease* lease                # the upstream's, once leased
+    Uses** uses                 # once leased: where streams recorded for it are noted
     PyObject* note              # of `_note`, owned; NULL: none
     uint64_t stream             # handle it was freed on
     int64_t time                # of the free: nanoseconds since 1970

@@ -205,8 +205,16 @@ cdef class Adaptor(MemoryResource):
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return (<MemoryResource>self.upstreams[0]).stream_at(slot)
 
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
-        return (<MemoryResource>self.upstreams[0]).record(uses, slot)
+    cdef Uses** uses_of(self, Buffer buffer) except NULL:
+        # With the block itself, where its upstream may note streams, too.
+        cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
+        cdef Buffer inner
+        if block.inner == NULL:
+            return block.uses
+        inner = <Buffer>block.inner
+        if inner.is_closed:         # by its maker
+            raise ClosedError("this buffer is closed")
+        return inner.resource.uses_of(inner)
 
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
@@ -214,9 +222,10 @@ cdef class Adaptor(MemoryResource):
         Py_DECREF(inner)        # the variable owns it now
         block.inner = NULL
         block.stream = buffer.home.stream_at(buffer.slot)
-        inner.slot = buffer.slot
-        inner.uses = buffer.uses
-        buffer.uses = NULL
+        if inner.shared == NULL:
+            inner.slot = buffer.slot
+        else:                   # by views of its maker
+            inner.resource.move_lease(inner.shared, buffer.slot)
         buffer_end(inner)
         note_free(block)
         finish(self, block)
@@ -230,6 +239,7 @@ cdef class Adaptor(MemoryResource):
             raise MemoryError("out of host memory while sharing a block")
         try:
             block.lease = buffer_share(inner)
+            block.uses = inner.resource.uses_of(inner)
         except BaseException:
             free(lease)
             raise
@@ -311,8 +321,6 @@ cdef void free_leased(LedgerBlock* freed) noexcept nogil:
     """Free a block whose last view was dropped, on any thread, without the interpreter lock."""
     cdef AdaptedBlock* block = <AdaptedBlock*>freed
     block.lease.stream_slot = freed.slot
-    block.lease.uses = freed.uses
-    freed.uses = NULL
     lease_drop(block.lease)
     note_free(block)
     defer(&freed.deferred)

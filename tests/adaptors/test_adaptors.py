@@ -14,6 +14,7 @@ import pytest
 from helpers import child
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Plain
 
 import gpumem
@@ -212,6 +213,78 @@ def test_recorded_stream_delays_reuse_of_the_block(make_arena, host):
             with adaptor.allocate(4096) as other:
                 assert other.ptr != address
         side.synchronize()
+
+
+class Made(gpumem.MemoryResource):
+    """Hands out an arena's blocks, which `prepare` sees first."""
+
+    def __init__(self, arena, prepare):
+        super().__init__(arena.memory)
+        self.arena = arena
+        self.prepare = prepare
+
+    def allocate(self, nbytes, stream=None):
+        buffer = self.arena.allocate(nbytes, stream)
+        self.prepare(buffer)
+        return buffer
+
+
+AROUND_MAKERS = {
+    "one": gpumem.adaptors.track,
+    "two": lambda maker: gpumem.adaptors.limit(gpumem.adaptors.track(maker), 8 * MIB),
+}
+
+
+@pytest.mark.parametrize("around", AROUND_MAKERS)
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_stream_that_the_buffers_maker_records_delays_reuse(make_arena, host, around, share, when):
+    arena, pin = one_block(make_arena)
+    own, side, makers = gpumem.Stream("host"), gpumem.Stream("host"), []
+    prepare = (lambda buffer: buffer.record_stream(side)) if when == "before" else makers.append
+    adaptor = AROUND_MAKERS[around](Made(arena, prepare))
+    buffer = adaptor.allocate(BLOCK, own)
+    address = buffer.ptr
+    while makers:
+        makers.pop().record_stream(side)
+    view = memoryview(buffer) if share else None
+    buffer.record_stream(own)
+    with HostDriver().block(side):
+        buffer.close()
+        del view
+        assert next_address(arena, own) is None
+    side.synchronize()
+    assert next_address(arena, own) == address
+    pin.close()
+
+
+@pytest.mark.parametrize("around", AROUND_MAKERS)
+def test_recorded_stream_and_stream_of_the_free_reach_a_block_its_maker_shares(
+    make_arena, host, around
+):
+    arena, pin = one_block(make_arena, "never")
+    views, (own, other, side) = [], (gpumem.Stream("host") for _ in range(3))
+    adaptor = AROUND_MAKERS[around](Made(arena, lambda buffer: views.append(memoryview(buffer))))
+    buffer = adaptor.allocate(BLOCK, own)
+    address = buffer.ptr
+    buffer.record_stream(side)
+    views.clear()
+    with HostDriver().block(side):
+        buffer.close(other)
+        assert next_address(arena, other) is None
+    side.synchronize()
+    assert next_address(arena, own) is None
+    assert next_address(arena, other) == address
+    pin.close()
+
+
+def test_record_stream_on_a_block_that_its_maker_closed_is_an_error(make_arena):
+    makers = []
+    adaptor = gpumem.adaptors.track(Made(make_arena(), makers.append))
+    buffer = adaptor.allocate(4096)
+    makers.pop().close()
+    with pytest.raises(gpumem.errors.ClosedError):
+        buffer.record_stream(gpumem.Stream("host"))
 
 
 def test_upstream_exception_passes_unchanged():

@@ -1,0 +1,28 @@
+"""Arenas with room for one block: who may have it next, by its address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpumem
+
+MIB = 1 << 20
+BLOCK = MIB - 256  # bytes
+
+
+def one_block(make_arena: Any, policy: str = "completed", **more: Any) -> Any:
+    """Make an arena with room for one block of BLOCK bytes, beside a small one that pins it."""
+    arena = make_arena(
+        {"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0} | more
+    )
+    return arena, arena.allocate(256)
+
+
+def next_address(resource: gpumem.MemoryResource, stream: Any = None) -> int | None:
+    """Return the address of the next such block on a stream, which is freed there; None: none."""
+    try:
+        block = resource.allocate(BLOCK, stream)
+    except gpumem.OutOfMemoryError:
+        return None
+    block.close(stream)
+    return block.ptr
