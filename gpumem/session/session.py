@@ -509,15 +509,17 @@ class Session:
             context = RunContext(ready, outputs, stream, allocator, keep=keep)
             try:
                 fn(context)
-            finally:
-                used.extend(context._work.values())
-            _require_all(context, outputs)
+                _require_all(context, outputs)
+            except BaseException:
+                used.extend(context._work.values())  # what it queued before is still to be done
+                raise
             return context
 
         if self._captured_run is None or stream.capturing:
             context = call(self._own_memory)
         else:
             context = self._captured_run.run((fn, bound), stream, call)
+        used.extend(context._work.values())
         self._finish(context)
         return context
 

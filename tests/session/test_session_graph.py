@@ -220,6 +220,27 @@ def test_session_close_releases_graphs_and_memory(x, host):
     arena.close()
 
 
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_unfinished_launch_retains_its_inputs_and_outputs(make_arena, host, runs):
+    arena, side = make_arena(), gpumem.Stream("host")
+    x, y = (gpumem.zeros(N, "u1", resource=arena, stream=side) for _ in range(2))
+    used = {x.ptr, y.ptr}
+    session, work = gpumem.Session("host", {"enable_cuda_graph": True}), Work()
+    session.bind_input("x", x)
+    session.bind_output("y", y)
+    for _ in range(runs - 1):
+        session.run(work)
+    with HostDriver().block(session.compute_stream):
+        session.run(work, synchronize=False)
+        session.close()
+        del x, y, session
+        gc.collect()
+        taken = [arena.allocate(N, side) for _ in range(4)]
+        assert not used & {block.ptr for block in taken}
+    gpumem.Device("host").synchronize()
+    taken.append(arena.allocate(arena.stats().reserved - 5 * N, side))  # all that is left
+
+
 def test_captured_runs_do_not_overlap(x):
     with session_of(x) as session:
 
