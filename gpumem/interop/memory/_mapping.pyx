@@ -100,8 +100,8 @@ cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
 cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
     cdef DeviceContext* context = mapping.context
     cdef CUresult first = CUDA_SUCCESS
-    # Freeing a buffer waits by itself.
-    if mapping.was_used and (mapping.is_mapped or mapping.is_registered):
+    # Freeing a buffer waits by itself; an owner may hand its memory out again at once.
+    if mapping.was_used and not mapping.buffer:
         first = first_of(first, context.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
     if mapping.buffer:
         first = first_of(first, context.table.cuMemFree(mapping.buffer), call, "cuMemFree")

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from helpers.child import run, run_quietly
 from helpers.dlpack import consume
+from helpers.driver import HostDriver
 
 import gpumem
 from gpumem import interop
 from gpumem.errors import ClosedError, InUseError
-from gpumem.interop import MemoryHandleType
+from gpumem.interop import MemoryDescriptor, MemoryHandleType
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -111,6 +112,38 @@ def test_memory_stays_mapped_while_a_stream_uses_it(importer, describe, host, fd
     gpumem.copy(memory.tensor(1 << 16, "u1"), source, stream)
     memory.close()  # waits for the copy
     assert os.pread(fd, 1 << 16, 0) == bytes([7]) * (1 << 16)
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_block_of_another_pool_goes_back_after_every_streams_work(importer, end):
+    driver, side = HostDriver(), gpumem.Stream("host")
+    pool = gpumem.DriverPool("host", {"shareable": True})
+    buffer = pool.allocate(1 << 16)
+    with pool.export_handle() as handle:
+        memory = importer.import_memory(
+            MemoryDescriptor(
+                handle,
+                MemoryHandleType.CUDA_POOL_FD,
+                1 << 16,
+                pool_pointer=pool.export_buffer(buffer),
+            )
+        )
+    tensor = memory.tensor(1 << 16, "u1")
+    tensor.buffer.record_stream(side)
+    gate = driver.block(side)
+    driver.fill(tensor.buffer, 7, side)
+    opener = threading.Timer(0.01, gate.open)
+    opener.start()
+    del tensor
+    if end == "close":
+        memory.close()
+    else:
+        del memory
+        gpumem.Device("host").free_bytes  # noqa: B018  # ends what nobody refers to
+    assert side.query(), "given back while a stream used it"
+    opener.join()
+    buffer.close()
+    pool.close()
 
 
 def test_memory_tensors_are_shared_through_dlpack(memory):
