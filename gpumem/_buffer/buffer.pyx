@@ -163,7 +163,8 @@ cdef class Buffer:
         own stream, before the work that is queued on `stream` at that moment is known to be done;
         under ``stream_reuse="wait"`` an allocating stream may wait for that on the device instead.
         Views that outlive the buffer keep the note. Until then the block is neither in use nor
-        free: `Arena.stats` counts it in ``reserved`` only.
+        free: `Arena.stats` counts it in ``reserved`` only. A resource that users write gets the
+        block at once, on a stream that waits for the recorded ones on the device.
 
         This call queues nothing on any stream, and the free does not call the driver. Recording a
         stream twice changes nothing, nor does the one that the block is freed on. After
@@ -494,6 +495,7 @@ cdef class ResourceBase:
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         block.slot = buffer.slot
+        block.uses = buffer.uses
         block.deferred.run(&block.deferred)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
@@ -511,9 +513,6 @@ cdef class ResourceBase:
 
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
         cdef bint added
-        # Pools and external allocators free a block behind the streams recorded for it.
-        if self.ledger == NULL or self.ledger.is_users:
-            raise TypeError(f"{self!r} cannot delay the free of a block for another stream")
         if not uses_add(uses, slot, &added):
             raise MemoryError("out of host memory while recording a stream")
         return 0

@@ -17,7 +17,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._native.budget cimport BudgetCore
-from gpumem._native.driver cimport CUstream, DeviceContext
+from gpumem._native.driver cimport CUresult, CUstream, DeviceContext
 from gpumem._support.deferred cimport Deferred
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Lease, Uses
@@ -129,6 +129,9 @@ cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes,
                          uint32_t slot) noexcept nogil
 # Its user has freed it. `waits`: its memory goes back later.
 cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil
+# Makes a stream wait, on the device, for the streams recorded for a block that was freed. With the
+# interpreter lock released: a stream's queue may be full.
+cdef CUresult ledger_order_uses(LedgerBlock* block, CUstream stream) noexcept nogil
 # Its memory is back. `counted`: the block counts a reference to its ledger.
 cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil
 

@@ -5,8 +5,11 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
+from gpumem._buffer.stream cimport stream_follow
 from gpumem._native.budget cimport budget_admit, budget_charged, budget_drop, budget_uncharge
-from gpumem._native.driver cimport context_is_dead, CUstream
+from gpumem._native.driver cimport (
+    context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUresult, CUstream, DeviceContext,
+)
 from gpumem._support.atomics cimport count_add
 from gpumem._support.deferred cimport call_soon
 from gpumem._support.events cimport (
@@ -217,6 +220,24 @@ cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil:
     block.waits = waits
     if ledger.counts_in_use or not waits:
         uncharge(block)
+
+
+cdef CUresult ledger_order_uses(LedgerBlock* block, CUstream stream) noexcept nogil:
+    cdef DeviceContext* context = block.ledger.context
+    cdef CUresult code
+    cdef uint32_t i, slot
+    if block.uses == NULL:
+        return CUDA_SUCCESS
+    code = context_enter(context)
+    if code != CUDA_SUCCESS:
+        return code
+    for i in range(block.uses.count):
+        slot = block.uses.at[i].slot
+        # A stream that was reset is drained.
+        if code == CUDA_SUCCESS and not (slot and ledger_is_default(block.ledger, slot)):
+            code = stream_follow(context, ledger_stream(block.ledger, slot), context, stream)
+    context_leave(context)
+    return code
 
 
 cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil:

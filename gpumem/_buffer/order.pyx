@@ -3,9 +3,9 @@
 from libc.stdint cimport uint32_t, uintptr_t
 
 from gpumem._buffer.buffer cimport Buffer
+from gpumem._buffer.stream cimport stream_follow
 from gpumem._native.driver cimport (
-    check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
-    CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS, CUevent, CUresult, CUstream, CUstreamCaptureStatus,
+    check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUresult, CUstream,
     DeviceContext, DriverDevice,
 )
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
@@ -119,40 +119,10 @@ cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_
     with nogil:
         code = context_enter(&earlier_device.context)
         if code == CUDA_SUCCESS:
-            code = follow_here(&earlier_device.context, earlier, &later_device.context, later)
+            code = stream_follow(&earlier_device.context, earlier, &later_device.context, later)
             context_leave(&earlier_device.context)
     check(later_device.context.table, code, "cuStreamWaitEvent")
     return 0
-
-
-cdef CUresult follow_here(DeviceContext* here, CUstream earlier, DeviceContext* there,
-                          CUstream later) noexcept nogil:
-    cdef CUevent event
-    cdef CUresult code
-    # A graph under capture cannot wait for work outside of it, and other work cannot wait for a
-    # graph before it is launched: its launch has to be ordered by the caller.
-    if is_capturing(here, earlier) != is_capturing(there, later):
-        return CUDA_SUCCESS
-    code = here.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
-    if code != CUDA_SUCCESS:
-        return code
-    code = here.table.cuEventRecord(event, earlier)
-    if code == CUDA_SUCCESS and there != here:
-        code = context_enter(there)
-    if code == CUDA_SUCCESS:
-        code = there.table.cuStreamWaitEvent(later, event, 0)
-        if there != here:
-            context_leave(there)
-    here.table.cuEventDestroy(event)        # the driver keeps it until its waits are done
-    return code
-
-
-cdef bint is_capturing(DeviceContext* context, CUstream stream) noexcept nogil:
-    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-    if context.table.cuStreamIsCapturing != NULL and context_enter(context) == CUDA_SUCCESS:
-        context.table.cuStreamIsCapturing(stream, &status)
-        context_leave(context)
-    return status != CU_STREAM_CAPTURE_STATUS_NONE
 
 
 cdef int require_alive(DeviceContext* context) except -1:

@@ -13,13 +13,15 @@ from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_charge, ledger_claim,
     ledger_close, LEDGER_CLOSED, ledger_count_call, ledger_counters, ledger_deliver, ledger_drain,
     ledger_drop, ledger_end, ledger_make, ledger_note, LEDGER_OK, ledger_open_event_source,
-    ledger_open_streams, ledger_return, ledger_stream, LedgerBlock, LedgerCounters,
-    ledgers_release_retired,
+    ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream, LedgerBlock,
+    LedgerCounters, ledgers_release_retired,
 )
 from gpumem._buffer.stream cimport Stream, stream_handle
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport context_is_dead, CUstream
+from gpumem._native.driver cimport (
+    context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
+)
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
 from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.streams cimport LEGACY_STREAM
@@ -199,7 +201,8 @@ cdef class MemoryResource(ResourceBase):
             What `allocate_raw` returned and was asked for.
         stream : Stream
             Work that was queued on it before now may still use the block. It need not be the
-            stream of the allocation.
+            stream of the allocation. It waits, on the device, for the streams that
+            `Buffer.record_stream` named.
 
         Notes
         -----
@@ -504,9 +507,22 @@ cdef void free_now(Deferred* work) noexcept:
     Py_DECREF(resource)     # the variable holds it now
     if not context_is_dead(&resource.driver_device.context):
         ledger_return(block, True)
+        if block.uses != NULL:
+            with nogil:
+                follow_uses(block)
         user_deallocate(resource, block.base, block.size, stream_object(resource, block.slot))
         ledger_count_call(resource.ledger, 0)
     ledger_end(block, True)
+
+
+cdef void follow_uses(LedgerBlock* block) noexcept nogil:
+    # The stream that deallocate_raw gets comes after the recorded ones. If the driver cannot order
+    # it, nothing but a wait is right.
+    cdef DeviceContext* context = block.ledger.context
+    if (ledger_order_uses(block, ledger_stream(block.ledger, block.slot)) != CUDA_SUCCESS
+            and context_enter(context) == CUDA_SUCCESS):
+        context.table.cuCtxSynchronize()
+        context_leave(context)
 
 
 cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,

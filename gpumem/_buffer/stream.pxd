@@ -1,6 +1,6 @@
 """Streams and events as Python objects, and reading a stream from what users hand over."""
 
-from gpumem._native.driver cimport CUevent, CUstream, DriverDevice
+from gpumem._native.driver cimport CUevent, CUresult, CUstream, DeviceContext, DriverDevice
 
 cdef class Event
 
@@ -22,5 +22,8 @@ cdef class Event:
 # The native handle of None (the legacy default stream), a Stream, an int, or any object with
 # __cuda_stream__ or a framework's stream; a Stream of another device is a ValueError.
 cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* handle) except -1
+# Makes `later` wait, on the device, for what is queued on `earlier`, of the current context.
+cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext* there,
+                            CUstream later) noexcept nogil
 # Of a stream object of any library; None where it does not say, as a bare handle.
 cdef object device_of_stream(object stream)

@@ -8,7 +8,7 @@ from libc.stdint cimport uintptr_t
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
     CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
-    CUresult, CUstream, CUstreamCaptureStatus, DeviceContext, DriverDevice,
+    CUevent, CUresult, CUstream, CUstreamCaptureStatus, DeviceContext, DriverDevice,
 )
 
 from gpumem.device import Device, devices
@@ -289,6 +289,38 @@ cdef int require_usable(DriverDevice driver_device) except -1:
     if context_is_dead(&driver_device.context):
         raise ClosedError("this stream or event belongs to the parent process")
     return 0
+
+
+# ---- one stream behind another -------------------------------------------------------------------
+
+cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext* there,
+                            CUstream later) noexcept nogil:
+    cdef CUevent event
+    cdef CUresult code
+    # A graph under capture cannot wait for work outside of it, and other work cannot wait for a
+    # graph before it is launched: its launch has to be ordered by the caller.
+    if is_capturing(here, earlier) != is_capturing(there, later):
+        return CUDA_SUCCESS
+    code = here.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+    if code != CUDA_SUCCESS:
+        return code
+    code = here.table.cuEventRecord(event, earlier)
+    if code == CUDA_SUCCESS and there != here:
+        code = context_enter(there)
+    if code == CUDA_SUCCESS:
+        code = there.table.cuStreamWaitEvent(later, event, 0)
+        if there != here:
+            context_leave(there)
+    here.table.cuEventDestroy(event)        # the driver keeps it until its waits are done
+    return code
+
+
+cdef bint is_capturing(DeviceContext* context, CUstream stream) noexcept nogil:
+    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+    if context.table.cuStreamIsCapturing != NULL and context_enter(context) == CUDA_SUCCESS:
+        context.table.cuStreamIsCapturing(stream, &status)
+        context_leave(context)
+    return status != CU_STREAM_CAPTURE_STATUS_NONE
 
 
 # ---- streams of any library ----------------------------------------------------------------------

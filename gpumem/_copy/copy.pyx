@@ -408,16 +408,18 @@ def retain_until_done(Buffer buffer, Stream stream):
     """Retain a buffer's memory until what is queued on `stream` now is done.
 
     Nothing waits: a block of the same device is held back by `Buffer.record_stream` when it is
-    freed; memory that cannot be held back so is kept by a lease, which ends on the stream.
+    freed; memory that others may free at once is kept by a lease, which ends on the stream.
     """
     if buffer.is_closed or buffer.block_bytes == 0:
         return
-    if not buffer.home.is_foreign and buffer.home.driver_device is stream.driver_device:
-        try:
-            return buffer.record_stream(stream)
-        except TypeError:       # a resource that users write cannot hold a block back
-            pass
+    if (not buffer.home.is_foreign and not is_users(buffer)
+            and buffer.home.driver_device is stream.driver_device):
+        return buffer.record_stream(stream)
     keep_until_done(buffer, stream.driver_device, stream.handle)
+
+
+cdef bint is_users(Buffer buffer):
+    return buffer.home.ledger != NULL and buffer.home.ledger.is_users
 
 
 def wait_for_releases():

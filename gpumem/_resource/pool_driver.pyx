@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 from gpumem._buffer cimport (
-    BlockLedger, ledger_count_call, ledger_drop, ledger_end, ledger_is_default, ledger_return,
+    BlockLedger, ledger_count_call, ledger_drop, ledger_end, ledger_order_uses, ledger_return,
     ledger_stream, LedgerBlock,
 )
 from gpumem._native.driver cimport (
@@ -64,7 +64,7 @@ cdef void pool_free(LedgerBlock* block) noexcept nogil:
     ledger_return(block, True)
     if not context_is_dead(core.ledger.context):
         stream = ledger_stream(block.ledger, block.slot)
-        code = order_behind_uses(block, stream)
+        code = ledger_order_uses(block, stream)
         if code == CUDA_SUCCESS:
             code = free_block(block, stream)
     if code == CUDA_SUCCESS:
@@ -83,34 +83,6 @@ cdef void pool_free_view(LedgerBlock* block) noexcept nogil:
     pool_free(block)
     if state != NULL:
         PyEval_RestoreThread(state)
-
-
-cdef CUresult order_behind_uses(LedgerBlock* block, CUstream stream) noexcept nogil:
-    """Let the stream wait on the device for what is queued on recorded ones."""
-    cdef DeviceContext* context = block.ledger.context
-    cdef CUevent event = NULL
-    cdef CUresult code = CUDA_SUCCESS
-    cdef uint32_t i
-    if block.uses == NULL:
-        return CUDA_SUCCESS
-    code = context_enter(context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = context.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
-    for i in range(block.uses.count):
-        # A stream that was reset is drained; the one event may be recorded anew at once.
-        if ledger_is_default(block.ledger, block.uses.at[i].slot) and block.uses.at[i].slot:
-            continue
-        if code == CUDA_SUCCESS:
-            code = context.table.cuEventRecord(
-                event, ledger_stream(block.ledger, block.uses.at[i].slot))
-        if code == CUDA_SUCCESS:
-            code = context.table.cuStreamWaitEvent(stream, event, 0)
-    # The driver keeps a destroyed event until the waits on it are done.
-    if event != NULL:
-        context.table.cuEventDestroy(event)
-    context_leave(context)
-    return code
 
 
 cdef CUresult free_block(LedgerBlock* block, CUstream stream) noexcept nogil:

@@ -13,8 +13,11 @@ from helpers import child
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.resources import Answers, Plain
+from helpers.waiting import wait_until
 
 import gpumem
+
+UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
 
 
 def test_allocate_and_free_call_the_two_methods():
@@ -239,6 +242,41 @@ def test_view_dropped_without_the_gil_frees_the_block_later():
     stream.synchronize()
     assert resource.stats().in_use == 0
     assert not blocks
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_stream_that_takes_a_block_back_waits_for_recorded_ones(host, share):
+    resource = Plain()
+    own, side, unused = (gpumem.Stream("host") for _ in range(3))
+    buffer = resource.allocate(64, own)
+    for stream in (side, unused, own):
+        buffer.record_stream(stream)
+    resource.reset_stream(unused)
+    taken = consume(buffer.__dlpack__(max_version=(1, 0))) if share else None
+    with HostDriver().block(side):
+        buffer.close()
+        if share:
+            taken.delete_on(HostDriver(), gpumem.Stream("host"))
+            wait_until(lambda: resource.stats().in_use == 0)
+        assert resource.returned[0][2] is own
+        assert not own.query()
+    own.synchronize()
+    assert side.query()
+
+
+def test_block_goes_back_after_a_wait_if_its_streams_cannot_be_ordered(host):
+    resource, driver, side = Plain(), HostDriver(), gpumem.Stream("host")
+    for function in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"):
+        buffer = resource.allocate(64)
+        buffer.record_stream(side)
+        gate = driver.block(side)
+        host.fail(function, 1, UNKNOWN)
+        opener = threading.Timer(0.01, gate.open)
+        opener.start()
+        buffer.close()
+        assert side.query(), function
+        opener.join()
+    assert not resource.blocks
 
 
 def test_view_dropped_on_a_foreign_thread_after_the_resource_is_gone():
