@@ -25,7 +25,7 @@ from gpumem._buffer.order cimport (
     order_stream, order_written, own_stream, wait_for_stream,
 )
 from gpumem._buffer.resource cimport (
-    MemoryResource, resource_adapt, resource_begin, resource_charge, resource_claim,
+    BorrowedMemory, MemoryResource, resource_adapt, resource_begin, resource_charge, resource_claim,
     resource_deliver, resource_init, set_resource_hook,
 )
 from gpumem._buffer.stream cimport device_of_stream, Stream, stream_handle

@@ -134,7 +134,8 @@ cdef class Buffer:
         Raises
         ------
         TypeError, ValueError
-            `stream` is not a stream, or is one of another device; nothing is changed.
+            `stream` is not a stream, or is one of another device; or the memory is another
+            library's and `stream` not its own. Nothing is changed.
 
         Examples
         --------
@@ -179,7 +180,8 @@ cdef class Buffer:
         Raises
         ------
         TypeError, ValueError
-            `stream` is not a stream, or is one of another device.
+            `stream` is not a stream, or is one of another device; or the memory is another
+            library's, which must be told of the stream itself.
         ClosedError
             The buffer is closed.
 

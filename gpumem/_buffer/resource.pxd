@@ -5,6 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._budget cimport Budget
 from gpumem._buffer.buffer cimport Buffer, ResourceBase
 from gpumem._buffer.ledger cimport BlockLedger, LedgerBlock
+from gpumem._native.driver cimport CUstream
 
 cdef class MemoryResource(ResourceBase):
     cdef readonly str name
@@ -23,6 +24,19 @@ cdef class MemoryResource(ResourceBase):
     cdef int finish_close(self) except -1
     # Raises ClosedError if it is closed, or belongs to the parent of a fork.
     cdef int require_open(self) except -1
+
+# Ends a buffer's claim on the owner of borrowed memory: on any thread, with the interpreter lock or
+# without.
+ctypedef void (*ReleaseOwner)(void* owner) noexcept nogil
+
+# Base of resources of buffers over memory that something else owns; they allocate nothing. The
+# handle of a buffer is a struct that keeps the owner, which `release` ends.
+cdef class BorrowedMemory(MemoryResource):
+    cdef CUstream own           # of every buffer
+    cdef ReleaseOwner release
+
+    cdef int borrow(self, object memory, str name, object stream, ReleaseOwner release) except -1
+    cdef CUstream named(self, object stream) except? NULL
 
 # Sets the function that is called whenever a resource is made; NULL: none.
 cdef void set_resource_hook(int (*function)() except -1) noexcept nogil

@@ -24,6 +24,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
 from gpumem._support.events cimport REC_FAILURE
+from gpumem._support.lease cimport Lease, lease_create, Uses
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem._support.arguments import require
@@ -419,6 +420,55 @@ cdef class MemoryResource(ResourceBase):
         if self.ledger.closed:
             raise ClosedError(f"{self!r} is closed")
         return self.require_own()
+
+
+# ---- memory of others ----------------------------------------------------------------------------
+
+cdef class BorrowedMemory(MemoryResource):
+    """Base of resources of buffers over memory that something else owns."""
+
+    cdef int borrow(self, object memory, str name, object stream, ReleaseOwner release) except -1:
+        resource_init(self, memory, name)
+        self.release = release
+        # The legacy stream orders itself against every blocking stream of the device.
+        self.own = <CUstream><uintptr_t>LEGACY_STREAM
+        if stream is not None:
+            self.own = self.named(stream)
+            self.streams[0] = stream            # kept alive: buffers name its handle
+        return 0
+
+    cdef CUstream named(self, object stream) except? NULL:
+        cdef CUstream handle = NULL
+        stream_handle(stream, self.driver_device, &handle)
+        return handle if handle != NULL else <CUstream><uintptr_t>LEGACY_STREAM
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        # 0: the own stream; 1: any other.
+        slot[0] = 0 if stream is None or self.named(stream) == self.own else 1
+        return 0
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return <uintptr_t>self.own
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        self.release(<void*><uintptr_t>buffer.handle)
+
+    cdef Lease* lease(self, Buffer buffer) except NULL:
+        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
+                                         <void*>self.release, release_borrowed)
+        if lease == NULL:
+            raise MemoryError("out of host memory while sharing a buffer")
+        return lease
+
+    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
+        pass
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        return 0        # the release waits for every stream that `slot_of` accepts
+
+
+cdef void release_borrowed(Lease* lease) noexcept nogil:
+    (<ReleaseOwner>lease.owner)(<void*><uintptr_t>lease.handle)
 
 
 # ---- resources with a ledger ---------------------------------------------------------------------

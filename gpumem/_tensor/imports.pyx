@@ -8,16 +8,15 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, buffer_of, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_READ_ONLY, DLDevice,
-    dlpack_delete, DLPACK_MAJOR, DLPACK_NEWEST_MINOR, dlpack_peek, dlpack_take, DLTensor, Incoming,
-    MemoryResource, order_settled, order_written, resource_init, stream_handle,
+    BorrowedMemory, Buffer, buffer_of, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_READ_ONLY,
+    DLDevice, dlpack_delete, DLPACK_MAJOR, DLPACK_NEWEST_MINOR, dlpack_peek, dlpack_take, DLTensor,
+    Incoming, order_settled, order_written, stream_handle,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE,
     CUDA_SUCCESS, CUpointer_attribute, CUstream, DeviceContext, DriverDevice, pointer_attribute,
 )
-from gpumem._support.lease cimport Lease, lease_create
 from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._tensor.layout cimport (
@@ -404,34 +403,24 @@ cdef dict resources = {}
 
 
 @cython.final
-cdef class ForeignMemory(MemoryResource):
+cdef class ForeignMemory(BorrowedMemory):
     """The resource of buffers over memory that gpumem did not allocate.
 
     It allocates nothing. The memory's owner is released with the last such buffer or view.
     """
 
-    cdef CUstream own           # producers order their work before it
-
     def __init__(self, memory, stream=None):    # the base's is for resources that allocate
-        resource_init(self, memory, f"memory of other libraries on {memory}")
+        # Producers order their work before its stream.
+        self.borrow(memory, f"memory of other libraries on {memory}", stream, release_owner)
         self.is_foreign = True
-        self.own = <CUstream><uintptr_t>LEGACY_STREAM
-        if stream is not None:
-            stream_handle(stream, self.driver_device, &self.own)
-            self.streams[0] = stream            # kept alive: buffers name its handle
 
-    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return <uintptr_t>self.own
-
-    cdef void give_back(self, Buffer buffer) noexcept:
-        release_owner(<ForeignOwner*>buffer.handle)
-
-    cdef Lease* lease(self, Buffer buffer) except NULL:
-        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
-                                         NULL, release_lease)
-        if lease == NULL:
-            raise MemoryError("out of host memory while sharing a buffer")
-        return lease
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        BorrowedMemory.slot_of(self, stream, slot)
+        if slot[0] != 0:
+            raise ValueError(f"invalid stream = {stream!r}: {self.name} goes back to its owner, "
+                             "who takes no stream: expected the buffer's own; keep the buffer "
+                             "until other streams have passed, or record them with the owner")
+        return 0
 
 
 cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, object owner,
@@ -461,11 +450,8 @@ cdef ForeignMemory resource_of(object memory):
     return known
 
 
-cdef void release_lease(Lease* lease) noexcept nogil:
-    release_owner(<ForeignOwner*>lease.handle)
-
-
-cdef void release_owner(ForeignOwner* owner) noexcept nogil:
+cdef void release_owner(void* kept) noexcept nogil:
+    cdef ForeignOwner* owner = <ForeignOwner*>kept
     # In a forked child a GPU's memory stays the parent's.
     if owner.context == NULL or not context_is_dead(owner.context):
         # A deleter takes what locks it needs; it may be called on any thread.

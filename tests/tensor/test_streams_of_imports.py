@@ -52,3 +52,21 @@ def test_stream_of_another_device_or_type_is_refused_and_leaves_the_memory_to_it
         array[:] = 1
         """
     )
+
+
+@pytest.mark.parametrize("own", [None, gpumem.Stream("host")])
+def test_stream_that_the_memorys_owner_does_not_know_is_refused(own):
+    array = np.zeros(4)
+    buffer = gpumem.asarray(array, stream=own).buffer
+    for use in (buffer.record_stream, buffer.close):
+        with pytest.raises(
+            ValueError, match=r"goes back to its owner.*: expected the buffer's own"
+        ):
+            use(gpumem.Stream("host"))
+        with pytest.raises(TypeError, match="is not a stream"):
+            use("side")
+        assert not buffer.closed
+    for stream in (None, buffer.stream):
+        buffer.record_stream(stream)
+    buffer.close(buffer.stream)
+    assert buffer.closed

@@ -8,12 +8,12 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport errno as c_errno
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from gpumem._buffer cimport (
-    Buffer, buffer_of, MemoryResource, order_settled, resource_init, Stream, stream_handle,
+    BorrowedMemory, Buffer, buffer_of, MemoryResource, order_settled, Stream,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, context_relax, context_restore,
@@ -26,10 +26,8 @@ from gpumem._native.driver cimport (
     DriverDevice,
 )
 from gpumem._resource cimport Handle
-from gpumem._support.lease cimport Lease, lease_create, Uses
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, PROT_READ, PROT_WRITE
 from gpumem._support.process cimport process_is_exiting
-from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._tensor cimport element_of, ElementType, MAX_RANK, Tensor, tensor_new
 from gpumem.interop.memory._mapping cimport (
     Mapping, mapping_drop, mapping_drop_last, mapping_holds_caller, mapping_new, mapping_retain,
@@ -56,46 +54,15 @@ cdef struct KeptMapping:
 # ---- Buffers over imported memory ----------------------------------------------------------------
 
 @cython.final
-cdef class ImportedMemory(MemoryResource):
-    """The resource of buffers over imported memory. It allocates nothing."""
+cdef class ImportedMemory(BorrowedMemory):
+    """The resource of buffers over imported memory. It allocates nothing.
 
-    cdef CUstream own
+    The end of a mapping waits for the whole device, so no stream has to be recorded.
+    """
 
     def __init__(self, memory, read_only, stream=None):     # the base's is for those that allocate
-        resource_init(self, memory, f"memory imported on {memory}")
+        self.borrow(memory, f"memory imported on {memory}", stream, release_kept)
         self.is_read_only = read_only
-        # The legacy stream orders itself against every blocking stream of the device.
-        self.own = <CUstream><uintptr_t>LEGACY_STREAM
-        if stream is not None:
-            stream_handle(stream, self.driver_device, &self.own)
-            self.streams[0] = stream            # kept alive: buffers name its handle
-
-    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
-        # Only checked: freed memory is not reused, and its release waits for the whole device, so
-        # no stream has to be recorded.
-        cdef CUstream handle = NULL
-        stream_handle(stream, self.driver_device, &handle)
-        slot[0] = 0
-        return 0
-
-    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return <uintptr_t>self.own
-
-    cdef void give_back(self, Buffer buffer) noexcept:
-        release_kept(<KeptMapping*><uintptr_t>buffer.handle)
-
-    cdef Lease* lease(self, Buffer buffer) except NULL:
-        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
-                                         NULL, release_lease)
-        if lease == NULL:
-            raise MemoryError("out of host memory while sharing a buffer")
-        return lease
-
-    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
-        pass
-
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
-        return 0        # as in slot_of
 
     cdef int before_cpu(self, Buffer buffer) except -1:
         cdef KeptMapping* kept = <KeptMapping*><uintptr_t>buffer.handle
@@ -114,11 +81,8 @@ cdef class ImportedMemory(MemoryResource):
         return 0
 
 
-cdef void release_lease(Lease* lease) noexcept nogil:
-    release_kept(<KeptMapping*><uintptr_t>lease.handle)
-
-
-cdef void release_kept(KeptMapping* kept) noexcept nogil:
+cdef void release_kept(void* owner) noexcept nogil:
+    cdef KeptMapping* kept = <KeptMapping*>owner
     # Without the interpreter lock: a DLPack consumer may drop its lease on any thread.
     if kept.ready != NULL and not process_is_exiting():
         with gil:
