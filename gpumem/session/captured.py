@@ -77,7 +77,7 @@ class CapturedRun:
 def serving(resource: MemoryResource, stream: Stream) -> Any:
     """Yield the allocator of a capture, and a function that returns the owner of its memory."""
     if not hasattr(resource, "capture"):
-        keeping = Keeping(resource)
+        keeping = Keeping(resource, stream)
         yield keeping, lambda handle: keeping.leases
         return
 
@@ -91,20 +91,25 @@ def serving(resource: MemoryResource, stream: Stream) -> Any:
 
 
 class Keeping(Forwarding):
-    """Allocates another resource's blocks, which live as long as `leases`."""
+    """Allocates another resource's blocks, which live as long as `leases`.
 
-    def __init__(self, resource: MemoryResource) -> None:
+    The graph is launched on `stream`, whichever streams its blocks were allocated for.
+    """
+
+    def __init__(self, resource: MemoryResource, stream: Stream) -> None:
         super().__init__(resource)
         self.leases = Leases()
+        self._stream = stream
 
     def allocate(self, nbytes: SupportsIndex, stream: Any = None, **options: Any) -> Buffer:
         """Allocate a block of the resource."""
-        buffer = super().allocate(nbytes, stream, **options)
-        self.leases.add(buffer)
-        return buffer
+        return self._kept(super().allocate(nbytes, stream, **options))
 
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:
         """Allocate a long-lived block of the resource."""
-        buffer = super().allocate_persistent(nbytes)
+        return self._kept(super().allocate_persistent(nbytes))
+
+    def _kept(self, buffer: Buffer) -> Buffer:
+        buffer.record_stream(self._stream)
         self.leases.add(buffer)
         return buffer

@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.waiting import wait_until
 
 import gpumem
 
@@ -239,6 +240,40 @@ def test_unfinished_launch_retains_its_inputs_and_outputs(make_arena, host, runs
         assert not used & {block.ptr for block in taken}
     gpumem.Device("host").synchronize()
     taken.append(arena.allocate(arena.stats().reserved - 5 * N, side))  # all that is left
+
+
+@pytest.mark.parametrize("named", ["persistent", "another stream", "the run's stream"])
+def test_unfinished_launch_retains_scratch_of_any_stream(make_arena, host, named):
+    arena, other, addresses = make_arena(), gpumem.Stream("host"), []
+    session = gpumem.Session(
+        "host", {"enable_cuda_graph": True, "external_allocator": OverAnArena(arena)}
+    )
+    session.bind_output("y")
+
+    def work(ctx):
+        if named == "persistent":
+            scratch = ctx.allocator.allocate_persistent(N)
+        else:
+            scratch = ctx.allocator.allocate(N, other if named == "another stream" else None)
+        addresses.append(scratch.ptr)
+        HostDriver().fill(scratch, 5, ctx.stream)
+        HostDriver().fill(ctx.output("y", N, "u1").buffer, 5, ctx.stream)
+        scratch.close()
+
+    for _ in range(2):
+        session.run(work)
+    run_stream = session.compute_stream
+    with HostDriver().block(run_stream):
+        session.run(work, synchronize=False)
+        session.close()
+        del session
+        gc.collect()
+        for stream in (None, other, gpumem.Stream("host")):
+            with arena.allocate(N, stream) as block:
+                if block.ptr == addresses[-1]:
+                    assert not block.stream.query(), "its stream does not wait for the launch"
+    gpumem.Device("host").synchronize()
+    wait_until(lambda: arena.stats().in_use == 0)
 
 
 def test_captured_runs_do_not_overlap(x):
