@@ -79,13 +79,17 @@ cdef class Blocks:
         cdef Buffer buffer
         if not address:
             return
-        buffer = self.live.pop(address, None)
+        buffer = self.live.get(address)
         if buffer is None:
             if type(self.source()) is Arena:
                 arena_bad_free(<Arena>self.found, address)
             raise InvalidFreeError(f"no block of {self.source()!r} begins at {address:#x}")
         try:
             named = self.stream_of(buffer.resource, stream)
+            # Before the free, after which the address may be handed out again at once. Reading the
+            # stream may have run other code, which has freed the block.
+            if self.live.get(address) is buffer:
+                del self.live[address]
             buffer.close(0 if named is None else named)
         except ClosedError:
             pass        # at exit, or in a fork's child, blocks are left to the driver

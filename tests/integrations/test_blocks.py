@@ -4,6 +4,8 @@ import os
 
 import pytest
 from helpers import child
+from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, next_address, one_block
 
 import gpumem
 from gpumem._testing.integrations import Blocks
@@ -54,6 +56,37 @@ def test_free_of_an_unknown_address_is_refused(arena):
     blocks.free(address, LEGACY)
     with pytest.raises(InvalidFreeError, match=f"{address:#x}"):
         blocks.free(address, LEGACY)
+
+
+@pytest.mark.parametrize("wrap", [lambda r: r, gpumem.adaptors.track])
+def test_block_freed_on_a_wrong_stream_stays_its_owners(make_arena, wrap):
+    arena, pin = one_block(make_arena)
+    blocks, stream = Blocks(lambda: wrap(arena)), gpumem.Stream("host")
+    address = blocks.allocate(BLOCK, stream)
+    with pytest.raises(AttributeError, match="__cuda_stream__"):
+        blocks.free(address, object())
+    assert len(blocks) == 1
+    assert next_address(arena) is None
+    blocks.free(address, stream)
+    assert next_address(arena, stream) == address
+    pin.close()
+
+
+@pytest.mark.parametrize("wrap", [lambda r: r, gpumem.adaptors.track])
+def test_block_freed_on_another_stream_is_reused_there_at_once_and_elsewhere_later(
+    make_arena, wrap, host
+):
+    arena, pin = one_block(make_arena)
+    own, freeing = gpumem.Stream("host"), gpumem.Stream("host")
+    blocks = Blocks(lambda: wrap(arena))
+    address = blocks.allocate(BLOCK, own)
+    with HostDriver().block(freeing):
+        blocks.free(address, freeing)
+        assert next_address(arena, own) is None
+        assert next_address(arena, freeing) == address
+    freeing.synchronize()
+    assert next_address(arena, own) == address
+    pin.close()
 
 
 def test_callback_reports_errors_and_raises_nothing(arena, monkeypatch):
