@@ -354,7 +354,7 @@ class TimelineTimeout(GpumemError, TimeoutError):
 
 
 class TimelineLostError(GpumemError, RuntimeError):
-    """A timeline is lost: its device was removed, its page poisoned, or a peer died."""
+    """A timeline is lost: a device of it was removed or lost, its page poisoned, or a peer died."""
 
 
 class PoolFallbackWarning(UserWarning):

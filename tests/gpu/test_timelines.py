@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers import child
 from helpers.waiting import wait_for_waiters
 
 import gpumem
@@ -185,3 +186,68 @@ def test_operation_on_a_capturing_stream_is_refused(driver, timeline, streams):
         timeline.enqueue_signal(stream, 1)
     driver.call(driver.cuGraphDestroy, driver.call(driver.cuStreamEndCapture, stream.ptr))
     assert timeline.pending == 0
+
+
+# A kernel that writes to address 16 loses the device to its process, which is a test's own.
+LOSE_THE_DEVICE = """
+import faulthandler
+faulthandler.dump_traceback_later(120, exit=True)
+import gpumem
+from cuda.bindings import driver as cu
+from gpumem.errors import DriverError, TimelineLostError
+from gpumem.interop import HostTimeline
+
+PTX = b'''
+.version 6.4
+.target sm_75
+.address_size 64
+.visible .entry lose()
+{
+    .reg .b64 %address;
+    .reg .b32 %value;
+    mov.u64 %address, 16;
+    mov.u32 %value, 1;
+    st.global.u32 [%address], %value;
+    ret;
+}
+'''
+
+def done(result):
+    assert result[0] == 0, result
+    return result[1] if len(result) == 2 else None
+
+timeline, waiting, lost = HostTimeline.create(), gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
+timeline.enqueue_wait(waiting, 1)
+timeline.enqueue_signal(waiting, 2)
+done(cu.cuCtxSetCurrent(done(cu.cuDevicePrimaryCtxRetain(done(cu.cuDeviceGet(0))))))
+module = done(cu.cuModuleLoadData(PTX + bytes(1)))
+kernel = done(cu.cuModuleGetFunction(module, b"lose"))
+done(cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, lost.ptr, 0, 0))
+
+def refused(call, *errors):
+    try:
+        call()
+    except errors:
+        return
+    raise SystemExit(f"{call} did not fail")
+
+refused(lost.synchronize, DriverError)
+"""
+
+
+@pytest.mark.parametrize("first", ["wait(2)", "wait(5)", "signal(5)"])
+def test_timeline_of_a_lost_gpu_is_poisoned(first):
+    child.run_quietly(
+        LOSE_THE_DEVICE
+        + f"""
+refused(lambda: timeline.{first}, TimelineLostError)
+assert timeline.poisoned
+refused(lambda: timeline.wait(2), TimelineLostError)
+refused(lambda: timeline.enqueue_wait(waiting, 9), DriverError, TimelineLostError)
+refused(lambda: timeline.enqueue_signal(waiting, 9), DriverError, TimelineLostError)
+refused(waiting.synchronize, DriverError)
+timeline.signal(11)
+timeline.wait(11)
+timeline.close()
+"""
+    )

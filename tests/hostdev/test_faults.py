@@ -76,6 +76,31 @@ def test_lost_device_answers_its_error_until_its_context_is_gone(child):
     )
 
 
+def test_lost_device_ends_what_its_streams_wait_for(child):
+    child(
+        """
+        import threading
+        pointer, streams = driver.pinned(16), [driver.stream() for _ in range(2)]
+        event = driver.event()
+        driver.cuStreamWaitValue64(streams[0], pointer, 1, 0)
+        driver.cuEventRecord(event, streams[0])
+        driver.cuStreamWaitEvent(streams[1], event, 0)
+        results = []
+        threads = [
+            threading.Thread(target=lambda it=it: results.append(driver.error(*it)))
+            for it in (*(("cuStreamSynchronize", stream) for stream in streams),
+                       ("cuEventSynchronize", event))
+        ]
+        for thread in threads:
+            thread.start()
+        assert host.lose_device(0, 700) == 0
+        for thread in threads:
+            thread.join()
+        assert results == ["ILLEGAL_ADDRESS"] * 3
+        """
+    )
+
+
 def test_call_costs_advance_the_virtual_clock(child):
     child(
         """

@@ -48,6 +48,7 @@ cdef enum CoreStatus:
     CORE_LATE = TIMELINE_LATE           # the deadline passed
     CORE_POISONED = TIMELINE_POISONED
     CORE_REMOVED = TIMELINE_GONE        # its device was removed
+    CORE_LOST                           # a device whose streams use it is lost: `code`, `context`
     CORE_DESERTED                       # the last other process died
     CORE_NOT_ABOVE                      # `known` is not below the value
     CORE_DRIVER                         # the driver's `call` returned `code`
@@ -59,6 +60,7 @@ cdef struct Outcome:
     CUresult code
     int system              # errno
     uint64_t known          # highest value signalled or queued before
+    DeviceContext* context  # of the device that is lost
     uint64_t process        # id of the process that died
 
 # What one device has of the timeline: what its streams wait on and write.
@@ -111,7 +113,8 @@ cdef int core_enqueue_wait(TimelineCore* core, DeviceContext* context, CUstream 
 cdef int core_enqueue_signal(TimelineCore* core, DeviceContext* context, CUstream stream,
                              uint64_t value, Outcome* out) noexcept nogil
 # The CPU signals; there is a page. A lower value that a device has yet to store comes first:
-# CORE_LATE if it was not stored by the deadline, and nothing was signalled.
+# CORE_LATE if it was not stored by the deadline, and nothing was signalled. With a deadline of 0 it
+# makes no driver call, so that the interpreter lock may be held.
 cdef int core_signal(TimelineCore* core, uint64_t value, uint64_t deadline,
                      Outcome* out) noexcept nogil
 # Signals on a stream of its own, where there is no page.

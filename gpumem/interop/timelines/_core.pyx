@@ -9,10 +9,10 @@ from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
     CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD, CU_MEMHOSTREGISTER_DEVICEMAP,
     CU_MEMHOSTREGISTER_PORTABLE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
-    CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_SUCCESS,
-    CUresult, CUstream, CUstreamCaptureStatus, DeviceContext,
+    CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_SUCCESS, CUresult,
+    CUstream, CUstreamCaptureStatus, DeviceContext,
 )
 from gpumem._support.atomics cimport load64, store64
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
@@ -251,12 +251,25 @@ cdef int core_signal(TimelineCore* core, uint64_t value, uint64_t deadline,
             return CORE_NOT_ABOVE
         # A device that has yet to store a lower value would overwrite ours with it.
         if timeline_is_polled(core.page) and timeline_value(core.page) < out.known:
-            status = timeline_wait(core.page, out.known, deadline, 0)
+            status = wait_for_store(core, deadline, out)
             if status != CORE_OK:
                 return status
-        elif timeline_move(core.page, out.known, value):
+        if timeline_move(core.page, out.known, value):
             timeline_signal(core.page, value)
             return CORE_OK
+
+
+cdef int wait_for_store(TimelineCore* core, uint64_t deadline, Outcome* out) noexcept nogil:
+    # Wait until no device will store `out.known`: it has, or it is lost and the timeline poisoned.
+    cdef int status
+    if deadline == 0:
+        return CORE_LATE
+    status = timeline_wait(core.page, out.known, deadline, 0)
+    if status == CORE_LATE:
+        return look_for_loss(core, out)
+    if status == CORE_POISONED and out.known <= load64(&core.queued) and uses_done(core, NULL):
+        return CORE_OK
+    return status
 
 
 cdef int core_signal_by_stream(TimelineCore* core, DeviceContext* context, uint64_t value,
@@ -272,6 +285,8 @@ cdef int core_signal_by_stream(TimelineCore* core, DeviceContext* context, uint6
 cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64_t spin,
                    Outcome* out) noexcept nogil:
     cdef int status = timeline_wait(core.page, value, deadline, spin)
+    if status == CORE_LATE:
+        status = look_for_loss(core, out)
     # If no stream of this process will signal the value, another process has to.
     if status == CORE_LATE and value > load64(&core.queued):
         out.process = timeline_deserted(core.page)
@@ -280,6 +295,40 @@ cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64
             if status == CORE_LATE:
                 status = CORE_DESERTED
     return status
+
+
+cdef int look_for_loss(TimelineCore* core, Outcome* out) noexcept nogil:
+    # A lost device signals nothing more. Poisoned, the timeline says so to every process at once.
+    cdef Use* used
+    cdef CUresult code = CUDA_SUCCESS
+    if not lock_try(&core.lock):
+        return CORE_LATE            # a thread is queueing an operation on it now
+    used = core.uses
+    while used != NULL and code == CUDA_SUCCESS:
+        code = loss_of(used)
+        out.context = used.context
+        used = used.next
+    lock_release(&core.lock)
+    if code == CUDA_SUCCESS:
+        return CORE_LATE
+    out.code = code
+    timeline_poison(core.page)
+    return CORE_LOST
+
+
+cdef CUresult loss_of(Use* used) noexcept nogil:
+    cdef CUresult code
+    # Where no event was recorded there is no answer: to ask the stream might end its capture.
+    if not used.recorded or context_is_dead(used.context):
+        return CUDA_SUCCESS
+    code = context_enter(used.context)
+    if code == CUDA_SUCCESS:
+        code = used.context.table.cuEventQuery(used.event)
+        context_leave(used.context)
+    # At the end of the process the driver is gone, and the device is not lost to others.
+    if code == CUDA_ERROR_NOT_READY or code == CUDA_ERROR_DEINITIALIZED:
+        return CUDA_SUCCESS
+    return code
 
 
 cdef int core_wait_begin(TimelineCore* core, DeviceContext* context, CUstream* stream,

@@ -12,15 +12,15 @@ from gpumem._native.driver cimport check, context_is_dead, CUstream, DeviceConte
 from gpumem._support.process cimport process
 from gpumem.interop.timelines._core cimport (
     core_after_fork, CORE_DESERTED, CORE_DRIVER, core_enqueue_signal, core_enqueue_wait, CORE_LATE,
-    CORE_NO_MEMORY, CORE_NOT_ABOVE, CORE_OK, core_pending, CORE_POISONED, CORE_REMOVED, core_retire,
-    core_signal, core_signal_by_stream, core_wait, core_wait_begin, core_wait_end, core_wait_go_on,
-    core_wait_idle, Outcome, release_retired_cores, TIMELINE_LARGEST, timeline_look, timeline_now,
-    TIMELINE_OK, TIMELINE_REMOVED, timeline_value, TimelineCore,
+    CORE_LOST, CORE_NO_MEMORY, CORE_NOT_ABOVE, CORE_OK, core_pending, CORE_POISONED, CORE_REMOVED,
+    core_retire, core_signal, core_signal_by_stream, core_wait, core_wait_begin, core_wait_end,
+    core_wait_go_on, core_wait_idle, Outcome, release_retired_cores, TIMELINE_LARGEST,
+    timeline_look, timeline_now, TIMELINE_OK, TIMELINE_REMOVED, timeline_value, TimelineCore,
 )
 
 from gpumem._support.releases import on_release
 from gpumem.errors import (
-    ClosedError, DeviceMismatchError, InUseError, NonMonotonicError, TimelineLostError,
+    ClosedError, DeviceMismatchError, DriverError, InUseError, NonMonotonicError, TimelineLostError,
     TimelineTimeout, UnsupportedHandleTypeError,
 )
 
@@ -142,8 +142,9 @@ cdef class Timeline:
         TimelineTimeout
             The value was not reached in time.
         TimelineLostError
-            It cannot be: the timeline was poisoned, its device removed, or a process that used it
-            died and this process is the only one left.
+            It cannot be: the timeline was poisoned, its device removed, a device whose streams use
+            it lost (which poisons it), or a process that used it died and this process is the only
+            one left.
         NonMonotonicError
             `value` is out of range.
         ClosedError
@@ -161,7 +162,8 @@ cdef class Timeline:
 
         If a GPU has yet to store a lower value, the call waits for that first. Where only the
         driver can read the value, the signal is queued on a stream of the timeline's own. A
-        poisoned timeline accepts signals, so that streams which wait for it can continue.
+        poisoned timeline accepts signals, so that streams which wait for it can continue; only
+        after a store that may still come.
 
         Parameters
         ----------
@@ -171,6 +173,9 @@ cdef class Timeline:
         ------
         NonMonotonicError
             The value is not above every known one, or out of range.
+        TimelineLostError
+            A device that had yet to store a lower value is lost, which poisons the timeline: the
+            next signal is accepted. Or the timeline was poisoned before that store.
         ClosedError
         """
         cdef Outcome out
@@ -470,6 +475,8 @@ cdef int report(Timeline timeline, int status, Outcome* out, object value) excep
         raise TimelineLostError(f"{timeline!r} was poisoned" + progress(timeline))
     if status == CORE_REMOVED:
         raise TimelineLostError(f"the device of {timeline!r} was removed")
+    if status == CORE_LOST:
+        return raise_loss(timeline, out)
     if status == CORE_DESERTED:
         raise TimelineLostError(f"process {out.process} died, and no other process is left to "
                                 f"signal {timeline!r}" + progress(timeline))
@@ -484,6 +491,14 @@ cdef str progress(Timeline timeline):
     if timeline.core == NULL or timeline.core.page == NULL:
         return ""
     return f"; its value is {timeline_value(timeline.core.page)}"
+
+
+cdef int raise_loss(Timeline timeline, Outcome* out) except -1:
+    try:
+        return check(out.context.table, out.code, "cuEventQuery")
+    except DriverError as error:
+        raise TimelineLostError(f"a device whose streams use {timeline!r} is lost"
+                                f"{progress(timeline)}: {error}") from error
 
 
 cdef int raise_driver(DriverDevice driver_device, Outcome* out) except -1:

@@ -33,10 +33,11 @@ CUresult host_context_current(Context **context) {
     return host_context_of((CUcontext)(uintptr_t)handle, context);
 }
 
-/* The device's first failure stays its answer until the context is gone. */
+/* The device's first failure stays its answer until the context is gone; what its streams were
+ * doing ends, waits among it. No lock is held. */
 void host_context_fail(Context *context, CUresult error) {
     int none = CUDA_SUCCESS;
-    atomic_compare_exchange_strong(&context->error, &none, (int)error);
+    if (atomic_compare_exchange_strong(&context->error, &none, (int)error)) host_streams_wake();
 }
 
 /* ---- primary contexts ---- */

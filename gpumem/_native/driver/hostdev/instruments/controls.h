@@ -44,7 +44,7 @@ HOSTDEV_API int hostdev_fail_here(const char *function, uint64_t call, uint64_t 
 /* The `record`-th cuEventRecord from now (1: the next) completes that much later. */
 HOSTDEV_API int hostdev_delay_record(uint64_t record, uint64_t nanoseconds);
 /* The device is lost: every call in its context returns `error` until the context is
- * gone, and queued work is dropped. ILLEGAL_ADDRESS or LAUNCH_FAILED, say. */
+ * gone, queued work is dropped and waits of its streams end. ILLEGAL_ADDRESS, say. */
 HOSTDEV_API int hostdev_lose_device(int ordinal, int error);
 /* Takes back all of the above that has not happened yet. */
 HOSTDEV_API void hostdev_clear_faults(void);

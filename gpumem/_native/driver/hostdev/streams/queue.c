@@ -20,7 +20,8 @@ void host_stream_build(void *pointer) {
 }
 
 bool host_stop_requested(const Stream *stream) {
-    return host_is_down() || (stream && atomic_load(&stream->cancelled));
+    if (host_is_down() || !stream) return host_is_down();
+    return atomic_load(&stream->cancelled) || atomic_load(&stream->context->error);
 }
 
 /* ---- points ---- */
@@ -78,7 +79,7 @@ static void execute(Stream *stream, uint64_t number) { /* locked on entry and ex
     stream->running = number;
     if (op.due) wait_due(stream, op.due);
     pthread_mutex_unlock(&stream->object.lock);
-    if (host_stop_requested(stream) || atomic_load(&stream->context->error)) host_op_drop(&op);
+    if (host_stop_requested(stream)) host_op_drop(&op);
     else host_op_run(stream, &op);
     pthread_mutex_lock(&stream->object.lock);
     if (host_is_down()) return; /* cut short: its waiters see the shutdown instead */
