@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
+from gpumem._support.arguments import is_integer, shown
 from gpumem.errors import ConfigError
 
 __all__ = ["ArenaConfig", "PoolConfig"]
@@ -52,7 +53,7 @@ def _integer(low: int, high: int) -> Callable[[str, object], int]:
 
 def _choice(**spellings: str) -> Callable[[str, object], str]:
     def parse(key: str, value: object) -> str:
-        text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+        text = str(value) if isinstance(value, str) or is_integer(value, 0, 9) else None
         for name, alias in spellings.items():
             if text and text in (name, alias):
                 return name
@@ -99,9 +100,7 @@ def _share(high: int) -> Callable[[str, object], float]:
 
 
 def _bad(key: str, value: object, accepted: str) -> ConfigError:
-    if isinstance(value, int) and value.bit_length() > 128:
-        return ConfigError(f"invalid {key} = a very large integer: expected {accepted}")
-    return ConfigError(f"invalid {key} = {value!r}: expected {accepted}")
+    return ConfigError(f"invalid {key} = {shown(value, 200)}: expected {accepted}")
 
 
 def _enter_once(
@@ -192,7 +191,7 @@ class _Settings:
         for key, text in items:
             field = cls._field_of(key, name)
             value = parsers[field](str(key), text)
-            _enter_once(values, given, field, value, f"{key} = {text!r}")
+            _enter_once(values, given, field, value, f"{key} = {shown(text)}")
         return {field: value for field, value in values.items() if field not in cls._IMPLIED}
 
     @classmethod
@@ -200,7 +199,9 @@ class _Settings:
         match = re.fullmatch(_KEY, key) if isinstance(key, str) else None
         field = cls._ALIASES.get(match.group(2), match.group(2)) if match else ""
         if match is None or field not in cls._parsers() | cls._IMPLIED:
-            raise ConfigError(f"unknown key {key!r}; {cls._OF} takes: {', '.join(cls._parsers())}")
+            raise ConfigError(
+                f"unknown key {shown(key)}; {cls._OF} takes: {', '.join(cls._parsers())}"
+            )
         if name is not None and match.group(1) and match.group(1).lower() != name.lower():
             raise ConfigError(f"key {key!r} is for {match.group(1)!r}, not for {name!r}")
         return field

@@ -150,6 +150,25 @@ def test_malformed_fraction_is_refused(value):
         ArenaConfig.from_mapping({"page_move_threshold": value})
 
 
+@pytest.mark.parametrize("field", ["max_mem", "extend_strategy", "enable", "page_move_budget"])
+@pytest.mark.parametrize(
+    "value",
+    [10**5000, [10**5000], -(10**5000), "9" * 5000],
+    ids=["int", "list", "negative", "text"],
+)
+def test_value_of_thousands_of_digits_is_refused_in_a_short_line(field, value):
+    for read in (ArenaConfig.from_mapping, gpumem.SessionOptions.from_mapping, gpumem.Environment):
+        with pytest.raises(ConfigError, match=f"invalid .*{field} = ") as refused:
+            read({f"arena.{field}": value})
+        assert len(str(refused.value)) < 500
+
+
+def test_key_of_thousands_of_digits_is_refused():
+    for config in (ArenaConfig, gpumem.SessionOptions):
+        with pytest.raises(ConfigError, match="unknown key of type int and too large to show"):
+            config.from_mapping({10**5000: 1})
+
+
 def test_conflicting_duplicate_option_is_refused_naming_both():
     with pytest.raises(ConfigError, match="given twice") as caught:
         ArenaConfig.from_mapping({"max_mem": 1, "ep.cuda.arena.max_mem": "2"})

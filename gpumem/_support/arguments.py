@@ -5,12 +5,20 @@ from __future__ import annotations
 import operator
 from typing import NoReturn, TypeGuard
 
-__all__ = ["is_integer", "is_number", "power_of_two", "refuse", "require"]
+__all__ = ["is_integer", "is_number", "power_of_two", "refuse", "require", "shown"]
+
+
+def shown(value: object, most: int = 60) -> str:
+    """Write any value as a text of at most so many characters, also where its repr fails."""
+    try:
+        return repr(value)[:most]
+    except (ValueError, RecursionError):  # thousands of digits, or of lists in lists
+        return f"of type {type(value).__name__} and too large to show"
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
     """Raise TypeError."""
-    raise TypeError(f"invalid {name} = {value!r:.80}: expected {accepted}")
+    raise TypeError(f"invalid {name} = {shown(value, 80)}: expected {accepted}")
 
 
 def require(name: str, value: object, kind: type | tuple[type, ...], accepted: str) -> None:
@@ -19,13 +27,13 @@ def require(name: str, value: object, kind: type | tuple[type, ...], accepted: s
         refuse(name, value, accepted)
 
 
-def power_of_two(name: str, value: object, most: int, shown: str) -> int:
+def power_of_two(name: str, value: object, most: int, most_shown: str) -> int:
     """Return a power of two, or raise ValueError. NumPy's integers count, a bool does not."""
     if not isinstance(value, bool) and hasattr(type(value), "__index__"):
         number = operator.index(value)  # type: ignore[arg-type]
         if 1 <= number <= most and not number & (number - 1):
             return number
-    raise ValueError(f"{name} {value!r:.80} is not a power of two from 1 to {shown}")
+    raise ValueError(f"{name} {shown(value, 80)} is not a power of two from 1 to {most_shown}")
 
 
 def is_integer(value: object, least: int, most: int) -> TypeGuard[int]:

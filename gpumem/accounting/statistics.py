@@ -121,7 +121,7 @@ def read_stats(path: FilePath) -> dict[str, NodeStats]:
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a NUL in the name, not UTF-8
         raise ConfigError(f"statistics file {os.fspath(path)!r} cannot be read: {error}") from error
     stats: dict[str, NodeStats] = {}
     for number, line in enumerate(lines, 1):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
+from gpumem._support.arguments import shown
 from gpumem.config import ArenaConfig, _bad, _boolean, _enter_once
 from gpumem.device import Device
 from gpumem.errors import ConfigError
@@ -218,7 +219,9 @@ class SessionOptions:
             if option is None:
                 arena_keys[key] = value
             else:
-                _enter_once(values, given, option, _parse(key, option, value), f"{key} = {value!r}")
+                _enter_once(
+                    values, given, option, _parse(key, option, value), f"{key} = {shown(value)}"
+                )
         if callbacks := {part: values.pop(part) for part in _CALLBACKS if part in values}:
             if "external_allocator" in values:
                 raise ConfigError("external_allocator is given twice: as itself and in parts")
@@ -254,7 +257,7 @@ def _option_of(key: object, name: str | None) -> str | None:
     if isinstance(key, str) and re.search(r"(?:^|\.)arena\.", key):
         return None
     accepted = ", ".join((*_FIELDS, *(f"gpu_external_{part}" for part in _CALLBACKS)))
-    raise ConfigError(f"unknown key {key!r}; a session takes: {accepted}, arena.<field>")
+    raise ConfigError(f"unknown key {shown(key)}; a session takes: {accepted}, arena.<field>")
 
 
 def _parse(key: str, option: str, value: object) -> Any:

@@ -10,6 +10,7 @@ from gpumem.accounting import (
     NodeStats,
     StatsAccountant,
     StatsRecorder,
+    accountants_from_setting,
     read_stats,
     unique_node_name,
 )
@@ -102,6 +103,13 @@ def test_malformed_line_is_an_error_that_names_it(tmp_path, line):
 def test_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.csv"):
         StatsAccountant(tmp_path / "missing.csv")
+
+
+def test_name_that_no_file_can_have_is_refused_as_unreadable():
+    with pytest.raises(ConfigError, match=r"cannot be read: .*null byte"):
+        read_stats("a\0b")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*null byte"):
+        accountants_from_setting("1024,a\0b")
 
 
 def test_recorder_keeps_the_maximum_over_runs():
