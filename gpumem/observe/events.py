@@ -56,6 +56,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -367,7 +368,7 @@ def events_of(
         {number: _resource(text) for number, text in names.get("resources", {}).items()},
         dict(names.get("tags", {})),
         dict(names.get("frameworks", {})),
-        {n: int(text) for n, text in names.get("threads", {}).items() if text.isdigit()},
+        {n: int(text) for n, text in names.get("threads", {}).items() if _is_number(text)},
         {number: stack_of(text) for number, text in names.get("stacks", {}).items()},
         began,
         process,
@@ -400,6 +401,10 @@ def names_of(slots: NDArray[np.void]) -> dict[str, dict[int, str]]:
         if left <= _TEXT_BYTES:
             found[_NAMED[what]][number] = text.decode("utf-8", "replace")
     return found
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,20}", text) is not None
 
 
 def _resource(text: str) -> RecordedResource:

@@ -13,6 +13,7 @@ from gpumem.traces.trace import (
     ALLOC,
     FREE_COMPLETED,
     FREE_REQUESTED,
+    MAX_LIVE,
     MAX_SIZE,
     MAX_STREAMS,
     UNKNOWN_BLOCK,
@@ -49,6 +50,7 @@ class TraceBuilder:
         self._owners: dict[str, int] = {}
         self._held = array("q")  # bytes held from the driver, by change
         self._held_at = array("q")  # events before each change
+        self._holding = 0  # the sum of the changes
         self._failures: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -94,6 +96,9 @@ class TraceBuilder:
         """Record that memory was reserved from the driver; negative: released to it."""
         if abs(nbytes) > MAX_SIZE:
             raise TraceError(f"{where}: size is {abs(nbytes)}, expected 0..{MAX_SIZE} bytes")
+        self._holding += nbytes
+        if abs(self._holding) > MAX_LIVE:
+            raise TraceError(f"{where}: {self._holding} bytes are held, expected 0..{MAX_LIVE}")
         self._held_at.append(len(self))
         self._held.append(nbytes)
 

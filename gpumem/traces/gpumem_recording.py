@@ -9,6 +9,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._support.arguments import shown
 from gpumem.errors import EventFileError, TraceError
 from gpumem.observe import Block, Events, RecordedResource
 from gpumem.observe.events import (
@@ -98,7 +99,7 @@ def trace_of(
     for row in records.tolist():
         _record_event(builder, owner_of, row)
     if not len(builder):
-        of = f" in {memories[device]}" if device is not None else ""
+        of = f" in {shown(memories[device])}" if memories and device is not None else ""
         raise TraceError(f"the recording holds no allocations{of}")
     meta = {
         "source": "gpumem",

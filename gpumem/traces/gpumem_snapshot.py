@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import IO, Any
 
+from gpumem._support.arguments import shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder, owner_named, require_device
 from gpumem.traces.trace import Trace
@@ -13,7 +14,15 @@ __all__ = ["MAGIC", "read_snapshot", "trace_of_snapshot"]
 
 MAGIC = b"{"
 _FORMAT, _VERSION = "gpumem.snapshot", 1
-_MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+_MALFORMED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 def read_snapshot(file: IO[bytes], name: str, device: int | None = None) -> Trace:
@@ -48,7 +57,7 @@ def trace_of_snapshot(plain: object, name: str, device: int | None = None) -> Tr
     if not isinstance(plain, dict) or plain.get("format") != _FORMAT:
         raise TraceError(f"not a snapshot: its format is not {_FORMAT!r}")
     if plain.get("version") != _VERSION:
-        raise TraceError(f"a snapshot of version {plain.get('version')!r:.60}, not {_VERSION}")
+        raise TraceError(f"a snapshot of version {shown(plain.get('version'))}, not {_VERSION}")
     try:
         return _trace(plain, name, device)
     except TraceError:

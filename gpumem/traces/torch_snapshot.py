@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import IO, Any, NoReturn
 
+from gpumem._support.arguments import shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder
 from gpumem.traces.trace import Trace
@@ -52,8 +53,9 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
         Not a snapshot, nothing recorded or in use in it, or a pickle that names a class or
         function.
     """
-    snapshot = _load_plain(file)
+    snapshot, nbytes = _load_plain(file)
     traces = _device_traces(snapshot)
+    _require_plausible("entries", sum(map(len, traces)), nbytes)
     builders = {}
     given = device
     for index, entries in enumerate(traces):
@@ -64,17 +66,18 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
     if device in builders and len(builders[device]):
         return builders[device].trace(name, {"source": "torch_snapshot", "device": device})
     # If a history was recorded, what is in use is not what happened.
-    segments = {} if any(traces) else _segments(snapshot)
+    segments = {} if any(traces) else _segments(snapshot, nbytes)
     known = max(len(traces), *(index + 1 for index in segments), 1)
     if not 0 <= device < known:
         raise TraceError(f"device is {device}, expected 0..{known - 1}")
     return _trace_of_moment(segments, name, given)
 
 
-def _load_plain(file: IO[bytes]) -> object:
+def _load_plain(file: IO[bytes]) -> tuple[object, int]:
+    """Return what the pickle holds, and its number of bytes."""
     try:
-        _check_memo(file)
-        return _PlainUnpickler(file).load()
+        nbytes = _check_sizes(file)
+        return _PlainUnpickler(file).load(), nbytes
     except TraceError:
         raise
     except Exception as error:  # a damaged pickle may raise any exception
@@ -88,14 +91,14 @@ _FIXED |= {0x80: 1, 0x82: 1, 0x83: 2, 0x84: 4, 0x95: 8}
 _COUNTED = {ord("U"): 1, ord("C"): 1, 0x8C: 1, 0x8A: 1, ord("T"): 4, ord("X"): 4, ord("B"): 4}
 _COUNTED |= {0x8B: 4, 0x8D: 8, 0x8E: 8, 0x96: 8}
 _LINES = dict.fromkeys(map(ord, "FILSVgpP"), 1) | dict.fromkeys(map(ord, "ci"), 2)
-_PUT, _LONG_BINPUT, _STOP = ord("p"), ord("r"), ord(".")
+_PUT, _LONG_BINPUT, _FRAME, _STOP = ord("p"), ord("r"), 0x95, ord(".")
 
 
-def _check_memo(file: IO[bytes]) -> None:
-    """Refuse a pickle that numbers an object beyond the bytes it has.
+def _check_sizes(file: IO[bytes]) -> int:
+    """Refuse a pickle that names more bytes than it has, or numbers an object beyond them.
 
-    The unpickler allocates a list as long as the highest number, so ten bytes could exhaust the
-    memory. The file is left where it was.
+    The unpickler allocates what is named, and a list as long as the highest number, so ten bytes
+    could exhaust the memory. The file is left where it was. Returns its bytes.
     """
     start = file.tell()
     data = file.read()
@@ -114,6 +117,9 @@ def _check_memo(file: IO[bytes]) -> None:
             for _ in range(_LINES.get(code, 0)):
                 newline = data.find(b"\n", at)
                 at = end if newline < 0 else newline + 1
+        frame = int.from_bytes(data[begin:at], "little") if code == _FRAME else 0
+        if at + frame > end:
+            raise TraceError(f"damaged pickle: {end} bytes of at least {at + frame}")
         if code == _LONG_BINPUT:
             number = int.from_bytes(data[begin:at], "little")
         elif code == _PUT:
@@ -123,6 +129,13 @@ def _check_memo(file: IO[bytes]) -> None:
             continue
         if number > end:
             raise TraceError(f"damaged pickle: object number {number} in {end} bytes")
+    return end
+
+
+def _require_plausible(what: str, count: int, nbytes: int) -> None:
+    """Refuse one list that stands for many: a pickle can be far smaller than what it builds."""
+    if count > nbytes:
+        raise TraceError(f"damaged pickle: {count} {what} in {nbytes} bytes")
 
 
 def _device_traces(snapshot: object) -> list[list[object]]:
@@ -143,17 +156,19 @@ def _device_traces(snapshot: object) -> list[list[object]]:
 # ---- a snapshot without history ------------------------------------------------------------------
 
 
-def _segments(snapshot: object) -> dict[int, list[dict[Any, Any]]]:
+def _segments(snapshot: object, nbytes: int) -> dict[int, list[dict[Any, Any]]]:
     """Return the segments of each device, or raise TraceError."""
     segments = snapshot.get("segments", []) if isinstance(snapshot, dict) else []
     if not isinstance(segments, list):
-        raise TraceError(f"the snapshot's segments are {_shown(segments)}, expected a list")
+        raise TraceError(f"the snapshot's segments are {shown(segments)}, expected a list")
     found: dict[int, list[dict[Any, Any]]] = {}
     for index, segment in enumerate(segments):
         where = f"segment {index}"
         if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
-            raise TraceError(f"{where} is {_shown(segment)}, expected a dict with a list of blocks")
+            raise TraceError(f"{where} is {shown(segment)}, expected a dict with a list of blocks")
         found.setdefault(_integer(segment, "device", where, default=0), []).append(segment)
+    blocks = sum(len(segment["blocks"]) for inside in found.values() for segment in inside)
+    _require_plausible("blocks", blocks, nbytes)
     return found
 
 
@@ -177,6 +192,7 @@ def _trace_of_moment(
 def _record_segments(segments: list[dict[Any, Any]], device: int) -> tuple[TraceBuilder, int]:
     """Record segments and the blocks in use; returns their bytes, too."""
     builder = TraceBuilder()
+    owner_of = _Owners()
     in_use = 0
     for segment in segments:
         builder.hold(f"device {device}", _integer(segment, "total_size", f"device {device}"))
@@ -186,7 +202,7 @@ def _record_segments(segments: list[dict[Any, Any]], device: int) -> tuple[Trace
         address = _integer(segment, "address", where)
         for block in segment["blocks"]:
             if not isinstance(block, dict):
-                raise TraceError(f"{where}: a block is {_shown(block)}, expected a dict")
+                raise TraceError(f"{where}: a block is {shown(block)}, expected a dict")
             size = _integer(block, "size", where)
             # Before PyTorch 2.1 blocks have neither addresses nor the requested sizes.
             address = _integer(block, "address", where, default=address)
@@ -194,7 +210,7 @@ def _record_segments(segments: list[dict[Any, Any]], device: int) -> tuple[Trace
                 requested = _integer(block, "requested_size", where, default=size)
                 # An arena inside a block of another one begins at the same address.
                 place = index << 64 | address
-                builder.alloc(where, place, requested, stream, 0, _owner(block.get("frames")))
+                builder.alloc(where, place, requested, stream, 0, owner_of(block.get("frames")))
                 in_use += requested
             address += size
     return builder, in_use
@@ -203,15 +219,16 @@ def _record_segments(segments: list[dict[Any, Any]], device: int) -> tuple[Trace
 def _record(entries: list[object], device: int) -> TraceBuilder:
     """Record the entries of blocks, segments and failures; others are left out."""
     builder = TraceBuilder()
+    owner_of = _Owners()
     for index, entry in enumerate(entries):
         where = f"device {device}, entry {index}"
         if not isinstance(entry, dict):
             raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
         action = entry.get("action")
         if not isinstance(action, str):
-            raise TraceError(f"{where}: action is {_shown(action)}, expected a str")
+            raise TraceError(f"{where}: action is {shown(action)}, expected a str")
         if action in _OF_BLOCKS:
-            _record_block(builder, where, action, entry)
+            _record_block(builder, where, action, entry, owner_of)
         elif action in _OF_SEGMENTS:
             builder.hold(where, _OF_SEGMENTS[action] * _integer(entry, "size", where))
         elif action == "oom":
@@ -223,16 +240,30 @@ _OF_BLOCKS = ("alloc", "free_requested", "free_completed")
 _OF_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
-def _record_block(builder: TraceBuilder, where: str, action: str, entry: dict[Any, Any]) -> None:
+def _record_block(
+    builder: TraceBuilder, where: str, action: str, entry: dict[Any, Any], owner_of: _Owners
+) -> None:
     address, size, stream = (_integer(entry, key, where) for key in ("addr", "size", "stream"))
     # Snapshots of PyTorch before 2.1 carry no times.
     time_us = _integer(entry, "time_us", where, default=0)
     if action == "alloc":
-        builder.alloc(where, address, size, stream, time_us, _owner(entry.get("frames")))
+        builder.alloc(where, address, size, stream, time_us, owner_of(entry.get("frames")))
     elif action == "free_requested":
         builder.free_requested(where, address, size, stream, time_us)
     else:
         builder.free_completed(where, address, size, stream, time_us)
+
+
+class _Owners:
+    """Names the owners of entries. Many share one list of frames, which is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}  # by the list's id: the snapshot keeps it
+
+    def __call__(self, frames: object) -> str:
+        if id(frames) not in self._known:
+            self._known[id(frames)] = _owner(frames)
+        return self._known[id(frames)]
 
 
 def _owner(frames: object) -> str:
@@ -247,22 +278,14 @@ def _owner(frames: object) -> str:
     ]
     outside = [line for line in lines if "/torch/" not in line[0]]
     for file, line, name in (outside or lines)[:1]:
-        return f"{_shown(name)[1:-1]} ({file:.200}:{_shown(line)})"
+        return f"{shown(name)[1:-1]} ({file:.200}:{shown(line)})"
     return ""
 
 
 def _integer(entry: dict[Any, Any], key: str, where: str, default: int | None = None) -> int:
     value = entry.get(key, default)
     if not isinstance(value, int) or not -_TIME_LIMIT_US <= value < 1 << 64:
-        raise TraceError(f"{where}: {key} is {_shown(value)}, expected an integer")
+        raise TraceError(f"{where}: {key} is {shown(value)}, expected an integer")
     if key == "time_us" and value >= _TIME_LIMIT_US:
         raise TraceError(f"{where}: time_us is {value}, expected 0..{_TIME_LIMIT_US}")
     return value
-
-
-def _shown(value: object) -> str:
-    """Write any value of a file as a short text."""
-    try:
-        return f"{value!r:.60}"
-    except (ValueError, RecursionError):  # thousands of digits, or of lists in lists
-        return f"of type {type(value).__name__} and too large to show"

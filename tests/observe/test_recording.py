@@ -431,6 +431,39 @@ def test_foreign_file_is_refused_in_one_line(tmp_path, data, message):
         observe.read(path)
 
 
+def named_part(what, number, text):
+    """A slot that names a number."""
+    data = text.encode()
+    words = [255, what, *(0).to_bytes(2, "little"), *number.to_bytes(2, "little")]
+    return data.ljust(40, b"\0") + bytes([*words, *len(data).to_bytes(2, "little")])
+
+
+@pytest.mark.parametrize("text", ["²", "\u0661", "9" * 40, "-1", ""])
+def test_thread_that_is_not_named_by_a_number_is_left_out(tmp_path, text):
+    path = tmp_path / "events"
+    header = b"gpumemEV" + (1).to_bytes(4, "little") + (48).to_bytes(4, "little") + bytes(80)
+    path.write_bytes(header + named_part(4, 7, text) + named_part(4, 8, "12"))
+    assert observe.read(path).threads == {8: 12}
+
+
+@pytest.mark.parametrize("device", [None, 0])
+def test_file_that_names_no_resource_is_refused_as_a_trace(tmp_path, device):
+    path = tmp_path / "events"
+    header = b"gpumemEV" + (1).to_bytes(4, "little") + (48).to_bytes(4, "little") + bytes(80)
+    path.write_bytes(header + bytes(40) + bytes([1]) + bytes(7))
+    with pytest.raises(errors.TraceError, match=r"the recording holds no allocations$"):
+        load_trace(path, device=device)
+
+
+def test_memory_with_control_characters_is_shown_escaped(tmp_path):
+    path = tmp_path / "events"
+    header = b"gpumemEV" + (1).to_bytes(4, "little") + (48).to_bytes(4, "little") + bytes(80)
+    path.write_bytes(header + named_part(1, 7, "\x1b[2J\tarena\tcache"))
+    with pytest.raises(errors.TraceError) as refused:
+        load_trace(path, device=0)
+    assert str(refused.value).isprintable()
+
+
 def test_random_bytes_after_the_header_never_break_the_reader(tmp_path):
     seed = random.randrange(1 << 32)
     print("seed", seed)
@@ -624,7 +657,7 @@ def test_trace_of_an_unused_memory_is_refused(make_arena, tmp_path):
     arena = make_arena()
     with observe.record(arena, path):
         pass
-    with pytest.raises(TraceError, match=f"holds no allocations in {arena.memory}$"):
+    with pytest.raises(TraceError, match=f"holds no allocations in '{arena.memory}'$"):
         load_trace(path, device=0)
 
 

@@ -356,6 +356,8 @@ def test_snapshot_json_matches_its_schema_and_round_trips(make_arena, tmp_path):
         '{"format": "gpumem.snapshot", "version": 1, "time": 0, "process": 0, "stacks": 3,'
         ' "resources": []}',
         "[" * 100_000,
+        "9" * 5000,
+        '{"format": "gpumem.snapshot", "version": ' + "[" * 900 + "]" * 900 + "}",
     ],
 )
 def test_foreign_file_is_refused_in_one_line(tmp_path, text):
@@ -379,6 +381,16 @@ def test_inconsistent_block_is_refused(make_arena, key, value):
     del kept
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("counts", {"reserved": []}), ("upstreams", [[]]), ("counts", {"free": "1"})]
+)
+def test_count_that_is_not_a_number_is_refused(make_arena, key, value):
+    plain = make_arena().snapshot().as_dict()
+    plain["resources"][0][key] = value
+    with pytest.raises(errors.SnapshotError, match="number in counts or upstreams"):
+        observe.Snapshot.from_dict(plain)
+
+
 # ---- PyTorch's form ------------------------------------------------------------------------------
 
 
@@ -399,6 +411,30 @@ def test_torch_form_has_every_block_and_segment_sums(make_arena, tmp_path):
     assert active == {(buffer.ptr, buffer.nbytes) for buffer in live}
     for buffer in live:
         buffer.close()
+
+
+@pytest.mark.parametrize("memory", ["cuda:²", "cuda:99999999999", "cuda:-1", "other"])
+def test_torch_form_counts_a_strange_memory_as_device_0(make_arena, memory):
+    arena = make_arena()
+    kept = arena.allocate(1)
+    plain = arena.snapshot().as_dict()
+    plain["resources"][0]["memory"] = memory
+    form = observe.Snapshot.from_dict(plain).to_torch()
+    assert {segment["device"] for segment in form["segments"]} == {0}
+    assert len(form["device_traces"]) == 1
+    del kept
+
+
+def test_torch_form_shares_the_frames_of_one_stack(make_arena):
+    arena = make_arena()
+    with observe.record(arena, stacks=1.0) as recording:
+        kept = [arena.allocate(1) for _ in range(2)]
+        form = arena.snapshot().to_torch(recording.events())
+    used = [b for s in form["segments"] for b in s["blocks"] if b["state"] == "active_allocated"]
+    assert used[0]["frames"] is used[1]["frames"] != []
+    first, second = (e for e in form["device_traces"][0] if e["action"] == "alloc")
+    assert first["frames"] is second["frames"]
+    del kept
 
 
 def test_torch_form_has_recorded_events_as_history(make_arena, tmp_path):

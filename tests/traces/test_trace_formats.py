@@ -280,13 +280,13 @@ def test_path_object_is_taken(tmp_path):
     ("columns", "message"),
     [
         ({"action": [0]}, "the archive has no array block, size, stream, time_us"),
-        (changed(size=[1.5] * 5), "array size.npy has type float64, expected integers"),
+        (changed(size=[1.5] * 5), "array 'size.npy' has type float64, expected integers"),
         (changed(meta="{"), "meta is not JSON"),
         (changed(meta="[" * 100_000), "meta is not JSON"),
         (changed(meta="[1]"), "meta is a JSON list, expected an object"),
         (changed(meta=np.array(5)), "array meta has type int64, expected one str"),
         (changed(action=[0, 0, 1, 9, 2]), "event 3: action is 9, expected 0..2"),
-        (changed(size=np.array([object()])), "array size.npy holds Python objects"),
+        (changed(size=np.array([object()])), "array 'size.npy' holds Python objects"),
     ],
 )
 def test_foreign_archive_is_refused(tmp_path, columns, message):
@@ -319,11 +319,42 @@ def test_npz_header_that_contradicts_its_data_is_refused(tmp_path, shape):
         load_trace(path)
 
 
+@pytest.mark.parametrize("header", ["{'descr': '\0", "{'shape': ((((", "{'descr': 1}", "\x0c"])
+def test_npz_header_that_is_not_python_is_refused_in_one_line(tmp_path, header):
+    member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    with pytest.raises(TraceError, match=r"damaged \.npz archive") as caught:
+        load_trace(archive_with(tmp_path / "odd.npz", member))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_npz_of_a_compression_that_numpy_does_not_write_is_refused(tmp_path, compression):
+    path = tmp_path / "odd.npz"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name in GOOD:
+            archive.writestr(f"{name}.npy", bytes(100))
+    with pytest.raises(TraceError, match=f"'action.npy' has compression {compression}, expected"):
+        load_trace(path)
+
+
+def test_npz_name_with_control_characters_is_shown_escaped(tmp_path):
+    path = tmp_path / "odd.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("\x1b[2J.npy", npy_header((9,)))
+        for name in GOOD:
+            archive.writestr(f"{name}.npy", npy_header((9,)))
+        # The directory names one member, its place another.
+        archive.getinfo("action.npy").filename = "action"
+    with pytest.raises(TraceError) as caught:
+        load_trace(path)
+    assert str(caught.value).isprintable()
+
+
 def test_npz_bomb_is_refused_before_unpacking(tmp_path, monkeypatch):
     monkeypatch.setattr(npz, "MAX_EVENTS", 1 << 10)
     bomb = archive_with(tmp_path / "bomb.npz", npy_header((1 << 20,)) + bytes(8 << 20))
     assert bomb.stat().st_size < 20_000
-    with pytest.raises(TraceError, match=r"size\.npy unpacks to \d+ bytes, expected 0\.\.8192"):
+    with pytest.raises(TraceError, match=r"'size\.npy' unpacks to \d+ bytes, expected 0\.\.8192"):
         load_trace(bomb)
 
 
@@ -456,6 +487,53 @@ def test_unprintable_value_is_refused_in_one_line(tmp_path, entry):
     with pytest.raises(TraceError, match=r"entry 0: (action|addr) is") as caught:
         load_trace(path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x04\x8e" + (1 << 40).to_bytes(8, "little") + b"x.",  # BINBYTES8
+        b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"x.",  # BYTEARRAY8
+        b"\x80\x04\x95" + (1 << 40).to_bytes(8, "little") + b"N.",  # FRAME
+        b"\x80\x02T" + (1 << 30).to_bytes(4, "little") + b"x.",  # BINSTRING
+    ],
+    ids=["bytes", "bytearray", "frame", "string"],
+)
+def test_pickle_that_names_more_bytes_than_it_has_is_refused_unread(tmp_path, data):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=rf"damaged pickle: {len(data)} bytes of at least \d+"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize("key", ["device_traces", "segments"])
+def test_pickle_of_one_list_many_times_is_refused(tmp_path, key):
+    path = tmp_path / "snapshot.pickle"
+    if key == "device_traces":
+        value = {key: [[entry("alloc", 512, 1)] * 1000] * 1000}
+    else:
+        value = {key: [segment(0, *[block_of(512)] * 1000)] * 1000}
+    path.write_bytes(pickle.dumps(value))
+    with pytest.raises(
+        TraceError, match=r"damaged pickle: 1000000 (entries|blocks) in \d{4} bytes"
+    ):
+        load_trace(path)
+
+
+@pytest.mark.parametrize("key", ["version", "time"])
+def test_deeply_nested_value_of_a_snapshot_is_refused_in_one_line(tmp_path, key):
+    path = tmp_path / "snapshot.json"
+    plain = {"format": "gpumem.snapshot", "version": 1, "stacks": [], "resources": [], key: "HERE"}
+    path.write_text(json.dumps(plain).replace('"HERE"', "[" * 900 + "]" * 900))
+    with pytest.raises(TraceError) as caught:
+        load_trace(path)
+    assert str(caught.value).isprintable()
+
+
+def test_log_that_reserves_more_than_63_bits_is_refused(tmp_path):
+    entries = [entry("segment_alloc", 0, MAX_SIZE)] * ((1 << 14) + 1)
+    with pytest.raises(TraceError, match=r"entry 16384: \d+ bytes are held, expected 0\.\."):
+        load_trace(snapshot_file(tmp_path / "s", entries))
 
 
 def test_reading_a_snapshot_imports_no_framework(tmp_path):

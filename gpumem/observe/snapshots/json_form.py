@@ -51,6 +51,8 @@ def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
     for found in plain["resources"]:
         for key, kinds in _KINDS.items():
             require(key, found[key], kinds, " or ".join(kind.__name__ for kind in kinds))
+        for number in (*found["counts"].values(), *found["upstreams"]):
+            require("number in counts or upstreams", number, int, "int")
     taken = int(plain["time"])
     rows = _Rows(taken, len(plain["stacks"]))
     columns = [

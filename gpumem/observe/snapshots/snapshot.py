@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
-from gpumem._support.arguments import require
+from gpumem._support.arguments import require, shown
 from gpumem.errors import SnapshotError
 from gpumem.observe import _recording
 from gpumem.observe.events import Events, stack_of
@@ -32,6 +32,8 @@ VERSION = 1
 SCHEMA = Path(__file__).with_name("snapshot.schema.json")
 """The JSON schema of saved snapshots."""
 
+# What a dict of other keys, types or numbers raises.
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _COUNTS = ("in_use", "requested_in_use", "reserved", "free", "cached", "pending_free", "num_allocs")
 
 
@@ -168,9 +170,10 @@ class Snapshot:
             The file is not a snapshot, or is one of a newer version.
         """
         try:
-            return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            plain = json.loads(Path(path).read_text("utf-8"))
+        except (ValueError, RecursionError) as error:
             raise SnapshotError(f"{path}: not a snapshot: {error}") from None
+        return cls.from_dict(plain)
 
     @classmethod
     def from_dict(cls, plain: object) -> Snapshot:
@@ -185,12 +188,12 @@ class Snapshot:
             raise SnapshotError(f"not a snapshot: its format is not {FORMAT!r}")
         if plain.get("version") != VERSION:
             raise SnapshotError(
-                f"a snapshot of version {plain.get('version')!r}, expected {VERSION}"
+                f"a snapshot of version {shown(plain.get('version'))}, expected {VERSION}"
             )
         try:
             resources = resources_from_dict(plain)
             return cls(resources, int(plain["time"]), int(plain["process"]))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except _MALFORMED as error:
             raise SnapshotError(f"not a snapshot: {type(error).__name__}: {error}") from None
 
     # ---- others ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ PyTorch numbers devices: memory of a GPU has its ordinal, and the host's is devi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -56,18 +57,20 @@ def snapshot_of(
 def device_of(memory: str) -> int:
     """Return the ordinal in a memory's name."""
     ordinal = memory.partition("/")[0].partition(":")[2]
-    return int(ordinal) if ordinal.isdigit() else 0
+    return int(ordinal) if re.fullmatch("[0-9]{1,4}", ordinal) else 0
 
 
 def segments_of(device: int, blocks: Iterable[Block]) -> list[dict[str, Any]]:
     """Return the segments of blocks that are in the order of their regions."""
+    frames = _Frames()
     solid = (block for block in blocks if block.state != "hole")
     return [
-        _segment(device, list(inside)) for _, inside in groupby(solid, key=lambda at: at.region)
+        _segment(device, list(inside), frames)
+        for _, inside in groupby(solid, key=lambda at: at.region)
     ]
 
 
-def _segment(device: int, blocks: list[Block]) -> dict[str, Any]:
+def _segment(device: int, blocks: list[Block], frames: _Frames) -> dict[str, Any]:
     active = [block for block in blocks if block.state in _STATES]
     used = [block for block in blocks if block.state == "used"]
     return {
@@ -88,19 +91,30 @@ def _segment(device: int, blocks: list[Block]) -> dict[str, Any]:
                 "size": block.allocated_nbytes,
                 "requested_size": block.nbytes,
                 "state": _STATES.get(block.state, "inactive"),
-                "frames": _frames(block.stack),
+                "frames": frames.of(block.stack),
             }
             for block in blocks
         ],
     }
 
 
-def _frames(stack: tuple[Frame, ...]) -> list[dict[str, Any]]:
-    return [{"filename": f.filename, "line": f.line, "name": f.name} for f in stack]
+class _Frames:
+    """Lists of frames, one for each stack: many blocks share it, as in PyTorch's snapshots."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, list[dict[str, Any]]] = {}  # by the stack's id: its mapping keeps it
+
+    def of(self, stack: tuple[Frame, ...]) -> list[dict[str, Any]]:
+        """Return the list of a stack."""
+        if id(stack) not in self._made:
+            plain = [{"filename": f.filename, "line": f.line, "name": f.name} for f in stack]
+            self._made[id(stack)] = plain
+        return self._made[id(stack)]
 
 
 def _traces(events: Events | None, devices: int) -> list[list[dict[str, Any]]]:
     traces: list[list[dict[str, Any]]] = [[] for _ in range(devices)]
+    frames = _Frames()
     for event in events or ():
         device = device_of(event.resource.memory)
         traces += [[] for _ in range(device + 1 - len(traces))]
@@ -110,7 +124,7 @@ def _traces(events: Events | None, devices: int) -> list[list[dict[str, Any]]]:
                 "addr": event.address,
                 "size": event.nbytes or event.allocated_nbytes,
                 "stream": event.stream,
-                "frames": _frames(event.stack),
+                "frames": frames.of(event.stack),
                 "time_us": ((events.began if events else 0) + event.time) // 1000,
                 "compile_context": "N/A",
                 "user_metadata": event.tag or "",
