@@ -17,6 +17,7 @@ from gpumem.cli.bench import bench
 from gpumem.cli.completion import completion
 from gpumem.cli.demo import demo
 from gpumem.cli.info import info
+from gpumem.cli.output import visible
 from gpumem.cli.plan import plan
 from gpumem.cli.replay import replay
 from gpumem.cli.report import report
@@ -95,5 +96,5 @@ def _abandon_stdout() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"gpumem: {' '.join(message.split())}", err=True)
+    click.echo(f"gpumem: {visible(' '.join(message.split()))}", err=True)
     return code

@@ -58,9 +58,16 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+class _Table(Table):
+    """A table of texts that may come out of files: a terminal shows them and obeys none."""
+
+    def add_row(self, *cells: Any, **more: Any) -> None:
+        super().add_row(*map(visible, cells), **more)
+
+
 def table(*columns: str, numbers: int = 0, title: str = "") -> Table:
     """Make an empty table whose last `numbers` columns are flush right."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title or None, title_justify="left")
+    made = _Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title or None, title_justify="left")
     for place, column in enumerate(columns):
         right = place >= len(columns) - numbers
         made.add_column(column, justify="right" if right else "left", overflow="fold")
@@ -69,7 +76,7 @@ def table(*columns: str, numbers: int = 0, title: str = "") -> Table:
 
 def pairs(rows: Mapping[str, str], title: str = "") -> Table:
     """Make a table of names and their values."""
-    made = Table(box=None, show_header=False, pad_edge=False, title=title or None)
+    made = _Table(box=None, show_header=False, pad_edge=False, title=title or None)
     made.title_justify = "left"
     made.add_column(style="dim")
     made.add_column(overflow="fold")

@@ -121,7 +121,7 @@ def _list(pages: tuple[LivePage, ...], as_json: bool) -> None:
         rows.add_row(
             str(page.process),
             state_of(page),
-            _shortened(visible(command_of(page.process))),
+            _shortened(command_of(page.process)),
             str(len(page.resources)),
             format_size(page.total("in_use")),
             format_size(page.total("reserved")),

@@ -83,9 +83,9 @@ def _resource_table(page: LivePage, before: LivePage | None, width: int) -> Rend
 
 def _columns(page: LivePage, before: LivePage | None) -> list[_Column]:
     return [
-        _Column("resource", lambda one: visible(one.name)),
-        _Column("memory", lambda one: visible(one.memory), dispensable=4),
-        _Column("kind", lambda one: visible(one.kind), dispensable=7),
+        _Column("resource", lambda one: one.name),
+        _Column("memory", lambda one: one.memory, dispensable=4),
+        _Column("kind", lambda one: one.kind, dispensable=7),
         _Column("in use", _size("in_use"), True),
         _Column("peak", _size("max_in_use"), True, 3),
         _Column("reserved", _size("reserved"), True),
@@ -134,7 +134,7 @@ def _budget_table(page: LivePage) -> RenderableType:
     rows = table("budget", "used", "peak", "soft limit", "limit", numbers=4)
     for depth, one in _tree(page.budgets):
         rows.add_row(
-            "  " * depth + visible(one.name),
+            "  " * depth + one.name,
             format_size(one.used),
             format_size(one.peak),
             "" if one.soft is None else format_size(one.soft),
@@ -144,16 +144,18 @@ def _budget_table(page: LivePage) -> RenderableType:
 
 
 def _tree(budgets: tuple[LiveBudget, ...]) -> list[tuple[int, LiveBudget]]:
-    """Return the budgets with their depths, each one after its parent."""
+    """Return the budgets with their depths, each one once, after its parent."""
     known = {one.id for one in budgets}
+    children: dict[int | None, list[LiveBudget]] = {}
+    for one in reversed(budgets):
+        # The parent of a root, or one that does not fit in the page, is None.
+        children.setdefault(one.parent if one.parent in known else None, []).append(one)
     found: list[tuple[int, LiveBudget]] = []
-
-    def add(parents: set[int | None], depth: int) -> None:
-        for one in budgets:
-            if one.parent in parents:
-                found.append((depth, one))
-                add({one.id}, depth + 1)
-
-    # Roots, and budgets whose parent does not fit in the page.
-    add({one.parent for one in budgets} - known | {None}, 0)
+    left = [(0, one) for one in children.pop(None, ())]
+    while left or children:
+        if not left:  # the page is damaged: parents in a circle
+            left = [(0, one) for one in children.pop(next(iter(children)))]
+        depth, one = left.pop()
+        found.append((depth, one))
+        left += [(depth + 1, child) for child in children.pop(one.id, ())]
     return found

@@ -184,7 +184,7 @@ class LivePage:
             alive = not _is_deserted(descriptor)
             if not alive:
                 _remove(descriptor, path)
-            start, stride, period = _layout(header, path)
+            start, stride, period = _layout(header, os.fstat(descriptor).st_size, path)
             copy = _newest_copy(descriptor, path, start, stride)
             return decode_copy(copy, process, alive, period)
         finally:
@@ -402,11 +402,13 @@ def _header(descriptor: int, path: Path) -> bytes:
     return header
 
 
-def _layout(header: bytes, path: Path) -> tuple[int, int, float]:
+def _layout(header: bytes, file_bytes: int, path: Path) -> tuple[int, int, float]:
     """Return where the copies begin, bytes from one to the next, and seconds between updates."""
     _, version, start, stride, resource_bytes, budget_bytes, period_ms, _ = _HEADER.unpack(header)
     if (version, resource_bytes, budget_bytes) != (_VERSION, _RESOURCE.size, _BUDGET.size):
         raise GpumemError(f"{path} has version {version}: this gpumem reads version {_VERSION}")
+    if stride > file_bytes:
+        raise GpumemError(f"{path} is damaged: copies of {stride} bytes in a file of {file_bytes}")
     return start, stride, period_ms / 1000
 
 
@@ -416,15 +418,16 @@ def _newest_copy(descriptor: int, path: Path, start: int, stride: int) -> bytes:
         newest = max(copies, key=_number)
         if newest:
             return newest
-    raise GpumemError(f"{path} is damaged: both copies have a wrong CRC")
+    raise GpumemError(f"{path} is damaged: neither copy is whole, or has the right CRC")
 
 
 def _whole_copy(data: bytes) -> bytes:
     """Cut a copy behind its last record; empty if it is not whole."""
     if len(data) < _COPY.size:
         return b""
-    crc, length = struct.unpack_from("<II", data)
-    if not _COPY.size <= length <= len(data) or zlib.crc32(data[4:length]) != crc:
+    crc, length, _, _, _, resources, budgets, _, _ = _COPY.unpack_from(data)
+    whole = _COPY.size + resources * _RESOURCE.size + budgets * _BUDGET.size
+    if not whole == length <= len(data) or zlib.crc32(data[4:length]) != crc:
         return b""
     return data[:length]
 

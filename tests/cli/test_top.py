@@ -172,6 +172,16 @@ def test_top_bad_input_is_one_line_and_exit_code_2(top, arguments, complaint):
         assert err.count("\n") == 1
 
 
+def test_top_shows_each_budget_of_a_damaged_page_once():
+    def level(number, parent):
+        return observe.LiveBudget(number, f"level {number}", parent, 0, None, None, 0)
+
+    twice = [level(number, number - 1 or None) for number in range(1, 60) for _ in range(2)]
+    circle = [level(70, 71), level(71, 70), level(72, 72)]
+    tree = top_view._tree((*twice, *circle))
+    assert len(tree) == len(twice) + len(circle)
+
+
 def test_top_fails_on_a_damaged_page(top):
     process = 2**31 - 9
     path = live.FOLDER / f"gpumem-{os.getuid()}-{process}"

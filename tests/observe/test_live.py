@@ -388,6 +388,29 @@ def test_page_of_another_version_is_reported_and_removed_with_its_process(stray,
         assert stray.exists() == alive
 
 
+def page_of(copy, *, stride=4096, resources=0, budgets=0):
+    """A page with one copy, of a right CRC, that says it has so many records."""
+    sizes = live._RESOURCE.size, live._BUDGET.size
+    header = live._HEADER.pack(b"gpumemTP", 1, 64, stride, *sizes, 100, 1)
+    counted = live._COPY.pack(0, live._COPY.size + len(copy), 1, 0, 0, resources, budgets, 0, 0)
+    body = counted[4:] + copy
+    page = header.ljust(64, b"\0") + zlib.crc32(body).to_bytes(4, "little") + body
+    return page.ljust(5000, b"\0")
+
+
+@pytest.mark.parametrize("counts", [(2, 0), (0, 9), (1, 1), (2**32 - 1, 2**32 - 1), (0, 0)])
+def test_page_whose_counts_contradict_its_bytes_is_damaged(stray, counts):
+    stray.write_bytes(page_of(bytes(live._RESOURCE.size), resources=counts[0], budgets=counts[1]))
+    with pytest.raises(gpumem.GpumemError, match="is damaged: neither copy is whole"):
+        observe.LivePage.of_process(2**31 - 8)
+
+
+def test_page_with_copies_larger_than_its_file_is_damaged(stray):
+    stray.write_bytes(page_of(b"", stride=2**32 - 1))
+    with pytest.raises(gpumem.GpumemError, match="copies of 4294967295 bytes in a file of 5000"):
+        observe.LivePage.of_process(2**31 - 8)
+
+
 def test_unreadable_page_hides_no_other(stray):
     stray.write_bytes(b"x" * 9999)
     observe.publish()
