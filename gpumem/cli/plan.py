@@ -92,8 +92,11 @@ def plan(
     )
     with progress(f"planning {model}"):
         graph = _read(model, dims)
-        placement = partition(graph, targets, accountants, strategy)
-        made = plan_memory(placement, weights=weights)
+        try:
+            placement = partition(graph, targets, accountants, strategy)
+            made = plan_memory(placement, weights=weights)
+        except OverflowError as error:
+            raise ConfigError(f"{model}: {error}") from error
         made.verify()
     facts = _facts(model, placement, accountants, made)
     if output is not None:

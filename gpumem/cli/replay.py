@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from gpumem import replay as replaying
+from gpumem._support.arguments import is_integer
 from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import (
     complete_trace,
@@ -21,6 +22,7 @@ from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.replay import ReplayResult
 from gpumem.traces import Trace, load_trace, samples
+from gpumem.traces.trace import MAX_LIVE
 
 __all__ = ["replay"]
 
@@ -121,7 +123,7 @@ def _rows(trace: Trace, result: ReplayResult) -> dict[str, str]:
         "pages moved": f"{result.pages_moved:,}",
     }
     recorded = trace.meta.get("peak_reserved")
-    if isinstance(recorded, int) and requested:
+    if is_integer(recorded, 0, MAX_LIVE) and requested:
         rows["when recorded"] = f"{format_size(recorded)} reserved, {recorded / requested:.3f}"
     return rows
 

@@ -124,7 +124,8 @@ def write_report(
         doing(f"{each.name}: done")
     doing("writing the page")
     text = page.page(title or trace.name or "memory", gpumem.__version__, page_data(trace, served))
-    written = _write_whole(Path(path), text.encode("utf-8"))
+    # A title is often a file's name, which need not be UTF-8.
+    written = _write_whole(Path(path), text.encode("utf-8", "replace"))
     return Report(
         path=Path(path),
         nbytes=written,

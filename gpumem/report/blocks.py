@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem.errors import TraceError
 from gpumem.traces import ALLOC, Trace
 
 __all__ = ["MOST_BLOCKS", "BlockTable", "Drawn", "blocks_of", "draw_together"]
@@ -160,6 +161,11 @@ def draw_together(address: NDArray[np.uint64], nbytes: NDArray[np.int64]) -> Dra
     address : ndarray of uint64, shape (blocks,)
     nbytes : ndarray of int64, shape (blocks,)
 
+    Raises
+    ------
+    TraceError
+        The used ranges and the gaps have 2**63 bytes or more.
+
     Examples
     --------
     >>> import numpy as np
@@ -186,6 +192,8 @@ def draw_together(address: NDArray[np.uint64], nbytes: NDArray[np.int64]) -> Dra
     offset = np.empty(begin.size, np.int64)
     for first, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         base, extent = int(begin[first]), int(end[stop - 1] - begin[first])
+        if place + extent >= 1 << 63:
+            raise TraceError(f"the blocks use {place + extent} bytes of addresses")
         offset[first:stop] = (begin[first:stop] - np.uint64(base)).astype(np.int64) + place
         ranges.append((base, place, extent))
         place += extent + widest

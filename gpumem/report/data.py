@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policy
 from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import Curve, Trace
@@ -214,7 +216,7 @@ def _plain_int(meta: Mapping[str, Any], key: str) -> int:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float | bool) and value == value
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 # ---- columns -------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
 
     Raises
     ------
-    ValueError
+    TraceError
         A number is below 0 or above 2**53, or `rising` values decrease.
 
     Examples
@@ -253,11 +255,13 @@ def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
     """
     numbers = np.asarray(values).astype(np.int64)
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) <= _MOST:
-        raise ValueError(f"a column takes 0..{_MOST}, not {numbers.min()}..{numbers.max()}")
+        raise TraceError(
+            f"a page shows numbers from 0 to {_MOST}, not {numbers.min()} to {numbers.max()}"
+        )
     if rising:
         numbers = np.diff(numbers, prepend=0)
         if numbers.size and int(numbers.min()) < 0:
-            raise ValueError("a rising column never decreases")
+            raise TraceError("a rising column never decreases")
     unit = max(int(np.gcd.reduce(numbers)) if numbers.size else 1, 1)
     stored = numbers // unit
     most = int(np.max(stored, initial=0))

@@ -387,6 +387,49 @@ def test_invalid_trace_is_one_line_on_stderr_and_exit_code_2(
     assert message in err
 
 
+@pytest.mark.parametrize("command", [["report"], ["report", "--json"], ["replay", "--device=host"]])
+def test_file_name_that_a_terminal_would_obey_is_shown_escaped(
+    gpumem_command, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"\xff\x1b[2J.npz")  # not UTF-8
+    with open(name, "wb") as file:
+        np.savez(file, **SMALL)
+    code, out, err = gpumem_command(*command, name)
+    assert (code, err) == (0, "")
+    assert all(line.isprintable() for line in out.split("\n"))
+    code, out, err = gpumem_command(*command, f"absent{name}")
+    assert (code, out) == (2, "")
+    assert err.removesuffix("\n").isprintable()
+
+
+@pytest.mark.parametrize("command", ["report", "replay"])
+@pytest.mark.parametrize(
+    "meta",
+    [
+        '{"peak_reserved": 1' + "0" * 400 + "}",
+        '{"peak_reserved": -5, "lost": -1, "torn": 1' + "0" * 400 + "}",
+        '{"speed": Infinity, "share": NaN, "began_with": [], "lost": 3}',
+    ],
+    ids=["huge", "negative", "not finite"],
+)
+def test_facts_of_a_trace_that_cannot_be_are_left_out(gpumem_command, tmp_path, command, meta):
+    path = tmp_path / "trace.npz"
+    np.savez(path, **SMALL, meta=meta)
+    options = ["-o", tmp_path / "page.html"] if command == "report" else ["--device=host"]
+    code, out, err = gpumem_command(command, path, *options)
+    assert (code, err) == (0, "")
+    assert "when recorded" not in out
+
+
+def test_report_of_numbers_that_a_page_cannot_show_is_bad_input(gpumem_command, tmp_path):
+    path = tmp_path / "trace.npz"
+    np.savez(path, **{**SMALL, "time_us": [0, 1 << 60]})
+    code, out, err = gpumem_command("report", path, "-o", tmp_path / "page.html")
+    assert (code, out) == (2, "")
+    assert "a page shows numbers from 0 to" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

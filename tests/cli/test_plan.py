@@ -163,6 +163,23 @@ def test_plan_of_a_missing_or_invalid_model_is_bad_input(command, tmp_path):
         assert str(path) in err
 
 
+@pytest.mark.parametrize("name", ["model.json", "model.textproto", "model.onnxtxt", "model.onnx"])
+def test_plan_of_a_damaged_model_in_any_form_is_bad_input(command, tmp_path, name):
+    path = tmp_path / name
+    path.write_text("(")
+    code, out, err = command(path)
+    assert (code, out) == (2, "")
+    assert "is not an ONNX model" in err
+    assert err.count("\n") == 1
+
+
+def test_plan_of_a_model_beyond_64_bits_is_bad_input(command, named):
+    code, out, err = command(named, "--dim", f"batch={1 << 62}")
+    assert (code, out) == (2, "")
+    assert "bytes" in err
+    assert err.count("\n") == 1
+
+
 def test_plan_fails_when_nodes_fit_nowhere_or_output_is_unwritable(command, model, tmp_path):
     code, out, err = command(model, "--device", "cuda:0", "--budget", "1KiB")
     assert (code, out) == (1, "")

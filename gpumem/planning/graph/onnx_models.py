@@ -35,7 +35,6 @@ def read_model(model: Any, dims: Mapping[str, int]) -> tuple[ModelGraph, str]:
 def _load(model: Any) -> Any:
     try:
         import onnx
-        from google.protobuf.message import DecodeError
     except ImportError as error:
         raise ImportError("reading ONNX models needs the package onnx: pip install onnx") from error
     if isinstance(model, onnx.ModelProto):
@@ -44,7 +43,9 @@ def _load(model: Any) -> Any:
         return copied
     try:
         return onnx.load(os.fspath(model), load_external_data=False)
-    except (DecodeError, UnicodeDecodeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # the readers of binary, text and JSON raise errors of several bases
         raise ModelGraphError(f"{_named(model)} is not an ONNX model: {error}") from error
 
 
