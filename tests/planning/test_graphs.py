@@ -272,6 +272,23 @@ def test_foreign_file_is_refused(tmp_path):
         ModelGraph.from_onnx(tmp_path / "missing.onnx")
 
 
+@pytest.mark.parametrize("name", [b"second", b"MatMul", b"w1", b"batch", b"then_branch", b"inner"])
+def test_name_that_is_not_utf8_is_refused(tmp_path, name):
+    proto = mlp("batch")
+    body = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["t"])], "inner", [], [info("t", [2])]
+    )
+    node = helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body)
+    proto.graph.node.append(node)
+    proto.graph.input.append(info("c", [], TensorProto.BOOL))
+    data = proto.SerializeToString()
+    assert name in data
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data.replace(name, name[:-1] + b"\xff"))
+    with pytest.raises(ModelGraphError, match="malformed"):
+        ModelGraph.from_onnx(path, strict=False)
+
+
 def test_truncated_model_is_refused_or_read(tmp_path):
     """Wherever it is cut: an error of ours, or a graph that is whole in itself."""
     whole = mlp().SerializeToString()

@@ -147,6 +147,9 @@ def _dims_of(info: Any) -> Iterable[Any]:
 
 
 def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
+    for text in _texts_of(proto):
+        if not isinstance(text, str):  # protobuf gives bytes for what is not UTF-8
+            raise ModelGraphError(f"the model is malformed: {text!r:.60} is not UTF-8")
     builder = GraphBuilder(proto.name, outer=outer)
     weights = {builder.initializer(*weight).name for weight in _weights_of(proto)}
     for info in proto.input:
@@ -168,6 +171,17 @@ def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
                 bodies={key: _graph(body, builder) for key, body in _bodies(node)},
             )
     return builder.build([info.name for info in proto.output])
+
+
+def _texts_of(graph: Any) -> Iterator[Any]:
+    """Yield the names that a graph itself gives."""
+    infos = (*graph.input, *graph.output, *graph.value_info)
+    weights = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    yield from (one.name for one in (graph, *infos, *weights, *graph.node))
+    yield from (dim.dim_param for info in infos for dim in _dims_of(info))
+    for node in graph.node:
+        yield from (node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
 
 
 def _value_of(info: Any) -> Described:
