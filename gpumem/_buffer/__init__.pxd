@@ -21,11 +21,13 @@ from gpumem._buffer.ledger cimport (
     LedgerBlock, LedgerCounters,
 )
 from gpumem._buffer.order cimport (
-    order_after, order_before, order_host, order_host_writing, order_read, order_settled,
-    order_stream, order_written, own_stream, wait_for_stream,
+    host_may_read, host_may_write, order_after, order_before, order_host, order_host_writing,
+    order_read, order_settled, order_stream, order_written, own_stream, wait_for_stream,
 )
 from gpumem._buffer.resource cimport (
     BorrowedMemory, MemoryResource, resource_adapt, resource_begin, resource_charge, resource_claim,
     resource_deliver, resource_init, set_resource_hook,
 )
-from gpumem._buffer.stream cimport device_of_stream, Stream, stream_handle
+from gpumem._buffer.stream cimport (
+    device_of_stream, Stream, stream_handle, stream_is_capturing,
+)

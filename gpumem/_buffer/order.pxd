@@ -7,17 +7,20 @@ joined into it, so that a wait for it is a wait for all, and a free on it comes 
 from gpumem._buffer.buffer cimport Buffer
 from gpumem._native.driver cimport CUstream, DeviceContext, DriverDevice
 
-# Before the CPU accesses the bytes: wait once for the work that was queued before.
-cdef inline int order_host(Buffer buffer) except -1:
-    if buffer.awaited > buffer.queued or buffer.block_bytes == 0:
-        return 0
-    return order_host_slowly(buffer)
+# Whether the CPU may read the bytes without a wait, as far as is known without a driver call; and
+# whether it may write them: queued reads count then, too.
+cdef inline bint host_may_read(Buffer buffer) noexcept:
+    return buffer.awaited > buffer.queued or buffer.block_bytes == 0
 
-# The same before it writes them: queued reads count too.
+cdef inline bint host_may_write(Buffer buffer) noexcept:
+    return host_may_read(buffer) and (not buffer.being_read or buffer.block_bytes == 0)
+
+# Before the CPU reads the bytes, or writes them: wait once for the work that was queued before.
+cdef inline int order_host(Buffer buffer) except -1:
+    return 0 if host_may_read(buffer) else order_host_slowly(buffer)
+
 cdef inline int order_host_writing(Buffer buffer) except -1:
-    if (buffer.awaited > buffer.queued and not buffer.being_read) or buffer.block_bytes == 0:
-        return 0
-    return order_host_slowly(buffer)
+    return 0 if host_may_write(buffer) else order_host_slowly(buffer)
 
 cdef int order_host_slowly(Buffer buffer) except -1
 

@@ -25,5 +25,7 @@ cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* hand
 # Makes `later` wait, on the device, for what is queued on `earlier`, of the current context.
 cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext* there,
                             CUstream later) noexcept nogil
+# Whether what is queued on it now becomes a part of a graph.
+cdef bint stream_is_capturing(DeviceContext* context, CUstream stream) noexcept nogil
 # Of a stream object of any library; None where it does not say, as a bare handle.
 cdef object device_of_stream(object stream)

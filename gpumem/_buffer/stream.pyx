@@ -299,7 +299,7 @@ cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext
     cdef CUresult code
     # A graph under capture cannot wait for work outside of it, and other work cannot wait for a
     # graph before it is launched: its launch has to be ordered by the caller.
-    if is_capturing(here, earlier) != is_capturing(there, later):
+    if stream_is_capturing(here, earlier) != stream_is_capturing(there, later):
         return CUDA_SUCCESS
     code = here.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
     if code != CUDA_SUCCESS:
@@ -315,7 +315,7 @@ cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext
     return code
 
 
-cdef bint is_capturing(DeviceContext* context, CUstream stream) noexcept nogil:
+cdef bint stream_is_capturing(DeviceContext* context, CUstream stream) noexcept nogil:
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     if context.table.cuStreamIsCapturing != NULL and context_enter(context) == CUDA_SUCCESS:
         context.table.cuStreamIsCapturing(stream, &status)

@@ -1,4 +1,3 @@
 """Copies between any memories."""
 
-from gpumem._copy.copy cimport copy_elements, Side
-from gpumem._copy.driver cimport fill_elements
+from gpumem._copy.copy cimport copy_elements, fill_elements, Side

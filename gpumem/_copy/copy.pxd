@@ -12,8 +12,11 @@ cdef struct Side:
 
 # Copies one shape of elements. Between host memories, without a stream, the CPU does it before this
 # returns. Else it is queued on `stream` (None: the destination's own, or the source's if only
-# that is a GPU's) and both buffers are ordered around it; and where only the CPU can move the
-# bytes, or only with its help in reasonable time, it is done when this returns. The ends do not
-# overlap.
+# that is a GPU's) and both buffers are ordered around it; with pageable memory, or through pinned
+# memory, it may be done when this returns. The ends do not overlap.
 cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
                        const int64_t* shape, int64_t itemsize, object stream) except -1
+# Fills `count` adjacent elements with one value, queued on a stream; None is the buffer's own, or
+# the CPU does it where the memory is ordinary host memory.
+cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
+                       object stream) except -1

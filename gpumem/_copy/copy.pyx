@@ -1,16 +1,20 @@
-"""Choosing how a copy is made: by the CPU, by the driver, or by both through pinned memory."""
+"""Choosing how a copy or a fill is made: by the CPU, the driver, or both through pinned memory."""
 
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, buffer_share, drop_share, order_after, order_before, order_host, order_host_writing,
-    order_read, order_stream, order_written, own_stream, Stream, stream_handle, wait_for_stream,
+    Buffer, buffer_share, drop_share, host_may_read, host_may_write, order_after, order_before,
+    order_host, order_host_writing, order_read, order_stream, order_written, own_stream, Stream,
+    stream_handle, stream_is_capturing, wait_for_stream,
 )
-from gpumem._copy.driver cimport call_result, CallResult, Peers, rows_queue
+from gpumem._copy.driver cimport (
+    call_result, CallResult, fill_by_cpu, fill_is_word, fill_queue, Peers, rows_queue,
+)
 from gpumem._copy.plan cimport (
-    Box, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_lead, rows_make, rows_pack,
-    rows_reach,
+    Box, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_lead, rows_make, rows_move,
+    rows_pack, rows_reach,
 )
 from gpumem._copy.staged cimport (
     detach_job, Ring, ring_bytes, ring_for, ring_memory, rows_move_together, rows_stage,
@@ -18,9 +22,10 @@ from gpumem._copy.staged cimport (
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS, CUresult, CUstream, CUstreamCaptureStatus,
-    DeviceContext, DriverDevice,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUhostFn, CUresult, CUstream, DeviceContext,
+    DriverDevice,
 )
+from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem._support.releases import on_release
 from gpumem.device import MemoryKind
@@ -34,6 +39,9 @@ cdef enum:
     # Driver calls for one copy. Beyond, the CPU packs: a call costs microseconds, and the device's
     # copy engine is slow with so many small pieces, too.
     MOST_CALLS = 128
+    # Bytes between host memories up to which copying takes no longer than queuing the copy
+    # (bench/results/copies.md).
+    AT_ONCE = 1 << 18
 
 cdef uint64_t staged_from = STAGED_FROM
 
@@ -86,9 +94,8 @@ cdef int copy_on_own_stream(Buffer dst, Buffer src, DriverDevice driver_device, 
 
 cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Route* route) except -1:
     find_ends(route, driver_device, dst, src)
-    if not route.to_reachable and not route.origin_reachable:
-        wait_for_stream(&driver_device.context, route.stream)
-        return copy_by_cpu(dst, src, route.rows)
+    if is_hosts(dst, route.to_reachable) and is_hosts(src, route.origin_reachable):
+        return copy_between_hosts(dst, src, driver_device, route)
     if route.to_reachable and route.origin_reachable:
         return copy_by_driver(dst, src, driver_device, route)
     return copy_with_pageable(dst, src, driver_device, route)
@@ -171,6 +178,12 @@ cdef bint is_reachable(Buffer buffer, DriverDevice driver_device, uint64_t low,
     return code == CUDA_SUCCESS
 
 
+cdef bint is_hosts(Buffer buffer, bint is_reachable):
+    # Tell whether the driver takes it for memory of the host: pageable or pinned.
+    return (not is_reachable or is_plain(buffer)
+            or buffer.home.memory.kind is MemoryKind.HOST_ACCESSIBLE)
+
+
 cdef CUresult read_memory_type(DeviceContext* context, uint64_t address) noexcept nogil:
     cdef unsigned int memory_type = 0
     return context.table.cuPointerGetAttribute(&memory_type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -187,6 +200,112 @@ cdef int copy_by_cpu(Buffer dst, Buffer src, const Rows* rows) except -1:
     return 0
 
 
+# ---- By the CPU, in its turn on a stream ---------------------------------------------------------
+#
+# A driver's copy from host memory to host memory blocks its caller until the stream has come to it.
+# So the stream calls a function that copies. That function calls neither the driver nor the
+# interpreter, and cannot fail: all checks are made, and all memory is allocated, before it is
+# queued.
+
+cdef struct QueuedCopy:
+    Rows rows                   # behind it the source's bytes, if they were taken at the call
+
+
+cdef int copy_between_hosts(Buffer dst, Buffer src, DriverDevice driver_device,
+                            const Route* route) except -1:
+    # Pageable memory is written when this returns, and a large source there is not duplicated.
+    if (route.waits or not route.to_reachable
+            or (not route.origin_reachable and rows_bytes(route.rows) >= staged_from)):
+        wait_for_stream(&driver_device.context, route.stream)
+        return copy_by_cpu(dst, src, route.rows)
+    return copy_in_turn(dst, src, driver_device, route)
+
+
+cdef int copy_in_turn(Buffer dst, Buffer src, DriverDevice driver_device,
+                      const Route* route) except -1:
+    cdef Box box
+    cdef QueuedCopy* queued
+    cdef CUresult code
+    if stream_is_capturing(&driver_device.context, route.stream):
+        # A graph may run any number of times, and owns no copy that the CPU makes.
+        box = rows_box(route.rows)
+        if box.calls <= MOST_CALLS:
+            return queue_copy(dst, src, driver_device, route, box)
+        return wait_for_stream(&driver_device.context, route.stream)    # refused: it is captured
+    if route.waits:
+        wait_for_stream(&driver_device.context, route.stream)
+        return copy_by_cpu(dst, src, route.rows)
+    if (rows_bytes(route.rows) <= AT_ONCE and host_may_read(src) and host_may_write(dst)
+            and is_idle(&driver_device.context, route.stream)
+            and is_idle_beside(dst, driver_device, route.stream)
+            and is_idle_beside(src, driver_device, route.stream)):
+        return copy_by_cpu(dst, src, route.rows)
+    if route.origin_reachable:
+        order_before(dst, src, route.stream, driver_device)
+    else:
+        order_ends(dst, src, driver_device, route, END_TO)
+    queued = queued_copy(route)
+    with nogil:
+        code = queue_call(&driver_device.context, route.stream, run_queued_copy, queued)
+    if code != CUDA_SUCCESS:
+        free(queued)
+        return check(driver_device.context.table, code, "cuLaunchHostFunc")
+    return join(dst, src if route.origin_reachable else None, driver_device, route, True)
+
+
+cdef QueuedCopy* queued_copy(const Route* route) except NULL:
+    # A pageable source may change when the call has returned: its bytes are taken now.
+    cdef uint64_t taken = 0 if route.origin_reachable else rows_bytes(route.rows)
+    cdef QueuedCopy* queued = <QueuedCopy*>malloc(sizeof(QueuedCopy) + taken)
+    cdef uintptr_t behind = <uintptr_t>queued + sizeof(QueuedCopy)
+    cdef Rows rows
+    if queued == NULL:
+        raise MemoryError(f"out of host memory while queuing a copy of {taken} pageable bytes")
+    queued.rows = route.rows[0]
+    if taken:
+        rows = route.rows[0]
+        rows_pack(&rows, END_TO, behind)
+        rows_pack(&queued.rows, END_ORIGIN, behind)
+        with nogil:
+            rows_move(&rows)
+    return queued
+
+
+cdef void run_queued_copy(void* queued) noexcept nogil:
+    rows_move_together(&(<QueuedCopy*>queued).rows)
+    free(queued)
+
+
+cdef bint is_idle_beside(Buffer buffer, DriverDevice driver_device, CUstream stream) noexcept:
+    # Tell whether the buffer's own stream is idle, too, with what its user queued there.
+    cdef DriverDevice own = buffer.home.driver_device
+    return ((own is driver_device and own_stream(buffer) == stream)
+            or is_idle(&own.context, own_stream(buffer)))
+
+
+cdef bint is_idle(DeviceContext* context, CUstream stream) noexcept:
+    cdef CUresult code
+    # Perhaps another thread's default stream: it has no handle here.
+    if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
+        return False
+    with nogil:
+        code = context_enter(context)
+        if code == CUDA_SUCCESS:
+            code = context.table.cuStreamQuery(stream)
+            context_leave(context)
+    # An error is not idleness: the call that queues the copy reports it.
+    return code == CUDA_SUCCESS
+
+
+cdef CUresult queue_call(DeviceContext* context, CUstream stream, CUhostFn function,
+                         void* work) noexcept nogil:
+    cdef CUresult code = context_enter(context)
+    if code == CUDA_SUCCESS:
+        code = context.table.cuLaunchHostFunc(stream, function, work)
+        context_leave(context)
+    return code
+
+
 # ---- By the driver -------------------------------------------------------------------------------
 
 cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device,
@@ -198,8 +317,7 @@ cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device,
     if box.calls <= MOST_CALLS:
         return queue_copy(dst, src, driver_device, route, box)
     if dst.home.cpu_can_read and src.home.cpu_can_read:
-        wait_for_stream(&driver_device.context, route.stream)
-        return copy_by_cpu(dst, src, route.rows)
+        return copy_in_turn(dst, src, driver_device, route)
     if dst.home.cpu_can_read:
         return copy_staged(dst, src, driver_device, route, END_ORIGIN)
     if src.home.cpu_can_read:
@@ -216,7 +334,7 @@ cdef int queue_copy(Buffer dst, Buffer src, DriverDevice driver_device, const Ro
     if route.waits:
         wait_for_stream(&driver_device.context, route.stream)
     else:
-        join(dst, src, driver_device, route)
+        join(dst, src, driver_device, route, False)
     return check(driver_device.context.table, result.code, result.call.decode())
 
 
@@ -235,11 +353,13 @@ cdef inline CallResult entered(DeviceContext* context) noexcept nogil:
     return call_result(context_enter(context), "cuCtxPushCurrent")
 
 
-cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route) except -1:
-    # Let both buffers' streams come after the copy, and keep others' memory until it is done.
+cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
+              bint by_cpu) except -1:
+    # Let both buffers' streams come after the copy, and keep others' memory until it is done. None
+    # is a source whose bytes were taken already.
     # Memory that another library pinned has no stream here: the caller waits for the copy's stream.
     cdef bint order_to = not (route.to_is_temporary and is_pinned_elsewhere(dst, driver_device))
-    cdef bint order_origin = not is_pinned_elsewhere(src, driver_device)
+    cdef bint order_origin = src is not None and not is_pinned_elsewhere(src, driver_device)
     try:
         if order_to and order_origin:
             order_after(dst, src, route.stream, driver_device)
@@ -250,12 +370,18 @@ cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* r
     except DriverError:
         wait_for_stream(&driver_device.context, route.stream)     # the same order, but slower
         return 0
-    # gpumem's own memory is freed in stream order; another owner may free its memory at once.
-    if src.home.is_foreign:
+    if src is not None and is_freed_early(src, by_cpu):
         keep_until_done(src, driver_device, route.stream)
-    if dst.home.is_foreign:
+    if is_freed_early(dst, by_cpu):
         keep_until_done(dst, driver_device, route.stream)
     return 0
+
+
+cdef bint is_freed_early(Buffer buffer, bint by_cpu):
+    # Tell whether the memory may be gone before its stream has passed the copy. An arena frees in
+    # stream order, another owner at once; so may the owner behind a resource that takes and frees
+    # block by block, and only the driver's copies notice.
+    return buffer.home.is_foreign or (by_cpu and buffer.home.ledger != NULL)
 
 
 cdef bint is_pinned_elsewhere(Buffer buffer, DriverDevice driver_device):
@@ -275,7 +401,7 @@ cdef int copy_with_pageable(Buffer dst, Buffer src, DriverDevice driver_device,
     result = queue_rows(&driver_device.context, route, box)
     # A pageable source was read when the driver's call returns; for a destination the CPU waits.
     if device == END_TO:
-        join(dst, src, driver_device, route)
+        join(dst, None, driver_device, route, False)
     else:
         wait_for_stream(&driver_device.context, route.stream)
     return check(driver_device.context.table, result.code, result.call.decode())
@@ -348,6 +474,79 @@ cdef int stage(DriverDevice driver_device, CUstream stream, const Rows* rows, En
     return check(driver_device.context.table, result.code, result.call.decode())
 
 
+# ---- Filling with one value ----------------------------------------------------------------------
+
+cdef struct QueuedFill:
+    uint64_t address
+    int64_t count
+    size_t itemsize             # the element's bytes are behind it
+
+
+cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
+                       object stream) except -1:
+    cdef size_t itemsize = len(element)
+    cdef const uint8_t* value = element
+    if count == 0:
+        return 0
+    # Host memory without a stream: no driver call, and done when this returns.
+    if stream is None and is_cpus(dst):
+        order_host_writing(dst)
+        with nogil:
+            fill_by_cpu(<uint8_t*><uintptr_t>address, value, itemsize, count)
+        return 0
+    return queue_fill(dst, address, value, itemsize, count, stream)
+
+
+cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t itemsize,
+                    int64_t count, object stream) except -1:
+    cdef DriverDevice driver_device = dst.home.driver_device
+    cdef DeviceContext* context = &driver_device.context
+    cdef CUstream handle = own_stream(dst)
+    cdef CallResult result
+    cdef bint by_cpu
+    if stream is not None:
+        stream_handle(stream, driver_device, &handle)
+    # Earlier work on the buffer's own stream comes first, and its later work behind the fill.
+    order_stream(dst, handle)
+    # As between host memories: the driver's own copies would block here.
+    by_cpu = (is_hosts(dst, True) and not fill_is_word(address, value, itemsize)
+              and not stream_is_capturing(context, handle))
+    with nogil:
+        if by_cpu:
+            result = fill_in_turn(context, handle, address, value, itemsize, count)
+        else:
+            result = entered(context)
+            if result.code == CUDA_SUCCESS:
+                result = fill_queue(context, handle, address, value, itemsize, count)
+                context_leave(context)
+    # Also after a failure: the calls before the one that failed are queued.
+    order_written(dst, handle)
+    if is_freed_early(dst, by_cpu):
+        keep_until_done(dst, driver_device, handle)
+    return check(context.table, result.code, result.call.decode())
+
+
+cdef CallResult fill_in_turn(DeviceContext* context, CUstream stream, uint64_t address,
+                             const uint8_t* value, size_t itemsize, int64_t count) noexcept nogil:
+    cdef QueuedFill* queued = <QueuedFill*>malloc(sizeof(QueuedFill) + itemsize)
+    cdef CallResult result
+    if queued == NULL:
+        return call_result(CUDA_ERROR_OUT_OF_MEMORY, "malloc")
+    queued[0] = QueuedFill(address, count, itemsize)
+    memcpy(queued + 1, value, itemsize)
+    result = call_result(queue_call(context, stream, run_queued_fill, queued), "cuLaunchHostFunc")
+    if result.code != CUDA_SUCCESS:
+        free(queued)
+    return result
+
+
+cdef void run_queued_fill(void* work) noexcept nogil:
+    cdef QueuedFill* queued = <QueuedFill*>work
+    fill_by_cpu(<uint8_t*><uintptr_t>queued.address, <const uint8_t*>(queued + 1),
+                queued.itemsize, queued.count)
+    free(queued)
+
+
 # ---- Keeping others' memory until a copy that uses it is done ------------------------------------
 #
 # The stream calls a function when the copy is done. That function must not call the driver, but the
@@ -381,18 +580,10 @@ cdef int keep_until_done(Buffer buffer, DriverDevice driver_device, CUstream str
 
 cdef CUresult queue_release(DeviceContext* context, CUstream stream,
                             KeptLease* kept) noexcept nogil:
-    cdef CUresult code = context_enter(context)
-    cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
-    if code != CUDA_SUCCESS:
-        return code
-    if context.table.cuStreamIsCapturing != NULL:
-        context.table.cuStreamIsCapturing(stream, &capturing)
-    if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
-        end_lease(kept, 0)      # a graph may run any number of times: the caller keeps its memory
-    else:
-        code = context.table.cuLaunchHostFunc(stream, release, kept)
-    context_leave(context)
-    return code
+    if not stream_is_capturing(context, stream):
+        return queue_call(context, stream, release, kept)
+    end_lease(kept, 0)          # a graph may run any number of times: the caller keeps its memory
+    return CUDA_SUCCESS
 
 
 cdef void release(void* kept) noexcept nogil:

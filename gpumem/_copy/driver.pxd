@@ -1,8 +1,7 @@
 """Copies and fills as driver calls: one call where a pitched copy covers it, else the fewest."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t, uint8_t
 
-from gpumem._buffer cimport Buffer
 from gpumem._copy.plan cimport Box, Rows
 from gpumem._native.driver cimport CUresult, CUstream, DeviceContext
 
@@ -26,7 +25,11 @@ cdef struct Peers:
 # there are `peers`: a peer copy has one dimension. NULL: both ends are reachable from `context`.
 cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows, Box box,
                            const Peers* peers) noexcept nogil
-# Fills `count` adjacent elements with one value, queued on a stream; None is the buffer's own, or
-# the CPU does it where the memory is ordinary host memory.
-cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
-                       object stream) except -1
+# Fills `count` adjacent elements with one value, queued on a stream of `context`, which is current.
+cdef CallResult fill_queue(DeviceContext* context, CUstream stream, uint64_t address,
+                           const uint8_t* value, size_t itemsize, int64_t count) noexcept nogil
+# Whether that is one call, which copies nothing.
+cdef bint fill_is_word(uint64_t address, const uint8_t* value, size_t itemsize) noexcept nogil
+# The same, by the CPU at once.
+cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,
+                      int64_t count) noexcept nogil

@@ -1,18 +1,12 @@
 """Choosing the driver's copy function, and fills."""
 
-from libc.stdint cimport int64_t, uint64_t, uint8_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memset
 
-from gpumem._buffer cimport (
-    Buffer, order_host_writing, order_stream, order_written, own_stream, stream_handle,
-)
 from gpumem._copy.plan cimport Box, Dim, Rows, rows_next
 from gpumem._native.driver cimport (
-    check, context_enter, context_leave, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
-    CUDA_SUCCESS, CUresult, CUstream, DeviceContext, DriverDevice,
+    CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_SUCCESS, CUstream, DeviceContext,
 )
-
-from gpumem.device import MemoryKind
 
 
 cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows, Box box,
@@ -84,57 +78,51 @@ cdef CallResult queue_3d(DeviceContext* context, CUstream stream, const Rows* ro
 
 # ---- Filling with one value ----------------------------------------------------------------------
 
-cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
-                       object stream) except -1:
-    cdef size_t itemsize = len(element)
-    cdef const uint8_t* value = element
-    if count == 0:
-        return 0
-    # Host memory without a stream: no driver call, and done when this returns.
-    if stream is None and dst.home.memory.kind is MemoryKind.HOST:
-        order_host_writing(dst)
-        with nogil:
-            fill_by_cpu(<uint8_t*>address, value, itemsize, count)
-        return 0
-    return queue_fill(dst, address, value, itemsize, count, stream)
+cdef bint fill_is_word(uint64_t address, const uint8_t* value, size_t itemsize) noexcept nogil:
+    return (is_one_byte(value, itemsize)
+            or ((itemsize == 2 or itemsize == 4) and address % itemsize == 0))
 
 
-cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t itemsize,
-                    int64_t count, object stream) except -1:
-    cdef DriverDevice driver_device = dst.home.driver_device
-    cdef CUstream handle = own_stream(dst)
-    cdef CUresult code
-    if stream is not None:
-        stream_handle(stream, driver_device, &handle)
-    # Earlier work on the buffer's own stream comes first, and its later work behind the fill.
-    order_stream(dst, handle)
-    with nogil:
-        code = context_enter(&driver_device.context)
-        if code == CUDA_SUCCESS:
-            code = fill_by_driver(&driver_device.context, handle, address, value, itemsize, count)
-            context_leave(&driver_device.context)
-    # Also after a failure: the calls before the one that failed are queued.
-    order_written(dst, handle)
-    check(driver_device.context.table, code, "cuMemsetD8Async")
-    return 0
-
-
-cdef CUresult fill_by_driver(const DeviceContext* context, CUstream stream, uint64_t address,
-                             const uint8_t* value, size_t itemsize, int64_t count) noexcept nogil:
+cdef CallResult fill_queue(DeviceContext* context, CUstream stream, uint64_t address,
+                           const uint8_t* value, size_t itemsize, int64_t count) noexcept nogil:
     cdef size_t total = itemsize * count
-    cdef size_t done = itemsize
+    cdef size_t done = 0
     cdef size_t part
-    cdef CUresult code
+    cdef CallResult last
     if is_one_byte(value, itemsize):
-        return context.table.cuMemsetD8Async(address, value[0], total, stream)
-    # One element comes from the host; then the filled part is doubled on the device. The driver
-    # reads pageable memory before it returns, so `value` may end with this call.
-    code = context.table.cuMemcpyHtoDAsync(address, value, itemsize, stream)
-    while code == CUDA_SUCCESS and done < total:
-        part = min(done, total - done)
-        code = context.table.cuMemcpyDtoDAsync(address + done, address, part, stream)
+        return queue_words(context, stream, address, value, 1, total)
+    if fill_is_word(address, value, itemsize):
+        return queue_words(context, stream, address, value, itemsize, count)
+    # The first element word by word: a call takes its value with it, so `value` may end with this
+    # call, also in a capture. Then the filled part is doubled.
+    part = 4 if itemsize % 4 == 0 and address % 4 == 0 else 1
+    while done < itemsize:
+        last = queue_words(context, stream, address + done, value + done, part, 1)
+        if last.code != CUDA_SUCCESS:
+            return last
         done += part
-    return code
+    while done < total:
+        part = min(done, total - done)
+        last = call_result(context.table.cuMemcpyDtoDAsync(address + done, address, part, stream),
+                           "cuMemcpyDtoDAsync")
+        if last.code != CUDA_SUCCESS:
+            return last
+        done += part
+    return last
+
+
+cdef CallResult queue_words(DeviceContext* context, CUstream stream, uint64_t address,
+                            const uint8_t* value, size_t width, size_t count) noexcept nogil:
+    cdef uint32_t word = 0
+    memcpy(&word, value, width)
+    if width == 1:
+        return call_result(context.table.cuMemsetD8Async(address, word, count, stream),
+                           "cuMemsetD8Async")
+    if width == 2:
+        return call_result(context.table.cuMemsetD16Async(address, word, count, stream),
+                           "cuMemsetD16Async")
+    return call_result(context.table.cuMemsetD32Async(address, word, count, stream),
+                       "cuMemsetD32Async")
 
 
 cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,

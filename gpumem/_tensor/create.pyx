@@ -218,10 +218,17 @@ def copy(dst, src, stream=None):
     pinned destination does so by itself, so that such a copy is done when it returns. While a
     stream is captured into a graph, the program keeps memory that gpumem did not allocate.
 
-    Memory that the driver did not allocate or register ("pageable": NumPy's, ``bytearray``) makes
-    it synchronous: a source may change, and a destination is written, when it returns. From 4 MiB
-    on such copies go through pinned memory (`Arena.staging`), filled and emptied by several
-    threads; so do layouts that would need more than 128 driver calls.
+    Of memory that the driver did not allocate or register ("pageable": NumPy's, ``bytearray``), a
+    source may change, and a destination is written, when the call returns. So a call that writes
+    such memory, or reads 4 MiB of it or more, waits for the stream. Between it and a device copies
+    of that size go through pinned memory (`Arena.staging`), filled and emptied by several threads;
+    so do layouts that would need more than 128 driver calls.
+
+    Between two memories that the CPU reads, pinned or pageable, the driver would wait. There the
+    CPU copies, in its turn on the stream: at once if the stream is idle and there is little to
+    copy, else in a function that the stream calls. While it is captured, a copy is a node of
+    the graph, and one that only the CPU can make (of more than 128 driver calls, or to pageable
+    memory) is a DriverError.
 
     Overlapping arrays are copied as if through a third array, as NumPy does.
 

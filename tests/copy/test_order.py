@@ -25,15 +25,7 @@ def filled(value, memory="host"):
     return put(np.full(N, value, np.uint8), memory)
 
 
-# Pinned to pinned is between host memories: the driver itself waits for it.
-ASYNCHRONOUS = [
-    pair
-    for pair in itertools.product(KNOWN, KNOWN)
-    if "host/host_accessible" not in pair or "host/managed" in pair or "host" in pair
-]
-
-
-@pytest.mark.parametrize(("to", "origin"), ASYNCHRONOUS)
+@pytest.mark.parametrize(("to", "origin"), list(itertools.product(KNOWN, KNOWN)))
 def test_copy_between_driver_memories_is_asynchronous(to, origin, stream, driver):
     dst, src = filled(0, to), filled(7, origin)
     with driver.block(stream):

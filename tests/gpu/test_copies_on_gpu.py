@@ -306,3 +306,74 @@ def test_buffers_are_not_reused_before_the_copy_is_done(stream, gate):
     stream.synchronize()
     assert (fetch(target) == 4).all()
     assert (fetch(spoiler) == 99).all()
+
+
+# ---- between host memories, and fills of them ----------------------------------------------------
+
+KNOWN = MEMORIES[:3]
+
+
+@pytest.mark.parametrize(("to", "origin"), list(itertools.product(KNOWN, KNOWN)))
+@pytest.mark.parametrize("shape", [(1000,), (4 * MIB,), (500, 20)], ids=str)
+def test_copy_returns_before_a_held_stream_has_come_to_it(to, origin, shape, stream, gate):
+    data = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape)
+    dst, src = place(np.zeros_like(data), to), place(data, origin)
+    gpumem.Device("cuda:0").synchronize()
+    gate.hold(stream)
+    gpumem.copy(dst, src, stream)
+    assert not gate.is_open
+    assert not stream.query()
+    gate.open()
+    assert (fetch(dst) == data).all()
+
+
+@pytest.mark.parametrize("pinned", ["cuda:0/host_accessible"])
+def test_layout_that_only_the_cpu_copies_is_queued_between_pinned_memories(pinned, stream, gate):
+    data = np.arange(90_000, dtype=np.int32).reshape(300, 300)
+    dst, src = place(np.zeros_like(data), pinned), place(data, pinned)
+    gate.hold(stream)
+    gpumem.copy(dst, np.transpose(src.numpy()), stream)
+    assert not gate.is_open
+    gate.open()
+    assert (fetch(dst) == data.T).all()
+
+
+def test_pageable_source_may_change_while_its_copy_to_pinned_memory_is_queued(stream, gate):
+    dst, array = place(np.zeros(MIB, np.uint8), "cuda:0/host_accessible"), np.full(MIB, 7, np.uint8)
+    gate.hold(stream)
+    gpumem.copy(dst, array, stream)
+    assert not gate.is_open
+    array[:] = 9
+    gate.open()
+    stream.synchronize()
+    assert (dst.numpy() == 7).all()
+
+
+@pytest.mark.parametrize("memory", KNOWN)
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8", "c16", "V12"])
+def test_fill_returns_before_a_held_stream_has_come_to_it(memory, dtype, stream, gate):
+    value = np.frombuffer(bytes(range(1, 17)), np.dtype(dtype), 1)[0]
+    gate.hold(stream)
+    tensor = gpumem.full(1001, value, dtype, memory=memory, stream=stream)
+    assert not gate.is_open
+    gate.open()
+    assert fetch(tensor).tobytes() == np.full(1001, value, dtype).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+def test_captured_fill_and_pinned_copy_are_nodes(dtype, stream, driver):
+    pinned = gpumem.Arena("cuda:0/host_accessible")
+    first = gpumem.full(100, 0, dtype, resource=pinned, stream=stream)
+    second = gpumem.full(100, 0, dtype, resource=pinned, stream=stream)
+    spare = gpumem.empty(100, dtype, resource=pinned, stream=stream)
+    stream.synchronize()
+    del spare
+    made = []
+
+    def work():
+        made.append(gpumem.full(100, 1.5, dtype, resource=pinned, stream=stream))
+        gpumem.copy(first, made[0], stream)
+        gpumem.copy(second, first, stream)
+
+    captured(driver, stream, work)
+    assert (second.numpy() == np.full(100, 1.5, dtype)).all()

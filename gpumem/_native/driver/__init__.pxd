@@ -29,8 +29,9 @@ from gpumem._native.driver.table cimport (
     CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_MEMCPY2D,
     CUDA_MEMCPY3D, CUDA_SUCCESS, CUdevice_attribute, CUdeviceptr, CUevent, CUexternalMemory,
     CUexternalMemoryHandleType, CUexternalSemaphore, CUexternalSemaphoreHandleType, CUgraph,
-    CUgraphExec, CUmem_advise, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
-    CUmemLocation, CUmemoryPool, CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData,
-    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
-    CUuserObject, DeviceContext, DriverDevice, pointer_attribute, require, stream_captures,
+    CUgraphExec, CUhostFn, CUmem_advise, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool, CUmemPool_attribute, CUmemPoolProps,
+    CUmemPoolPtrExportData, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus, CUuserObject, DeviceContext, DriverDevice, pointer_attribute, require,
+    stream_captures,
 )

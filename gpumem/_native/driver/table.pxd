@@ -252,6 +252,8 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemcpy3DAsync)(const CUDA_MEMCPY3D*, CUstream) nogil
         CUresult (*cuPointerGetAttribute)(void*, CUpointer_attribute, CUdeviceptr) nogil
         CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) nogil
+        CUresult (*cuMemsetD16Async)(CUdeviceptr, unsigned short, size_t, CUstream) nogil
+        CUresult (*cuMemsetD32Async)(CUdeviceptr, unsigned int, size_t, CUstream) nogil
 
         CUresult (*cuMemAddressReserve)(CUdeviceptr*, size_t, size_t, CUdeviceptr,
                                         unsigned long long) nogil
