@@ -11,6 +11,7 @@ from typing import Any
 
 import gpumem
 from gpumem._testing import host_device
+from gpumem.device import set_host_device_count
 
 from .scenario import MIB, Outcome, Scenario, run
 
@@ -31,6 +32,8 @@ def main() -> int:
     parser.add_argument("--lie", action="store_true", help="reset busy streams: must be found")
     parser.add_argument("--find-misuse", action="store_true", help="host: look for missing waits")
     chosen = parser.parse_args()
+    if chosen.device.startswith("host"):
+        set_host_device_count(2)  # copies go through the second one
     if chosen.find_misuse:
         gpumem.Device("host")._open()
         host_device.find_misuse(True)
@@ -72,9 +75,17 @@ def _scenarios(chosen: argparse.Namespace, seed: int) -> Iterator[Scenario]:
             seed=rng.randrange(1 << 32),
             seconds=seconds,
             threads=chosen.threads,
+            beside=_beside(chosen.device),
             lag_us=rng.choice([0, 0, 50, 1000]) if chosen.device.startswith("host") else 0,
             lie=chosen.lie,
         )
+
+
+def _beside(device: str) -> tuple[str, ...]:
+    """Pinned memory of the device, and the other devices of its type."""
+    of_type = [each for each in gpumem.devices() if each.type == gpumem.Device(device).type]
+    others = [str(each) for each in of_type if each != gpumem.Device(device)]
+    return (f"{device}/host_accessible", *others)
 
 
 def _config(rng: random.Random, policy: str, backing: str, max_mem: int) -> dict[str, Any]:

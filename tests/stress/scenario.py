@@ -16,8 +16,9 @@ from gpumem._testing import host_device
 from gpumem._testing.arenas import release_retired
 
 from ..helpers.driver import HostDriver
+from .blocks import Shared
 from .patterns import Patterns
-from .worker import Shared, Worker
+from .worker import Worker
 
 MIB = 1 << 20
 
@@ -31,6 +32,7 @@ class Scenario:
     seed: int
     seconds: float
     threads: int = 3
+    beside: tuple[str, ...] = ()  # memories that copies go through
     lag_us: int = 0
     lie: bool = False
 
@@ -69,6 +71,7 @@ def _run(scenario: Scenario, memory: Any, driver: HostDriver, outcome: Outcome) 
     device = arena.memory.device
     shared = Shared(
         arena=arena,
+        beside=[gpumem.Arena(memory, {"max_mem": 64 * MIB}) for memory in scenario.beside],
         streams=[gpumem.Stream(device) for _ in range(2)],
         bytes_per_thread=int(arena.config.max_mem / scenario.threads),
         lie=scenario.lie,
@@ -112,6 +115,9 @@ def _end(shared: Shared, outcome: Outcome) -> None:
     shared.inbox.clear()
     for stream in shared.streams:
         stream.synchronize()
+    for beside in shared.beside:
+        beside.memory.device.synchronize()
+        beside.close()
     arena = shared.arena
     arena.check_invariants()
     stats = arena.stats()
@@ -131,4 +137,5 @@ def _alive() -> dict[str, int]:
     release_retired()
     alive = dict(host_device.live())
     del alive["workers"]  # kept for the next stream
-    return alive | {"bytes": host_device.used(0)}
+    ordinals = [each.index for each in gpumem.devices() if each.type == "host"]
+    return alive | {"bytes": sum(map(host_device.used, ordinals))}
