@@ -1,0 +1,167 @@
+"""Where blocks go: fixed programs, and the places and counts that were recorded for them.
+
+Nothing else says which of many allowed places a block gets, how much memory an arena asks for and
+how many driver calls it makes. A change of policy shows here first. If it is meant:
+
+    GPUMEM_RECORD=1 pytest tests/arena/test_recorded_placements.py
+"""
+
+import gc
+import hashlib
+import json
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+
+RECORDED = Path(__file__).with_name("recorded_placements.json")
+KIB, MIB = 1 << 10, 1 << 20
+LAG = 1_000_000  # ns on the virtual clock
+STEPS = 400
+LOOK_EVERY = 20
+
+# One region: among several, equal chunks are chosen by addresses, which the system gives.
+REGION = {"backing": "regions", "initial_chunk_size_bytes": 128 * MIB, "max_mem": 130 * MIB}
+PAGES = {"backing": "virtual", "page_move_budget": 1}
+CONFIGS = {
+    "region, tight": REGION | {"split_rule": "tight"},
+    "region, ort": REGION | {"split_rule": "ort", "max_dead_bytes_per_chunk": 200 * KIB},
+    "region, wait": REGION | {"stream_reuse": "wait"},
+    "region, never": REGION | {"stream_reuse": "never"},
+    "pages": PAGES,
+    "pages, all move": PAGES | {"page_move_threshold": 0},
+    "pages, none moves": PAGES | {"page_move_threshold": 1000},
+    "pages, no time to move": PAGES | {"page_move_threshold": 0, "page_move_budget": 0},
+    "pages, wait": PAGES | {"stream_reuse": "wait", "page_move_threshold": 0.05},
+    "pages, never": PAGES | {"stream_reuse": "never", "page_move_threshold": 0},
+    "pages, limited": PAGES | {"page_move_threshold": 0, "max_mem": 40 * MIB},
+    "pages, limited, wait": PAGES | {"stream_reuse": "wait", "max_mem": 40 * MIB},
+}
+CALLS = ("cuMemAlloc", "cuMemFree", "cuMemAddressReserve", "cuMemCreate", "cuMemRelease")
+CALLS += ("cuMemMap", "cuMemUnmap", "cuMemSetAccess")
+CALLS += ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent")
+
+
+class Program:
+    """Allocations and frees on three streams, decided by a seed, while work is queued or done."""
+
+    def __init__(self, arena, host, largest):
+        self.arena = arena
+        self.host = host
+        self.rng = random.Random(7)
+        self.largest = largest
+        self.is_paged = arena.config.backing == "virtual"
+        self.driver = HostDriver()
+        self.streams = [gpumem.Stream("host") for _ in range(3)]
+        self.scratch = gpumem.Arena("host").allocate(256)
+        self.live = []
+        self.places = {}
+
+    def run(self):
+        """Return what each step did, and a digest of the arena every now and then."""
+        gc.collect()
+        assert gpumem.Device("host").free_bytes > 0, "earlier arenas give their memory back"
+        before = Counter({name: self.host.call_count(name) for name in CALLS})
+        said = []
+        self.work()
+        for step in range(STEPS):
+            said.append(self.step())
+            if step % LOOK_EVERY == LOOK_EVERY - 1:
+                said.append(self.look(before))
+        while self.live:
+            self.live.pop().close()
+        self.drain()
+        return [*said, self.look(before), str(self.arena.shrink().released_bytes)]
+
+    def step(self):
+        chance = self.rng.random()
+        if chance < 0.03:
+            self.drain()
+            return "drain"
+        if chance < 0.05 and self.is_paged:
+            return f"shrink:{self.arena.shrink().released_bytes}"
+        if chance < 0.07 and self.is_paged:
+            return self.take(self.arena.allocate_persistent, self.size())
+        if self.live and chance < 0.5:
+            self.free()
+            return "-"
+        return self.take(self.arena.allocate, self.size(), self.rng.choice(self.streams))
+
+    def size(self):
+        # Half of them of few sizes, which come again.
+        if self.rng.random() < 0.5:
+            return self.rng.choice([256, 1000, 5000, 64 * KIB, 300 * KIB, 2 * MIB, 5 * MIB])
+        return int(2 ** self.rng.uniform(8, self.largest))
+
+    def take(self, allocate, *arguments):
+        try:
+            block = allocate(*arguments)
+        except gpumem.OutOfMemoryError:
+            return "out"
+        self.live.append(block)
+        # Addresses differ from run to run; which of them come again does not.
+        return str(self.places.setdefault(block.ptr, len(self.places)))
+
+    def free(self):
+        block = self.live.pop(self.rng.randrange(len(self.live)))
+        stream = block.stream
+        if self.rng.random() < 0.4:
+            stream = self.rng.choice(self.streams)
+        if self.rng.random() < 0.2:
+            block.record_stream(self.rng.choice(self.streams))
+        block.close(stream)
+
+    def drain(self):
+        self.host.advance_clock(LAG)
+        for stream in self.streams:
+            stream.synchronize()
+        self.work()
+
+    def work(self):
+        """Queue work that is under way until the next drain, so that no event completes before."""
+        for stream in self.streams:
+            self.driver.fill(self.scratch, 1, stream)
+
+    def look(self, before):
+        self.arena.check_invariants()
+        stats = vars(self.arena.stats())
+        calls = [self.host.call_count(name) - before[name] for name in CALLS]
+        first: dict[int, int] = {}
+        numbers = {stream.ptr: number for number, stream in enumerate(self.streams)}
+        chunks = [
+            (
+                block.address - first.setdefault(block.region, block.address),
+                block.allocated_nbytes,
+                block.used,
+                block.pending_free,
+                numbers.get(block.stream),
+            )
+            for block in self.arena.blocks()
+        ]
+        return hashlib.sha1(repr((stats, calls, chunks)).encode()).hexdigest()[:8]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    record = bool(os.environ.get("GPUMEM_RECORD"))
+    known = {} if record else json.loads(RECORDED.read_text())
+    yield known
+    if record:
+        RECORDED.write_text(json.dumps(known, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("largest", [18, 23, 27], ids=["small", "large", "huge"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fixed_program_gets_the_recorded_places(name, largest, recorded, virtual_clock):
+    virtual_clock.set_capacity(0, 1 << 40)  # the same on every machine
+    virtual_clock.set_lag(LAG)
+    arena = gpumem.Arena("host", CONFIGS[name] | {"oom_wait_ms": 0})
+    said = Program(arena, virtual_clock, largest).run()
+    arena.close()
+    key = f"{name}, {largest}"
+    assert said == recorded.setdefault(key, " ".join(said)).split()
