@@ -39,9 +39,11 @@ cdef extern from "timeline_peers.h" nogil:
     TimelineStatus timeline_look(TimelinePage* page, uint64_t value)
     TimelineStatus timeline_wait(TimelinePage* page, uint64_t value, uint64_t deadline,
                                  uint64_t spin)
-    int timeline_attach(TimelinePage* page)
-    void timeline_detach(TimelinePage* page, int entry)
-    uint64_t timeline_deserted(TimelinePage* page)
+    bint timeline_own_file(int file)
+    uint64_t timeline_process_mark()
+    int timeline_attach(TimelinePage* page, int file, uint64_t mark, uint32_t turn)
+    void timeline_detach(TimelinePage* page, int file, int entry)
+    uint64_t timeline_deserted(TimelinePage* page, int file, uint64_t mark)
 
 cdef enum CoreStatus:
     CORE_OK = TIMELINE_OK
@@ -85,7 +87,7 @@ cdef struct Use:
 cdef struct TimelineCore:
     Lock lock               # protects what follows `queued`
     TimelinePage* page      # NULL: only the driver can read the value
-    int fd                  # the page's file; -1: none
+    int fd                  # the page's file; -1: none. Once attached: a description of its own
     int peer                # this process's entry among the page's peers
     bint attached
     uint32_t generation     # the process (see _support/process) that the rest is valid in
@@ -97,6 +99,8 @@ cdef struct TimelineCore:
     bint listed             # among the cores that streams use
     TimelineCore* next
     TimelineCore* previous
+    TimelineCore* next_peer         # among the cores of this process that have a page
+    TimelineCore* previous_peer
     Retired end
 
 # ---- Waits and signals ---------------------------------------------------------------------------

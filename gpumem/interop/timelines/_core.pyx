@@ -14,7 +14,7 @@ from gpumem._native.driver cimport (
     CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_SUCCESS, CUresult,
     CUstream, CUstreamCaptureStatus, DeviceContext,
 )
-from gpumem._support.atomics cimport load64, store64
+from gpumem._support.atomics cimport count64_add, load64, store64
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem._support.process cimport on_fork, process, process_is_exiting
@@ -49,7 +49,14 @@ cdef TimelineCore* active = NULL
 cdef TimelineCore* retired = NULL
 cdef Retired* arriving = NULL       # retired on any thread, and still in `active`
 
+# Every core with a page, for forks. Its lock is a leaf, held for a few instructions.
+cdef Lock peers_lock
+cdef TimelineCore* peers = NULL
+cdef uint64_t process_mark = timeline_process_mark()
+cdef uint64_t attached = 0          # how often this process took an entry
+
 lock_init(&lists_lock)
+lock_init(&peers_lock)
 
 
 # ---- Waits and signals of streams ----------------------------------------------------------------
@@ -289,7 +296,7 @@ cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64
         status = look_for_loss(core, out)
     # If no stream of this process will signal the value, another process has to.
     if status == CORE_LATE and value > load64(&core.queued):
-        out.process = timeline_deserted(core.page)
+        out.process = timeline_deserted(core.page, core.fd, process_mark)
         if out.process != 0:
             status = timeline_look(core.page, value)    # it may have signalled before it died
             if status == CORE_LATE:
@@ -571,13 +578,16 @@ cdef TimelineCore* core_new(TimelinePage* page, int fd) noexcept nogil:
     core.fd = fd
     core.peer = PEER_NONE
     join_process(core)
+    if page != NULL:
+        peers_put(core)
     return core
 
 
 cdef void join_process(TimelineCore* core) noexcept nogil:
     core.generation = process.generation
     if core.page != NULL and timeline_page_is_ours(core.page):
-        core.peer = timeline_attach(core.page)
+        core.peer = timeline_attach(core.page, core.fd, process_mark,
+                                    <uint32_t>count64_add(&attached, 2))
         core.attached = True
 
 
@@ -702,8 +712,9 @@ cdef void core_end(TimelineCore* core) noexcept nogil:
             link_end(link)
         free(link)
     if core.attached and here:
-        timeline_detach(core.page, core.peer)
+        timeline_detach(core.page, core.fd, core.peer)
     if core.page != NULL:
+        peers_take(core)
         munmap(core.page, TIMELINE_PAGE_BYTES)
     if core.fd >= 0:
         c_close(core.fd)
@@ -712,16 +723,54 @@ cdef void core_end(TimelineCore* core) noexcept nogil:
 
 # ---- The lists of cores --------------------------------------------------------------------------
 
+cdef void hold_peers() noexcept nogil:
+    lock_acquire(&peers_lock)
+
+
+cdef void let_peers_go() noexcept nogil:
+    lock_release(&peers_lock)
+
+
 cdef void forget_after_fork() noexcept nogil:
-    # The parent's cores stay the parent's.
-    global active, retired, arriving
+    # The parent's cores stay the parent's, and so do the locks by which its end is seen: a child
+    # that kept its open file descriptions would hold them.
+    global active, retired, arriving, process_mark
+    cdef TimelineCore* core = peers
     active = NULL
     retired = NULL
     arriving = NULL
     lock_init(&lists_lock)
+    lock_init(&peers_lock)
+    process_mark = timeline_process_mark()
+    while core != NULL:
+        if core.fd >= 0:
+            timeline_own_file(core.fd)
+        core = core.next_peer
 
 
-on_fork(NULL, NULL, forget_after_fork)
+on_fork(hold_peers, let_peers_go, forget_after_fork)
+
+
+cdef void peers_put(TimelineCore* core) noexcept nogil:
+    global peers
+    lock_acquire(&peers_lock)
+    core.next_peer = peers
+    if peers != NULL:
+        peers.previous_peer = core
+    peers = core
+    lock_release(&peers_lock)
+
+
+cdef void peers_take(TimelineCore* core) noexcept nogil:
+    global peers
+    lock_acquire(&peers_lock)
+    if core.next_peer != NULL:
+        core.next_peer.previous_peer = core.previous_peer
+    if core.previous_peer != NULL:
+        core.previous_peer.next_peer = core.next_peer
+    else:
+        peers = core.next_peer
+    lock_release(&peers_lock)
 
 
 cdef void list_put(TimelineCore** head, TimelineCore* core) noexcept nogil:

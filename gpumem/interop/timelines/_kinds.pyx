@@ -19,8 +19,8 @@ from gpumem._resource cimport Handle, handle_of
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem.interop.timelines._core cimport (
     core_list, core_make_link, core_new, rehearse_memory_operations, release_retired_cores,
-    timeline_is_poisoned, timeline_page_build, TIMELINE_PAGE_BYTES, timeline_page_is_ours,
-    timeline_poison, TimelinePage,
+    timeline_is_poisoned, timeline_own_file, timeline_page_build, TIMELINE_PAGE_BYTES,
+    timeline_page_is_ours, timeline_poison, TimelinePage,
 )
 from gpumem.interop.timelines._timeline cimport Timeline, value_in
 
@@ -44,9 +44,9 @@ cdef class HostTimeline(Timeline):
     It can be sent through `multiprocessing`, and stays usable in a forked child.
 
     A wait of the CPU fails, within about 0.1 s, if a process that used the timeline ended without
-    closing it and the waiting process is the only one left. Processes in another PID namespace,
-    those beyond the first 112, and those that hang count as alive. A process uses the timeline
-    from its first call on.
+    closing it and the waiting process is the only one left, in whichever PID namespaces they are.
+    Processes beyond the first 112, those without a /proc, and those that hang count as alive. A
+    process uses the timeline from its first call on.
 
     Examples
     --------
@@ -326,7 +326,10 @@ cdef Handle create_file():
 cdef Handle export_file(Timeline timeline, object kind):
     # Return a new owner of a timeline's file, for another process.
     timeline.enter()
-    return handle_of(fcntl.fcntl(timeline.core.fd, fcntl.F_DUPFD_CLOEXEC, 3), kind, None)
+    fd = fcntl.fcntl(timeline.core.fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    # Another process with our open file description would keep us alive for all others.
+    timeline_own_file(fd)
+    return handle_of(fd, kind, None)
 
 
 cdef TimelinePage* map_page(Handle file) noexcept:

@@ -1,100 +1,97 @@
 /* The other processes that use a timeline's page, and whether they are alive.
  *
- * A process that uses the page has an entry in it: its id, when it started (ids are given
- * again) and the namespace that the id is of. A process that ends without freeing its
- * entry, for whatever reason, is found dead by the next process that looks.
+ * A process that uses the page has an entry in it, and a lock on the bytes of that entry in the
+ * file, by an open file description that no other process has. The kernel drops the lock when
+ * the process ends, for whatever reason, and shows it to every process that has the file:
+ * ids of processes mean nothing in another PID namespace. An entry that is marked and not
+ * locked is of a process that died without giving it back.
  *
- * A process in another namespace cannot be checked, nor one that found no entry free: they
- * count as alive. A process that is stopped or hangs is alive. One that closed its last use has
- * left and is not a peer. A stream of a device that waits does not look.
+ * A process that found no entry free, or that could not open the file anew because it has no
+ * /proc, counts as alive. A process that is stopped or hangs is alive. One that closed its last
+ * use has left and is not a peer. A stream of a device that waits does not look.
  */
 #ifndef GPUMEM_TIMELINE_PEERS_H
 #define GPUMEM_TIMELINE_PEERS_H
 
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
+#include <sys/random.h>
 
 #include "timeline_page.h"
 
-enum { PEER_FREE, PEER_CLAIMED, PEER_ATTACHED, PEER_NONE = -1 };
+enum { PEER_NONE = -1 };
 
-static inline uint64_t peer_claim(uint64_t process, int state) {
-    return process << 2 | (uint64_t)state;
+/* Give a descriptor an open file description of its own; false: it has the one that it had. */
+static inline bool timeline_own_file(int file) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    int own = open(path, O_RDWR | O_CLOEXEC);
+    bool done = own >= 0 && dup3(own, file, O_CLOEXEC) == file;
+    if (own >= 0) close(own);
+    return done;
 }
 
-/* The namespace of this process's id; 0: unknown. */
-static inline uint64_t peer_space(void) {
-    struct stat status;
-    return stat("/proc/self/ns/pid", &status) == 0 ? (uint64_t)status.st_ino : 0;
+/* What tells processes apart whose ids are equal, in other namespaces; not 0. */
+static inline uint64_t timeline_process_mark(void) {
+    uint64_t mark = 0;
+    if (getrandom(&mark, sizeof mark, 0) != sizeof mark) mark = timeline_now();
+    return mark | 1;
 }
 
-/* When a process started (field 22 of its stat); 0: unknown. `state` is field 3. */
-static inline uint64_t peer_started(uint64_t process, char *state) {
-    char path[40], text[1024];
-    unsigned long long started = 0;
-    snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)process);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = file < 0 ? 0 : read(file, text, sizeof text - 1);
-    if (file >= 0) close(file);
-    text[size > 0 ? size : 0] = 0;
-    const char *after = strrchr(text, ')'); /* the name before it may have any character */
-    const char *format = ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
-                         "%*s %*s %llu";
-    if (!after || sscanf(after, format, state, &started) != 2) return 0;
-    return started;
-}
-
-static inline bool peer_is_dead(uint64_t process, uint64_t started, uint64_t space) {
-    char state = 0;
-    if (space == 0 || space != peer_space()) return false;
-    if (kill((pid_t)process, 0) != 0) return errno == ESRCH;
-    uint64_t now = peer_started(process, &state);
-    if (now == 0) return false; /* hidden, or it ended just now: the next look finds it dead */
-    return now != started || state == 'Z' || state == 'X';
-}
-
-static inline bool entry_is_dead(TimelinePeer *peer, uint64_t claim) {
-    return (claim & 3) == PEER_ATTACHED && peer_is_dead(claim >> 2, peer->started, peer->space);
+/* Lock, unlock or ask (F_OFD_GETLK) about an entry, by the file's description; 0: success. */
+static inline int peer_lock(int file, int entry, int command, short *type) {
+    struct flock range = {.l_type = *type, .l_whence = SEEK_SET, .l_len = sizeof(TimelinePeer)};
+    range.l_start = (off_t)(offsetof(TimelinePage, peers) + (size_t)entry * sizeof(TimelinePeer));
+    int result = fcntl(file, command, &range);
+    *type = range.l_type;
+    return result;
 }
 
 /* Take an entry for this process; PEER_NONE: all are taken. Free ones first, so that a death
- * is remembered as long as there is room. */
-static inline int timeline_attach(TimelinePage *page) {
-    char state;
-    uint64_t process = (uint64_t)getpid();
-    for (int dead = 0; dead < 2; dead++)
+ * is remembered as long as there is room. `turn` differs from call to call. */
+static inline int timeline_attach(TimelinePage *page, int file, uint64_t mark, uint32_t turn) {
+    bool own = timeline_own_file(file);
+    for (int marked = 0; own && marked < 2; marked++)
         for (int i = 0; i < TIMELINE_PEERS; i++) {
             TimelinePeer *peer = &page->peers[i];
-            uint64_t seen = atomic_load(&peer->claim);
-            if (dead ? !entry_is_dead(peer, seen) : seen != PEER_FREE) continue;
-            if (!atomic_compare_exchange_strong(&peer->claim, &seen, peer_claim(process, PEER_CLAIMED)))
-                continue;
-            peer->started = peer_started(process, &state);
-            peer->space = peer_space();
-            atomic_store(&peer->claim, peer_claim(process, PEER_ATTACHED));
+            short type = F_WRLCK;
+            if ((atomic_load(&peer->claim) != 0) != marked) continue;
+            if (peer_lock(file, i, F_OFD_SETLK, &type) != 0) continue;
+            atomic_store(&peer->mark, mark);
+            atomic_store(&peer->claim, (uint64_t)getpid() << 32 | (turn | 1u));
             return i;
         }
     atomic_fetch_add(&page->unwatched, 1);
     return PEER_NONE;
 }
 
-static inline void timeline_detach(TimelinePage *page, int entry) {
-    if (entry == PEER_NONE) atomic_fetch_sub(&page->unwatched, 1);
-    else atomic_store(&page->peers[entry].claim, PEER_FREE);
+static inline void timeline_detach(TimelinePage *page, int file, int entry) {
+    short type = F_UNLCK;
+    if (entry == PEER_NONE) {
+        atomic_fetch_sub(&page->unwatched, 1);
+        return;
+    }
+    atomic_store(&page->peers[entry].claim, 0); /* before the lock goes: this is no death */
+    peer_lock(file, entry, F_OFD_SETLK, &type);
+}
+
+static inline bool peer_is_dead(int file, int entry) {
+    short type = F_WRLCK;
+    return peer_lock(file, entry, F_OFD_GETLK, &type) == 0 && type == F_UNLCK;
 }
 
 /* The id of a dead process, if one died and no other process that could signal is left; else 0. */
-static inline uint64_t timeline_deserted(TimelinePage *page) {
-    uint64_t dead = 0, own = (uint64_t)getpid();
+static inline uint64_t timeline_deserted(TimelinePage *page, int file, uint64_t mark) {
+    uint64_t dead = 0;
     if (atomic_load(&page->unwatched) != 0) return 0;
     for (int i = 0; i < TIMELINE_PEERS; i++) {
-        uint64_t claim = atomic_load(&page->peers[i].claim);
-        if (claim == PEER_FREE || claim >> 2 == own) continue;
-        if (!entry_is_dead(&page->peers[i], claim)) return 0;
-        dead = claim >> 2;
+        TimelinePeer *peer = &page->peers[i];
+        uint64_t claim = atomic_load(&peer->claim), owner = atomic_load(&peer->mark);
+        if (claim == 0 || owner == mark) continue;
+        if (!peer_is_dead(file, i)) return 0;
+        /* Not if it left just now, and perhaps another process has the entry. */
+        if (atomic_load(&peer->claim) != claim || atomic_load(&peer->mark) != owner) return 0;
+        dead = claim >> 32;
     }
     return dead;
 }

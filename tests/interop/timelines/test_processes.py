@@ -35,11 +35,13 @@ def start(timeline):
     """Start another process that has the timeline; it is gone at the end."""
     started = []
 
-    def start(code: str) -> subprocess.Popen:
+    def start(code: str, *before: str) -> subprocess.Popen:
         with timeline.export() as handle:
             fd = handle.fileno()
             other = subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", OTHER + code, str(fd)], pass_fds=[fd]
+                [*before, sys.executable, "-W", "error", "-c", OTHER + code, str(fd)],
+                pass_fds=[fd],
+                stdin=subprocess.PIPE,
             )
         started.append(other)
         return other
@@ -47,7 +49,20 @@ def start(timeline):
     yield start
     for other in started:
         other.kill()
-        other.wait()
+        other.communicate()
+
+
+@pytest.fixture
+def namespace():
+    """What starts a process with PIDs of its own; it ends with the process that is killed."""
+    command = ("unshare", "--pid", "--fork", "--kill-child")
+    try:
+        tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no PID namespaces: unshare not found")
+    if tried.returncode != 0:
+        pytest.skip(f"no PID namespaces: {tried.stderr.strip()}")
+    return command
 
 
 # ---- no wake-up is lost or early ----
@@ -127,6 +142,58 @@ def test_wait_continues_while_another_process_lives(timeline, start):
     living.wait()
     with pytest.raises(TimelineLostError):
         timeline.wait(3, timeout=60)
+
+
+WAITS_FOR_A_DEATH = """
+from gpumem.errors import TimelineLostError
+timeline.signal(1)
+try:
+    timeline.wait(9, timeout=120)
+except TimelineLostError:
+    sys.exit(7)
+"""
+
+
+def test_death_in_another_pid_namespace_is_noticed(timeline, start, namespace):
+    other = start("timeline.signal(1)\ntime.sleep(600)\n", *namespace)
+    timeline.wait(1, timeout=60)
+    with pytest.raises(TimelineTimeout):  # it lives
+        timeline.wait(2, timeout=0.3)
+    other.kill()
+    with pytest.raises(TimelineLostError, match="process 1 died"):
+        timeline.wait(2, timeout=60)
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["outside", "in another one"])
+def test_death_outside_of_the_pid_namespace_is_noticed(timeline, start, namespace, is_apart):
+    waiting = start(WAITS_FOR_A_DEATH, *namespace)
+    timeline.wait(1, timeout=60)
+    # In a namespace of its own it has the id that the waiting process has.
+    dying = start("timeline.signal(2)\ntime.sleep(600)\n", *(namespace if is_apart else ()))
+    timeline.wait(2, timeout=60)
+    timeline.close()
+    dying.kill()
+    assert waiting.wait(120) == 7
+
+
+def test_death_is_noticed_while_a_child_of_the_dead_lives(timeline, start):
+    """Neither a forked child nor an exported handle of the dead process stands for it."""
+    other = start("""
+import os, subprocess, warnings
+warnings.simplefilter("ignore", DeprecationWarning)     # of forks beside threads
+if os.fork() == 0:
+    sys.stdin.read()            # until the test ends it
+    os._exit(0)
+handle = timeline.export()
+subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
+                 pass_fds=[handle.fileno()])
+timeline.signal(1)
+time.sleep(600)
+""")
+    timeline.wait(1, timeout=60)
+    other.send_signal(signal.SIGKILL)
+    with pytest.raises(TimelineLostError, match=f"process {other.pid} died"):
+        timeline.wait(2, timeout=60)
 
 
 def test_process_that_closed_the_timeline_is_no_peer(timeline, start):

@@ -43,7 +43,7 @@
 enum {
     TIMELINE_PAGE_BYTES = 4096,
     TIMELINE_MAGIC = 0x4c544d47, /* "GMTL" */
-    TIMELINE_VERSION = 1,
+    TIMELINE_VERSION = 2,
     TIMELINE_PEERS = 112,
     TIMELINE_POLL_NS = 250000, /* longest sleep where devices write */
 };
@@ -51,10 +51,9 @@ enum {
 #define TIMELINE_REMOVED UINT64_MAX /* what a fence holds when its device is gone */
 
 typedef struct TimelinePeer { /* one process's use; timeline_peers.h */
-    _Atomic uint64_t claim;   /* process id << 2 | PEER_*; 0: free */
-    uint64_t started;         /* when the process did, in the kernel's ticks since boot */
-    uint64_t space;           /* the namespace of its id */
-    uint64_t unused;
+    _Atomic uint64_t claim;   /* process id << 32 | a number; 0: free */
+    _Atomic uint64_t mark;    /* of the process; random */
+    uint64_t unused[2];
 } TimelinePeer;
 
 /* Line by line: what a signal writes; what a waiter writes; what hardly changes. */
