@@ -10,18 +10,18 @@ from gpumem._buffer cimport (
     alignment_of, Buffer, buffer_of, empty_buffer, resource_init, size_of, Stream, stream_handle,
 )
 from gpumem._native.arena cimport (
-    ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, arena_allocate_fast, arena_allocate_slow,
-    ARENA_CAPTURING, arena_close, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
-    arena_free_used, ARENA_IN_USE, arena_lease, ARENA_MISS, arena_move_lease, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
-    arena_reset_peaks, arena_reset_stream, arena_resume, arena_set_limit, arena_shrink,
-    arena_stream, arena_suspend, ArenaCore, arenas_release_retired, ArenaSettings, Block,
-    heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
+    ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, arena_allocate_fast,
+    arena_allocate_slow, ARENA_CAPTURING, arena_close, ARENA_CLOSED, arena_create, ARENA_DEAD,
+    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease,
+    ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare,
+    arena_record, arena_reserved, arena_reset_peaks, arena_reset_stream, arena_resume,
+    arena_set_limit, arena_shrink, arena_stream, arena_suspend, ArenaCore, arenas_release_retired,
+    ArenaSettings, Block, heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream
+from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, synchronize_device
 from gpumem._resource.arena cimport (
     ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool, join_budget, least_limit,
     make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve, require_shareable,
@@ -30,7 +30,7 @@ from gpumem._resource.arena cimport (
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
-from gpumem._support.process cimport process
+from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem._resource.arena.graph_pool import Capture
@@ -290,12 +290,12 @@ cdef class Arena(ArenaBase):
 
     cdef int take_slow(self, uint64_t nbytes, uint32_t slot, Region region,
                        Block* block) except -1:
-        cdef uint32_t flags = 0
+        cdef uint32_t flags = ALLOCATE_INTERRUPTIBLE
         cdef int status
         if region == SHARED_REGION:
-            flags = ALLOCATE_SHAREABLE
+            flags |= ALLOCATE_SHAREABLE
         elif region != REGION_OF_MANY:
-            flags = ALLOCATE_PERSISTENT
+            flags |= ALLOCATE_PERSISTENT
         self.require_outside_source()
         slot_retain(self.core, slot)    # other threads run: it must keep its stream
         try:
@@ -303,6 +303,8 @@ cdef class Arena(ArenaBase):
                 self.heap.before(self.core)
             with nogil:
                 status = arena_allocate_slow(self.core, nbytes, slot, flags, block)
+            if status == ARENA_INTERRUPTED:
+                raise_interrupt()
         finally:
             slot_drop(self.core, slot)
             if self.heap is not None:
@@ -490,9 +492,10 @@ cdef class Arena(ArenaBase):
         """Give all memory back to the driver; the bytes of live blocks wait on the host.
 
         Addresses stay: after `resume`, pointers, tensors over them and captured graphs are valid
-        as before. Waits for everything queued on the device. From here to `resume` no work may be
-        queued on the arena's blocks, and allocating raises `SuspendedError`; buffers may be
-        dropped, and are then not copied back. Persistent blocks are included. Idempotent.
+        as before. Waits for everything queued on the device; Ctrl-C ends that wait, and the arena
+        goes on. From here to `resume` no work may be queued on the arena's blocks, and allocating
+        raises `SuspendedError`; buffers may be dropped, and are then not copied back. Persistent
+        blocks are included. Idempotent.
 
         Returns
         -------
@@ -534,6 +537,8 @@ cdef class Arena(ArenaBase):
         if self.cpu_can_read and views:
             raise InUseError(f"arena {self.name!r} cannot be suspended: {views} views of its "
                              "blocks are alive, and the CPU could read them")
+        # Ctrl-C ends this wait; the one below is for what was queued meanwhile.
+        synchronize_device(&self.driver_device.context)
         with nogil:
             if self.core.heap != NULL:
                 status = heap_suspend(self.core)

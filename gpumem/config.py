@@ -275,7 +275,7 @@ class ArenaConfig(_Settings):
     oom_wait_ms : int
         Milliseconds, up to an hour, that an allocation waits for other streams' work as the last
         step before `OutOfMemoryError`. Bounded, because that work may itself wait for the calling
-        thread. 0: no wait. With stream_reuse="never" there is no wait either.
+        thread. 0: no wait. With stream_reuse="never" there is no wait either. Ctrl-C ends it.
     numa_node : int, optional
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the

@@ -21,8 +21,9 @@ from gpumem._buffer.ledger cimport (
     LedgerBlock, LedgerCounters,
 )
 from gpumem._buffer.order cimport (
-    host_may_read, host_may_write, order_after, order_before, order_host, order_host_writing,
-    order_read, order_settled, order_stream, order_written, own_stream, wait_for_stream,
+    finish_stream, host_may_read, host_may_write, order_after, order_before, order_host,
+    order_host_writing, order_read, order_settled, order_stream, order_written, own_stream,
+    wait_for_stream,
 )
 from gpumem._buffer.resource cimport (
     BorrowedMemory, MemoryResource, resource_adapt, resource_begin, resource_charge, resource_claim,

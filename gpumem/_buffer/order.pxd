@@ -39,4 +39,7 @@ cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice drive
 cdef void order_settled(Buffer buffer) noexcept
 # The handle of the buffer's own stream, 1 for the legacy default stream.
 cdef CUstream own_stream(Buffer buffer) noexcept
+# The CPU waits for a stream. Ctrl-C ends the first wait: before it nothing is queued that only its
+# end makes safe. The second one is for what is queued, and goes on to its end.
 cdef int wait_for_stream(DeviceContext* context, CUstream stream) except -1
+cdef int finish_stream(DeviceContext* context, CUstream stream) except -1

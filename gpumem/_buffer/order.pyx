@@ -6,7 +6,7 @@ from gpumem._buffer.buffer cimport Buffer
 from gpumem._buffer.stream cimport stream_follow
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUresult, CUstream,
-    DeviceContext, DriverDevice,
+    DeviceContext, DriverDevice, synchronize_device, synchronize_stream,
 )
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
@@ -26,8 +26,8 @@ cdef int order_host_slowly(Buffer buffer) except -1:
     cdef uint32_t seen = buffer.queued
     require_alive(&buffer.home.driver_device.context)
     buffer.home.before_cpu(buffer)
-    buffer.being_read = False
     wait_for_stream(&buffer.home.driver_device.context, own_stream(buffer))
+    buffer.being_read = False
     if buffer.awaited <= seen:
         buffer.awaited = seen + 1
     return 0
@@ -41,6 +41,9 @@ cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device
     # behind the buffer's own.
     buffer.home.before_stream(buffer, stream if driver_device is None or driver_device is own
                               else own_stream(buffer))
+    if driver_device is not None and driver_device.type != own.type:
+        # The CPU waits below. Nothing is queued yet, so that Ctrl-C may end that wait.
+        wait_for_stream(&own.context, own_stream(buffer))
     return follow(driver_device or own, stream, own, own_stream(buffer))
 
 
@@ -86,11 +89,17 @@ cdef void order_settled(Buffer buffer) noexcept:
 
 
 cdef int wait_for_stream(DeviceContext* context, CUstream stream) except -1:
+    # Another thread's default stream has no handle here: wait for the whole device.
+    if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
+        return synchronize_device(context)
+    return synchronize_stream(context, stream)
+
+
+cdef int finish_stream(DeviceContext* context, CUstream stream) except -1:
     cdef CUresult code
     with nogil:
         code = context_enter(context)
         if code == CUDA_SUCCESS:
-            # Another thread's default stream has no handle here: wait for the whole device.
             if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
                 code = context.table.cuCtxSynchronize()
             else:
@@ -112,7 +121,7 @@ cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_
     require_alive(&later_device.context)
     require_alive(&earlier_device.context)
     if later_device.type != earlier_device.type:
-        return wait_for_stream(&earlier_device.context, earlier)
+        return finish_stream(&earlier_device.context, earlier)
     if earlier == <CUstream><uintptr_t>PER_THREAD_STREAM:
         # Perhaps another thread's: the legacy stream comes after all of those.
         earlier = <CUstream><uintptr_t>LEGACY_STREAM

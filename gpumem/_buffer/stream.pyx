@@ -9,6 +9,7 @@ from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
     CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
     CUevent, CUresult, CUstream, CUstreamCaptureStatus, DeviceContext, DriverDevice,
+    synchronize_event, synchronize_stream,
 )
 
 from gpumem.device import Device, devices
@@ -124,12 +125,9 @@ cdef class Stream:
         return status != CU_STREAM_CAPTURE_STATUS_NONE
 
     def synchronize(self):
-        """Wait until everything queued so far has finished."""
-        cdef DeviceContext* context = enter(self.driver_device, "cuStreamSynchronize")
-        cdef CUresult code
-        with nogil:
-            code = context.table.cuStreamSynchronize(self.handle)
-        leave(context, code, "cuStreamSynchronize")
+        """Wait until everything queued so far has finished; Ctrl-C ends the wait."""
+        require_usable(self.driver_device)
+        synchronize_stream(&self.driver_device.context, self.handle)
 
     def record(self):
         """Record an event behind everything queued so far and return it.
@@ -257,12 +255,9 @@ cdef class Event:
         return leave(context, context.table.cuEventQuery(self.handle), "cuEventQuery")
 
     def synchronize(self):
-        """Wait until the point has been reached."""
-        cdef DeviceContext* context = enter(self.driver_device, "cuEventSynchronize")
-        cdef CUresult code
-        with nogil:
-            code = context.table.cuEventSynchronize(self.handle)
-        leave(context, code, "cuEventSynchronize")
+        """Wait until the point has been reached; Ctrl-C ends the wait."""
+        require_usable(self.driver_device)
+        synchronize_event(&self.driver_device.context, self.handle)
 
 
 # ---- around a call of the driver -----------------------------------------------------------------

@@ -5,9 +5,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, buffer_share, drop_share, host_may_read, host_may_write, order_after, order_before,
-    order_host, order_host_writing, order_read, order_stream, order_written, own_stream, Stream,
-    stream_handle, stream_is_capturing, wait_for_stream,
+    Buffer, buffer_share, drop_share, finish_stream, host_may_read, host_may_write, order_after,
+    order_before, order_host, order_host_writing, order_read, order_stream, order_written,
+    own_stream, Stream, stream_handle, stream_is_capturing, wait_for_stream,
 )
 from gpumem._copy.driver cimport (
     call_result, CallResult, fill_by_cpu, fill_is_word, fill_queue, Peers, rows_queue,
@@ -329,10 +329,12 @@ cdef int queue_copy(Buffer dst, Buffer src, DriverDevice driver_device, const Ro
                     Box box) except -1:
     cdef CallResult result
     order_before(dst, src, route.stream, driver_device)
+    if route.waits:
+        wait_for_stream(&driver_device.context, route.stream)
     result = queue_rows(&driver_device.context, route, box)
     # Also after a failure: the calls before the one that failed are queued.
     if route.waits:
-        wait_for_stream(&driver_device.context, route.stream)
+        finish_stream(&driver_device.context, route.stream)
     else:
         join(dst, src, driver_device, route, False)
     return check(driver_device.context.table, result.code, result.call.decode())
@@ -368,7 +370,7 @@ cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* r
         elif order_origin:
             order_read(src, route.stream, driver_device)
     except DriverError:
-        wait_for_stream(&driver_device.context, route.stream)     # the same order, but slower
+        finish_stream(&driver_device.context, route.stream)       # the same order, but slower
         return 0
     if src is not None and is_freed_early(src, by_cpu):
         keep_until_done(src, driver_device, route.stream)
@@ -398,12 +400,14 @@ cdef int copy_with_pageable(Buffer dst, Buffer src, DriverDevice driver_device,
     if rows_bytes(route.rows) >= staged_from or box.calls > MOST_CALLS:
         return copy_staged(dst, src, driver_device, route, device)
     order_ends(dst, src, driver_device, route, device)
-    result = queue_rows(&driver_device.context, route, box)
     # A pageable source was read when the driver's call returns; for a destination the CPU waits.
+    if device == END_ORIGIN:
+        wait_for_stream(&driver_device.context, route.stream)
+    result = queue_rows(&driver_device.context, route, box)
     if device == END_TO:
         join(dst, None, driver_device, route, False)
     else:
-        wait_for_stream(&driver_device.context, route.stream)
+        finish_stream(&driver_device.context, route.stream)
     return check(driver_device.context.table, result.code, result.call.decode())
 
 
@@ -457,6 +461,7 @@ cdef int stage(DriverDevice driver_device, CUstream stream, const Rows* rows, En
     cdef CallResult result
     cdef Rows led = rows[0]
     rows_lead(&led, device)
+    wait_for_stream(&driver_device.context, stream)
     if memory is not None:
         ring.address = memory.address
     else:
@@ -563,18 +568,18 @@ cdef int keep_until_done(Buffer buffer, DriverDevice driver_device, CUstream str
     cdef KeptLease* kept = <KeptLease*>malloc(sizeof(KeptLease))
     cdef CUresult code
     if kept == NULL:
-        return wait_for_stream(&driver_device.context, stream)
+        return finish_stream(&driver_device.context, stream)
     try:
         kept.lease = buffer_share(buffer)
     except BaseException:
         free(kept)
-        wait_for_stream(&driver_device.context, stream)
+        finish_stream(&driver_device.context, stream)
         raise
     with nogil:
         code = queue_release(&driver_device.context, stream, kept)
     if code != CUDA_SUCCESS:
         end_lease(kept, 0)
-        wait_for_stream(&driver_device.context, stream)
+        finish_stream(&driver_device.context, stream)
     return 0
 
 

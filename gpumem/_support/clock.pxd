@@ -1,7 +1,9 @@
-"""The clocks of the system, in nanoseconds."""
+"""The clocks of the system, in nanoseconds, and sleeping by them."""
 
 from libc.stdint cimport uint64_t
-from posix.time cimport clock_gettime, CLOCK_MONOTONIC, CLOCK_REALTIME, clockid_t, timespec
+from posix.time cimport (
+    clock_gettime, CLOCK_MONOTONIC, CLOCK_REALTIME, clockid_t, nanosleep, timespec,
+)
 
 cdef inline uint64_t read_clock(clockid_t which) noexcept nogil:
     cdef timespec now
@@ -15,3 +17,11 @@ cdef inline uint64_t clock_ns() noexcept nogil:
 
 cdef inline uint64_t time_of_day_ns() noexcept nogil:
     return read_clock(CLOCK_REALTIME)
+
+
+cdef inline bint sleep_ns(uint64_t nanoseconds) noexcept nogil:
+    # False: cut short, because a handler of a signal ran on this thread.
+    cdef timespec pause
+    pause.tv_sec = nanoseconds // 1000000000
+    pause.tv_nsec = nanoseconds % 1000000000
+    return nanosleep(&pause, NULL) == 0

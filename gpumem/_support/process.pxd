@@ -11,6 +11,18 @@ cdef struct ProcessState:
 cdef ProcessState process
 
 cdef bint process_is_exiting() noexcept nogil
+cdef bint process_on_main_thread() noexcept nogil
+
+# Runs Python's handlers of the signals that came, Ctrl-C's for one, from a long wait. True: one
+# raised, and the exception is set; the wait ends as if it had not begun, and `raise_interrupt`
+# hands the exception on. Takes the interpreter lock: no lock of ours may be held. Python runs
+# handlers on the main thread alone: elsewhere False, for the price of two calls of the kernel.
+cdef bint process_interrupted() noexcept nogil
+cdef extern from *:
+    """
+    static inline int gm_exception_is_set(void) { return -1; }
+    """
+    int raise_interrupt "gm_exception_is_set"() except -1
 
 # Registers functions to run around every fork; NULL for none. Those in the child run on its only
 # thread, in the order of registration, when `generation` has risen. Another thread of the parent

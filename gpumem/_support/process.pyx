@@ -8,8 +8,35 @@ cdef extern from "<pthread.h>" nogil:
                        void (*child)() noexcept nogil)
 
 
+cdef extern from *:
+    """
+    #include <sys/syscall.h>
+    #include <unistd.h>
+
+    static inline int gm_is_main_thread(void) { return syscall(SYS_gettid) == getpid(); }
+    """
+    bint gm_is_main_thread() noexcept nogil
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals()
+    void* PyErr_Occurred()
+
+
 cdef bint process_is_exiting() noexcept nogil:
     return process.exiting
+
+
+cdef bint process_on_main_thread() noexcept nogil:
+    # The process's first thread, or the one that a fork's child goes on with.
+    return gm_is_main_thread()
+
+
+cdef bint process_interrupted() noexcept nogil:
+    if process.exiting or not gm_is_main_thread():
+        return False
+    with gil:
+        # An exception that is already on its way is not replaced.
+        return PyErr_Occurred() == NULL and PyErr_CheckSignals() != 0
 
 
 cdef int on_fork(void (*before)() noexcept nogil, void (*in_parent)() noexcept nogil,

@@ -11,11 +11,13 @@ from gpumem._native.arena cimport (
 from gpumem._native.driver.host cimport host_advance_clock
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.columns cimport column_of
+from gpumem._support.process cimport process_interrupted, raise_interrupt
 
 
 cdef enum:
     ALLOC = 0
     FREE_COMPLETED = 2
+    SIGNALS_EVERY = 4096    # events: a look takes the interpreter lock
 
 # A checked trace's columns.
 cdef struct Columns:
@@ -64,6 +66,7 @@ def run(Arena arena not None, list streams, trace, bint virtual_clock):
     cdef char* live = <char*>calloc(blocks + 1, 1)
     cdef uint32_t* slots = <uint32_t*>malloc((len(streams) + 1) * sizeof(uint32_t))
     cdef uint32_t i
+    cdef bint interrupted
     try:
         if handles == NULL or sizes == NULL or live == NULL or slots == NULL:
             raise MemoryError("out of host memory while preparing a replay")
@@ -73,10 +76,13 @@ def run(Arena arena not None, list streams, trace, bint virtual_clock):
             arena.slot_of(streams[i], &slots[i])
             slot_retain(arena.core, slots[i])
         with nogil:
-            replay_pass(arena.core, slots, &columns, handles, sizes, live, virtual_clock, &counts)
+            interrupted = replay_pass(arena.core, slots, &columns, handles, sizes, live,
+                                      virtual_clock, &counts)
             for i in range(<uint32_t>blocks):
                 if live[i]:
                     arena_free(arena.core, handles[i], slots[0])
+        if interrupted:
+            raise_interrupt()
     finally:
         free(handles)
         free(sizes)
@@ -98,9 +104,10 @@ cdef Columns columns_of(trace) except *:
     return columns
 
 
-cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* columns,
+cdef bint replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* columns,
                       uint64_t* handles, int64_t* sizes, char* live, bint virtual_clock,
                       Pass* counts) noexcept nogil:
+    # True: Ctrl-C ended it, and the exception is set.
     cdef size_t event
     cdef int32_t b
     cdef int64_t size
@@ -110,6 +117,8 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
     cdef uint64_t begin = clock_ns()
     memset(counts, 0, sizeof(Pass))
     for event in range(columns.count):
+        if event % SIGNALS_EVERY == 0 and process_interrupted():
+            return True
         b = columns.block[event]
         if b < 0:
             continue            # allocated before the recording began
@@ -140,3 +149,4 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
                 counts.served -= <uint64_t>sizes[b]
                 arena_free(arena, handles[b], slot)
     counts.nanoseconds = clock_ns() - begin
+    return False

@@ -34,7 +34,7 @@ CASES = {
     "a stream's wait": ("event = other.record()", "cuStreamWaitEvent", "stream.wait(event)"),
     "a stream": ("", "cuStreamSynchronize", "stream.synchronize()"),
     "an event": ("event = stream.record()", "cuEventSynchronize", "event.synchronize()"),
-    "a device": ("", "cuCtxSynchronize", "gpumem.Device('host').synchronize()"),
+    "a device": ("", "cuEventSynchronize", "gpumem.Device('host').synchronize()"),
 }
 POOLED = "pool = gpumem.DriverPool('host'); buffer = pool.allocate(1000, stream)"
 CASES |= {

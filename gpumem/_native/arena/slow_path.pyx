@@ -16,8 +16,8 @@ from gpumem._native.arena.streams cimport (
 from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_flush
 from gpumem._native.arena.types cimport (
     ALLOCATE_NO_WAIT, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_CAPTURING, ARENA_CLOSED,
-    ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block,
-    REUSE_WAIT, table_for, ThreadCache,
+    ARENA_DEAD, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, ArenaCore, Block, REUSE_WAIT, table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum
 from gpumem._native.driver cimport (
@@ -36,7 +36,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     cdef bint own_region = flags & (ALLOCATE_PERSISTENT | ALLOCATE_SHAREABLE)
     cdef uint64_t until = 0
     cdef CUstreamCaptureMode mode
-    cdef int status
+    cdef int status, waited
     if arena.settings.passthrough and not own_region:
         # enable=False: one driver allocation per block. Nothing is pooled that a wait could free.
         own_region = True
@@ -105,9 +105,11 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         #    begin anew. Last, because it stops this thread; without a lock, because the work may
         #    depend on what other threads still have to queue. A debug heap waits by itself.
         # 10. Refuse: `status` says what was missing.
-        if (flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status)
-                or not wait_for_streams(arena, stream_slot, &until)):
+        if flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status):
             return status
+        waited = wait_for_streams(arena, stream_slot, flags, &until)
+        if waited != ARENA_OK:
+            return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
 
 
 cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
@@ -161,7 +163,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
         return status
     if status == ARENA_OK:
         note_allocate(arena, nbytes, stream_slot, block)
-    elif status != ARENA_CAPTURING:     # another arena serves that
+    elif status != ARENA_CAPTURING and status != ARENA_INTERRUPTED:     # neither is a refusal
         note_event(arena, REC_FAILURE, 0, nbytes, status, stream_slot, True)
     return status
 

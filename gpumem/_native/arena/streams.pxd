@@ -104,8 +104,10 @@ cdef void free_all_pending(ArenaCore* arena) noexcept nogil
 # The wait is bounded, because a stream may itself wait for what this thread does next; an event
 # that did not complete in one wait is not waited for again until it has completed.
 
-# True: something has become free since, try again. `until` is 0 at first, then the moment (ns of
-# the monotonic clock) at which the allocation fails.
-cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil
-# A pause.
-cdef void sleep(uint64_t nanoseconds) noexcept nogil
+# ARENA_OK: something has become free since, try again. ARENA_OVER_LIMIT: nothing has. `flags` are
+# AllocateFlags. `until` is 0 at first, then the moment (ns of the monotonic clock) at which the
+# allocation fails.
+cdef int wait_for_streams(ArenaCore* arena, uint32_t taker, uint32_t flags,
+                          uint64_t* until) noexcept nogil
+# A pause; True: Ctrl-C ends the wait that it is a part of.
+cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil

@@ -3,15 +3,15 @@
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
-from posix.time cimport nanosleep, timespec
 
 from gpumem._native.arena.allocation_events cimport note_chunk, note_event
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
 )
 from gpumem._native.arena.types cimport (
-    ARENA_NO_METADATA, ARENA_OK, ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS,
-    REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_of, ThreadMark,
+    ALLOCATE_INTERRUPTIBLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
+    ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free,
+    StreamSlot, table_of, ThreadMark,
 )
 from gpumem._native.bfc cimport (
     ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free,
@@ -24,11 +24,12 @@ from gpumem._native.driver cimport (
     CUstreamCaptureMode, DeviceContext, stream_captures,
 )
 from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
-from gpumem._support.clock cimport clock_ns
+from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.events cimport REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_RESET
 from gpumem._support.lease cimport Uses, uses_add, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.memory cimport reserved_close, reserved_grow
+from gpumem._support.process cimport process_interrupted
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 
@@ -430,27 +431,37 @@ cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noex
 cdef enum:
     FIRST_PAUSE = 20000         # ns between two looks at the events; doubles
     LONGEST_PAUSE = 1000000
+    SIGNALS_EVERY = 50000000    # ns: a look takes the interpreter lock
 
 
-cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:
+cdef int wait_for_streams(ArenaCore* arena, uint32_t taker, uint32_t flags,
+                          uint64_t* until) noexcept nogil:
     cdef uint64_t before = load64(&arena.completions)
-    cdef uint64_t pause = FIRST_PAUSE
+    cdef uint64_t next_pause = FIRST_PAUSE
     cdef uint64_t now = clock_ns()
     if until[0] == 0:
         until[0] = now + arena.settings.oom_wait
     while True:
         release_completed(arena, taker)
         if load64(&arena.completions) != before:
-            return True
+            return ARENA_OK
         # Out of time: these events are not waited for again until they have completed.
         if now >= until[0]:
             note_waits_in_vain(arena)
-            return False
+            return ARENA_OVER_LIMIT
         if not is_worth_waiting(arena, taker):
-            return False
-        sleep(pause if pause < until[0] - now else until[0] - now)
-        pause = pause * 2 if pause < LONGEST_PAUSE else LONGEST_PAUSE
+            return ARENA_OVER_LIMIT
+        if pause(next_pause if next_pause < until[0] - now else until[0] - now, flags):
+            return ARENA_INTERRUPTED
+        next_pause = next_pause * 2 if next_pause < LONGEST_PAUSE else LONGEST_PAUSE
         now = clock_ns()
+
+
+cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil:
+    # Most signals cut the pause short; one that comes between two pauses is seen by the clock.
+    cdef uint64_t before = clock_ns() // SIGNALS_EVERY
+    return ((not sleep_ns(nanoseconds) or clock_ns() // SIGNALS_EVERY != before)
+            and flags & ALLOCATE_INTERRUPTIBLE and process_interrupted())
 
 
 cdef bint is_worth_waiting(ArenaCore* arena, uint32_t taker) noexcept nogil:
@@ -476,13 +487,6 @@ cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
     for stream_slot in range(1, arena.table.stream_slot_count):
         arena.streams[stream_slot].futile_epoch = arena.streams[stream_slot].event_epoch
     lock_release(&arena.lock)
-
-
-cdef void sleep(uint64_t nanoseconds) noexcept nogil:
-    cdef timespec pause
-    pause.tv_sec = 0
-    pause.tv_nsec = <long>nanoseconds
-    nanosleep(&pause, NULL)
 
 
 # ---- The host has waited: everything is free -----------------------------------------------------

@@ -64,11 +64,13 @@ cdef enum ArenaStatus:
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
     ARENA_HALF_SUSPENDED = 12   # a page could not be released, nor the others restored
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
+    ARENA_INTERRUPTED = 14      # a signal's handler raised: the exception is set
 
 cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_PERSISTENT = 1     # in a region of exactly this block
     ALLOCATE_SHAREABLE = 2      # the same, and other processes may be given it
     ALLOCATE_NO_WAIT = 4        # does not wait for other streams' work
+    ALLOCATE_INTERRUPTIBLE = 8  # Ctrl-C ends that wait, with ARENA_INTERRUPTED
 
 cdef enum ArenaState:           # of `closed`
     STATE_OPEN = 0

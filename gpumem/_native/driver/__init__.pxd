@@ -33,5 +33,5 @@ from gpumem._native.driver.table cimport (
     CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool, CUmemPool_attribute, CUmemPoolProps,
     CUmemPoolPtrExportData, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
     CUstreamCaptureStatus, CUuserObject, DeviceContext, DriverDevice, pointer_attribute, require,
-    stream_captures,
+    stream_captures, synchronize_device, synchronize_event, synchronize_stream,
 )

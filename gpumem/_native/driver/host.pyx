@@ -23,6 +23,7 @@ cdef extern from "hostdev/device/hostdev.h" nogil:
     size_t hostdev_capacity(int ordinal)
     void hostdev_set_lag(uint64_t nanoseconds)
     int hostdev_use_virtual_clock(int on)
+    bint hostdev_clock_is_virtual()
     uint64_t hostdev_now()
     void hostdev_advance_clock(uint64_t nanoseconds)
     bint hostdev_imports_windows_handles()
@@ -66,6 +67,7 @@ def open_device(int ordinal):
     load()
     opened = open_driver_device(hostdev_table(), "host", ordinal)
     opened.context.now = hostdev_now
+    opened.context.clock_is_virtual = hostdev_clock_is_virtual
     return opened
 
 

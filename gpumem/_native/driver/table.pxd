@@ -216,6 +216,7 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuCtxPushCurrent)(CUcontext) nogil
         CUresult (*cuCtxPopCurrent)(CUcontext*) nogil
         CUresult (*cuCtxSynchronize)() nogil
+        CUresult (*cuCtxRecordEvent)(CUcontext, CUevent) nogil
         CUresult (*cuStreamCreate)(CUstream*, unsigned int) nogil
         CUresult (*cuStreamDestroy)(CUstream) nogil
         CUresult (*cuStreamQuery)(CUstream) nogil
@@ -356,6 +357,12 @@ cdef struct DeviceContext:
     bint is_host                # the host device: its streams understand a timeline's page
     uint64_t calls              # driver calls made through it by arenas (atomic)
     uint64_t (*now)() noexcept nogil    # nanoseconds, on the clock of the device's calls
+    bint (*clock_is_virtual)() noexcept nogil   # only calls move it; NULL: it never is
+
+
+cdef enum Awaited:
+    AWAIT_STREAM
+    AWAIT_EVENT
 
 
 @cython.final
@@ -380,6 +387,15 @@ cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* cap
                           CUgraph* graph, bint* unknown) noexcept nogil
 cdef inline bint context_is_dead(const DeviceContext* context) noexcept nogil:
     return process.exiting or context.generation != process.generation
+
+# Waits that Ctrl-C ends on the main thread: the exception is raised, and the work goes on. What the
+# device may still use then must be alive and owned by nobody else: queue nothing before such a wait
+# that only the wait's end makes safe.
+cdef int synchronize_stream(DeviceContext* context, CUstream stream) except -1
+cdef int synchronize_event(DeviceContext* context, CUevent event) except -1
+# Everything queued on the device, on whatever stream. A driver before CUDA 12.5 has no query for
+# that: it is waited for in the driver, and Ctrl-C comes afterwards.
+cdef int synchronize_device(DeviceContext* context) except -1
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1
 cdef int require(const void* entry, str call, str what) except -1

@@ -3,8 +3,11 @@
 cimport cython
 from libc.string cimport strcmp
 
-from gpumem._support.clock cimport clock_ns
+from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.instances cimport forbid_instantiation
+from gpumem._support.process cimport (
+    process_interrupted, process_on_main_thread, raise_interrupt,
+)
 
 from gpumem.errors import ClosedError, DriverError
 
@@ -53,6 +56,117 @@ cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* cap
     return code == CUDA_SUCCESS and status != CU_STREAM_CAPTURE_STATUS_NONE
 
 
+# ---- waits ---------------------------------------------------------------------------------------
+#
+# Python runs handlers of signals between its own steps, so a thread inside of a driver's wait does
+# not see Ctrl-C. The main thread therefore queries the driver until the work is done, and looks for
+# signals after each slice. Other threads, which handle no signals, wait in the driver. The driver's
+# own wait ends both: pools give memory back when it returns.
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef enum:
+    SPIN = 2000000              # ns of queries without a pause: short waits end at once
+    LONGEST_PAUSE = 1000000     # ns; a pause is a 32nd of the wait so far
+    SLICE = 50000000            # ns
+
+
+cdef int synchronize_stream(DeviceContext* context, CUstream stream) except -1:
+    return wait_for(context, AWAIT_STREAM, stream, "cuStreamSynchronize")
+
+
+cdef int synchronize_event(DeviceContext* context, CUevent event) except -1:
+    return wait_for(context, AWAIT_EVENT, event, "cuEventSynchronize")
+
+
+cdef int wait_for(DeviceContext* context, Awaited what, void* point, str call) except -1:
+    cdef bint interrupted
+    cdef CUresult code
+    with nogil:
+        code = point_wait(context, what, point, &interrupted)
+    if interrupted:
+        return raise_interrupt()
+    return check(context.table, code, call)
+
+
+cdef int synchronize_device(DeviceContext* context) except -1:
+    cdef bint interrupted = False
+    cdef CUresult code
+    with nogil:
+        code = device_wait(context, &interrupted)
+    if interrupted:
+        return raise_interrupt()
+    return check(context.table, code, "cuCtxSynchronize")
+
+
+cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept nogil:
+    cdef CUevent event = NULL
+    cdef CUresult code = context_enter(context)
+    if code != CUDA_SUCCESS:
+        return code
+    if context.table.cuCtxRecordEvent == NULL or not wants_slices(context):
+        code = context.table.cuCtxSynchronize()
+    else:
+        code = context.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+        if code == CUDA_SUCCESS:
+            code = context.table.cuCtxRecordEvent(context.primary, event)
+            if code == CUDA_SUCCESS:
+                code = point_wait(context, AWAIT_EVENT, event, interrupted)
+            context.table.cuEventDestroy(event)
+    context_leave(context)
+    return code
+
+
+cdef CUresult point_wait(DeviceContext* context, Awaited what, void* point,
+                         bint* interrupted) noexcept nogil:
+    cdef uint64_t begin = clock_ns()
+    cdef CUresult code = context_enter(context)
+    interrupted[0] = False
+    if code != CUDA_SUCCESS:
+        return code
+    while is_unfinished(context, what, point) and wants_slices(context):
+        if not finishes_soon(context, what, point, begin) and process_interrupted():
+            interrupted[0] = True
+            context_leave(context)
+            return CUDA_ERROR_NOT_READY
+    if what == AWAIT_STREAM:
+        code = context.table.cuStreamSynchronize(<CUstream>point)
+    else:
+        code = context.table.cuEventSynchronize(<CUevent>point)
+    context_leave(context)
+    return code
+
+
+cdef inline bint wants_slices(DeviceContext* context) noexcept nogil:
+    # Queries do not move a virtual clock, and the driver's wait does.
+    return process_on_main_thread() and (context.clock_is_virtual == NULL
+                                         or not context.clock_is_virtual())
+
+
+cdef bint finishes_soon(DeviceContext* context, Awaited what, void* point,
+                        uint64_t begin) noexcept nogil:
+    # Within a slice, and before a signal.
+    cdef uint64_t now = clock_ns()
+    cdef uint64_t end = now + SLICE
+    while now < end:
+        if now - begin < SPIN:
+            sched_yield()
+        elif not sleep_ns(min((now - begin) // 32, <uint64_t>LONGEST_PAUSE)):
+            return False
+        if not is_unfinished(context, what, point):
+            return True
+        now = clock_ns()
+    return False
+
+
+cdef inline bint is_unfinished(DeviceContext* context, Awaited what, void* point) noexcept nogil:
+    # An error is not: the driver's wait tells it.
+    if what == AWAIT_STREAM:
+        return context.table.cuStreamQuery(<CUstream>point) == CUDA_ERROR_NOT_READY
+    return context.table.cuEventQuery(<CUevent>point) == CUDA_ERROR_NOT_READY
+
+
 # ---- failure -----------------------------------------------------------------------------------
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1:
@@ -94,6 +208,7 @@ cdef DriverDevice open_driver_device(const DriverTable* table, str type, int ord
     opened.context.ordinal = ordinal
     opened.context.generation = process.generation
     opened.context.now = clock_ns
+    opened.context.clock_is_virtual = NULL
     opened.context.is_host = type == "host"
     check(table, table.cuDeviceGet(&device, ordinal), "cuDeviceGet")
     opened.context.device = device
@@ -175,14 +290,11 @@ cdef class DriverDevice:
         return version
 
     def synchronize(self):
-        """Wait until everything queued on the device has finished."""
-        cdef CUresult code
-        with nogil:
-            code = context_enter(&self.context)
-            if code == CUDA_SUCCESS:
-                code = self.context.table.cuCtxSynchronize()
-                context_leave(&self.context)
-        check(self.context.table, code, "cuCtxSynchronize")
+        """Wait until everything queued on the device has finished; Ctrl-C ends it early.
+
+        A driver before CUDA 12.5 cannot be queried for that: then Ctrl-C comes afterwards.
+        """
+        synchronize_device(&self.context)
 
 
 def driver_entry_names():

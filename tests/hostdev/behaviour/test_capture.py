@@ -242,6 +242,7 @@ UNSAFE = [
     "cuMemHostAlloc",
     "cuMemAllocManaged",
     "cuCtxSynchronize",
+    "cuCtxRecordEvent",
     "cuEventQuery",
     "cuEventSynchronize",
     "cuStreamQuery",
@@ -263,6 +264,7 @@ def test_synchronizing_call_is_refused_and_invalidates_the_capture(driver, call,
         "cuMemHostAlloc": (64, 0),
         "cuMemAllocManaged": (64, 1),
         "cuCtxSynchronize": (),
+        "cuCtxRecordEvent": (driver.context, event),
         "cuEventQuery": (event,),
         "cuEventSynchronize": (event,),
         "cuStreamQuery": (stream,),
@@ -289,9 +291,12 @@ def test_virtual_memory_and_event_calls_are_safe_in_any_capture(driver):
     driver.cuGraphDestroy(capture.end())
 
 
-def test_context_cannot_be_synchronized_while_a_stream_captures(driver):
+@pytest.mark.parametrize("call", ["cuCtxSynchronize", "cuCtxRecordEvent"])
+def test_context_cannot_be_synchronized_while_a_stream_captures(driver, call):
+    event = driver.event()
     capture = Capture(driver, RELAXED)
-    assert driver.error("cuCtxSynchronize") == "STREAM_CAPTURE_UNSUPPORTED"
+    arguments = (driver.context, event) if call == "cuCtxRecordEvent" else ()
+    assert driver.error(call, *arguments) == "STREAM_CAPTURE_UNSUPPORTED"
     assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
 
 

@@ -34,6 +34,37 @@ def test_event_on_a_busy_stream_completes_with_the_work_before_it(driver):
     second.open()
 
 
+def test_event_of_a_context_completes_with_what_all_streams_had(driver):
+    streams, event = [driver.stream(), driver.stream(), driver.stream(flags=0)], driver.event()
+    gates = [driver.gate(stream) for stream in streams]
+    driver.cuCtxRecordEvent(driver.context, event)
+    later = driver.gate(streams[0])
+    for gate in gates:
+        assert driver.error("cuEventQuery", event) == "NOT_READY"
+        gate.open()
+    driver.cuEventSynchronize(event)
+    assert driver.error("cuStreamQuery", streams[0]) == "NOT_READY"
+    later.open()
+
+
+def test_event_of_an_idle_context_is_complete(driver):
+    driver.cuStreamSynchronize(driver.stream())
+    event = driver.event()
+    driver.cuCtxRecordEvent(driver.context, event)
+    driver.cuEventSynchronize(event)
+    assert driver.error("cuEventQuery", event) == "SUCCESS"
+
+
+def test_stream_can_wait_for_the_event_of_a_context(driver):
+    busy, stream, event = driver.stream(), driver.stream(), driver.event()
+    gate = driver.gate(busy)
+    driver.cuCtxRecordEvent(driver.context, event)
+    driver.cuStreamWaitEvent(stream, event, 0)
+    assert driver.error("cuStreamQuery", stream) == "NOT_READY"
+    gate.open()
+    driver.cuStreamSynchronize(stream)
+
+
 def test_stream_waits_for_another_streams_event(driver):
     first, second, event = driver.stream(), driver.stream(), driver.event()
     pointer, target = driver.memory(BLOCK), driver.memory(BLOCK)

@@ -17,13 +17,14 @@ from gpumem._native.arena.debug_heap.types cimport (
 )
 from gpumem._native.arena.growth cimport memory_is_out
 from gpumem._native.arena.streams cimport (
-    drain_streams, end_epochs, has_unknown_work, sleep, slot_drop, slot_retain, uses_release,
+    drain_streams, end_epochs, has_unknown_work, pause, slot_drop, slot_retain, uses_release,
     wait_for_streams,
 )
 from gpumem._native.arena.suspend cimport arena_suspend
 from gpumem._native.arena.types cimport (
-    ALLOCATE_SHAREABLE, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
-    ARENA_STALE, ArenaCore, Block, driver_refused, stamp_free, STATE_OPEN, STATE_SUSPENDED,
+    ALLOCATE_SHAREABLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore, Block, driver_refused, stamp_free, STATE_OPEN,
+    STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.driver cimport (
@@ -177,23 +178,30 @@ cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint
                    HeapSource source, Block* block) noexcept nogil:
     # The quarantine is emptied before memory is out, and before a budget's callbacks are called.
     cdef uint64_t until = 0
+    cdef int waited
     cdef int status = source(arena, nbytes, stream_slot, flags, block)
-    while (memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET) and (
-            examine_and_release(arena, 0, False) or wait_for_room(arena, stream_slot, &until)):
+    while memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET:
+        if not examine_and_release(arena, 0, False):
+            waited = wait_for_room(arena, stream_slot, flags, &until)
+            if waited != ARENA_OK:
+                return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
         status = source(arena, nbytes, stream_slot, flags, block)
     return status
 
 
-cdef bint wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint64_t* until) noexcept nogil:
+cdef int wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint32_t flags,
+                       uint64_t* until) noexcept nogil:
     # Without the turn, so that other threads free and examine meanwhile.
-    cdef bint found
+    cdef int waited
     lock_release(&arena.heap.turn)
-    found = wait_for_streams(arena, stream_slot, until)
-    while not found and holds_any(arena.heap) and clock_ns() < until[0]:
-        sleep(POLL_INTERVAL)
-        found = heap_release(arena, 0) != 0
+    waited = wait_for_streams(arena, stream_slot, flags, until)
+    while waited == ARENA_OVER_LIMIT and holds_any(arena.heap) and clock_ns() < until[0]:
+        if pause(POLL_INTERVAL, flags):
+            waited = ARENA_INTERRUPTED
+        elif heap_release(arena, 0) != 0:
+            waited = ARENA_OK
     lock_acquire(&arena.heap.turn)
-    return found
+    return waited
 
 
 cdef int finish_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexcept nogil:

@@ -40,6 +40,7 @@
     F(CtxPopCurrent, 4000, (CUcontext *context))                                                  \
     F(CtxGetDevice, 2000, (CUdevice *device))                                                     \
     F(CtxSynchronize, 2000, (void))                                                               \
+    F(CtxRecordEvent, 12050, (CUcontext context, CUevent event))                                  \
     F(CtxGetStreamPriorityRange, 5050, (int *least, int *greatest))                               \
     F(CtxEnablePeerAccess, 4000, (CUcontext peer, unsigned int flags))                            \
     F(CtxDisablePeerAccess, 4000, (CUcontext peer))                                               \

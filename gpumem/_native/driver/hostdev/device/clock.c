@@ -60,6 +60,8 @@ int hostdev_use_virtual_clock(int on) {
     return CUDA_SUCCESS;
 }
 
+int hostdev_clock_is_virtual(void) { return host_clock_is_virtual(); }
+
 void hostdev_advance_clock(uint64_t nanoseconds) {
     host_setup();
     atomic_fetch_add(&clock_time, nanoseconds);

@@ -49,6 +49,7 @@ HOSTDEV_API void hostdev_set_lag(uint64_t nanoseconds);
  * depends on the clock alone; a host that synchronizes moves the clock to the point it
  * waits for. Switching it on starts at the monotonic clock's reading. */
 HOSTDEV_API int hostdev_use_virtual_clock(int on);
+HOSTDEV_API int hostdev_clock_is_virtual(void);
 HOSTDEV_API void hostdev_advance_clock(uint64_t nanoseconds);
 HOSTDEV_API uint64_t hostdev_now(void); /* nanoseconds on the clock in use */
 

@@ -59,6 +59,7 @@ static const bool unsafe[HOST_CALL_COUNT] = {
     [HOST_CALL_MemHostAlloc] = true,    [HOST_CALL_MemFreeHost] = true,
     [HOST_CALL_MemHostRegister] = true, [HOST_CALL_MemHostUnregister] = true,
     [HOST_CALL_MemAllocManaged] = true, [HOST_CALL_CtxSynchronize] = true,
+    [HOST_CALL_CtxRecordEvent] = true,
     [HOST_CALL_EventQuery] = true,      [HOST_CALL_EventSynchronize] = true,
     [HOST_CALL_StreamQuery] = true,     [HOST_CALL_StreamSynchronize] = true,
     [HOST_CALL_MemPoolTrimTo] = true,   [HOST_CALL_GraphInstantiateWithFlags] = true,
@@ -84,9 +85,10 @@ static CUresult forbid(bool whatever_mode) {
     return forbidden ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
-/* Waiting for a whole context would include the stream that captures. */
+/* A point in all streams of a context would include the stream that captures. */
 CUresult host_capture_forbids(Call call) {
-    return unsafe[call] ? forbid(call == HOST_CALL_CtxSynchronize) : CUDA_SUCCESS;
+    bool whatever_mode = call == HOST_CALL_CtxSynchronize || call == HOST_CALL_CtxRecordEvent;
+    return unsafe[call] ? forbid(whatever_mode) : CUDA_SUCCESS;
 }
 
 CUresult host_capture_forbids_pool(const Stream *stream) {

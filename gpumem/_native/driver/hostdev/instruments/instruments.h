@@ -66,6 +66,7 @@ void host_order_begin(Stream *stream);
 /* The stream waits for an event's latest record, with the event locked; or for a point. */
 void host_order_stream_saw(Stream *stream, const Known *known, Point point);
 void host_order_stream_after(Stream *stream, Point point);
+void host_order_stream_after_all(Stream *stream, bool all); /* else after the blocking ones */
 /* The host found that this record of an event has been passed. Nothing is locked. */
 void host_order_event_seen(CUevent handle, Point point);
 /* The host has waited for the stream; for the legacy stream: for all blocking ones. */

@@ -114,20 +114,21 @@ void host_order_stream_after(Stream *stream, Point point) {
     pthread_mutex_unlock(&lock);
 }
 
-/* What the default stream's rules order before the next operation. Nothing is locked. */
-void host_order_begin(Stream *stream) {
+void host_order_stream_after_all(Stream *stream, bool all) {
     Context *context = stream->context;
-    if (stream->role != ROLE_LEGACY) {
-        Stream *legacy = context->legacy;
-        if (legacy && host_stream_is_blocking(stream))
-            host_order_stream_after(stream, (Point){legacy, host_submitted(legacy), 0});
-        return;
-    }
     pthread_mutex_lock(&context->lock);
     for (Stream *at = context->streams; at; at = at->next)
-        if (host_stream_is_blocking(at))
+        if (all || host_stream_is_blocking(at))
             host_order_stream_after(stream, (Point){at, host_submitted(at), 0});
     pthread_mutex_unlock(&context->lock);
+}
+
+/* What the default stream's rules order before the next operation. Nothing is locked. */
+void host_order_begin(Stream *stream) {
+    Stream *legacy = stream->context->legacy;
+    if (stream->role == ROLE_LEGACY) host_order_stream_after_all(stream, false);
+    else if (legacy && host_stream_is_blocking(stream))
+        host_order_stream_after(stream, (Point){legacy, host_submitted(legacy), 0});
 }
 
 void host_order_loosen(Stream *stream) {

@@ -82,8 +82,7 @@ static CUresult record(Event *event, Stream *stream) {
     return CUDA_SUCCESS;
 }
 
-CUresult host_cuEventRecord(CUevent handle, CUstream stream_handle) {
-    Context *context = ENTER_STREAM(EventRecord, stream_handle);
+static CUresult record_on(Context *context, CUstream stream_handle, CUevent handle) {
     Stream *stream;
     CUresult result = CUDA_ERROR_INVALID_HANDLE;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
@@ -93,6 +92,32 @@ CUresult host_cuEventRecord(CUevent handle, CUstream stream_handle) {
         event_unlock(event);
     }
     host_stream_end(stream);
+    return result;
+}
+
+CUresult host_cuEventRecord(CUevent event, CUstream stream) {
+    return record_on(ENTER_STREAM(EventRecord, stream), stream, event);
+}
+
+/* A stream of its own comes after all of them, and ends with the point. */
+CUresult host_cuCtxRecordEvent(CUcontext handle, CUevent event) {
+    Context *context;
+    Points points;
+    ENTER(CtxRecordEvent);
+    HOST_TRY(host_context_of(handle, &context));
+    Stream *stream = host_stream_make(context, CU_STREAM_NON_BLOCKING, 0, ROLE_ORDINARY);
+    if (!stream) return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t number = atomic_load(&stream->object.handle);
+    host_points_start(&points);
+    CUresult result = host_streams_points(context, stream, true, &points);
+    WATCH(host_order_stream_after_all(stream, true));
+    pthread_mutex_lock(&stream->object.lock);
+    for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++)
+        result = host_stream_wait_point(stream, points.at[i]);
+    host_stream_end(stream);
+    host_points_end(&points);
+    if (result == CUDA_SUCCESS) result = record_on(context, (CUstream)(uintptr_t)number, event);
+    host_stream_close(stream, number);
     return result;
 }
 

@@ -1,0 +1,50 @@
+"""Ctrl-C for the main thread, once it waits."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+PATIENCE_S = 30
+
+
+@contextmanager
+def interrupted(waits: Callable[[], object], gate=None) -> Iterator[None]:
+    """Send SIGINT when `waits` is true; the block must raise KeyboardInterrupt.
+
+    Without that, `gate` is opened in the end, so that a wait that sees no signal is a failure
+    and not a hang.
+    """
+    main = threading.main_thread().ident
+    over = threading.Event()
+
+    def send() -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not waits() and time.monotonic() < end and not over.is_set():
+            time.sleep(0.001)
+        if not over.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+        if not over.wait(PATIENCE_S) and gate is not None:
+            gate.open()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def more_calls(host, name: str, count: int = 3) -> Callable[[], bool]:
+    """Tell whether a driver function was called so often since: a wait queries again and again."""
+    before = host.call_count(name)
+    return lambda: host.call_count(name) >= before + count
