@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gpumem
+from gpumem._testing.arenas import release_retired
 
 MIB = 1 << 20
 
@@ -283,3 +284,20 @@ def test_arena_and_pool_close_right_after_the_copies_that_read_them(of_pool):
         arena.close()
         assert arena.closed
         assert pool.closed
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_region_that_the_driver_does_not_take_back_is_tried_once_more(host, dropped):
+    release_retired()
+    before = host.live()["allocations"]
+    arena = gpumem.Arena("host", {"backing": "regions"})
+    arena.allocate(MIB).close()
+    host.fail("cuMemFree", 1, 999)
+    try:
+        if not dropped:
+            arena.close()
+        del arena
+        release_retired()
+    finally:
+        host.clear_faults()
+    assert host.live()["allocations"] == before

@@ -252,7 +252,9 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     release_memory(arena)
     if arena.settings.paged:
         trim_pages(arena)
-    forget_backing(arena)
+    # Memory that the driver refused to take back is released once more with the last reference.
+    if arena_reserved(arena) == 0:
+        forget_backing(arena)
     lock_release(&arena.grow_lock)
     return ARENA_OK
 
@@ -261,12 +263,14 @@ cdef void release_memory(ArenaCore* arena) noexcept nogil:
     # Cached blocks count as used, so they go to the table first. The driver's free waits for queued
     # work; its unmap does not, so a paged arena drains the streams before.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
+    cdef int turn
     caches_flush(arena)
     if arena.settings.paged:
         drain_streams(arena)
     free_all_pending(arena)
-    while release_one(arena, False) or release_one(arena, True):
-        pass
+    for turn in range(2):       # once more what the driver refused
+        while release_one(arena, False) or release_one(arena, True):
+            pass
     context_restore(arena.context, mode)
 
 
