@@ -32,7 +32,7 @@ cdef void pool_end(BlockLedger* ledger) noexcept nogil
 cdef bint pool_free_refused(PoolCore* core) noexcept nogil
 # Destroys the pool if it is owned.
 cdef void pool_destroy(PoolCore* core) noexcept nogil
-cdef void pool_destroy_native(DeviceContext* context, CUmemoryPool pool) noexcept nogil
+cdef CUresult pool_destroy_native(DeviceContext* context, CUmemoryPool pool) noexcept nogil
 
 # ConfigError where pools cannot be shared between processes.
 cdef int pool_require_sharing(DriverDevice driver_device, object memory) except -1

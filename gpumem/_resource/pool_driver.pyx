@@ -127,10 +127,11 @@ cdef inline void refuse(LedgerBlock* block) noexcept nogil:
 
 
 cdef void pool_destroy(PoolCore* core) noexcept nogil:
-    # The driver keeps a pool until its queued work is done.
+    # The driver keeps a pool until its queued work is done. A pool that it refuses to destroy at a
+    # close is destroyed with the last reference.
     if core.owned and not context_is_dead(core.ledger.context):
-        pool_destroy_native(core.ledger.context, core.pool)
-    core.owned = False
+        if pool_destroy_native(core.ledger.context, core.pool) == CUDA_SUCCESS:
+            core.owned = False
 
 
 cdef void pool_end(BlockLedger* ledger) noexcept nogil:
@@ -143,12 +144,15 @@ cdef void pool_end(BlockLedger* ledger) noexcept nogil:
             free_block(block, NULL)     # the pool ends with them, so its memory is not used again
         ledger_end(block, False)
     pool_destroy(pool_core(ledger))
+    pool_destroy(pool_core(ledger))     # once more if the driver refused
 
 
-cdef void pool_destroy_native(DeviceContext* context, CUmemoryPool pool) noexcept nogil:
-    if pool != NULL and context_enter(context) == CUDA_SUCCESS:
-        context.table.cuMemPoolDestroy(pool)
+cdef CUresult pool_destroy_native(DeviceContext* context, CUmemoryPool pool) noexcept nogil:
+    cdef CUresult code = context_enter(context)
+    if code == CUDA_SUCCESS:
+        code = context.table.cuMemPoolDestroy(pool)
         context_leave(context)
+    return code
 
 
 # ---- pools ---------------------------------------------------------------------------------------

@@ -596,3 +596,20 @@ def test_failed_wait_for_a_recorded_stream_loses_no_ordering(host, misuse):
             pool.shrink()
             assert pool.stats().pool_used == 0, function
     assert not any(misuse().values())
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_pool_that_the_driver_refuses_to_destroy_is_destroyed_at_its_end(host, closed):
+    collect()
+    pools = host.live()["pools"]
+    pool = gpumem.DriverPool("host")
+    host.fail("cuMemPoolDestroy", 1, UNKNOWN)
+    try:
+        if closed:
+            pool.close()
+            assert host.live()["pools"] == pools + 1
+        del pool
+        collect()
+    finally:
+        host.clear_faults()
+    assert host.live()["pools"] == pools
