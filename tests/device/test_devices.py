@@ -231,3 +231,14 @@ def test_compatible_memory_need_not_be_cpu_accessible():
     assert compatible(PINNED, GPU)
     assert can_access(HOST, PINNED)
     assert not can_access(HOST, GPU)
+
+
+def test_capability_says_that_the_driver_did_not_answer(host):
+    host.fail("cuDeviceGetAttribute", 1, 999)
+    try:
+        answer = Device("host").capabilities["virtual_memory"]
+    finally:
+        host.clear_faults()
+    assert not answer
+    assert answer.reason.startswith("cuDeviceGetAttribute failed with CUDA_ERROR_UNKNOWN")
+    assert Device("host").capabilities["virtual_memory"]

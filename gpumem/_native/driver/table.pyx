@@ -267,7 +267,10 @@ cdef class DriverDevice:
         cdef int value = 0
         code = self.context.table.cuDeviceGetAttribute(&value, <CUdevice_attribute>number,
                                                        self.context.device)
-        return value if code == CUDA_SUCCESS else 0
+        if code == CUDA_ERROR_INVALID_VALUE:
+            return 0
+        check(self.context.table, code, "cuDeviceGetAttribute")
+        return value
 
     def named_attribute(self, str name):
         """Return the attribute of that name, such as "CU_DEVICE_ATTRIBUTE_INTEGRATED"."""
