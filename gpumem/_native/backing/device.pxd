@@ -20,7 +20,7 @@ cdef struct Mapped:
     Mapped* next
     uint64_t address
     uint64_t nbytes         # of the mapping; at least the region's
-    uint64_t memory         # the physical handle, or the file's descriptor
+    uint64_t memory         # the physical handle, 0 once released; or the file's descriptor
 
 cdef struct Backing:
     # With the device's context current, except for a source.

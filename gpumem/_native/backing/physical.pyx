@@ -48,6 +48,8 @@ cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noex
     code = backing_reserve(&backing, GRANULE, &address)
     if code == CUDA_SUCCESS:
         code = backing_release(&backing, address, GRANULE)
+        if code != CUDA_SUCCESS:
+            backing_release(&backing, address, GRANULE)     # once more what the driver refused
     call[0] = backing.call
     return code
 
@@ -116,20 +118,24 @@ cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcep
 
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # Unmapping does not wait for the device, so it is waited for here. Where the driver refuses to
-    # unmap, memory, addresses and their record stay, to be tried again. Once unmapped the addresses
-    # are not used again, even where a later call is refused.
+    # Unmapping does not wait for the device, so it is waited for here. After a refusal the region is
+    # whole and its record stays, to be tried again: a mapping keeps memory whose handle was released.
+    # Once unmapped the addresses are not used again.
     cdef Mapped* mapped = mapped_find(self, address)
     cdef CUresult code = backing_note(self, "cuCtxSynchronize",
                                       self.context.table.cuCtxSynchronize())
     if code != CUDA_SUCCESS or mapped == NULL:
         return code
+    if mapped.memory != 0:
+        code = backing_note(self, "cuMemRelease", self.context.table.cuMemRelease(mapped.memory))
+        if code != CUDA_SUCCESS:
+            return code
+        mapped.memory = 0
     code = backing_note(self, "cuMemUnmap",
                         self.context.table.cuMemUnmap(address, mapped.nbytes))
     if code != CUDA_SUCCESS:
         return code
     mapped_remove(self, address)
-    backing_note(self, "cuMemRelease", self.context.table.cuMemRelease(mapped.memory))
     self.context.table.cuMemAddressFree(address, mapped.nbytes)
     free(mapped)
     return CUDA_SUCCESS
