@@ -367,7 +367,8 @@ cdef class ExternalMemory:
             There are exports; or a stream waits for a timeline, and the memory is a
             HOST_ALLOCATION without an owner, which its user may free next. Nothing is changed.
         DriverError
-            A release failed. The memory is closed nevertheless.
+            A release failed. The memory is closed nevertheless; the next call that imports or
+            closes something tries again.
         """
         cdef CUresult code = CUDA_SUCCESS
         cdef const char* call = "cuCtxPushCurrent"

@@ -76,64 +76,74 @@ cdef void retire_mapping(Mapping* mapping) noexcept nogil:
 
 
 cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
-    # Waits for work on the device that may use it. Continues after a failure and returns the first
-    # one, with the call's name.
-    cdef CUstreamCaptureMode before
-    cdef CUresult first = CUDA_SUCCESS
+    # Waits for work on the device that may use it. After a failure, returned with the call's name,
+    # `release_retired_mappings` tries again what the driver refused.
+    cdef CUresult code = CUDA_SUCCESS
     # In a fork's child the driver's objects are the parent's; file pages were shared with it.
     if not context_is_dead(mapping.context):
-        first = context_enter(mapping.context)
-        if first == CUDA_SUCCESS:
-            before = context_relax(mapping.context)
-            first = end_in_driver(mapping, call)
-            context_restore(mapping.context, before)
-            context_leave(mapping.context)
-    if mapping.file_bytes and not mapping.is_registered:    # else the device may still reach them
+        code = end_in_driver(mapping, call)
+    if code != CUDA_SUCCESS:
+        retire_mapping(mapping)     # the next call tries again what was refused
+        return code
+    if mapping.file_bytes:
         munmap(<void*>mapping.address, mapping.file_bytes)
-    if mapping.owner != NULL and not mapping.is_registered and not process_is_exiting():
+    if mapping.owner != NULL and not process_is_exiting():
         with gil:
             Py_DECREF(<object>mapping.owner)
     free(mapping)
-    return first
+    return CUDA_SUCCESS
 
 
 cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
-    cdef DeviceContext* context = mapping.context
-    cdef CUresult first = CUDA_SUCCESS
-    # Freeing a buffer waits by itself; an owner may hand its memory out again at once.
-    if mapping.was_used and not mapping.buffer:
-        first = first_of(first, context.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
-    if mapping.buffer:
-        first = first_of(first, context.table.cuMemFree(mapping.buffer), call, "cuMemFree")
-    if mapping.external != NULL:
-        first = first_of(first, context.table.cuDestroyExternalMemory(mapping.external), call,
-                         "cuDestroyExternalMemory")
-    # In the reverse order of the import: unmap, then free the addresses, then the memory.
-    if mapping.is_mapped:
-        first = first_of(first, context.table.cuMemUnmap(mapping.address, mapping.nbytes), call,
-                         "cuMemUnmap")
-    if mapping.range_bytes:
-        first = first_of(first, context.table.cuMemAddressFree(mapping.address,
-                                                               mapping.range_bytes),
-                         call, "cuMemAddressFree")
-    if mapping.physical:
-        first = first_of(first, context.table.cuMemRelease(mapping.physical), call, "cuMemRelease")
-    if mapping.is_registered:
-        first = first_of(first, unregister(mapping), call, "cuMemHostUnregister")
-    return first
-
-
-cdef inline CUresult unregister(Mapping* mapping) noexcept nogil:
-    # If it fails, the pages stay known to the driver, and must neither be unmapped nor freed.
-    cdef CUresult code = mapping.context.table.cuMemHostUnregister(<void*>mapping.address)
-    mapping.is_registered = code != CUDA_SUCCESS
+    cdef CUresult code = context_enter(mapping.context)
+    cdef CUstreamCaptureMode before
+    if code != CUDA_SUCCESS:
+        call[0] = "cuCtxPushCurrent"
+        return code
+    before = context_relax(mapping.context)
+    code = release_all(mapping, call)
+    context_restore(mapping.context, before)
+    context_leave(mapping.context)
     return code
 
 
-cdef inline CUresult first_of(CUresult first, CUresult code, const char** call,
-                              const char* name) noexcept nogil:
-    if first != CUDA_SUCCESS or code == CUDA_SUCCESS:
-        return first
+cdef CUresult release_all(Mapping* mapping, const char** call) noexcept nogil:
+    # In the reverse order of the import. What the driver takes back is forgotten; the rest stays.
+    cdef DeviceContext* context = mapping.context
+    cdef CUresult code = CUDA_SUCCESS
+    # Freeing a buffer waits by itself; an owner may hand its memory out again at once.
+    if mapping.was_used and not mapping.buffer:
+        code = called(call, "cuCtxSynchronize", context.table.cuCtxSynchronize())
+    if code == CUDA_SUCCESS and mapping.buffer:
+        code = called(call, "cuMemFree", context.table.cuMemFree(mapping.buffer))
+        if code == CUDA_SUCCESS:
+            mapping.buffer = 0
+    if code == CUDA_SUCCESS and mapping.external != NULL:
+        code = called(call, "cuDestroyExternalMemory",
+                      context.table.cuDestroyExternalMemory(mapping.external))
+        if code == CUDA_SUCCESS:
+            mapping.external = NULL
+    if code == CUDA_SUCCESS and mapping.is_mapped:
+        code = called(call, "cuMemUnmap",
+                      context.table.cuMemUnmap(mapping.address, mapping.nbytes))
+        mapping.is_mapped = code != CUDA_SUCCESS
+    if code == CUDA_SUCCESS and mapping.range_bytes:
+        code = called(call, "cuMemAddressFree",
+                      context.table.cuMemAddressFree(mapping.address, mapping.range_bytes))
+        if code == CUDA_SUCCESS:
+            mapping.range_bytes = 0
+    if code == CUDA_SUCCESS and mapping.physical:
+        code = called(call, "cuMemRelease", context.table.cuMemRelease(mapping.physical))
+        if code == CUDA_SUCCESS:
+            mapping.physical = 0
+    if code == CUDA_SUCCESS and mapping.is_registered:
+        code = called(call, "cuMemHostUnregister",
+                      context.table.cuMemHostUnregister(<void*>mapping.address))
+        mapping.is_registered = code != CUDA_SUCCESS
+    return code
+
+
+cdef inline CUresult called(const char** call, const char* name, CUresult code) noexcept nogil:
     call[0] = name
     return code
 
