@@ -553,18 +553,22 @@ cdef int register_alias(Link* link, Outcome* out) noexcept nogil:
     return status
 
 
-cdef void link_end(Link* link) noexcept nogil:
+cdef bint link_end(Link* link) noexcept nogil:
+    # Tell whether the driver agreed.
     cdef DeviceContext* context = link.context
-    cdef CUresult code
-    if context_is_dead(context) or context_enter(context) != CUDA_SUCCESS:
-        return
+    cdef CUresult code = CUDA_SUCCESS
+    if context_is_dead(context):
+        return True
+    if context_enter(context) != CUDA_SUCCESS:
+        return False
     if link.semaphore != NULL:
-        context.table.cuDestroyExternalSemaphore(link.semaphore)
+        code = context.table.cuDestroyExternalSemaphore(link.semaphore)
     elif link.alias != NULL:
         code = context.table.cuMemHostUnregister(link.alias)
         if code == CUDA_SUCCESS:        # else the device may still access it
             munmap(link.alias, TIMELINE_PAGE_BYTES)
     context_leave(context)
+    return code == CUDA_SUCCESS
 
 
 # ---- Life ----------------------------------------------------------------------------------------
@@ -708,8 +712,8 @@ cdef void core_end(TimelineCore* core) noexcept nogil:
     while core.links != NULL:
         link = core.links
         core.links = link.next
-        if here:
-            link_end(link)
+        if here and not link_end(link):
+            link_end(link)      # once more what the driver refused
         free(link)
     if core.attached and here:
         timeline_detach(core.page, core.fd, core.peer)

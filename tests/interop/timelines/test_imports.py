@@ -328,3 +328,20 @@ def test_hundreds_of_imports_leak_nothing(made, same_files):
             timeline.enqueue_signal(stream, value)
     stream.synchronize()
     assert made.value() == 300
+
+
+@pytest.mark.parametrize("kind", FD_TYPES)
+def test_end_that_the_driver_refuses_is_tried_once_more(made, faults, kind):
+    before = faults.live()
+    stream = gpumem.Stream("host")
+    timeline = import_semaphore("host", SemaphoreDescriptor(made.export(), kind), consume=True)
+    timeline.enqueue_signal(stream, 1)
+    stream.synchronize()
+    for call in ("cuDestroyExternalSemaphore", "cuMemHostUnregister"):
+        faults.fail(call, 1, FAILED)
+    timeline.close()
+    del stream
+    faults.clear_faults()
+    gpumem.Device("host").free_bytes  # noqa: B018  # releases what nothing refers to
+    after = faults.live()
+    assert (after["imports"], after["allocations"]) == (before["imports"], before["allocations"])
