@@ -9,11 +9,13 @@ how many driver calls it makes. A change of policy shows here first. If it is me
 import gc
 import hashlib
 import json
+import mmap
 import os
 import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.driver import HostDriver
 
@@ -25,14 +27,14 @@ LAG = 1_000_000  # ns on the virtual clock
 STEPS = 400
 LOOK_EVERY = 20
 
-# One region: among several, equal chunks are chosen by addresses, which the system gives.
-REGION = {"backing": "regions", "initial_chunk_size_bytes": 128 * MIB, "max_mem": 130 * MIB}
+REGIONS = {"backing": "regions", "max_mem": 90 * MIB}
 PAGES = {"backing": "virtual", "page_move_budget": 1}
 CONFIGS = {
-    "region, tight": REGION | {"split_rule": "tight"},
-    "region, ort": REGION | {"split_rule": "ort", "max_dead_bytes_per_chunk": 200 * KIB},
-    "region, wait": REGION | {"stream_reuse": "wait"},
-    "region, never": REGION | {"stream_reuse": "never"},
+    "regions, tight": REGIONS | {"split_rule": "tight"},
+    "regions, ort": REGIONS | {"split_rule": "ort", "max_dead_bytes_per_chunk": 200 * KIB},
+    "regions, wait": REGIONS | {"stream_reuse": "wait"},
+    "regions, never": REGIONS | {"stream_reuse": "never"},
+    "regions, as requested": REGIONS | {"extend_strategy": "same_as_requested"},
     "pages": PAGES,
     "pages, all move": PAGES | {"page_move_threshold": 0},
     "pages, none moves": PAGES | {"page_move_threshold": 1000},
@@ -47,6 +49,21 @@ CALLS += ("cuMemMap", "cuMemUnmap", "cuMemSetAccess")
 CALLS += ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent")
 
 
+class InARow:
+    """A source of regions in a row: of equal chunks an arena chooses the lowest."""
+
+    def __init__(self):
+        self.addresses = mmap.mmap(-1, 8 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.end = np.frombuffer(self.addresses, np.uint8).ctypes.data
+
+    def allocate(self, nbytes):
+        self.end += nbytes
+        return self.end - nbytes
+
+    def free(self, address, nbytes):
+        pass  # none comes twice
+
+
 class Program:
     """Allocations and frees on three streams, decided by a seed, while work is queued or done."""
 
@@ -55,7 +72,6 @@ class Program:
         self.host = host
         self.rng = random.Random(7)
         self.largest = largest
-        self.is_paged = arena.config.backing == "virtual"
         self.driver = HostDriver()
         self.streams = [gpumem.Stream("host") for _ in range(3)]
         self.scratch = gpumem.Arena("host").allocate(256)
@@ -83,9 +99,9 @@ class Program:
         if chance < 0.03:
             self.drain()
             return "drain"
-        if chance < 0.05 and self.is_paged:
+        if chance < 0.05:
             return f"shrink:{self.arena.shrink().released_bytes}"
-        if chance < 0.07 and self.is_paged:
+        if chance < 0.07:
             return self.take(self.arena.allocate_persistent, self.size())
         if self.live and chance < 0.5:
             self.free()
@@ -141,7 +157,7 @@ class Program:
                 block.pending_free,
                 numbers.get(block.stream),
             )
-            for block in self.arena.blocks()
+            for block in sorted(self.arena.blocks(), key=lambda b: (b.region, b.address))
         ]
         return hashlib.sha1(repr((stats, calls, chunks)).encode()).hexdigest()[:8]
 
@@ -160,7 +176,8 @@ def recorded():
 def test_fixed_program_gets_the_recorded_places(name, largest, recorded, virtual_clock):
     virtual_clock.set_capacity(0, 1 << 40)  # the same on every machine
     virtual_clock.set_lag(LAG)
-    arena = gpumem.Arena("host", CONFIGS[name] | {"oom_wait_ms": 0})
+    source = InARow() if "regions" in name else None
+    arena = gpumem.Arena("host", CONFIGS[name] | {"oom_wait_ms": 0}, source=source)
     said = Program(arena, virtual_clock, largest).run()
     arena.close()
     key = f"{name}, {largest}"
