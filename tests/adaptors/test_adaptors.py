@@ -215,6 +215,28 @@ def test_recorded_stream_delays_reuse_of_the_block(make_arena, host):
         side.synchronize()
 
 
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("share", [False, True])
+def test_every_adaptor_frees_behind_recorded_streams_and_on_the_stream_of_the_free(
+    make_arena, host, around, share
+):
+    arena, pin = one_block(make_arena, "never")
+    adaptor = AROUND[around](arena)
+    own, other, side = (gpumem.Stream("host") for _ in range(3))
+    buffer = adaptor.allocate(BLOCK, own)
+    address = buffer.ptr
+    view = memoryview(buffer) if share else None
+    with HostDriver().block(side):
+        buffer.record_stream(side)
+        buffer.close(other)
+        del view
+        assert next_address(arena, other) is None
+    side.synchronize()
+    assert next_address(arena, own) is None
+    assert next_address(arena, other) == address
+    pin.close()
+
+
 class Made(gpumem.MemoryResource):
     """Hands out an arena's blocks, which `prepare` sees first."""
 

@@ -1,9 +1,11 @@
 """Blocks that several streams use, and frees on another stream than the block's own."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
+from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.one_block import BLOCK, MIB, next_address, one_block
 
@@ -117,6 +119,52 @@ def test_wait_policy_makes_the_own_stream_wait_for_a_recorded_one(make_arena, st
     side.synchronize()
     assert set(memoryview(buffer)) == {3}
     buffer.close()
+    pin.close()
+
+
+@pytest.mark.parametrize("where", ["another thread", "a callback of a stream"])
+def test_recorded_stream_delays_reuse_wherever_the_last_view_ends(
+    make_arena, streams, driver, where
+):
+    owner, side, third = streams
+    arena, pin = one_block(make_arena)
+    buffer = arena.allocate(BLOCK, owner)
+    address, taken = buffer.ptr, consume(buffer.__dlpack__(max_version=(1, 0)))
+    buffer.record_stream(side)
+    buffer.close()
+    with driver.block(side):
+        if where == "another thread":
+            thread = threading.Thread(target=taken.delete)
+            thread.start()
+            thread.join()
+        else:
+            taken.delete_on(driver, third)
+            third.synchronize()
+        assert arena.stats().in_use == 256
+        assert next_address(arena, owner) is None
+    side.synchronize()
+    assert next_address(arena, owner) == address
+    pin.close()
+
+
+@pytest.mark.parametrize("reader", [np.asarray, np.from_dlpack, memoryview])
+def test_view_that_outlives_its_buffer_keeps_block_and_recorded_streams(
+    make_arena, streams, driver, reader
+):
+    owner, side, _ = streams
+    arena, pin = one_block(make_arena)
+    buffer = arena.allocate(BLOCK, owner)
+    address, view = buffer.ptr, reader(buffer)
+    with driver.block(side):
+        driver.fill(buffer, 1, side)
+        buffer.record_stream(side)
+        buffer.close(owner)
+        assert arena.stats().in_use == MIB
+        del view
+        gc.collect()
+        assert next_address(arena, owner) is None
+    side.synchronize()
+    assert next_address(arena, owner) == address
     pin.close()
 
 

@@ -7,6 +7,8 @@ import types
 import numpy as np
 import pytest
 from helpers import child
+from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, next_address, one_block
 
 import gpumem
 import gpumem.integrations.cuda_core as integration
@@ -74,6 +76,23 @@ def test_gpumem_buffer_is_shown_without_a_copy(arena):
     assert arena.stats().requested_in_use == 1000, "the view keeps the memory"
     shown.close()
     assert arena.stats().in_use == 0
+
+
+@pytest.mark.parametrize("last", ["theirs", "ours"])
+def test_recorded_stream_delays_reuse_whichever_buffer_ends_last(make_arena, host, last):
+    arena, pin = one_block(make_arena)
+    own, side = gpumem.Stream("host"), gpumem.Stream("host")
+    block = arena.allocate(BLOCK, own)
+    address, shown = block.ptr, integration.buffer(block)
+    block.record_stream(side)
+    with HostDriver().block(side):
+        for end in (block, shown) if last == "theirs" else (shown, block):
+            assert arena.stats().in_use > 256
+            end.close()
+        assert next_address(arena, own) is None
+    side.synchronize()
+    assert next_address(arena, own) == address
+    pin.close()
 
 
 def test_closed_buffer_is_refused(arena):

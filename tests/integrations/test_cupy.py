@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from helpers import child, fake_cupy
+from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, next_address, one_block
 
 import gpumem
 import gpumem.integrations.cupy as integration
@@ -60,6 +62,21 @@ def test_enable_without_arguments_uses_the_default_resource(cuda):
         pointer = cuda.alloc(1)
         assert pointer.mem._owner.resource is default
         del pointer
+
+
+def test_recorded_stream_delays_reuse_of_an_arrays_block(cuda, make_arena, host):
+    arena, pin = one_block(make_arena)
+    cuda.stream, side = gpumem.Stream("host"), gpumem.Stream("host")
+    with integration.using(arena, pinned=False):
+        pointer = cuda.alloc(BLOCK)
+        address = pointer.ptr
+        pointer.mem._owner.record_stream(side)
+        with HostDriver().block(side):
+            del pointer
+            assert next_address(arena, cuda.stream) is None
+        side.synchronize()
+        assert next_address(arena, cuda.stream) == address
+    pin.close()
 
 
 def test_block_is_freed_on_the_current_stream_of_its_allocation(cuda):

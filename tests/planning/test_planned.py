@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.child import run_quietly
 from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Plain
 from stress.patterns import Patterns
 
@@ -293,6 +294,41 @@ def test_recorded_stream_delays_reuse_of_the_offset(follow, virtual_clock, reuse
         planned.allocate(256, stream).close()
         planned.allocate(256, stream).close()
     assert planned.report == IterationReport(2, 0, 0, None)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_offset_freed_on_another_stream_is_planned_there_and_elsewhere_later(follow, host, share):
+    own, other = gpumem.Stream("host"), gpumem.Stream("host")
+    planned = follow(planned_as((256, 0, 0, 0), (256, 0, 1, 1), (256, 0, 2, 2, 1)))
+    with HostDriver().block(other), planned.iteration():
+        buffer = planned.allocate(256, own)
+        view = memoryview(buffer) if share else None
+        buffer.close(other)
+        del view
+        with planned.allocate(256, own) as second:
+            assert places(planned, second) != [0], "the other stream may still use it"
+        with planned.allocate(256, other) as third:
+            assert places(planned, third) == [0]
+    assert planned.report == IterationReport(2, 1, 0, None)
+
+
+def test_closed_plan_gives_its_block_back_after_every_streams_work(make_arena, host):
+    own, side = gpumem.Stream("host"), gpumem.Stream("host")
+    upstream, pin = one_block(make_arena)
+    planned = PlannedResource(planned_as((BLOCK, 0, 0, 0)), upstream)
+    with planned.iteration():
+        buffer = planned.allocate(BLOCK, own)
+        address = buffer.ptr
+        buffer.record_stream(side)
+        gate = HostDriver().block(side)
+        buffer.close()
+    opener = threading.Timer(0.01, gate.open)
+    opener.start()
+    planned.close()
+    assert side.query(), "given back while a stream used it"
+    opener.join()
+    assert next_address(upstream) == address
+    pin.close()
 
 
 def test_stream_reuse_policy_is_the_upstreams(make_arena, follow, virtual_clock):

@@ -582,6 +582,29 @@ def test_free_waits_on_the_device_for_recorded_streams(host, misuse):
     assert not any(misuse().values())
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_recorded_streams_work_comes_before_the_next_owners(host, share):
+    driver, own, side = HostDriver(), gpumem.Stream("host"), gpumem.Stream("host")
+    with gpumem.DriverPool("host") as pool, pool.allocate(MIB) as read:
+        buffer = pool.allocate(MIB, own)
+        address = buffer.ptr
+        view = memoryview(buffer) if share else None
+        driver.fill(buffer, 1, own)
+        own.synchronize()
+        buffer.record_stream(side)
+        with driver.block(side):
+            driver.call("cuMemcpyDtoDAsync", read.ptr, buffer.ptr, MIB, side.ptr)
+            buffer.close()
+            del view
+            again = pool.allocate(MIB, own)
+            assert again.ptr == address, "in the order of its stream"
+            driver.fill(again, 2, own)
+            assert not own.query()
+        side.synchronize()
+        assert set(memoryview(read)) == {1}
+        again.close()
+
+
 def test_failed_wait_for_a_recorded_stream_loses_no_ordering(host, misuse):
     driver, side = HostDriver(), gpumem.Stream("host")
     with gpumem.DriverPool("host") as pool:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Answers
 from helpers.threads import with_a_context_stack_of_its_own
 
@@ -547,6 +548,42 @@ def test_region_of_a_resource_is_usable_on_every_stream(make_arena, virtual_cloc
     assert (np.frombuffer(after, np.uint8) == 2).all()
     after.close()
     arena.close()
+
+
+@pytest.fixture
+def region_in_use(make_arena, host):
+    """An arena over one with room for its region, which a stream behind a gate still uses."""
+    own, side = gpumem.Stream("host"), gpumem.Stream("host")
+    below, pin = one_block(make_arena)
+    arena = gpumem.Arena("host", EXACT, source=below)
+    buffer = arena.allocate(BLOCK, own)
+    buffer.record_stream(side)
+    with HostDriver().block(side) as gate:
+        address = buffer.ptr
+        buffer.close()
+        yield below, arena, side, gate, address
+    arena.close()
+    pin.close()
+
+
+def test_shrink_leaves_a_region_that_a_recorded_stream_uses(region_in_use):
+    below, arena, side, gate, address = region_in_use
+    arena.shrink()
+    assert next_address(below) is None
+    gate.open()
+    side.synchronize()
+    arena.shrink()
+    assert next_address(below) == address
+
+
+def test_close_gives_a_region_back_after_every_streams_work(region_in_use):
+    below, arena, side, gate, address = region_in_use
+    opener = threading.Timer(0.01, gate.open)
+    opener.start()
+    arena.close()
+    assert side.query(), "given back while a stream used it"
+    opener.join()
+    assert next_address(below) == address
 
 
 def test_resource_of_other_memory_is_refused_as_a_source(make_arena):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Plain
 from helpers.waiting import wait_until
 
@@ -340,6 +341,25 @@ def test_unfinished_run_retains_its_inputs_and_outputs(host, fails):
         assert not used & {block.ptr for block in made}
     gpumem.Device("host").synchronize()
     made.append(arena.allocate(arena.stats().reserved - 5 * 4096, side))  # all that is left
+
+
+def test_scratch_of_an_unfinished_run_stays_its_streams(make_arena, host):
+    arena, pin = one_block(make_arena)
+    addresses, gates = [], []
+
+    def work(ctx):
+        gates.append(HostDriver().block(ctx.stream))
+        with ctx.allocator.allocate(BLOCK) as scratch:
+            addresses.append(scratch.ptr)
+
+    with gpumem.using_resource(arena), gpumem.Session("host") as session:
+        session.run(work, synchronize=False)
+        with gates[0]:
+            assert next_address(session.allocator()) is None
+            assert next_address(session.allocator(), session.compute_stream) == addresses[0]
+        session.compute_stream.synchronize()
+        assert next_address(session.allocator()) == addresses[0]
+    pin.close()
 
 
 def test_unfinished_run_retains_memory_of_other_libraries():

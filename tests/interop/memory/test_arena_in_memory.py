@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import pytest
+from helpers.driver import HostDriver
 
 import gpumem
 from gpumem.errors import ConfigError, InUseError, OutOfMemoryError, SourceError
@@ -174,3 +176,19 @@ def test_tensors_are_allocated_from_the_arena(memory):
         tensor.numpy()[:] = 2
         assert tensor.numpy().sum() == 200
         del tensor
+
+
+def test_memory_of_an_arena_is_released_after_every_streams_work(importer, describe, host):
+    side = gpumem.Stream("host")
+    memory = importer.import_memory(describe())
+    arena = memory.resource()
+    buffer = arena.allocate(4096)
+    buffer.record_stream(side)
+    gate = HostDriver().block(side)
+    buffer.close()
+    opener = threading.Timer(0.01, gate.open)
+    opener.start()
+    arena.close()
+    memory.close()
+    assert side.query(), "released while a stream used it"
+    opener.join()
