@@ -2,8 +2,8 @@
 
 from gpumem._buffer.arguments cimport alignment_of, size_of
 from gpumem._buffer.buffer cimport (
-    Buffer, buffer_end, buffer_of, buffer_share, drop_share, empty_buffer, require_open,
-    ResourceBase,
+    Buffer, buffer_end, buffer_note_consumer, buffer_of, buffer_share, drop_share, empty_buffer,
+    require_open, ResourceBase,
 )
 from gpumem._buffer.dlpack cimport (
     DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLOAT,

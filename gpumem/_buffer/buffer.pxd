@@ -68,6 +68,8 @@ cdef Buffer empty_buffer(ResourceBase resource, uint32_t slot)
 cdef void buffer_end(Buffer buffer) noexcept
 # Raises if the buffer is closed, or its bytes are not where they were.
 cdef int require_open(Buffer buffer) except -1
+# A consumer is given a view for work on its stream, a handle above 0: a default stream is recorded.
+cdef int buffer_note_consumer(Buffer buffer, uint64_t stream) except -1
 # One more reference to the block, for a view; NULL for an empty buffer. drop_share ends it.
 cdef Lease* buffer_share(Buffer buffer) except? NULL
 cdef inline void drop_share(void* lease) noexcept nogil:

@@ -18,7 +18,7 @@ from gpumem._native.driver cimport (
     CUstream,
 )
 from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses, uses_add
-from gpumem._support.streams cimport PER_THREAD_STREAM
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem.device import Device, MemoryKind
 from gpumem.errors import ClosedError
@@ -347,7 +347,9 @@ cdef class Buffer:
         Parameters
         ----------
         stream : int, optional
-            The consumer's stream, by the protocol; a Buffer has no pending work of its own.
+            The consumer's stream, by the protocol; a Buffer has no pending work of its own. A
+            default stream is recorded as by `record_stream`; another's handle may end before the
+            block does, so its owner calls that.
         max_version : tuple of int, optional
             The newest DLPack the consumer reads; from (1, 0) it gets a versioned capsule.
         dl_device : tuple of int, optional
@@ -375,6 +377,7 @@ cdef class Buffer:
             self.home.before_cpu(self)
         elif stream is None or stream != -1:
             self.home.before_stream(self, <CUstream><uintptr_t><uint64_t>(stream or 1))
+            buffer_note_consumer(self, stream or 1)
         return dlpack_bytes(self.address, self.requested_bytes, device, self.home.is_read_only,
                             versioned, buffer_share(self))
 
@@ -441,6 +444,14 @@ cdef Lease* buffer_share(Buffer buffer) except? NULL:
         buffer.uses = NULL
     lease_retain(buffer.shared)
     return buffer.shared
+
+
+cdef int buffer_note_consumer(Buffer buffer, uint64_t stream) except -1:
+    # A default stream never ends. Another library's memory has an owner who orders its consumers.
+    if (stream <= PER_THREAD_STREAM and not buffer.home.is_foreign
+            and stream != (buffer.home.stream_at(buffer.slot) or LEGACY_STREAM)):
+        buffer.record_stream(stream)
+    return 0
 
 
 cdef int side_of(object memory, object location) except? -2:

@@ -10,10 +10,10 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, buffer_share, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice,
-    dlpack_capsule, dlpack_check_stream, dlpack_device_from, dlpack_export, dlpack_wants_versioned,
-    drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, ResourceBase,
-    own_stream, require_open, same_device,
+    Buffer, buffer_note_consumer, buffer_share, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED,
+    DL_IS_COPIED, DLDevice, dlpack_capsule, dlpack_check_stream, dlpack_device_from, dlpack_export,
+    dlpack_wants_versioned, drop_share, exchange_capsule, Export, MemoryResource, order_host,
+    order_stream, ResourceBase, own_stream, require_open, same_device,
 )
 from gpumem._copy cimport copy_elements, Side
 from gpumem._defaults cimport serving
@@ -505,7 +505,9 @@ cdef class Tensor:
         stream : int, optional
             The consumer's stream, which then comes after what the buffer's stream has queued. On a
             CUDA device None and 1 are the legacy default stream, 2 the thread's own, -1 means
-            no order. For CPU memory None: the call waits.
+            no order. For CPU memory None: the call waits. The block is not reused while work that
+            a default stream had when the block was freed is unfinished; a consumer on another
+            stream keeps its view until its work is done, or calls `Buffer.record_stream`.
         max_version : tuple of int, optional
             The newest DLPack that the consumer reads; from (1, 0) it gets a versioned capsule.
         dl_device : tuple of int, optional
@@ -791,7 +793,8 @@ cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1
             return 0
         handle = stream
     # The consumer's stream waits on the device: the CPU goes on.
-    return order_stream(buffer, <CUstream><uintptr_t>handle)
+    order_stream(buffer, <CUstream><uintptr_t>handle)
+    return buffer_note_consumer(buffer, handle)
 
 
 # ---- The owners of NumPy arrays ------------------------------------------------------------------

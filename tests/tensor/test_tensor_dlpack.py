@@ -6,6 +6,8 @@ import gc
 import numpy as np
 import pytest
 from helpers import child, dlpack
+from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, next_address, one_block
 
 import gpumem
 
@@ -32,6 +34,58 @@ def test_capsule_has_the_real_address_and_strides(arena, kind, key):
     assert (seen.data, seen.byte_offset, seen.ndim) == (tensor.ptr, 0, rank)
     assert tuple(seen.shape[:rank]) == tensor.shape
     assert tuple(4 * step for step in seen.strides[:rank]) == tensor.strides
+
+
+@pytest.mark.parametrize("what", ["tensor", "buffer"])
+@pytest.mark.parametrize("default", [1, 2])
+def test_block_is_not_reused_while_a_consumers_default_stream_uses_it(
+    make_arena, host, what, default
+):
+    arena, pin = one_block(lambda config: make_arena(config, "host/managed"))
+    own, consumers = gpumem.Stream("host"), gpumem.Stream.from_handle("host", default)
+    buffer = arena.allocate(BLOCK, own)
+    address = buffer.ptr
+    producer = gpumem.from_dlpack(buffer) if what == "tensor" else buffer
+    taken = dlpack.consume(producer.__dlpack__(max_version=(1, 0), stream=default))
+    del producer
+    buffer.close()
+    with HostDriver().block(consumers):
+        taken.delete()
+        assert next_address(arena, own) is None
+    consumers.synchronize()
+    assert next_address(arena, own) == address
+    pin.close()
+
+
+def test_block_given_to_a_consumers_other_stream_waits_for_it_if_it_is_recorded(make_arena, host):
+    arena, pin = one_block(lambda config: make_arena(config, "host/managed"))
+    own, consumers = gpumem.Stream("host"), gpumem.Stream("host")
+    for recorded in (False, True):
+        tensor = gpumem.from_dlpack(arena.allocate(BLOCK, own))
+        address = tensor.ptr
+        taken = dlpack.consume(tensor.__dlpack__(max_version=(1, 0), stream=consumers.ptr))
+        if recorded:
+            tensor.buffer.record_stream(consumers)
+        del tensor
+        assert next_address(arena, own) is None, "the consumer's view keeps it"
+        with HostDriver().block(consumers):
+            taken.delete()
+            assert next_address(arena, own) == (None if recorded else address)
+        consumers.synchronize()
+        assert next_address(arena, own) == address
+    pin.close()
+
+
+def test_export_to_the_own_stream_or_in_no_order_records_nothing(make_arena, host):
+    arena = make_arena({}, "host/managed")
+    for own, consumers in ((None, 1), (gpumem.Stream("host"), -1)):
+        tensor = gpumem.from_dlpack(arena.allocate(BLOCK, own))
+        taken = dlpack.consume(tensor.__dlpack__(max_version=(1, 0), stream=consumers))
+        del tensor
+        calls = host.call_count()
+        taken.delete()
+        arena.allocate(BLOCK, own).close()
+        assert host.call_count() == calls
 
 
 def test_empty_tensor_is_exported_with_a_null_address():
