@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+from helpers.one_block import BLOCK, next_address, one_block
 
 import gpumem
 import gpumem.integrations.cuda_core as integration
@@ -36,6 +37,23 @@ def test_cuda_core_device_allocates_from_the_arena(device, arena):
         block.close(stream)
         assert arena.stats().requested_in_use == 0
     assert device.memory_resource is before
+
+
+def test_block_closed_on_another_stream_is_reused_there_at_once_and_elsewhere_later(
+    device, make_arena, gate
+):
+    arena, pin = one_block(lambda config: make_arena(config, "cuda:0"))
+    own, closing = device.create_stream(), device.create_stream()
+    block = integration.allocator(arena).allocate(BLOCK, stream=own)
+    address = int(block.handle)
+    gate.hold(closing.__cuda_stream__()[1])
+    block.close(closing)
+    assert next_address(arena, own) is None
+    assert next_address(arena, closing) == address
+    gate.open()
+    closing.sync()
+    assert next_address(arena, own) == address
+    pin.close()
 
 
 def test_none_means_the_default_resource(device):

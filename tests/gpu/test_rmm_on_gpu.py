@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 from helpers import child
+from helpers.one_block import BLOCK, next_address, one_block
 
 import gpumem
 import gpumem.integrations.rmm as integration
@@ -36,6 +37,23 @@ def test_block_belongs_to_the_stream_that_rmm_names(arena):
     assert arena.stats().num_frees == 100
     stream.synchronize()
     arena.reset_stream(stream)
+
+
+def test_block_freed_on_another_stream_is_reused_there_at_once_and_elsewhere_later(
+    make_arena, gate
+):
+    arena, pin = one_block(lambda config: make_arena(config, "cuda:0"))
+    source = integration.allocator(arena)
+    own, freeing = rmm.pylibrmm.stream.Stream(), rmm.pylibrmm.stream.Stream()
+    address = source.allocate(BLOCK, own)
+    gate.hold(freeing.__cuda_stream__()[1])
+    source.deallocate(address, BLOCK, freeing)
+    assert next_address(arena, own) is None
+    assert next_address(arena, freeing) == address
+    gate.open()
+    freeing.synchronize()
+    assert next_address(arena, own) == address
+    pin.close()
 
 
 def test_out_of_memory_is_rmms_error_and_runs_its_failure_callback():

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from helpers.dlpack import consume
+from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import close_when_unused
 
 import gpumem
@@ -104,4 +106,83 @@ def test_request_waits_for_memory_of_another_stream(driver):
     fill(driver, other, 2, second)
     first.synchronize()
     assert (read(driver, other, second)[:: MIB // 2] == 2).all()
+    pin.close()
+
+
+class OverAnArena(gpumem.MemoryResource):
+    """As users write one: a block goes back in the order of the stream that it is given."""
+
+    def __init__(self, arena):
+        super().__init__(arena.memory)
+        self.arena, self.blocks = arena, {}
+
+    def allocate_raw(self, nbytes, stream):
+        block = self.arena.allocate(nbytes, stream)
+        self.blocks[block.ptr] = block
+        return block.ptr
+
+    def deallocate_raw(self, ptr, nbytes, stream):
+        self.blocks.pop(ptr).close(stream)
+
+
+def record(buffer, side):
+    buffer.record_stream(side)
+    return buffer
+
+
+def record_by_the_interface(buffer, side):
+    described = buffer.__cuda_array_interface__
+    assert described["data"] == (buffer.ptr, False)
+    return record(buffer, side)
+
+
+def export_to_the_default_stream(buffer, side):
+    return consume(buffer.__dlpack__(max_version=(1, 0), stream=side.ptr))
+
+
+@pytest.mark.parametrize("around", [None, gpumem.adaptors.track])
+@pytest.mark.parametrize(
+    ("cross", "stream"),
+    [
+        (record, gpumem.Stream),
+        (record_by_the_interface, gpumem.Stream),
+        (export_to_the_default_stream, lambda device: gpumem.Stream.from_handle(device, 1)),
+        (export_to_the_default_stream, lambda device: gpumem.Stream.from_handle(device, 2)),
+    ],
+)
+def test_block_is_not_reused_while_the_stream_it_was_given_to_uses_it(
+    make_arena, driver, gate, around, cross, stream
+):
+    arena, pin = one_block(lambda config: make_arena(config, "cuda:0"))
+    own, side = gpumem.Stream("cuda:0"), stream("cuda:0")
+    buffer = (around(arena) if around else arena).allocate(BLOCK, own)
+    address = buffer.ptr
+    given = cross(buffer, side)
+    gate.hold(side)
+    fill(driver, buffer, 1, side)
+    buffer.close()
+    if given is not buffer:
+        given.delete()
+    assert next_address(arena, own) is None
+    gate.open()
+    side.synchronize()
+    assert next_address(arena, own) == address
+    pin.close()
+
+
+def test_stream_that_takes_a_users_block_back_waits_for_recorded_ones(make_arena, driver, gate):
+    arena, pin = one_block(lambda config: make_arena(config, "cuda:0"))
+    own, other, side = (gpumem.Stream("cuda:0") for _ in range(3))
+    buffer = OverAnArena(arena).allocate(BLOCK, own)
+    address = buffer.ptr
+    buffer.record_stream(side)
+    gate.hold(side)
+    buffer.close()
+    assert next_address(arena, other) is None
+    assert next_address(arena, own) == address
+    assert not own.query(), "behind the recorded stream"
+    gate.open()
+    own.synchronize()
+    assert side.query()
+    assert next_address(arena, other) == address
     pin.close()
