@@ -446,7 +446,9 @@ def test_plan_runs_in_imported_memory():
     os.truncate(file, 1 << 16)
     described = interop.MemoryDescriptor(file, interop.MemoryHandleType.MEMFD, 1 << 16, offset=4096)
     with interop.Importer.for_device("host").import_memory(described) as memory:
-        tensors = plan.tensors(memory)
+        stream = gpumem.Stream("host")
+        tensors = plan.tensors(memory, stream)
+        assert tensors["v1"].buffer.stream == stream
         tensors["v1"].numpy()[:] = 7
         assert os.pread(file, 1000, 4096 + plan.offsets["v1"]) == b"\7" * 1000
         del tensors

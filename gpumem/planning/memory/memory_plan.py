@@ -189,7 +189,7 @@ class MemoryPlan:
         memory : MemoryResource, ExternalMemory or Mapping
             An allocator, such as an `Arena`, or imported memory; by memory if there are several.
         stream : Stream, optional
-            Stream for which the blocks are allocated.
+            Stream for which the blocks are allocated, or that tensors in imported memory belong to.
 
         Raises
         ------

@@ -82,7 +82,8 @@ def _block_of(plan: MemoryPlan, memory: MemoryInfo, source: Any, stream: Any) ->
         whole = empty(nbytes + plan.alignment - 1, "uint8", resource=source, stream=stream)
         skipped = -whole.ptr % plan.alignment
         return whole[skipped : skipped + nbytes]
-    block: Tensor = source.tensor(nbytes, "uint8", offset=-source.ptr % plan.alignment)
+    skipped = -source.ptr % plan.alignment
+    block: Tensor = source.tensor(nbytes, "uint8", offset=skipped, stream=stream)
     return block
 
 
