@@ -12,6 +12,8 @@ from gpumem._native.driver.table cimport (
     check, CUresult, DriverDevice, DriverTable, open_driver_device,
 )
 
+from gpumem._native.driver.table import hush_threads
+
 
 cdef extern from "hostdev/device/hostdev.h" nogil:
     enum:
@@ -39,6 +41,7 @@ cdef bint loaded = False
 def _shutdown():
     """Stop the worker threads while the memory that they copy from is still there."""
     if loaded:
+        hush_threads()
         with nogil:
             hostdev_shutdown()
 

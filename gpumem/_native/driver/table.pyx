@@ -1,5 +1,8 @@
 """Devices of the driver table: opening them, queries, one way to raise."""
 
+import atexit
+import threading
+
 cimport cython
 from libc.string cimport strcmp
 
@@ -193,6 +196,24 @@ cdef int require(const void* entry, str call, str what) except -1:
         raise DriverError(call, <int>CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED",
                           f"{what} needs {call}, which this driver does not have")
     return 0
+
+
+# What reports the errors that end threads; None until the process ends.
+cdef object report_of_threads = None
+
+
+@atexit.register
+def hush_threads():
+    """From here on report no thread that a ClosedError ends: daemon threads all end like that."""
+    global report_of_threads
+    if report_of_threads is None:
+        report_of_threads = threading.excepthook
+        threading.excepthook = report_unless_closed
+
+
+def report_unless_closed(failed):
+    if not issubclass(failed.exc_type, ClosedError):
+        report_of_threads(failed)
 
 
 # ---- devices -----------------------------------------------------------------------------------
