@@ -34,7 +34,7 @@ from gpumem._native.pages cimport (
     range_reserve, Space, space_add_range, space_execute, space_finish, space_plan, space_plan_trim,
     space_undo,
 )
-from gpumem._support.atomics cimport load32, load64, store32, store64
+from gpumem._support.atomics cimport load32, load64, store32, store64, sum_add
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -385,7 +385,7 @@ cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
     if arena.context.table.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS:
         free_bytes = <size_t>1 << 62
     context_leave(arena.context)
-    arena.backing.calls += 1
+    sum_add(&arena.backing.calls, 1)
     lock_acquire(&arena.lock)
     idle = arena_reserved(arena) - arena_in_use(arena)
     lock_release(&arena.lock)
@@ -535,7 +535,7 @@ cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil
     cdef Range fresh
     cdef bint added
     cdef CUresult code = range_reserve(space, size, &fresh)
-    arena.backing.calls += 1
+    sum_add(&arena.backing.calls, 1)
     if code != CUDA_SUCCESS:
         return driver_refused(arena, code, "cuMemAddressReserve")
     lock_acquire(&arena.lock)

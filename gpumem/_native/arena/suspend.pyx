@@ -15,6 +15,7 @@ from gpumem._native.backing cimport mapped_find
 from gpumem._native.bfc cimport Bfc, CHUNK_USED, NIL
 from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, CUresult, CUstream
 from gpumem._native.pages cimport space_release_pages, space_restore
+from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.streams cimport LEGACY_STREAM
 
@@ -258,7 +259,7 @@ cdef inline CUresult copy_piece(ArenaCore* arena, uint64_t address, uint64_t sta
     cdef char* host = <char*>arena.saved_copy + start
     if nbytes == 0:
         return CUDA_SUCCESS
-    arena.backing.calls += 1
+    sum_add(&arena.backing.calls, 1)
     if down:
         return arena.context.table.cuMemcpyDtoHAsync(host, address, nbytes, stream)
     return arena.context.table.cuMemcpyHtoDAsync(address, host, nbytes, stream)
@@ -269,5 +270,5 @@ cdef void copy_forget(ArenaCore* arena) noexcept nogil:
     free(arena.saved)
     arena.saved_copy = NULL
     arena.saved = NULL
-    arena.saved_bytes = 0
+    store64(&arena.saved_bytes, 0)
     arena.saved_count = 0

@@ -10,6 +10,7 @@ from gpumem._native.driver cimport (
     CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdeviceptr, CUmem_advise, CUmemLocation, CUresult,
     CUstream, DeviceContext,
 )
+from gpumem._support.atomics cimport store64, sum_add
 
 
 cdef enum:
@@ -78,7 +79,7 @@ cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) no
 
 cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil:
     # The name of the latest refusal, for the error; a success keeps the one before.
-    self.calls += 1
+    sum_add(&self.calls, 1)
     if code != CUDA_SUCCESS:
         self.call = call
     return code
@@ -94,7 +95,7 @@ cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
     mapped.nbytes = nbytes
     mapped.memory = memory
     self.mapped = mapped
-    self.mapped_bytes += nbytes
+    store64(&self.mapped_bytes, self.mapped_bytes + nbytes)
     return mapped
 
 
@@ -114,7 +115,7 @@ cdef Mapped* mapped_remove(Backing* self, uint64_t address) noexcept nogil:
     found = link[0]
     if found != NULL:
         link[0] = found.next
-        self.mapped_bytes -= found.nbytes
+        store64(&self.mapped_bytes, self.mapped_bytes - found.nbytes)
     return found
 
 

@@ -18,6 +18,7 @@ from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand,
     granule_of, is_backed, Page, page_over, Plan, Space,
 )
+from gpumem._support.atomics cimport sum_add
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 
@@ -51,7 +52,7 @@ cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
 cdef CUresult note_call(const Space* space, const char** refused, const char* call,
                         CUresult code) noexcept nogil:
     # Counts a driver call and, if it failed, keeps its name.
-    space.calls[0] += 1
+    sum_add(space.calls, 1)
     if code != CUDA_SUCCESS:
         refused[0] = call
     return code
@@ -146,13 +147,13 @@ cdef void end_run(Space* space, Plan* plan, uint32_t first, uint32_t last,
             continue
         if not mapped:
             view_unmap(space, action.to, space.page[action.page].granules)
-            space.calls[0] += 1
+            sum_add(space.calls, 1)
             continue
         action.done = True
         if action.kind == ACTION_CREATE:
             space.created += 1
         else:
-            space.moved += 1
+            sum_add(&space.moved, 1)
 
 
 cdef void release_memory(Space* space, Plan* plan) noexcept nogil:
@@ -167,7 +168,7 @@ cdef void release_page(Space* space, Page* page) noexcept nogil:
     # Memory without a view goes back; where that is refused, it is tried again later.
     if page.memory == 0:
         return                          # suspended
-    space.calls[0] += 1
+    sum_add(space.calls, 1)
     if space.context.table.cuMemRelease(page.memory) != CUDA_SUCCESS:
         orphan_add(space, page.memory)
     page.memory = 0
@@ -300,7 +301,7 @@ cdef CUresult page_give_up(Space* space, Page* page, Lock* lock) noexcept nogil:
     cdef CUresult code
     if page.dormant != NIL:
         code = view_unmap(space, page.dormant, page.granules)
-        space.calls[0] += 1
+        sum_add(space.calls, 1)
         if code != CUDA_SUCCESS:
             return code
         lock_acquire(lock)
@@ -308,7 +309,7 @@ cdef CUresult page_give_up(Space* space, Page* page, Lock* lock) noexcept nogil:
         page.dormant = NIL
         lock_release(lock)
     code = view_unmap(space, page.active, page.granules)
-    space.calls[0] += 1
+    sum_add(space.calls, 1)
     if code == CUDA_SUCCESS:
         release_page(space, page)
     return code

@@ -13,9 +13,9 @@ from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
     arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD,
     ARENA_DRIVER_REFUSED, ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY, ARENA_NO_METADATA,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, block_note,
-    BlockNote, caches_flush, DebugHeap, heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock,
-    HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, ArenaStats,
+    block_note, BlockNote, caches_flush, DebugHeap, heap_check, heap_copy, heap_counts, HEAP_LIVE,
+    HeapBlock, HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE,
     STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport (
@@ -276,41 +276,46 @@ cdef int require_heap(ArenaBase arena) except -1:
 # ---- counters ------------------------------------------------------------------------------------
 
 cdef object arena_stats(ArenaCore* core):
-    cdef ArenaCore seen
+    cdef ArenaStats stats
     cdef HeapCounts heap
-    cdef uint64_t largest
-    # Cached blocks would count as in use; afterwards one copy under the lock is consistent.
+    cdef uint64_t in_use, reserved, largest, regions, spared
+    # Cached blocks would count as in use; afterwards the figures under the lock are consistent.
     caches_flush(core)
     lock_acquire(&core.lock)
-    seen = core[0]
+    stats = core.stats
+    in_use = arena_in_use(core)
+    reserved = (load64(&core.shareable.mapped_bytes) if core.closed == STATE_SUSPENDED
+                else arena_reserved(core))
+    regions = regions_held(core)
+    spared = core.spaces[LARGE_SPACE].spared + core.spaces[SMALL_SPACE].spared
     largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
+    heap = HeapCounts(0, core.table.requested_in_use + core.small.requested_in_use, 0, 0)
     lock_release(&core.lock)
-    heap = HeapCounts(0, seen.table.requested_in_use + seen.small.requested_in_use, 0, 0)
     # Blocks in quarantine are free for users, though the table counts them as used.
     if core.heap != NULL:
         heap = heap_counts(core.heap)
     from gpumem.stats import Stats
     return Stats(
-        limit=seen.settings.max_mem,
-        in_use=arena_in_use(&seen) - min(heap.held_bytes, arena_in_use(&seen)),
+        limit=load64(&core.settings.max_mem),
+        in_use=in_use - min(heap.held_bytes, in_use),
         requested_in_use=heap.live_bytes,
-        reserved=(seen.shareable.mapped_bytes if seen.closed == STATE_SUSPENDED
-                  else arena_reserved(&seen)),
-        max_in_use=seen.stats.max_in_use,
-        max_reserved=seen.stats.max_reserved,
-        num_allocs=seen.stats.num_allocs,
-        num_frees=seen.stats.num_frees + heap.held,
-        num_reserves=seen.stats.num_reserves,
-        num_extensions=seen.stats.num_extensions,
-        num_regions=regions_held(&seen),
-        num_shrinkages=seen.stats.num_shrinkages,
-        max_alloc_size=seen.stats.max_alloc_size,
+        reserved=reserved,
+        max_in_use=stats.max_in_use,
+        max_reserved=stats.max_reserved,
+        num_allocs=stats.num_allocs,
+        num_frees=stats.num_frees + heap.held,
+        num_reserves=stats.num_reserves,
+        num_extensions=stats.num_extensions,
+        num_regions=regions,
+        num_shrinkages=stats.num_shrinkages,
+        max_alloc_size=stats.max_alloc_size,
         largest_free=largest,
-        pages_moved=seen.spaces[LARGE_SPACE].moved + seen.spaces[SMALL_SPACE].moved,
-        suspended_bytes=seen.saved_bytes,
-        moves_refused=seen.spaces[LARGE_SPACE].spared + seen.spaces[SMALL_SPACE].spared,
-        driver_calls=(seen.backing.calls + seen.shareable.calls + seen.stats.events_recorded
-                      + seen.stats.events_asked + seen.stats.events_waited),
+        pages_moved=(load64(&core.spaces[LARGE_SPACE].moved)
+                     + load64(&core.spaces[SMALL_SPACE].moved)),
+        suspended_bytes=load64(&core.saved_bytes),
+        moves_refused=spared,
+        driver_calls=(load64(&core.backing.calls) + load64(&core.shareable.calls)
+                      + stats.events_recorded + stats.events_asked + stats.events_waited),
     )
 
 
