@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--max-mem", type=int, default=96 * MIB, help="bytes of each arena")
     parser.add_argument("--each", type=float, default=5, help="seconds of one scenario")
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="ACTION", help="to narrow down what was found"
+    )
     parser.add_argument("--lie", action="store_true", help="reset busy streams: must be found")
     parser.add_argument("--find-misuse", action="store_true", help="host: look for missing waits")
     chosen = parser.parse_args()
@@ -76,6 +79,7 @@ def _scenarios(chosen: argparse.Namespace, seed: int) -> Iterator[Scenario]:
             seconds=seconds,
             threads=chosen.threads,
             beside=_beside(chosen.device),
+            without=tuple(chosen.without),
             lag_us=rng.choice([0, 0, 50, 1000]) if chosen.device.startswith("host") else 0,
             lie=chosen.lie,
         )

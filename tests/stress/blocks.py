@@ -33,6 +33,7 @@ class Shared:
     streams: list  # used by every thread
     bytes_per_thread: int
     lie: bool  # tell the arena that a stream is drained when it is not
+    without: tuple[str, ...] = ()  # names of actions that are left out
     stopped: bool = False
     inbox: deque = field(default_factory=deque)  # blocks on their way to another thread
 

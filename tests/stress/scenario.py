@@ -33,6 +33,7 @@ class Scenario:
     seconds: float
     threads: int = 3
     beside: tuple[str, ...] = ()  # memories that copies go through
+    without: tuple[str, ...] = ()
     lag_us: int = 0
     lie: bool = False
 
@@ -75,6 +76,7 @@ def _run(scenario: Scenario, memory: Any, driver: HostDriver, outcome: Outcome) 
         streams=[gpumem.Stream(device) for _ in range(2)],
         bytes_per_thread=int(arena.config.max_mem / scenario.threads),
         lie=scenario.lie,
+        without=scenario.without,
     )
     seeds = random.Random(scenario.seed)
     end = time.monotonic() + scenario.seconds

@@ -38,6 +38,8 @@ class Worker:
             self.look: 3,
             **self.crossings.actions(),
         }
+        for name in shared.without:
+            del actions[next(each for each in actions if each.__name__ == name)]
         self._actions, self._weights = list(actions), list(actions.values())
 
     def step(self) -> None:
