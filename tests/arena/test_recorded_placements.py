@@ -44,6 +44,9 @@ CONFIGS = {
     "pages, limited": PAGES | {"page_move_threshold": 0, "max_mem": 40 * MIB},
     "pages, limited, wait": PAGES | {"stream_reuse": "wait", "max_mem": 40 * MIB},
 }
+CONFIGS |= {f"{name}, calls fail": CONFIGS[name] for name in [*CONFIGS] if "pages" in name}
+CONFIGS |= {f"{name}, budget": CONFIGS[name] for name in ("regions, ort", "pages, all move")}
+CONFIGS |= {f"{name}, budget in use": CONFIGS[name] for name in ("regions, ort", "pages")}
 CALLS = ("cuMemAlloc", "cuMemFree", "cuMemAddressReserve", "cuMemCreate", "cuMemRelease")
 CALLS += ("cuMemMap", "cuMemUnmap", "cuMemSetAccess")
 CALLS += ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent")
@@ -67,8 +70,9 @@ class InARow:
 class Program:
     """Allocations and frees on three streams, decided by a seed, while work is queued or done."""
 
-    def __init__(self, arena, host, largest):
+    def __init__(self, arena, host, largest, fails):
         self.arena = arena
+        self.fails = fails
         self.host = host
         self.rng = random.Random(7)
         self.largest = largest
@@ -89,12 +93,18 @@ class Program:
             said.append(self.step())
             if step % LOOK_EVERY == LOOK_EVERY - 1:
                 said.append(self.look(before))
+        self.host.clear_faults()
         while self.live:
             self.live.pop().close()
         self.drain()
         return [*said, self.look(before), str(self.arena.shrink().released_bytes)]
 
     def step(self):
+        if self.fails and self.rng.random() < 0.1:
+            # One of the next calls of a kind; none may be left when its time is over.
+            call = self.rng.choice(CALLS[2:])
+            self.host.clear_faults()
+            self.host.fail(call, self.rng.randrange(1, 4), self.rng.choice([1, 2]))
         chance = self.rng.random()
         if chance < 0.03:
             self.drain()
@@ -119,6 +129,8 @@ class Program:
             block = allocate(*arguments)
         except gpumem.OutOfMemoryError:
             return "out"
+        except gpumem.errors.DriverError as error:
+            return f"{error.call}:{error.code}"
         self.live.append(block)
         # Addresses differ from run to run; which of them come again does not.
         return str(self.places.setdefault(block.ptr, len(self.places)))
@@ -145,7 +157,8 @@ class Program:
 
     def look(self, before):
         self.arena.check_invariants()
-        stats = vars(self.arena.stats())
+        budget = self.arena.budget
+        stats = vars(self.arena.stats()), budget and (budget.used, budget.peak)
         calls = [self.host.call_count(name) - before[name] for name in CALLS]
         first: dict[int, int] = {}
         numbers = {stream.ptr: number for number, stream in enumerate(self.streams)}
@@ -177,8 +190,12 @@ def test_fixed_program_gets_the_recorded_places(name, largest, recorded, virtual
     virtual_clock.set_capacity(0, 1 << 40)  # the same on every machine
     virtual_clock.set_lag(LAG)
     source = InARow() if "regions" in name else None
-    arena = gpumem.Arena("host", CONFIGS[name] | {"oom_wait_ms": 0}, source=source)
-    said = Program(arena, virtual_clock, largest).run()
+    more = {}
+    if "budget" in name:
+        more = {"budget": gpumem.Budget(50 * MIB)}
+        more |= {"count": "in_use"} if "in use" in name else {}
+    arena = gpumem.Arena("host", CONFIGS[name] | {"oom_wait_ms": 0}, source=source, **more)
+    said = Program(arena, virtual_clock, largest, "calls fail" in name).run()
     arena.close()
     key = f"{name}, {largest}"
     assert said == recorded.setdefault(key, " ".join(said)).split()
