@@ -11,12 +11,13 @@ from gpumem._buffer cimport (
 )
 from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, arena_allocate_fast,
-    arena_allocate_slow, ARENA_CAPTURING, arena_close, ARENA_CLOSED, arena_create, ARENA_DEAD,
-    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease,
-    ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare,
-    arena_record, arena_reserved, arena_reset_peaks, arena_reset_stream, arena_resume,
-    arena_set_limit, arena_shrink, arena_stream, arena_suspend, ArenaCore, arenas_release_retired,
-    ArenaSettings, Block, heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
+    arena_allocate_slow, ARENA_CAPTURING, arena_close, arena_close_waits, ARENA_CLOSED,
+    arena_create, ARENA_DEAD, arena_drop, arena_free, arena_free_used, ARENA_IN_USE,
+    ARENA_INTERRUPTED, arena_lease, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved, arena_reset_peaks,
+    arena_reset_stream, arena_resume, arena_set_limit, arena_shrink, arena_stream, arena_suspend,
+    ArenaCore, arenas_release_retired, ArenaSettings, Block, heap_suspend, slot_drop, slot_retain,
+    STATE_CLOSED, STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -405,6 +406,11 @@ cdef class Arena(ArenaBase):
     def shrink(self):
         """Give every region without a live block back to the driver.
 
+        Pages go back at once, and those whose work is unfinished stay. The rest waits for
+        everything queued on the device, even by streams that never used the arena: regions of
+        every kind, because the driver's free does, persistent blocks that were freed, and arenas
+        that were dropped with work unfinished. That wait has no bound, and Ctrl-C comes after it.
+
         Returns
         -------
         ShrinkReport
@@ -788,6 +794,11 @@ cdef class Arena(ArenaBase):
     def close(self):
         """Give all memory back to the driver now. Idempotent.
 
+        Waits for everything queued on the device, even by streams that never used the arena. With
+        pages only if what was freed may still be used; Ctrl-C ends that wait, and the arena stays
+        open. With regions of every kind always, because the driver's free does: that wait has no
+        bound, and Ctrl-C comes after it.
+
         Raises
         ------
         InUseError
@@ -810,9 +821,14 @@ cdef class Arena(ArenaBase):
         True
         """
         cdef int status
+        cdef bint waits
         if self.core.closed == STATE_CLOSED:
             return
         self.require_outside_source()
+        with nogil:
+            waits = arena_close_waits(self.core)
+        if waits:
+            synchronize_device(&self.driver_device.context)
         if self.captures is not None:
             self.captures.close()
         with nogil:

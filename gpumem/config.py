@@ -275,7 +275,10 @@ class ArenaConfig(_Settings):
     oom_wait_ms : int
         Milliseconds, up to an hour, that an allocation waits for other streams' work as the last
         step before `OutOfMemoryError`. Bounded, because that work may itself wait for the calling
-        thread. 0: no wait. With stream_reuse="never" there is no wait either. Ctrl-C ends it.
+        thread. 0: no wait. With stream_reuse="never" there is no wait either. Ctrl-C ends it. It
+        does not bound what the driver waits for: where memory is out, idle regions go back before
+        this wait, and that waits for everything queued on the device, as `Arena.shrink` tells.
+        Pages do not.
     numa_node : int, optional
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the

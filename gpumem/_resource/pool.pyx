@@ -208,6 +208,9 @@ cdef class DriverPool(MemoryResource):
     def shrink(self):
         """Let the driver give unused memory back, down to `bytes_to_keep_on_shrink`.
 
+        Memory whose work is unfinished stays. Waits for everything queued on the device only where
+        the driver refused to free a block before, to try it again.
+
         Returns
         -------
         ShrinkReport

@@ -53,3 +53,15 @@ def test_interrupt_ends_a_suspend(host, make_arena, streams):
         assert arena.suspend() > 0
     arena.resume()
     kept.close()
+
+
+def test_interrupt_ends_a_close(host, streams):
+    arena = gpumem.Arena("host", {"backing": "virtual"})
+    with held_memory(arena, streams[0]) as gate:
+        with interrupted(more_calls(host, "cuEventQuery", 20), gate):
+            arena.close()
+        assert not arena.closed
+        arena.allocate(256, streams[0]).close()
+        gate.open()
+        arena.close()
+    assert arena.closed

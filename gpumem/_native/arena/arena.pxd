@@ -14,6 +14,8 @@ cdef void arena_drop(ArenaCore* arena) noexcept nogil
 # A reference to one that may be at its end, while it cannot be forgotten; False: it is.
 cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef int arena_close(ArenaCore* arena) noexcept nogil
+# Would it wait for the device before it gives pages back? The caller may do that first, in slices.
+cdef bint arena_close_waits(ArenaCore* arena) noexcept nogil
 cdef void arenas_release_retired() noexcept nogil
 
 # Of a paged arena: makes pages for so many bytes more than it holds.

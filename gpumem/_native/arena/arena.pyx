@@ -14,7 +14,7 @@ from gpumem._native.arena.growth cimport (
 )
 from gpumem._native.arena.streams cimport (
     add_stream, destroy_events, drain_streams, free_all_pending, release_completed, slot_retain,
-    streams_free,
+    streams_free, streams_may_work,
 )
 from gpumem._native.arena.suspend cimport copy_forget
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
@@ -257,6 +257,19 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         forget_backing(arena)
     lock_release(&arena.grow_lock)
     return ARENA_OK
+
+
+cdef bint arena_close_waits(ArenaCore* arena) noexcept nogil:
+    # Will arena_close wait for the device, where the caller can do so first? The driver's free of
+    # a region waits by itself.
+    cdef bint used
+    if context_is_dead(arena.context) or arena.closed or not arena.settings.paged:
+        return False
+    caches_flush(arena)
+    lock_acquire(&arena.lock)
+    used = arena.table.used_chunks or arena.small.used_chunks or arena.graphs
+    lock_release(&arena.lock)
+    return not used and streams_may_work(arena)
 
 
 cdef void release_memory(ArenaCore* arena) noexcept nogil:

@@ -24,6 +24,7 @@ cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 cdef void complete_streams(ArenaCore* arena) noexcept nogil
 # The same, after a wait for the device if any stream has work that is not known to be done.
 cdef void drain_streams(ArenaCore* arena) noexcept nogil
+cdef bint streams_may_work(ArenaCore* arena) noexcept nogil
 # Waits until everything queued on the device has finished.
 cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil
 

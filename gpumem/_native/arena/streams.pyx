@@ -493,6 +493,12 @@ cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
 
 cdef void drain_streams(ArenaCore* arena) noexcept nogil:
     # By the device: the streams' owners may have destroyed them.
+    if streams_may_work(arena):
+        wait_for_device(arena)
+    complete_streams(arena)
+
+
+cdef bint streams_may_work(ArenaCore* arena) noexcept nogil:
     cdef bint pending = False
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
@@ -500,9 +506,7 @@ cdef void drain_streams(ArenaCore* arena) noexcept nogil:
         if has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].polling:
             pending = True
     lock_release(&arena.lock)
-    if pending:
-        wait_for_device(arena)
-    complete_streams(arena)
+    return pending
 
 
 cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil:
