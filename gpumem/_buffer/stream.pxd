@@ -26,6 +26,7 @@ cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* hand
 cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext* there,
                             CUstream later) noexcept nogil
 # Whether what is queued on it now becomes a part of a graph.
-cdef bint stream_is_capturing(DeviceContext* context, CUstream stream) noexcept nogil
+cdef CUresult stream_is_capturing(DeviceContext* context, CUstream stream,
+                                  bint* capturing) noexcept nogil
 # Of a stream object of any library; None where it does not say, as a bare handle.
 cdef object device_of_stream(object stream)

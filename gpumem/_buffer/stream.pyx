@@ -291,11 +291,15 @@ cdef int require_usable(DriverDevice driver_device) except -1:
 cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext* there,
                             CUstream later) noexcept nogil:
     cdef CUevent event
-    cdef CUresult code
+    cdef bint earlier_captures = False
+    cdef bint later_captures = False
     # A graph under capture cannot wait for work outside of it, and other work cannot wait for a
     # graph before it is launched: its launch has to be ordered by the caller.
-    if stream_is_capturing(here, earlier) != stream_is_capturing(there, later):
-        return CUDA_SUCCESS
+    cdef CUresult code = stream_is_capturing(here, earlier, &earlier_captures)
+    if code == CUDA_SUCCESS:
+        code = stream_is_capturing(there, later, &later_captures)
+    if code != CUDA_SUCCESS or earlier_captures != later_captures:
+        return code
     code = here.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
     if code != CUDA_SUCCESS:
         return code
@@ -310,12 +314,18 @@ cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext
     return code
 
 
-cdef bint stream_is_capturing(DeviceContext* context, CUstream stream) noexcept nogil:
+cdef CUresult stream_is_capturing(DeviceContext* context, CUstream stream,
+                                  bint* capturing) noexcept nogil:
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-    if context.table.cuStreamIsCapturing != NULL and context_enter(context) == CUDA_SUCCESS:
-        context.table.cuStreamIsCapturing(stream, &status)
+    cdef CUresult code
+    if context.table.cuStreamIsCapturing == NULL:
+        return CUDA_SUCCESS
+    code = context_enter(context)
+    if code == CUDA_SUCCESS:
+        code = context.table.cuStreamIsCapturing(stream, &status)
         context_leave(context)
-    return status != CU_STREAM_CAPTURE_STATUS_NONE
+    capturing[0] = status != CU_STREAM_CAPTURE_STATUS_NONE
+    return code
 
 
 # ---- streams of any library ----------------------------------------------------------------------

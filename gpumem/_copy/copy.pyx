@@ -221,12 +221,19 @@ cdef int copy_between_hosts(Buffer dst, Buffer src, DriverDevice driver_device,
     return copy_in_turn(dst, src, driver_device, route)
 
 
+cdef bint is_capturing(DriverDevice driver_device, CUstream stream) except -1:
+    cdef bint capturing = False
+    cdef CUresult code = stream_is_capturing(&driver_device.context, stream, &capturing)
+    check(driver_device.context.table, code, "cuStreamIsCapturing")
+    return capturing
+
+
 cdef int copy_in_turn(Buffer dst, Buffer src, DriverDevice driver_device,
                       const Route* route) except -1:
     cdef Box box
     cdef QueuedCopy* queued
     cdef CUresult code
-    if stream_is_capturing(&driver_device.context, route.stream):
+    if is_capturing(driver_device, route.stream):
         # A graph may run any number of times, and owns no copy that the CPU makes.
         box = rows_box(route.rows)
         if box.calls <= MOST_CALLS:
@@ -369,9 +376,8 @@ cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* r
             order_written(dst, route.stream, driver_device)
         elif order_origin:
             order_read(src, route.stream, driver_device)
-    except DriverError:
-        finish_stream(&driver_device.context, route.stream)       # the same order, but slower
-        return 0
+    except DriverError as refusal:
+        return wait_instead(driver_device, route.stream, refusal)
     if src is not None and is_freed_early(src, by_cpu):
         keep_until_done(src, driver_device, route.stream)
     if is_freed_early(dst, by_cpu):
@@ -384,6 +390,14 @@ cdef bint is_freed_early(Buffer buffer, bint by_cpu):
     # stream order, another owner at once; so may the owner behind a resource that takes and frees
     # block by block, and only the driver's copies notice.
     return buffer.home.is_foreign or (by_cpu and buffer.home.ledger != NULL)
+
+
+cdef int wait_instead(DriverDevice driver_device, CUstream stream, object refusal) except -1:
+    # The same order, but slower; and not of a stream that captures: it has no work to wait for.
+    try:
+        return finish_stream(&driver_device.context, stream)
+    except DriverError:
+        raise refusal from None
 
 
 cdef bint is_pinned_elsewhere(Buffer buffer, DriverDevice driver_device):
@@ -515,7 +529,7 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
     order_stream(dst, handle)
     # As between host memories: the driver's own copies would block here.
     by_cpu = (is_hosts(dst, True) and not fill_is_word(address, value, itemsize)
-              and not stream_is_capturing(context, handle))
+              and not is_capturing(driver_device, handle))
     with nogil:
         if by_cpu:
             result = fill_in_turn(context, handle, address, value, itemsize, count)
@@ -577,18 +591,26 @@ cdef int keep_until_done(Buffer buffer, DriverDevice driver_device, CUstream str
         raise
     with nogil:
         code = queue_release(&driver_device.context, stream, kept)
-    if code != CUDA_SUCCESS:
-        end_lease(kept, 0)
-        finish_stream(&driver_device.context, stream)
+    if code == CUDA_SUCCESS:
+        return 0
+    try:
+        check(driver_device.context.table, code, "cuLaunchHostFunc")
+    except DriverError as refusal:
+        wait_instead(driver_device, stream, refusal)
+    finally:
+        end_lease(kept, 0)      # only now: until then the copy may use the memory
     return 0
 
 
 cdef CUresult queue_release(DeviceContext* context, CUstream stream,
                             KeptLease* kept) noexcept nogil:
-    if not stream_is_capturing(context, stream):
-        return queue_call(context, stream, release, kept)
-    end_lease(kept, 0)          # a graph may run any number of times: the caller keeps its memory
-    return CUDA_SUCCESS
+    cdef bint capturing = False
+    cdef CUresult code = stream_is_capturing(context, stream, &capturing)
+    if code == CUDA_SUCCESS and capturing:
+        end_lease(kept, 0)      # a graph may run any number of times: the caller keeps its memory
+    elif code == CUDA_SUCCESS:
+        code = queue_call(context, stream, release, kept)
+    return code
 
 
 cdef void release(void* kept) noexcept nogil:

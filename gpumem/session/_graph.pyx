@@ -40,12 +40,8 @@ cdef class Graph:
             return
         # A launch may still run, and wait for a Python thread.
         with nogil:
-            if context_enter(self.context) == CUDA_SUCCESS:
-                if self.ready != NULL:
-                    self.context.table.cuGraphExecDestroy(self.ready)
-                if self.graph != NULL:
-                    self.context.table.cuGraphDestroy(self.graph)
-                context_leave(self.context)
+            self.destroy()
+            self.destroy()      # once more what the driver refused
 
     def begin(self):
         """Capture from now on; other threads and streams are not affected."""
@@ -99,6 +95,16 @@ cdef class Graph:
         with nogil:
             code = self.context.table.cuGraphLaunch(self.ready, self.stream.handle)
         self.leave(code, "cuGraphLaunch")
+
+    cdef void destroy(self) noexcept nogil:
+        if context_enter(self.context) != CUDA_SUCCESS:
+            return
+        if (self.ready != NULL
+                and self.context.table.cuGraphExecDestroy(self.ready) == CUDA_SUCCESS):
+            self.ready = NULL
+        if self.graph != NULL and self.context.table.cuGraphDestroy(self.graph) == CUDA_SUCCESS:
+            self.graph = NULL
+        context_leave(self.context)
 
     cdef int enter(self) except -1:
         if context_is_dead(self.context):

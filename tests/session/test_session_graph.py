@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import numpy as np
 import pytest
@@ -297,3 +298,38 @@ def test_graph_capture_over_a_driver_pool_is_refused():
             pytest.raises(gpumem.ConfigError, match=r"enable_cuda_graph.*arena"),
         ):
             gpumem.Session("host", {"enable_cuda_graph": True})
+
+
+@pytest.mark.parametrize("call", ["cuGraphExecDestroy", "cuGraphDestroy"])
+def test_graph_that_the_driver_refuses_to_destroy_is_tried_once_more(x, host, call):
+    gc.collect()
+    before = host.live()
+    work = Work()
+    with session_of(x) as session:
+        for _ in range(2):
+            session.run(work)
+        host.fail(call, 1, 999)
+    host.clear_faults()
+    del session
+    gc.collect()
+    assert host.live()["graphs"] == before["graphs"]
+
+
+def test_refused_question_whether_a_stream_captures_is_the_error_of_the_run(x, host):
+    work = Work()
+    y = gpumem.zeros(N, "u1", memory="host/managed")
+    with session_of(x) as session:
+        session.bind_output("y", y)
+        session.run(work)
+        for call in itertools.count(1):
+            host.fail("cuStreamIsCapturing", call, 999)
+            try:
+                session.run(work)
+            except gpumem.errors.DriverError as error:
+                assert error.code == 999
+            else:
+                break
+            finally:
+                host.clear_faults()
+            session.run(work)
+        assert call > 2
