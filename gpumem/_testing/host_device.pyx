@@ -51,6 +51,7 @@ cdef extern from "hostdev/instruments/controls.h" nogil:
         int (*delay_record)(uint64_t record, uint64_t nanoseconds) nogil
         int (*lose_device)(int ordinal, int error) nogil
         void (*clear_faults)() nogil
+        const char* (*last_fault)() nogil
         void (*use_h200_costs)(int on) nogil
         void (*find_misuse)(int on) nogil
         uint64_t (*misuse_count)(int kind) nogil
@@ -125,8 +126,13 @@ def lose_device(int ordinal, int error):
 
 
 def clear_faults():
-    """Take back every fault and delay that has not happened yet."""
+    """Take back every fault and delay that has not happened yet, and forget the last fault."""
     controls.clear_faults()
+
+
+def last_fault():
+    """Return the driver function that failed last by `fail`, None since the faults were cleared."""
+    return controls.last_fault().decode() or None
 
 
 def use_h200_costs(bint on):

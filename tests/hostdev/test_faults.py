@@ -181,3 +181,18 @@ def test_stream_used_under_another_device_is_found(child):
         """,
         start=False,
     )
+
+
+def test_last_fault_is_the_function_that_failed(child):
+    child(
+        """
+        assert host.last_fault() == b""
+        host.fail(None, 2, 1, 999)
+        driver.cuMemGetInfo()
+        assert host.last_fault() == b""
+        driver.error("cuCtxSynchronize")
+        assert host.last_fault() == b"cuCtxSynchronize"
+        host.clear_faults()
+        assert host.last_fault() == b""
+        """
+    )

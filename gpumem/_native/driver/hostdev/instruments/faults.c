@@ -20,6 +20,7 @@ static Rule rules[RULES];
 static int rule_count;
 static uint64_t records_to_delay, record_delay; /* 0: none; 1: the next */
 static _Atomic bool costs_on;
+static int last_fault; /* Call + 1; 0: none */
 
 /* ---- costs ---- */
 
@@ -64,6 +65,7 @@ CUresult host_fault(Call call) {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < rule_count; i++) /* every rule counts, the first that applies wins */
         if (rule_applies(&rules[i], call) && result == CUDA_SUCCESS) result = rules[i].error;
+    if (result != CUDA_SUCCESS) last_fault = (int)call + 1;
     pthread_mutex_unlock(&lock);
     host_spend(call, 1);
     return result;
@@ -127,8 +129,16 @@ void hostdev_clear_faults(void) {
     pthread_mutex_lock(&lock);
     rule_count = 0;
     records_to_delay = 0;
+    last_fault = 0;
     rearm();
     pthread_mutex_unlock(&lock);
+}
+
+const char *hostdev_last_fault(void) {
+    pthread_mutex_lock(&lock);
+    const char *name = last_fault ? driver_entries[last_fault - 1].name : "";
+    pthread_mutex_unlock(&lock);
+    return name;
 }
 
 void hostdev_use_h200_costs(int on) {
