@@ -276,15 +276,18 @@ cdef void release_memory(ArenaCore* arena) noexcept nogil:
     # Cached blocks count as used, so they go to the table first. The driver's free waits for queued
     # work; its unmap does not, so a paged arena drains the streams before.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
-    cdef int turn
     caches_flush(arena)
     if arena.settings.paged:
         drain_streams(arena)
     free_all_pending(arena)
-    for turn in range(2):       # once more what the driver refused
-        while release_one(arena, False) or release_one(arena, True):
-            pass
+    release_regions(arena)
+    release_regions(arena)      # once more what the driver refused
     context_restore(arena.context, mode)
+
+
+cdef void release_regions(ArenaCore* arena) noexcept nogil:
+    while release_one(arena, False) or release_one(arena, True):
+        pass
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:

@@ -118,9 +118,9 @@ cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcep
 
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # Unmapping does not wait for the device, so it is waited for here. After a refusal the region is
-    # whole and its record stays, to be tried again: a mapping keeps memory whose handle was released.
-    # Once unmapped the addresses are not used again.
+    # Unmapping does not wait for the device, so it is waited for here. After a refusal the region
+    # is whole and its record stays, to be tried again: a mapping keeps memory whose handle was
+    # released. Once unmapped the addresses are not used again.
     cdef Mapped* mapped = mapped_find(self, address)
     cdef CUresult code = backing_note(self, "cuCtxSynchronize",
                                       self.context.table.cuCtxSynchronize())
