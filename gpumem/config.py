@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 from gpumem._support.arguments import is_integer, shown
+from gpumem.device import _means
 from gpumem.errors import ConfigError
 
 __all__ = ["ArenaConfig", "PoolConfig"]
@@ -112,6 +113,16 @@ def _enter_once(
     given[name] = text
 
 
+def _applies(key: object, whose: str | None, name: str | None) -> bool:
+    """Tell whether a key under a name applies to `name`; refuse one that is of no memory."""
+    if whose is None or name is None or whose.lower() == name.lower():
+        return True
+    applies = _means(whose, name)
+    if applies is None:
+        raise ConfigError(f"key {key!r} is for {whose!r}, not for {name!r}")
+    return applies
+
+
 def _setting(default: Any, parse: Parser) -> Any:
     """Describe a field of `_Settings`: its default, and what reads and checks a value."""
     return field(default=default, metadata={"parse": parse})
@@ -143,8 +154,10 @@ class _Settings:
         mapping : Mapping[str, object]
             Keys as above; values as text or as the field's own type.
         name : str, optional
-            Take prefixed keys for this name only (matched without regard to case); keys under
-            another name are an error, since nothing is ignored silently. None takes any name.
+            Take prefixed keys for this name only, without regard to case: a memory's name, as
+            ``cuda:1``, to which ``cuda`` applies too, or any other. Keys of another memory are
+            checked and left out, so that one mapping may hold the settings of several; other names
+            are an error, since nothing is ignored silently. None takes any name.
 
         Raises
         ------
@@ -189,22 +202,22 @@ class _Settings:
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
         for key, text in items:
-            field = cls._field_of(key, name)
+            field, whose = cls._field_of(key)
             value = parsers[field](str(key), text)
-            _enter_once(values, given, field, value, f"{key} = {shown(text)}")
+            if _applies(key, whose, name):
+                _enter_once(values, given, field, value, f"{key} = {shown(text)}")
         return {field: value for field, value in values.items() if field not in cls._IMPLIED}
 
     @classmethod
-    def _field_of(cls, key: object, name: str | None) -> str:
+    def _field_of(cls, key: object) -> tuple[str, str | None]:
+        """Return the field of a key, and the name in its prefix."""
         match = re.fullmatch(_KEY, key) if isinstance(key, str) else None
         field = cls._ALIASES.get(match.group(2), match.group(2)) if match else ""
         if match is None or field not in cls._parsers() | cls._IMPLIED:
             raise ConfigError(
                 f"unknown key {shown(key)}; {cls._OF} takes: {', '.join(cls._parsers())}"
             )
-        if name is not None and match.group(1) and match.group(1).lower() != name.lower():
-            raise ConfigError(f"key {key!r} is for {match.group(1)!r}, not for {name!r}")
-        return field
+        return field, match.group(1)
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""

@@ -8,6 +8,7 @@ the installed driver, host devices from the host device.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -292,6 +293,28 @@ def _checked_alignment(given: object) -> int:
     if isinstance(given, bool) or not hasattr(type(given), "__index__"):
         refuse("alignment", given, "a power of two from 1 to 2**30")
     return power_of_two("alignment", given, _MOST_ALIGNMENT, "2**30")
+
+
+_KINDS = "|".join(kind.value for kind in MemoryKind)
+# What keys of settings call a memory: group 1 is the type, 2 the ordinal, 3 the kind.
+_MEMORY_NAME = re.compile(rf"(cuda|host)(?::([0-9]{{1,4}}))?(?:/({_KINDS}))?\Z", re.IGNORECASE)
+
+
+def _means(name: str, memory: str) -> bool | None:
+    """Tell whether a name in keys means a memory: a type stands for any ordinal, or for 0.
+
+    None unless both are names of memory.
+    """
+    given, meant = _MEMORY_NAME.match(name), _MEMORY_NAME.match(memory)
+    if given is None or meant is None:
+        return None
+    own = (None, "device", "host")
+    kinds = [each[3] and each[3].lower() for each in (given, meant)]
+    return (
+        given[1].lower() == meant[1].lower()
+        and (given[2] is None or int(given[2]) == int(meant[2] or 0))
+        and (kinds[0] == kinds[1] or (kinds[0] in own and kinds[1] in own))
+    )
 
 
 def _kind_named(name: object) -> MemoryKind:

@@ -55,6 +55,26 @@ def test_key_with_a_foreign_prefix_is_refused():
 
 
 @pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("cuda", 1), ("cuda:0", 1), ("CUDA:3/device", 1), ("cuda:1/managed", 2), ("host:4", 3),
+        ("host/host", 3), ("cuda:0/managed", 0), ("host/managed", 0),
+    ],
+)  # fmt: skip
+def test_one_mapping_holds_the_settings_of_several_devices(name, limit):
+    keys = {
+        "ep.cuda.arena.max_mem": "1",
+        "ep.cuda:1/managed.arena.max_mem": "2",
+        "ep.Host.arena.max_mem": "3",
+        "arena.oom_wait_ms": "4",
+    }
+    config = ArenaConfig.from_mapping(keys, name)
+    assert (config.max_mem, config.oom_wait_ms) == (limit, 4)
+    with pytest.raises(ConfigError, match=r"ep\.cuda:7\.arena\.max_mem"):
+        ArenaConfig.from_mapping({"ep.cuda:7.arena.max_mem": "-1"}, name)
+
+
+@pytest.mark.parametrize(
     "key",
     ["", "arena.", "max_memory", "arena.arena.max_mem", "ep.max_mem", "ep..arena.max_mem",
      "ep.a.b.arena.max_mem", "session.max_mem", "MAX_MEM", "ARENA.max_mem", "EP.cuda.max_mem",

@@ -22,7 +22,7 @@ from gpumem._factory import resource_from_config
 from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
 from gpumem.config import ArenaConfig
-from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem.device import _MEMORY_NAME, Device, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
 
 __all__ = ["Environment"]
@@ -35,8 +35,6 @@ Prefixed: TypeAlias = dict[tuple[str, str], list[tuple[str, object]]]
 SHARED, PRIVATE = "ep_factory", "ep"  # prefixes: of an environment's allocators, of a session's
 BARE = ("", "")
 _PREFIXED = re.compile(r"(ep_factory|ep)\.([^.]+)\.(.+)\Z", re.DOTALL)
-_KINDS = "|".join(kind.value for kind in MemoryKind)
-_MEMORY = re.compile(rf"(cuda|host)(?::([0-9]{{1,4}}))?(?:/(?:{_KINDS}))?\Z", re.IGNORECASE)
 
 
 @dataclass
@@ -101,7 +99,7 @@ class Environment:
         self._settings = read_prefixes({} if config is None else config)
         # Names of keys that only a `MemoryInfo.name` can match, and none has so far.
         self._unclaimed = {
-            name: which for which, name in self._settings if which and not _MEMORY.match(name)
+            name: which for which, name in self._settings if which and not _MEMORY_NAME.match(name)
         }
 
     # ---- allocators ------------------------------------------------------------------------------
@@ -116,8 +114,9 @@ class Environment:
         memory : MemoryInfo, Device or str
         config : ArenaConfig, Mapping or MemoryResource, optional
             Settings of the arena, or of the driver's pool (``use_cuda_mempool``), that is made; a
-            mapping overrides the environment's own settings. A resource is used as it is, and not
-            closed. None: the environment's settings.
+            mapping overrides the environment's own settings, and its keys of other memory are
+            checked and left out. A resource is used as it is, and not closed. None: the
+            environment's settings.
 
         Returns
         -------
@@ -323,7 +322,7 @@ class Environment:
         Raises
         ------
         ConfigError
-            As `ArenaConfig.from_mapping`, or a key under a prefix that names another memory.
+            As `ArenaConfig.from_mapping`, or a key under a name that is not of any memory.
 
         Warns
         -----
@@ -459,10 +458,10 @@ def explicit_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[
 
 
 def named_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[str, Any]:
-    """Return the fields that keys for one memory set; ConfigError for keys of another."""
+    """Return the fields that keys for one memory set; those of other memory are left out."""
     names = names_of(memory)
     for which, name in given:
-        if which and name not in names:
+        if which and name not in names and not _MEMORY_NAME.match(name):
             raise ConfigError(
                 f"keys under {which}.{name} are not for this memory: expected {_listed(names)}"
             )
@@ -475,7 +474,7 @@ def _listed(names: set[str]) -> str:
 
 def is_elsewhere(name: str, device: Device) -> bool:
     """Return whether a name in keys is of another device than this one."""
-    match = _MEMORY.match(name)
+    match = _MEMORY_NAME.match(name)
     if match is None:
         return False
     return match[1].lower() != device.type or (

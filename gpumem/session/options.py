@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
 from gpumem._support.arguments import shown
-from gpumem.config import ArenaConfig, _bad, _boolean, _enter_once
+from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.session.environment import is_elsewhere, read_prefixes
@@ -172,7 +172,7 @@ class SessionOptions:
             under ``gpu_external_alloc``, ``gpu_external_free`` and ``gpu_external_empty_cache``,
             addresses as text; an arena's settings under ``arena.<field>``, bare or prefixed.
         name : str, optional
-            Take ``ep.<name>.`` for this name only, without regard to case; None takes any.
+            Take ``ep.<name>.`` for this name only, as `ArenaConfig.from_mapping`; None takes any.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class SessionOptions:
                 others.setdefault(name, []).append((key, value))
                 continue
             # An arena's keys are compared with its own name, which a shared arena may have.
-            if name is not None and name not in names and _option_of(key, None) is not None:
+            if name is not None and name not in names and _option_of(key)[0] is not None:
                 accepted = ", ".join(sorted(names))
                 raise ConfigError(f"key {key!r} is for {name!r}: expected {accepted}")
             own.append((key, value))
@@ -215,13 +215,13 @@ class SessionOptions:
         arena_keys: dict[str, object] = {}
         given: dict[str, str] = {}
         for key, value in items:
-            option = _option_of(key, name)
+            option, whose = _option_of(key)
             if option is None:
                 arena_keys[key] = value
-            else:
-                _enter_once(
-                    values, given, option, _parse(key, option, value), f"{key} = {shown(value)}"
-                )
+                continue
+            parsed = _parse(key, option, value)
+            if _applies(key, whose, name):
+                _enter_once(values, given, option, parsed, f"{key} = {shown(value)}")
         if callbacks := {part: values.pop(part) for part in _CALLBACKS if part in values}:
             if "external_allocator" in values:
                 raise ConfigError("external_allocator is given twice: as itself and in parts")
@@ -247,15 +247,13 @@ _BOOLEANS = (
 )
 
 
-def _option_of(key: object, name: str | None) -> str | None:
-    """Return the option or the callback of a key; None for a setting of an arena."""
+def _option_of(key: object) -> tuple[str | None, str | None]:
+    """Return the option or the callback of a key, None for a setting of an arena; and its name."""
     match = _KEY.match(key) if isinstance(key, str) else None
-    if match is not None and name is not None and match[1] and match[1].lower() != name.lower():
-        raise ConfigError(f"key {key!r} is for {match[1]!r}, not for {name!r}")
     if match is not None and match[3] in (_CALLBACKS if match[2] else _FIELDS):
-        return match[3]
+        return match[3], match[1]
     if isinstance(key, str) and re.search(r"(?:^|\.)arena\.", key):
-        return None
+        return None, None
     accepted = ", ".join((*_FIELDS, *(f"gpu_external_{part}" for part in _CALLBACKS)))
     raise ConfigError(f"unknown key {shown(key)}; a session takes: {accepted}, arena.<field>")
 

@@ -262,9 +262,33 @@ def test_keys_of_the_shared_arena_give_no_warning_for_a_private_one():
         gpumem.Session("host", {"private_arena": True}, environment).close()
 
 
-def test_options_of_another_memory_are_refused_for_one_allocator(environment):
-    with pytest.raises(gpumem.ConfigError, match="cuda"):
-        environment.register("host", {"ep_factory.cuda.arena.max_mem": "1"})
+def test_one_mapping_registers_the_memory_of_several_devices():
+    child.run_quietly("""
+import gpumem
+gpumem.device.set_host_device_count(3)
+keys = {
+    "ep_factory.host:0.arena.max_mem": "1048576",
+    "ep_factory.host:1.arena.max_mem": "2097152",
+    "ep_factory.host:1/managed.arena.max_mem": "3145728",
+    "ep_factory.cuda.arena.max_mem": "4194304",
+    "arena.oom_wait_ms": "0",
+}
+with gpumem.Environment() as environment:
+    for memory, limit in {"host:0": 1, "host:1": 2, "host:1/managed": 3, "host:2": 0}.items():
+        arena = environment.register(memory, keys)
+        assert (arena.config.max_mem, arena.config.oom_wait_ms) == (limit << 20, 0), memory
+""")
+
+
+def test_options_under_a_name_of_no_memory_are_refused_for_one_allocator(environment):
+    for key in ("ep_factory.webgpu.arena.max_mem", "ep_factory.cuda:0/none.arena.max_mem"):
+        with pytest.raises(gpumem.ConfigError, match="not for this memory"):
+            environment.register("host", {key: "1"})
+
+
+def test_options_of_another_memory_are_checked(environment):
+    with pytest.raises(gpumem.ConfigError, match=r"ep_factory\.cuda\.arena\.max_mem"):
+        environment.register("host", {"ep_factory.cuda.arena.max_mem": "much"})
 
 
 # ---- life ----------------------------------------------------------------------------------------

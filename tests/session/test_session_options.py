@@ -165,7 +165,31 @@ def test_user_stream_may_be_captured():
 
 def test_keys_with_a_foreign_prefix_are_refused():
     with pytest.raises(ConfigError, match="not for 'host'"):
-        SessionOptions.from_mapping({"ep.cuda.enable_cuda_graph": 1}, "host")
+        SessionOptions.from_mapping({"ep.webgpu.enable_cuda_graph": 1}, "host")
+
+
+def test_one_mapping_holds_the_options_of_several_devices():
+    keys = {
+        "ep.host.enable_cuda_graph": "1",
+        "ep.cuda.enable_cuda_graph": "0",
+        "ep.cuda:1.use_ep_level_unified_stream": "1",
+        "ep.cuda:1.arena.max_mem": "2097152",
+        "ep.host.arena.max_mem": "1048576",
+    }
+    for name, expected in {
+        "host": (True, False),
+        "host:0": (True, False),
+        "HOST:1": (True, False),
+        "cuda": (False, False),
+        "cuda:1": (False, True),
+    }.items():
+        options = SessionOptions.from_mapping(keys, name)
+        assert (options.enable_cuda_graph, options.unified_stream) == expected, name
+    options = SessionOptions.from_mapping(keys, "host")
+    with gpumem.Session("host", options) as session:
+        assert session.allocator().config.max_mem == 1048576
+    with pytest.raises(ConfigError, match=r"ep\.cuda\.enable_cuda_graph"):
+        SessionOptions.from_mapping({"ep.cuda.enable_cuda_graph": "maybe"}, "host")
 
 
 @pytest.mark.parametrize("mapping", [None, 3, [("enable_cuda_graph", 1)]])
