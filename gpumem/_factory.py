@@ -10,7 +10,7 @@ from gpumem._core import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.errors import ConfigError, DriverError, PoolFallbackWarning
+from gpumem.errors import ConfigError, ConfigWarning, DriverError, PoolFallbackWarning
 
 __all__ = ["resource_from_config"]
 
@@ -37,14 +37,27 @@ def resource_from_config(
     why = capability.reason
     if capability:
         try:
-            return DriverPool(where, pool_settings, **options)
+            pool = DriverPool(where, pool_settings, **options)
         except DriverError as error:
             if error.name != _NOT_SUPPORTED:
                 raise
             why = str(error)
+        else:
+            _warn_of_idle_settings(where, settings)
+            return pool
     warnings.warn(
         f"{where} has no driver's pools ({why}): an arena replaces the pool",
         PoolFallbackWarning,
         stacklevel=2,
     )
     return Arena(where, settings._without_pool(), **options)
+
+
+def _warn_of_idle_settings(memory: MemoryInfo, settings: ArenaConfig) -> None:
+    for name in settings._without_effect_on_pool():
+        warnings.warn(
+            f"{name} = {getattr(settings, name)!r} has no effect on a driver's pool on {memory}: "
+            "it applies to arenas",
+            ConfigWarning,
+            stacklevel=3,
+        )

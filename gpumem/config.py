@@ -261,8 +261,8 @@ class ArenaConfig(_Settings):
     use_cuda_mempool : bool
         True: the driver's stream-ordered pool serves the memory. `MemoryResource.from_config` makes
         a `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;
-        the other fields apply to the arena that replaces it if the device has no pools. An `Arena`
-        refuses it.
+        the other fields apply to the arena that replaces it if the device has no pools, and give a
+        ConfigWarning if it has. An `Arena` refuses it.
     cuda_mempool_release_threshold, cuda_mempool_bytes_to_keep_on_shrink : int
         Bytes, 0 to 2**64 - 1; as `PoolConfig`. Only with use_cuda_mempool.
     backing : {"auto", "regions", "virtual"}
@@ -288,10 +288,10 @@ class ArenaConfig(_Settings):
     oom_wait_ms : int
         Milliseconds, up to an hour, that an allocation waits for other streams' work as the last
         step before `OutOfMemoryError`. Bounded, because that work may itself wait for the calling
-        thread. 0: no wait. With stream_reuse="never" there is no wait either. Ctrl-C ends it. It
-        does not bound what the driver waits for: where memory is out, idle regions go back before
-        this wait, and that waits for everything queued on the device, as `Arena.shrink` tells.
-        Pages do not.
+        thread. 0: no wait. With stream_reuse="never" only for streams that were recorded for
+        blocks. Ctrl-C ends it. It does not bound what the driver waits for: where memory is out,
+        idle regions go back before this wait, and that waits for everything queued on the device,
+        as `Arena.shrink` tells. Pages do not.
     numa_node : int, optional
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the
@@ -369,6 +369,7 @@ class ArenaConfig(_Settings):
         given = {name for name in self._parsers() if getattr(self, name) != getattr(usual, name)}
         if not self.enable:
             why = "enable = False sends every call to the driver"
+            given |= {"backing"} if self.backing == "virtual" else set()
             return dict.fromkeys((name for name in _POLICY_FIELDS if name in given), why)
         found: dict[str, str] = {}
         if self.split_rule == "tight":
@@ -383,6 +384,15 @@ class ArenaConfig(_Settings):
             found |= dict.fromkeys(("page_move_threshold", "page_move_budget"), why)
         return {name: why for name, why in found.items() if name in given}
 
+    def _without_effect_on_pool(self) -> list[str]:
+        """Return the settings other than the defaults that a driver's pool does not use."""
+        usual = ArenaConfig()
+        names = (*_POLICY_FIELDS, "numa_node")
+        given = [name for name in names if getattr(self, name) != getattr(usual, name)]
+        if self.split_rule == ArenaConfig(backing=self.backing).split_rule:
+            given = [name for name in given if name != "split_rule"]  # it came with the backing
+        return [name for name in given if name != "stream_reuse"]
+
     def _without_pool(self) -> ArenaConfig:
         """Return the settings of the arena that replaces a pool."""
         cleared: dict[str, Any] = dict.fromkeys(("use_cuda_mempool", *_POOL_FIELDS), 0)
@@ -395,6 +405,7 @@ _DOUBLING_FIELDS = (
     "max_power_of_two_extend_bytes",
 )
 _POLICY_FIELDS = (
+    "backing",
     "extend_strategy",
     "max_dead_bytes_per_chunk",
     *_DOUBLING_FIELDS,
