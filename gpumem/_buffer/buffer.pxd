@@ -36,6 +36,9 @@ cdef class ResourceBase:
     # CPU, which waits; by work queued on a stream of the resource's device from now on.
     cdef int before_cpu(self, Buffer buffer) except -1
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1
+    # The same, and behind what gpumem queued on the buffer: a view for the CPU; a consumer's stream.
+    cdef int order_view(self, Buffer buffer) except -1
+    cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1
     # Raises ClosedError if it belongs to the parent of a fork.
     cdef int require_own(self) except -1

@@ -320,7 +320,7 @@ cdef class Buffer:
                               "memory first")
         if flags & PyBUF_WRITABLE and self.home.is_read_only:
             raise BufferError("this buffer is read-only")
-        self.home.before_cpu(self)
+        self.home.order_view(self)
         view.internal = buffer_share(self)
         view.buf = <void*>self.address
         view.len = self.requested_bytes
@@ -347,9 +347,10 @@ cdef class Buffer:
         Parameters
         ----------
         stream : int, optional
-            The consumer's stream, by the protocol; a Buffer has no pending work of its own. A
-            default stream is recorded as by `record_stream`; another's handle may end before the
-            block does, so its owner calls that.
+            The consumer's stream, by the protocol: it waits for the buffer's own stream. A CPU
+            that reads waits for what gpumem queued there, as for any view of the bytes. A default
+            stream is recorded as by `record_stream`; another's handle may end before the block
+            does, so its owner calls that.
         max_version : tuple of int, optional
             The newest DLPack the consumer reads; from (1, 0) it gets a versioned capsule.
         dl_device : tuple of int, optional
@@ -374,23 +375,29 @@ cdef class Buffer:
             raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
                               "max_version=(1, 0)")
         if device.device_type == DL_CPU:
-            self.home.before_cpu(self)
+            self.home.order_view(self)
         elif stream is None or stream != -1:
-            self.home.before_stream(self, <CUstream><uintptr_t><uint64_t>(stream or 1))
+            self.home.order_consumer(self, <CUstream><uintptr_t><uint64_t>(stream or 1))
             buffer_note_consumer(self, stream or 1)
         return dlpack_bytes(self.address, self.requested_bytes, device, self.home.is_read_only,
                             versioned, buffer_share(self))
 
     @property
     def __cuda_array_interface__(self):
-        """Version 3 of the CUDA array interface; absent on memory that CUDA does not reach."""
+        """Version 3 of the CUDA array interface; absent on memory that CUDA does not reach.
+
+        Its stream is the buffer's own where gpumem has queued work on the bytes, else None.
+        """
         cdef ResourceBase resource = made(self)
         if resource.memory.device.type != "cuda":
             raise AttributeError(f"CUDA does not reach {resource.memory}")
         if self.is_closed:
             raise ClosedError("this buffer is closed")
+        cdef uint64_t stream = resource.stream_at(self.slot) or LEGACY_STREAM
+        resource.before_stream(self, <CUstream><uintptr_t>stream)
         return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
-                "data": (self.address, bool(resource.is_read_only)), "version": 3, "stream": None}
+                "data": (self.address, bool(resource.is_read_only)), "version": 3,
+                "stream": stream if self.queued or self.being_read else None}
 
 
 cdef inline ResourceBase made(Buffer buffer):
@@ -538,6 +545,12 @@ cdef class ResourceBase:
 
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
         return 0
+
+    cdef int order_view(self, Buffer buffer) except -1:
+        return self.before_cpu(buffer)
+
+    cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1:
+        return self.before_stream(buffer, stream)
 
     cdef int require_own(self) except -1:
         require_made(self)

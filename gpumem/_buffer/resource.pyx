@@ -16,6 +16,7 @@ from gpumem._buffer.ledger cimport (
     ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream, LedgerBlock,
     LedgerCounters, ledgers_release_retired,
 )
+from gpumem._buffer.order cimport order_host_writing, order_stream
 from gpumem._buffer.stream cimport Stream, stream_handle
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.budget cimport budget_has_crossed
@@ -397,6 +398,18 @@ cdef class MemoryResource(ResourceBase):
 
     cdef Buffer obtain(self, uint64_t nbytes):
         return self.allocate(nbytes)
+
+    # ---- what views of a buffer wait for ---------------------------------------------------------
+
+    cdef int order_view(self, Buffer buffer) except -1:
+        # What others queued on raw bytes is theirs to wait for: without work of gpumem's own, a
+        # view of a new block must not wait for its stream.
+        if buffer.queued == 0 and not buffer.being_read:
+            return self.before_cpu(buffer)
+        return order_host_writing(buffer)
+
+    cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1:
+        return order_stream(buffer, stream)
 
     # ---- one block of a resource with a ledger: here, of a class that users write ----------------
 

@@ -186,3 +186,28 @@ def test_stream_that_takes_a_users_block_back_waits_for_recorded_ones(make_arena
     assert side.query()
     assert next_address(arena, other) == address
     pin.close()
+
+
+class Exporter:
+    """A library that hands a block over and knows nothing of gpumem."""
+
+    def __init__(self, buffer):
+        self.__dlpack_device__ = buffer.__dlpack_device__
+        self.__dlpack__ = buffer.__dlpack__
+
+
+def test_consumer_of_a_buffer_waits_for_the_buffers_own_stream(driver):
+    arena = gpumem.Arena("cuda:0")
+    own, stream = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
+    slow, buffer = arena.allocate(1024 * MIB, own), arena.allocate(MIB, own)
+    out = arena.allocate(MIB, stream)
+    fill(driver, buffer, 1, own)
+    own.synchronize()
+    for _ in range(20):  # milliseconds of work before the bytes change
+        fill(driver, slow, 0, own)
+    fill(driver, buffer, 7, own)
+    imported = gpumem.from_dlpack(Exporter(buffer), stream=stream)
+    gpumem.copy(out, imported.view("u1"), stream)
+    assert set(read(driver, out, stream).tolist()) == {7}
+    del imported
+    close_when_unused(arena, slow, buffer, out)
