@@ -236,6 +236,14 @@ def test_first_region_is_bounded_by_the_budget(make_arena):
     buffer.close()
 
 
+@pytest.mark.parametrize("odd", [1, 255])
+def test_region_within_an_odd_budget_is_of_whole_quanta(make_arena, odd):
+    arena = make_arena({"backing": "regions"}, budget=Budget(256 * 1000 + odd))
+    buffer = arena.allocate(1000)
+    assert arena.stats().reserved == 256 * 1000
+    buffer.close()
+
+
 def test_completed_blocks_of_other_streams_are_used_before_the_budget(make_arena, virtual_clock):
     budget = Budget(4 * MIB)
     arena = make_arena({"backing": "regions", "oom_wait_ms": 0}, budget=budget)

@@ -87,6 +87,14 @@ def test_budget_without_a_limit_obeys_its_parents():
     assert exceeded(child, 101).limit == 100
 
 
+def test_budgets_text_names_its_limit_or_that_it_has_none():
+    root = Budget(1000, name="root")
+    held = root.reserve(300)
+    assert repr(root) == "<gpumem.Budget 'root': 300 of 1000 bytes used>"
+    assert repr(Budget(None, parent=root)) == "<gpumem.Budget 'budget': 0 of no limit bytes used>"
+    held.cancel()
+
+
 def test_lowered_limit_takes_nothing_away():
     budget = Budget(100)
     held = budget.reserve(80)
@@ -355,6 +363,14 @@ def test_callback_is_repeated_while_it_frees_memory():
     cache.asked.clear()
     exceeded(budget, 101)  # asked again after it freed, then no more
     assert len(cache.asked) == 2
+
+
+def test_callback_that_frees_too_little_is_called_sixteen_times_for_one_request():
+    cache = Cache(step=1)
+    budget = Budget(100, name="b", on_pressure=cache)
+    cache.held = [budget.reserve(1) for _ in range(100)]
+    exceeded(budget, 50)
+    assert [nbytes for _, nbytes in cache.asked] == list(range(50, 34, -1))
 
 
 def test_callbacks_run_from_the_refusing_level_upwards_then_below():
