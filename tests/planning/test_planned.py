@@ -75,6 +75,25 @@ def test_nth_allocation_takes_the_nth_planned_offset(follow):
         assert planned.report == IterationReport(3, 0, 0, None)
 
 
+def test_one_block_lies_over_hundreds_that_were_freed(follow):
+    count = 300
+    small = [(256, 256 * i, i, count) for i in range(count)]
+    over_all = (256 * count, 0, count + 1, count + 2)
+    top = (256, 256 * (count - 1), count + 3, count + 4)
+    planned = follow(planned_as(*small, over_all, top))
+    for _ in range(3):
+        with planned.iteration():
+            blocks = [planned.allocate(256) for _ in range(count)]
+            assert places(planned, *blocks) == [256 * i for i in range(count)]
+            for block in blocks:
+                block.close()
+            with planned.allocate(256 * count) as over:
+                assert places(planned, over) == [0]
+            with planned.allocate(256) as last:
+                assert places(planned, last) == [256 * (count - 1)]
+        assert planned.report == IterationReport(count + 2, 0, 0, None)
+
+
 def test_block_comes_from_the_upstream_and_has_the_peak_size(follow, make_arena):
     arena = make_arena()
     planned = follow(THREE, arena)
