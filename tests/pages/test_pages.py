@@ -179,6 +179,23 @@ def test_out_of_memory_changes_nothing(make_arena, leave_room):
         buffer.close()
 
 
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        (1, gpumem.errors.DriverError, "cuMemAddressReserve failed"),
+        (2, gpumem.OutOfMemoryError, "asked for 1048576 bytes"),
+    ],
+)
+def test_refused_address_range_changes_nothing(make_arena, host, code, error, said):
+    arena = make_arena(VIRTUAL)
+    host.fail("cuMemAddressReserve", 1, code, 1000)  # smaller ones too
+    with pytest.raises(error, match=said):
+        arena.allocate(MIB)
+    assert (arena.stats().in_use, arena.stats().reserved, arena.stats().num_allocs) == (0, 0, 0)
+    host.clear_faults()
+    arena.allocate(MIB).close()
+
+
 def test_full_device_is_served_from_idle_pages(make_arena, leave_room):
     arena = make_arena(VIRTUAL | {"page_move_threshold": 1000})
     blocks = [arena.allocate(4 * MIB) for _ in range(8)]
