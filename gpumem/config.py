@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
-from gpumem._support.arguments import is_integer, shown
+from gpumem._support.arguments import is_integer
+from gpumem._support.texts import shown
 from gpumem.device import _means
 from gpumem.errors import ConfigError
 

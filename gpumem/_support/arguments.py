@@ -5,15 +5,9 @@ from __future__ import annotations
 import operator
 from typing import NoReturn, TypeGuard
 
-__all__ = ["is_integer", "is_number", "power_of_two", "refuse", "require", "shown"]
+from gpumem._support.texts import shown
 
-
-def shown(value: object, most: int = 60) -> str:
-    """Write any value as a text of at most so many characters, also where its repr fails."""
-    try:
-        return repr(value)[:most]
-    except (ValueError, RecursionError):  # thousands of digits, or of lists in lists
-        return f"of type {type(value).__name__} and too large to show"
+__all__ = ["is_integer", "is_number", "power_of_two", "refuse", "require"]
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:

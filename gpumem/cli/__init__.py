@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import click
 
 import gpumem
+from gpumem._support.texts import visible
 from gpumem.cli.bench import bench
 from gpumem.cli.completion import completion
 from gpumem.cli.demo import demo
 from gpumem.cli.info import info
-from gpumem.cli.output import visible
 from gpumem.cli.plan import plan
 from gpumem.cli.replay import replay
 from gpumem.cli.report import report

@@ -13,6 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gpumem._support.texts import visible
+
 __all__ = [
     "json_option",
     "pairs",
@@ -21,7 +23,6 @@ __all__ = [
     "progress",
     "stdout",
     "table",
-    "visible",
 ]
 
 F = TypeVar("F", bound=Mapping[str, Any])
@@ -51,11 +52,6 @@ def stdout() -> Console:
     """Make a console for the output of a command."""
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=width)
-
-
-def visible(text: str) -> str:
-    """Escape characters that a terminal would interpret or not show, as Python does."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class _Table(Table):

@@ -11,8 +11,9 @@ from click.shell_completion import CompletionItem
 from rich.live import Live
 
 from gpumem._support.sizes import format_size
+from gpumem._support.texts import visible
 from gpumem.cli.arguments import within
-from gpumem.cli.output import json_option, print_json, stdout, table, visible
+from gpumem.cli.output import json_option, print_json, stdout, table
 from gpumem.cli.top_view import command_of, state_of, view
 from gpumem.errors import NotPublishedError
 from gpumem.observe import LivePage, LiveResource

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 
 from gpumem._support.sizes import format_size
-from gpumem.cli.output import table, visible
+from gpumem._support.texts import visible
+from gpumem.cli.output import table
 from gpumem.observe import LiveBudget, LivePage, LiveResource
 
 __all__ = ["command_of", "state_of", "view"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
-from gpumem._support.arguments import shown
+from gpumem._support.texts import shown
 from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once
 from gpumem.device import Device
 from gpumem.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumem._support.arguments import shown
+from gpumem._support.texts import shown
 from gpumem.errors import EventFileError, TraceError
 from gpumem.observe import Block, Events, RecordedResource
 from gpumem.observe.events import (

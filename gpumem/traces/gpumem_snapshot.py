@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import IO, Any
 
-from gpumem._support.arguments import shown
+from gpumem._support.texts import shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder, owner_named, require_device
 from gpumem.traces.trace import Trace

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from gpumem._support.arguments import shown
+from gpumem._support.texts import reason, shown
 from gpumem.errors import TraceError
 from gpumem.traces.trace import Trace
 
@@ -59,8 +59,7 @@ def read_npz(file: IO[bytes], name: str) -> Trace:
     except TraceError:
         raise
     except Exception as error:  # zipfile and NumPy raise many exceptions for a damaged archive
-        reason = " ".join(str(error).split()) or type(error).__name__  # one line
-        raise TraceError(f"damaged .npz archive: {reason:.200}") from None
+        raise TraceError(f"damaged .npz archive: {reason(error)}") from None
     return Trace(**columns, meta=meta, name=name)
 
 

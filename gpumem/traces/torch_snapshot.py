@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import IO, Any, NoReturn
 
-from gpumem._support.arguments import shown
+from gpumem._support.texts import reason, shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder
 from gpumem.traces.trace import Trace
@@ -81,8 +81,7 @@ def _load_plain(file: IO[bytes]) -> tuple[object, int]:
     except TraceError:
         raise
     except Exception as error:  # a damaged pickle may raise any exception
-        reason = " ".join(str(error).split()) or type(error).__name__  # one line
-        raise TraceError(f"damaged pickle: {reason}") from None
+        raise TraceError(f"damaged pickle: {reason(error)}") from None
 
 
 # Arguments of pickle's opcodes: fixed bytes; a length in so many bytes, then as many; lines.

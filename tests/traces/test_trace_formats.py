@@ -506,6 +506,15 @@ def test_pickle_that_names_more_bytes_than_it_has_is_refused_unread(tmp_path, da
         load_trace(path)
 
 
+@pytest.mark.parametrize("text", [b"(h\x05\x06", b"\x1b[2J", b"\xff"])
+def test_damage_of_a_pickle_is_shown_escaped(tmp_path, text):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(b"\x80\x02F" + text + b"\n.")  # a number in decimal
+    with pytest.raises(TraceError, match="damaged pickle: could not convert") as caught:
+        load_trace(path)
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize("key", ["device_traces", "segments"])
 def test_pickle_of_one_list_many_times_is_refused(tmp_path, key):
     path = tmp_path / "snapshot.pickle"

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
-from gpumem._support.arguments import require, shown
+from gpumem._support.arguments import require
+from gpumem._support.texts import shown
 from gpumem.errors import SnapshotError
 from gpumem.observe import _recording
 from gpumem.observe.events import Events, stack_of

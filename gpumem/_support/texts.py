@@ -1,0 +1,26 @@
+"""Texts for errors and tables of what may come out of files: short, in one line, printable."""
+
+from __future__ import annotations
+
+__all__ = ["reason", "shown", "visible"]
+
+_MOST = 200  # characters of a reason
+
+
+def visible(text: str) -> str:
+    """Escape characters that a terminal would interpret or not show, as Python does."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def reason(error: Exception) -> str:
+    """Write another library's error in one line."""
+    text = visible(" ".join(str(error).split()))
+    return text[:_MOST] or type(error).__name__
+
+
+def shown(value: object, most: int = 60) -> str:
+    """Write any value as a text of at most so many characters, also where its repr fails."""
+    try:
+        return repr(value)[:most]
+    except (ValueError, RecursionError):  # thousands of digits, or of lists in lists
+        return f"of type {type(value).__name__} and too large to show"
