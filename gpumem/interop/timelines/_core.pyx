@@ -267,16 +267,33 @@ cdef int core_signal(TimelineCore* core, uint64_t value, uint64_t deadline,
 
 
 cdef int wait_for_store(TimelineCore* core, uint64_t deadline, Outcome* out) noexcept nogil:
-    # Wait until no device will store `out.known`: it has, or it is lost and the timeline poisoned.
+    # Wait until no device will store `out.known`: it has, or it is lost, or its process has died,
+    # and the timeline is poisoned.
     cdef int status
     if deadline == 0:
         return CORE_LATE
     status = timeline_wait(core.page, out.known, deadline, 0)
     if status == CORE_LATE:
-        return look_for_loss(core, out)
-    if status == CORE_POISONED and out.known <= load64(&core.queued) and uses_done(core, NULL):
-        return CORE_OK
-    return status
+        status = look_for_loss(core, out)
+        if status == CORE_LATE and is_deserted(core, out.known, out):
+            status = timeline_look(core.page, out.known)    # it may have stored before it died
+            if status == CORE_LATE:
+                timeline_poison(core.page)
+                status = CORE_DESERTED
+        return status
+    if status != CORE_POISONED:
+        return status
+    if out.known <= load64(&core.queued):
+        return CORE_OK if uses_done(core, NULL) else CORE_POISONED
+    return CORE_OK if is_deserted(core, out.known, out) else CORE_POISONED
+
+
+cdef bint is_deserted(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
+    # If no stream of this process will signal the value, another process has to: none is left.
+    if value <= load64(&core.queued):
+        return False
+    out.process = timeline_deserted(core.page, core.fd, process_mark)
+    return out.process != 0
 
 
 cdef int core_signal_by_stream(TimelineCore* core, DeviceContext* context, uint64_t value,
@@ -294,13 +311,10 @@ cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64
     cdef int status = timeline_wait(core.page, value, deadline, spin)
     if status == CORE_LATE:
         status = look_for_loss(core, out)
-    # If no stream of this process will signal the value, another process has to.
-    if status == CORE_LATE and value > load64(&core.queued):
-        out.process = timeline_deserted(core.page, core.fd, process_mark)
-        if out.process != 0:
-            status = timeline_look(core.page, value)    # it may have signalled before it died
-            if status == CORE_LATE:
-                status = CORE_DESERTED
+    if status == CORE_LATE and is_deserted(core, value, out):
+        status = timeline_look(core.page, value)    # it may have signalled before it died
+        if status == CORE_LATE:
+            status = CORE_DESERTED
     return status
 
 

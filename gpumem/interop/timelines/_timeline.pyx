@@ -174,7 +174,8 @@ cdef class Timeline:
         NonMonotonicError
             The value is not above every known one, or out of range.
         TimelineLostError
-            A device that had yet to store a lower value is lost, which poisons the timeline: the
+            A device that had yet to store a lower value is lost, or the process that queued that
+            store has died and no other one uses the timeline. This poisons the timeline, and the
             next signal is accepted. Or the timeline was poisoned before that store.
         ClosedError
         """

@@ -11,7 +11,7 @@ import pytest
 from helpers import child
 from helpers.attach import answer, answer_through
 from helpers.rally import compile_players, play
-from helpers.waiting import wait_for_waiters
+from helpers.waiting import wait_for_waiters, wait_until
 
 from gpumem.errors import TimelineLostError, TimelineTimeout
 from gpumem.interop import HostTimeline
@@ -194,6 +194,26 @@ time.sleep(600)
     other.send_signal(signal.SIGKILL)
     with pytest.raises(TimelineLostError, match=f"process {other.pid} died"):
         timeline.wait(2, timeout=60)
+
+
+def test_signal_behind_a_store_of_a_killed_process_raises_once(timeline, start):
+    other = start("""
+import gpumem
+from gpumem.interop.timelines._kinds import _rehearse_memory_operations
+_rehearse_memory_operations(True)
+gate, stream = HostTimeline.create(), gpumem.Stream("host")
+gate.enqueue_wait(stream, 1)
+timeline.enqueue_signal(stream, 4)
+time.sleep(600)
+""")
+    wait_until(lambda: timeline.pending == 4)
+    other.kill()
+    other.wait()
+    with pytest.raises(TimelineLostError, match=f"process {other.pid} died"):
+        timeline.signal(5)
+    assert timeline.poisoned
+    timeline.signal(5)
+    timeline.wait(5, timeout=0)
 
 
 def test_process_that_closed_the_timeline_is_no_peer(timeline, start):
