@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 CAPACITY = "GPUMEM_HOST_CAPACITY"
 
 
@@ -44,6 +46,29 @@ assert total - free > used // 2, (total, free, used)
 
 def test_capacity_comes_from_the_environment(child):
     child("assert driver.cuDeviceTotalMem(0) == 123456789", GPUMEM_HOST_CAPACITY="123456789")
+
+
+@pytest.mark.parametrize(
+    "value", ["-5", "+5", " 5", "5 ", "5k", "0", "x", "²", "9" * 30, "9" * 5000]
+)
+def test_invalid_capacity_in_the_environment_is_ignored_with_a_warning(value):
+    script = """
+import warnings, gpumem
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    total = gpumem.Device("host").total_bytes
+assert [one.category for one in caught] == [gpumem.errors.ConfigWarning], caught
+assert "invalid GPUMEM_HOST_CAPACITY = " in str(caught[0].message)
+assert 1 << 20 < total < 1 << 60, total
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, CAPACITY: value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_untouched_memory_costs_nothing(child):

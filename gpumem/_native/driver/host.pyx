@@ -5,6 +5,8 @@ What only tests use is in gpumem/_testing.
 """
 
 import atexit
+import os
+import warnings
 
 from libc.stdint cimport uint64_t
 
@@ -32,7 +34,11 @@ cdef extern from "hostdev/device/hostdev.h" nogil:
     const void* hostdev_controls()
     void hostdev_shutdown()
 
+from gpumem._support.texts import shown
+from gpumem.errors import ConfigWarning
+
 MAX_DEVICES = HOSTDEV_MAX_DEVICES
+cdef str CAPACITY = "GPUMEM_HOST_CAPACITY"   # bytes that each device has
 
 cdef bint loaded = False
 
@@ -50,8 +56,17 @@ def load():
     """Start the host device. Returns None, since it is never missing."""
     global loaded
     if not loaded:
+        warn_of_capacity(os.environ.get(CAPACITY, ""))
         check(hostdev_table(), hostdev_table().cuInit(0), "cuInit")
         loaded = True
+
+
+cdef int warn_of_capacity(str value) except -1:
+    is_number = value.isascii() and value.isdigit() and len(value.lstrip("0")) <= 20
+    if value and not (is_number and 0 < int(value) < 1 << 64):
+        warnings.warn(f"invalid {CAPACITY} = {shown(value)} is ignored: expected bytes from 1 to "
+                      "2**64 - 1", ConfigWarning, stacklevel=2)
+    return 0
 
 
 def device_count():

@@ -2,6 +2,7 @@
 #include "internal.h"
 #include "meminfo.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +27,10 @@ static size_t smaller_limit(size_t bytes, const char *path) {
 size_t host_default_capacity(bool *is_simulated) {
     *is_simulated = true;
     const char *wanted = getenv("GPUMEM_HOST_CAPACITY");
-    if (wanted && *wanted) {
-        char *end;
-        unsigned long long bytes = strtoull(wanted, &end, 10);
-        if (*end == 0 && bytes > 0) return (size_t)bytes;
+    if (wanted && *wanted && strspn(wanted, "0123456789") == strlen(wanted)) {
+        errno = 0; /* the Python module warns of a value that is not taken */
+        unsigned long long bytes = strtoull(wanted, NULL, 10);
+        if (errno == 0 && bytes > 0) return (size_t)bytes;
     }
     *is_simulated = false;
     size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
