@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 from gpumem._support.arguments import is_integer
-from gpumem._support.texts import shown
+from gpumem._support.texts import shown, visible
 from gpumem.device import _means
 from gpumem.errors import ConfigError
 
@@ -102,16 +102,16 @@ def _share(high: int) -> Callable[[str, object], float]:
 
 
 def _bad(key: str, value: object, accepted: str) -> ConfigError:
-    return ConfigError(f"invalid {key} = {shown(value, 200)}: expected {accepted}")
+    return ConfigError(f"invalid {visible(key)} = {shown(value, 200)}: expected {accepted}")
 
 
 def _enter_once(
     values: dict[str, Any], given: dict[str, str], name: str, value: object, text: str
 ) -> None:
     """Enter a value under its name, and the text that gives it; refuse a second, other value."""
-    if values.setdefault(name, value) != value:
+    if name in values and values[name] != value:
         raise ConfigError(f"{name} is given twice with different values: {given[name]} and {text}")
-    given[name] = text
+    values[name], given[name] = value, text
 
 
 def _applies(key: object, whose: str | None, name: str | None) -> bool:
@@ -206,7 +206,7 @@ class _Settings:
             field, whose = cls._field_of(key)
             value = parsers[field](str(key), text)
             if _applies(key, whose, name):
-                _enter_once(values, given, field, value, f"{key} = {shown(text)}")
+                _enter_once(values, given, field, value, f"{visible(str(key))} = {shown(text)}")
         return {field: value for field, value in values.items() if field not in cls._IMPLIED}
 
     @classmethod

@@ -183,6 +183,14 @@ def test_value_of_thousands_of_digits_is_refused_in_a_short_line(field, value):
         assert len(str(refused.value)) < 500
 
 
+def test_key_with_control_characters_is_shown_escaped():
+    for values in (("x", "y"), ("1", "2")):
+        keys = ("ep.\x1b[2J.arena.max_mem", "ep.\x7f.arena.max_mem")
+        with pytest.raises(ConfigError, match=r"max_mem") as refused:
+            ArenaConfig.from_mapping(dict(zip(keys, values, strict=True)))
+        assert str(refused.value).isprintable()
+
+
 def test_key_of_thousands_of_digits_is_refused():
     for config in (ArenaConfig, gpumem.SessionOptions):
         with pytest.raises(ConfigError, match="unknown key of type int and too large to show"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
-from gpumem._support.texts import shown
+from gpumem._support.texts import shown, visible
 from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once
 from gpumem.device import Device
 from gpumem.errors import ConfigError
@@ -221,7 +221,8 @@ class SessionOptions:
                 continue
             parsed = _parse(key, option, value)
             if _applies(key, whose, name):
-                _enter_once(values, given, option, parsed, f"{key} = {shown(value)}")
+                text = f"{visible(key)} = {shown(value)}"
+                _enter_once(values, given, option, parsed, text)
         if callbacks := {part: values.pop(part) for part in _CALLBACKS if part in values}:
             if "external_allocator" in values:
                 raise ConfigError("external_allocator is given twice: as itself and in parts")

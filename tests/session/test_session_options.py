@@ -196,3 +196,9 @@ def test_one_mapping_holds_the_options_of_several_devices():
 def test_options_from_a_non_mapping_are_a_type_error(mapping):
     with pytest.raises(TypeError, match="mapping"):
         SessionOptions.from_mapping(mapping)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [], {"alloc": float("nan")}])
+def test_external_allocator_that_is_none_is_refused(value):
+    with pytest.raises(ConfigError, match="external_allocator"):
+        SessionOptions.from_mapping({"external_allocator": value})
