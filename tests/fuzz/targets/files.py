@@ -1,0 +1,35 @@
+"""Files and counts that targets share."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from pathlib import Path
+
+_FOLDER = tempfile.TemporaryDirectory(
+    prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+)
+
+
+def folder() -> Path:
+    """A folder of this process."""
+    return Path(_FOLDER.name)
+
+
+def written(data: bytes, name: str = "input") -> Path:
+    """Write a file of this name."""
+    path = folder() / name
+    path.write_bytes(data)
+    return path
+
+
+def alive() -> dict[str, int]:
+    """What the host device holds, once everything that is retired is released."""
+    from gpumem._testing import host_device
+    from gpumem._testing.arenas import release_retired
+
+    gc.collect()
+    release_retired()
+    found = dict(host_device.live())
+    del found["workers"]  # kept for the next stream
+    return found | {"bytes": host_device.used(0)}
