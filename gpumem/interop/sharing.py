@@ -301,7 +301,8 @@ def _is_memory(value: object) -> bool:
 def _is_dtype(value: object) -> bool:
     import numpy as np
 
-    return isinstance(value, np.dtype)
+    # Of a damaged structured one, which no tensor has, NumPy cannot even compute the hash.
+    return isinstance(value, np.dtype) and value.names is None and value.fields is None
 
 
 # What `export` makes handles of memory of.

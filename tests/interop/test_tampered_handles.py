@@ -28,6 +28,14 @@ def damaged_memory(**attributes) -> MemoryInfo:
     return memory
 
 
+def damaged_dtype() -> np.dtype:
+    """Make what a pickle can make: a structured dtype of which NumPy cannot compute the hash."""
+    dtype = np.dtype("V9", False, True)
+    fields = {"x": (np.dtype("u1"), 0), "b": (np.dtype("f8"), 1)}
+    dtype.__setstate__((3, "|", None, ("a", "b"), fields, 9, 1, 16))
+    return dtype
+
+
 BARE_DEVICE = Device.__new__(Device)
 VALUES = (
     [None, {}, [], "", "x", "\0", "\ud800", b"", b"x", bytes(64), b"\xff" * 64, object(), Device]
@@ -35,6 +43,7 @@ VALUES = (
     + [10**5000, np.float32(1), (), (1, "2"), (0, 0), (-1, -1), (True, False), (1 << 40,) * 2]
     + [(1 << 70, 1), (10**5000, 1), (16,) * 70, (1,) * 65]
     + [np.dtype(name) for name in ("O", "V0", "S0", "U4", "M8[s]", "g", "(2,)f4")]
+    + [np.dtype("u1,f8"), damaged_dtype()]
     + ["00112233445566778899aabbccddeeff", "GPU-x"]
     + [Device("host"), Device("host:7"), Device("cuda:7"), BARE_DEVICE, damaged_memory()]
     + [damaged_memory(device=each, kind=MemoryKind.HOST) for each in (None, "host", BARE_DEVICE)]
