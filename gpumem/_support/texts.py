@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import reprlib
+
 __all__ = ["reason", "shown", "visible"]
 
 _MOST = 200  # characters of a reason
+
+# A pickle of some hundred bytes can hold lists whose full text has gigabytes.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 1000
 
 
 def visible(text: str) -> str:
@@ -21,6 +29,6 @@ def reason(error: Exception) -> str:
 def shown(value: object, most: int = 60) -> str:
     """Write any value as a text of at most so many characters, also where its repr fails."""
     try:
-        return repr(value)[:most]
+        return _SHORT.repr(value)[:most]
     except (ValueError, RecursionError):  # thousands of digits, or of lists in lists
         return f"of type {type(value).__name__} and too large to show"

@@ -24,7 +24,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Builds containers, str, bytes, numbers and None, which need no import; refuses others."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise TraceError(f"the pickle names {f'{module}.{name}'!r}, expected plain data only")
+        raise TraceError(f"the pickle names {shown(f'{module}.{name}')}, expected plain data only")
 
     def persistent_load(self, pid: object) -> NoReturn:
         raise TraceError("the pickle refers to outside objects, expected plain data only")

@@ -506,6 +506,25 @@ def test_pickle_that_names_more_bytes_than_it_has_is_refused_unread(tmp_path, da
         load_trace(path)
 
 
+def test_value_that_holds_one_list_a_billion_times_is_shown_in_short(tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    value = []
+    for _ in range(30):
+        value = [value, value]
+    path.write_bytes(pickle.dumps({"segments": [value]}))
+    with pytest.raises(TraceError, match=r"segment 0 is \[\[\[") as caught:
+        load_trace(path)
+    assert len(str(caught.value)) < 300
+
+
+def test_long_name_in_a_pickle_is_shown_in_short(tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(b"\x80\x02c" + b"m" * 5000 + b"\nname\n.")
+    with pytest.raises(TraceError, match="expected plain data only") as caught:
+        load_trace(path)
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("text", [b"(h\x05\x06", b"\x1b[2J", b"\xff"])
 def test_damage_of_a_pickle_is_shown_escaped(tmp_path, text):
     path = tmp_path / "snapshot.pickle"
