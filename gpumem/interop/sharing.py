@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpumem._buffer.buffer import Buffer
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
+from gpumem._support.texts import shown
 from gpumem._tensor import Tensor, from_dlpack
 from gpumem.device import Device, MemoryInfo, MemoryKind, devices
 from gpumem.errors import (
@@ -277,7 +278,7 @@ _MISSING = object()
 def _shown(value: object) -> str:
     # The text of a damaged object may be an error itself.
     try:
-        return "nothing" if value is _MISSING else f"{value!r:.60}"
+        return "nothing" if value is _MISSING else shown(value)
     except Exception:
         return f"a {type(value).__name__}"
 
