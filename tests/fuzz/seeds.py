@@ -243,7 +243,7 @@ def main() -> None:
     for target, name, data in seeds():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+        (folder / f"{name}.bin").write_bytes(data)
         print(f"{target}/{name}: {len(data)} bytes")
 
 
