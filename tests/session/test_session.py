@@ -685,10 +685,12 @@ def test_other_prefix_gives_a_warning_and_unknown_names_are_refused():
         environment.register("host")
         with pytest.warns(gpumem.errors.ConfigWarning, match="ep_factory.host"):
             gpumem.Session("host", {"ep_factory.host.arena.max_mem": "5"}, environment).close()
-        for name in ("gpu", "host/managed", "CUDAExecutionProvider"):
+        for name in ("gpu", "CUDAExecutionProvider"):
             for key in ("arena.max_mem", "enable_cuda_graph"):
                 with pytest.raises(gpumem.ConfigError, match="expected host, host:0"):
                     gpumem.Session("host", {f"ep.{name}.{key}": "1"}, environment)
+        with pytest.raises(gpumem.ConfigError, match="expected host, host:0"):
+            gpumem.Session("host", {"ep.host/managed.enable_cuda_graph": "1"}, environment)
         assert environment.references("host") == 1
 
 
