@@ -22,6 +22,7 @@ def interrupted(waits: Callable[[], object], gate=None) -> Iterator[None]:
     """
     main = threading.main_thread().ident
     over = threading.Event()
+    late: list[bool] = []
 
     def send() -> None:
         end = time.monotonic() + PATIENCE_S
@@ -29,8 +30,10 @@ def interrupted(waits: Callable[[], object], gate=None) -> Iterator[None]:
             time.sleep(0.001)
         if not over.is_set():
             signal.pthread_kill(main, signal.SIGINT)
-        if not over.wait(PATIENCE_S) and gate is not None:
-            gate.open()
+        if not over.wait(PATIENCE_S):
+            late.append(True)
+            if gate is not None:
+                gate.open()
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=send)
@@ -42,6 +45,7 @@ def interrupted(waits: Callable[[], object], gate=None) -> Iterator[None]:
         over.set()
         thread.join()
         signal.signal(signal.SIGINT, before)
+    assert not late, "the signal was seen when the wait was over"
 
 
 def more_calls(host, name: str, count: int = 3) -> Callable[[], bool]:
