@@ -149,10 +149,39 @@ def test_shrink_names_the_stream_whose_work_retains_memory(make_arena, stream):
 def test_shrink_reports_nothing_as_freed_if_nothing_was(make_arena, stream):
     arena = make_arena(VIRTUAL)
     buffer = arena.allocate(1000, stream)
-    (kept,) = arena.shrink().retained
+    with HostDriver().block(stream):
+        (kept,) = arena.shrink().retained
     assert "freed" not in kept.reason
     rest = kept.allocated_nbytes - buffer.allocated_nbytes
     assert kept.reason == (
         f"1 live block of {buffer.allocated_nbytes} bytes, {rest} free bytes of stream "
         f"{stream.ptr:#x}, whose work is not known to be done"
     )
+
+
+def test_memory_beside_a_new_block_serves_other_streams_once_the_stream_has_passed(make_arena):
+    # The rest of a new page is free, though nobody freed it.
+    arena = make_arena(VIRTUAL)
+    streams = [gpumem.Stream("host") for _ in range(50)]
+    held = []
+    for stream in streams:
+        held.append(arena.allocate(4096, stream))
+        stream.synchronize()
+    assert arena.stats().reserved == 34 * MIB
+    (kept, *_) = arena.shrink().retained
+    assert "not known to be done" not in kept.reason
+
+
+def test_memory_beside_a_new_block_is_withheld_while_its_stream_works(make_arena, stream):
+    # A page that moved here may still be used by what was queued before.
+    driver, other = HostDriver(), gpumem.Stream("host")
+    arena = make_arena(VIRTUAL)
+    with driver.block(stream):
+        first = arena.allocate(4096, stream)
+        second = arena.allocate(4096, other)
+        assert abs(first.ptr - second.ptr) >= MIB
+    stream.synchronize()
+    arena.shrink()
+    third = arena.allocate(4096, gpumem.Stream("host"))
+    assert arena.stats().reserved == 4 * MIB
+    del first, second, third

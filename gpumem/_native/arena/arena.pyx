@@ -13,8 +13,8 @@ from gpumem._native.arena.growth cimport (
     prepare_pages, release_idle, release_one, release_retired, trim_pages,
 )
 from gpumem._native.arena.streams cimport (
-    add_stream, destroy_events, drain_streams, free_all_pending, release_completed, slot_retain,
-    streams_free, streams_may_work,
+    add_stream, destroy_events, drain_streams, free_all_pending, release_completed, share_rests,
+    slot_retain, streams_free, streams_may_work,
 )
 from gpumem._native.arena.suspend cimport copy_forget
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
@@ -76,6 +76,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     mode = context_relax(arena.context)
     arenas_release_retired()
     caches_flush(arena)
+    share_rests(arena, SLOT_RELEASED)
     release_completed(arena, SLOT_RELEASED)
     lock_acquire(&arena.grow_lock)
     released[0] = release_retired(arena) + release_idle(arena)

@@ -8,7 +8,7 @@ from gpumem._native.arena.bookkeeping cimport (
     note_reserved,
 )
 from gpumem._native.arena.streams cimport (
-    forget_waits, release_completed, wait_for_device, wait_for_others,
+    forget_waits, release_completed, share_rests, wait_for_device, wait_for_others,
 )
 from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
@@ -292,6 +292,7 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
 
 cdef enum:
     SMALL_RANGE_FROM = 67108864     # bytes in use from which small blocks have their own range
+    IDLE_FROM = 33554432        # bytes that are free before rests are shared; each costs an event
     ASK_FREE = 268435456        # bytes; for blocks from here on the device's free memory is read
 
 
@@ -308,6 +309,8 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     demand_of(arena, nbytes, stream_slot, &demand)
     if not device_may_have(arena, demand.size):
         return ARENA_BEYOND_DEVICE
+    if mostly_idle(arena, demand.size):
+        share_rests(arena, stream_slot)
     # All streams are polled, the taker's too: views left by earlier moves can be unmapped once
     # their work is known to be done.
     if arena.settings.reuse != REUSE_NEVER:
@@ -320,6 +323,16 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     finish_allocate(arena, cache_find(arena), table, index, block)
     lock_release(&arena.lock)
     return ARENA_OK
+
+
+cdef bint mostly_idle(ArenaCore* arena, uint64_t size) noexcept nogil:
+    # More than half of the memory, as where many streams have a small block each.
+    cdef uint64_t reserved, needed
+    lock_acquire(&arena.lock)
+    reserved = arena_reserved(arena)
+    needed = arena_in_use(arena) + size
+    lock_release(&arena.lock)
+    return reserved > 2 * needed and reserved - needed >= IDLE_FROM
 
 
 cdef inline void open_small_range(ArenaCore* arena, uint64_t size) noexcept nogil:
@@ -438,7 +451,8 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     if code == CUDA_SUCCESS:
         if arena.events.recorder != NULL:
             note_plan(arena, space, &plan)
-        space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch)
+        if space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch):
+            arena.streams[demand.stream_slot].rest = True
         note_reserved(arena)
         arena.stats.num_extensions += 1 if plan.creates else 0
         index[0] = plan.chunk

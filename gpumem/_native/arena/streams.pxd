@@ -35,6 +35,7 @@ cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Polls the event of every other stream once; what has completed becomes free for every stream,
 # pending-free blocks for their own.
 cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil
+cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil
 # With the lock: may work be left on the stream that no completed event covers?
 cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     return load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch != 0

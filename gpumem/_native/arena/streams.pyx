@@ -65,6 +65,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # `dirty` before the epoch, the opposite of a free, which reads the epoch and then sets `dirty`:
     # no free of the new epoch goes unnoticed.
     store32(&stream.dirty, False)
+    stream.rest = False
     publish64(&stream.epoch, epoch + 1)
     stream.polling = True
     lock_release(&arena.lock)
@@ -113,6 +114,18 @@ cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil:
         completed = True
     lock_release(&arena.lock)
     return completed
+
+
+cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    # What a new place has beyond its block is its stream's, so that the stream's next blocks lie
+    # side by side. Nothing was freed, so no event is recorded for it; here it is said to be freed.
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if arena.streams[stream_slot].rest and stream_slot != taker:
+            arena.streams[stream_slot].rest = False
+            store32(&arena.streams[stream_slot].dirty, True)
+    lock_release(&arena.lock)
 
 
 cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
@@ -441,6 +454,7 @@ cdef int wait_for_streams(ArenaCore* arena, uint32_t taker, uint32_t flags,
     cdef uint64_t now = clock_ns()
     if until[0] == 0:
         until[0] = now + arena.settings.oom_wait
+        share_rests(arena, taker)
     while True:
         release_completed(arena, taker)
         if load64(&arena.completions) != before:
@@ -503,6 +517,9 @@ cdef bint streams_may_work(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
+        # Its last event may have completed long ago.
+        if arena.streams[stream_slot].event_epoch and not arena.streams[stream_slot].polling:
+            poll_event(arena, stream_slot)
         if has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].polling:
             pending = True
     lock_release(&arena.lock)
@@ -531,6 +548,7 @@ cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     stream.done = stream.epoch
     release_epochs(arena, stream_slot, stream.epoch)
     store32(&stream.dirty, False)
+    stream.rest = False
     publish64(&stream.epoch, stream.epoch + 1)
     stream.event_epoch = 0
     free_completed(arena)
@@ -706,6 +724,7 @@ cdef void reclaim(ArenaCore* arena) noexcept nogil:
     cdef uint8_t* marked
     # Caches and completed epochs first: both take marks off slots.
     caches_flush(arena)
+    share_rests(arena, SLOT_RELEASED)
     release_completed(arena, SLOT_RELEASED)
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):

@@ -124,6 +124,7 @@ cdef struct StreamSlot:
     CUstream handle
     ThreadMark* thread      # of a per-thread default stream, retained; NULL for all others
     uint32_t dirty          # something was freed in the running epoch; set without the lock
+    bint rest               # memory beside a new block is free in the running epoch: share_rests
     bint polling            # a thread is at the driver for this slot, without the lock
     CUevent event           # pooled: created at the first need, recorded again and again
     uint64_t epoch          # running; starts at 1; read without the lock

@@ -29,6 +29,6 @@ cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t en
 cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
                              uint64_t requested, uint32_t stream_slot) noexcept nogil
 # Gives what a used chunk has beyond `size` bytes back as a free chunk of its stream slot.
-cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil
+cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil
 # Undoes an allocation that failed: the used chunk becomes one hole.
 cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil

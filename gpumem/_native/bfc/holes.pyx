@@ -152,14 +152,15 @@ cdef inline void hang(Bfc* table, uint32_t index, bint hole) noexcept nogil:
         bin_insert(table, index)
 
 
-cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil:
+cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil:
+    # True: there was more than `size`, and the rest is free in the epoch.
     cdef uint32_t rest
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t requested = chunk.requested
     cdef uint32_t stream_slot = chunk.stream_slot
     cdef uint32_t generation
     if chunk.size == size:
-        return
+        return False
     # Free and allocated again around the cut, so that counts and bins follow. The handle stays
     # valid, because the generation is put back.
     chunk_free(table, index, stream_slot, epoch)
@@ -169,6 +170,7 @@ cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
     table.chunks[index].generation = generation
     table.chunks[rest].requested = 0
     chunk_coalesce(table, rest)
+    return True
 
 
 cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil:

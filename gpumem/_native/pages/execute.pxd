@@ -9,7 +9,7 @@ from gpumem._support.lock cimport Lock
 # Without the arena lock. If it fails, plan.refused names the driver's call: undo; else finish. Both
 # with the lock, and without a driver call.
 cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil
-cdef void space_finish(Space* space, Plan* plan, const Demand* demand,
+cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
                        uint64_t epoch) noexcept nogil
 cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil
 

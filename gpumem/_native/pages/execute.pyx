@@ -195,15 +195,15 @@ cdef uint32_t view_left(const Space* space, const Action* action) noexcept nogil
     return NIL
 
 
-cdef void space_finish(Space* space, Plan* plan, const Demand* demand,
+cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
                        uint64_t epoch) noexcept nogil:
     # The claimed block shrinks to the size demanded, and the slots of released pages become free.
+    # True: what is left of its place is free in the taker's epoch.
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_RELEASE:
             space.page[plan.actions[i].page].granules = 0
-    if plan.chunk != NIL:
-        holes_trim(space.table, plan.chunk, demand.size, epoch)
+    return plan.chunk != NIL and holes_trim(space.table, plan.chunk, demand.size, epoch)
 
 
 cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil:
