@@ -34,13 +34,13 @@ def _events(folder: Path) -> Iterator[Seed]:
     arena = gpumem.Arena("host", {"backing": "regions"}, name="cache")
     other = gpumem.Arena("host/host_accessible")
     stream = gpumem.Stream("host")
-    with gpumem.observe.record(path=path, stacks=1.0):
+    with gpumem.observe.record(path=path):
         with gpumem.observe.tag("weights"):
             kept = arena.allocate(1000)
         with arena.allocate(2000, stream=stream) as shared:
             shared.record_stream(gpumem.Stream("host"))
         other.allocate(70_000).close()
-    data = path.read_bytes()
+    data = _with_a_stack(path.read_bytes())
     end = 96 + len(data[96:].rstrip(b"\0")) // 48 * 48 + 48
     yield "events", data[:end]
     yield "torn", data[: end - 20]
@@ -52,6 +52,14 @@ def _events(folder: Path) -> Iterator[Seed]:
     yield "pickle", pickle.dumps(arena.snapshot().to_torch(recording.events()), 2)
     yield "segments", pickle.dumps(arena.snapshot().to_torch(), 4)
     del kept, more
+
+
+def _with_a_stack(data: bytes) -> bytes:
+    """Give the first allocation a stack, without the paths of this machine."""
+    text = b'[["train.py", 3, "step"]]'
+    part = text.ljust(40, b"\0") + struct.pack("<BBHHH", 255, 5, 0, 1, len(text))
+    first = next(at for at in range(96, len(data), 48) if data[at + 40] == 1)
+    return data[:first] + part + data[first : first + 46] + b"\1\0" + data[first + 48 :]
 
 
 def _smaller(plain: dict[str, Any]) -> dict[str, Any]:
