@@ -16,6 +16,8 @@ cdef class ResourceBase:
     cdef bint is_read_only              # its blocks may not be written
     cdef bint is_foreign                # gpumem did not allocate them
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
+    # Of memory without a stream: what gpumem has queued for it, a list of QueuedUse; else None.
+    cdef list queued_uses
     cdef BlockLedger* ledger            # of what takes and frees blocks one by one; else NULL
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1
@@ -33,10 +35,12 @@ cdef class ResourceBase:
     # Raises if the CPU would find nothing at a block's address now.
     cdef int require_present(self) except -1
     # What has to happen before the bytes are touched, beyond the work that gpumem queued: by the
-    # CPU, which waits; by work queued on a stream of the resource's device from now on.
+    # CPU, which waits; by work queued on a stream of a device from now on. Of another device than
+    # the resource's, that stream is then made to wait for the buffer's own.
     cdef int before_cpu(self, Buffer buffer) except -1
-    cdef int before_stream(self, Buffer buffer, CUstream stream) except -1
-    # The same, and behind what gpumem queued on the buffer: a view for the CPU; a consumer's stream.
+    cdef int before_stream(self, Buffer buffer, CUstream stream,
+                           DriverDevice driver_device) except -1
+    # The same, and behind what gpumem queued on the buffer: the CPU's view; a consumer's stream.
     cdef int order_view(self, Buffer buffer) except -1
     cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1

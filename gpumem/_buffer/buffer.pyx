@@ -394,7 +394,7 @@ cdef class Buffer:
         if self.is_closed:
             raise ClosedError("this buffer is closed")
         cdef uint64_t stream = resource.stream_at(self.slot) or LEGACY_STREAM
-        resource.before_stream(self, <CUstream><uintptr_t>stream)
+        resource.before_stream(self, <CUstream><uintptr_t>stream, resource.driver_device)
         return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
                 "data": (self.address, bool(resource.is_read_only)), "version": 3,
                 "stream": stream if self.queued or self.being_read else None}
@@ -543,14 +543,15 @@ cdef class ResourceBase:
     cdef int before_cpu(self, Buffer buffer) except -1:
         return 0
 
-    cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
+    cdef int before_stream(self, Buffer buffer, CUstream stream,
+                           DriverDevice driver_device) except -1:
         return 0
 
     cdef int order_view(self, Buffer buffer) except -1:
         return self.before_cpu(buffer)
 
     cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1:
-        return self.before_stream(buffer, stream)
+        return self.before_stream(buffer, stream, self.driver_device)
 
     cdef int require_own(self) except -1:
         require_made(self)

@@ -2,10 +2,25 @@
 
 A buffer's own stream orders everything that gpumem does with its bytes. What is queued elsewhere is
 joined into it, so that a wait for it is a wait for all, and a free on it comes last.
+
+Memory from elsewhere for which its user names no stream is not freed on one. What is queued for it
+is noted behind an event, and only what touches the same bytes later waits for that: a copy of a
+frame that is still to come holds up its own stream alone.
 """
 
+from libc.stdint cimport uint64_t
+
 from gpumem._buffer.buffer cimport Buffer
+from gpumem._buffer.stream cimport Event
 from gpumem._native.driver cimport CUstream, DeviceContext, DriverDevice
+
+# Work that gpumem queued for memory without a stream: which bytes it touches, and the event behind
+# it.
+cdef class QueuedUse:
+    cdef uint64_t low, high
+    cdef DriverDevice driver_device
+    cdef CUstream stream
+    cdef Event event
 
 # Whether the CPU may read the bytes without a wait, as far as is known without a driver call; and
 # whether it may write them: queued reads count then, too.

@@ -1,15 +1,16 @@
 """The order of accesses to a buffer; see order.pxd."""
 
-from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer.buffer cimport Buffer
-from gpumem._buffer.stream cimport stream_follow
+from gpumem._buffer.stream cimport Stream, stream_follow, stream_is_capturing
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUresult, CUstream,
     DeviceContext, DriverDevice, synchronize_device, synchronize_stream,
 )
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
+from gpumem.device import Device
 from gpumem.errors import ClosedError
 
 
@@ -27,6 +28,8 @@ cdef int order_host_slowly(Buffer buffer) except -1:
     require_alive(&buffer.home.driver_device.context)
     buffer.home.before_cpu(buffer)
     wait_for_stream(&buffer.home.driver_device.context, own_stream(buffer))
+    for use in uses_of(buffer):
+        (<QueuedUse>use).event.synchronize()
     buffer.being_read = False
     if buffer.awaited <= seen:
         buffer.awaited = seen + 1
@@ -37,10 +40,9 @@ cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device
     cdef DriverDevice own = buffer.home.driver_device
     if buffer.block_bytes == 0:
         return 0
-    # A resource may add a wait to a stream of its own device only: another device's stream waits
-    # behind the buffer's own.
-    buffer.home.before_stream(buffer, stream if driver_device is None or driver_device is own
-                              else own_stream(buffer))
+    buffer.home.before_stream(buffer, stream, driver_device or own)
+    for use in uses_of(buffer):
+        follow_use(use, driver_device or own, normal(stream))
     if driver_device is not None and driver_device.type != own.type:
         # The CPU waits below. Nothing is queued yet, so that Ctrl-C may end that wait.
         wait_for_stream(&own.context, own_stream(buffer))
@@ -52,7 +54,7 @@ cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=N
     if buffer.block_bytes == 0:
         return 0
     buffer.being_read = True
-    return follow(own, own_stream(buffer), driver_device or own, stream)
+    return join(buffer, driver_device or own, stream)
 
 
 cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=None) except -1:
@@ -60,7 +62,14 @@ cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_devic
     if buffer.block_bytes == 0:
         return 0
     buffer.queued += 1
-    return follow(own, own_stream(buffer), driver_device or own, stream)
+    return join(buffer, driver_device or own, stream)
+
+
+cdef int join(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
+    # What is queued for the buffer from now on comes after what `stream` has.
+    if buffer.home.queued_uses is not None:
+        return note_use(buffer, driver_device, normal(stream))
+    return follow(buffer.home.driver_device, own_stream(buffer), driver_device, stream)
 
 
 cdef int order_before(Buffer dst, Buffer src, CUstream stream,
@@ -81,7 +90,7 @@ cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice drive
 
 cdef bint are_together(Buffer a, Buffer b) noexcept:
     return (a.home.driver_device is b.home.driver_device and own_stream(a) == own_stream(b)
-            and a.block_bytes != 0)
+            and a.home.queued_uses is None and b.home.queued_uses is None and a.block_bytes != 0)
 
 
 cdef void order_settled(Buffer buffer) noexcept:
@@ -131,6 +140,56 @@ cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_
             code = stream_follow(&earlier_device.context, earlier, &later_device.context, later)
             context_leave(&earlier_device.context)
     check(later_device.context.table, code, "cuStreamWaitEvent")
+    return 0
+
+
+# ---- Memory without a stream ---------------------------------------------------------------------
+
+cdef list uses_of(Buffer buffer):
+    # Two tensors over the same bytes are two buffers, with one list.
+    cdef uint64_t low = buffer.address
+    cdef uint64_t high = low + buffer.requested_bytes
+    if not buffer.home.queued_uses:
+        return []
+    return [use for use in buffer.home.queued_uses
+            if (<QueuedUse>use).low < high and (<QueuedUse>use).high > low]
+
+
+cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
+    cdef QueuedUse use = QueuedUse.__new__(QueuedUse)
+    # A graph under capture has done nothing yet: its launch has to be ordered by the caller.
+    if stream_is_capturing(&driver_device.context, stream):
+        return 0
+    use.low = buffer.address
+    use.high = use.low + buffer.requested_bytes
+    use.driver_device = driver_device
+    use.stream = stream
+    device = Device(f"{driver_device.type}:{driver_device.ordinal}")
+    use.event = Stream.from_handle(device, <uintptr_t>stream).record()
+    # What is done orders nothing any more.
+    uses = [each for each in buffer.home.queued_uses if not (<QueuedUse>each).event.query()]
+    uses.append(use)
+    buffer.home.queued_uses = uses
+    return 0
+
+
+cdef int follow_use(QueuedUse use, DriverDevice driver_device, CUstream stream) except -1:
+    cdef CUresult code
+    if (use.driver_device is driver_device and use.stream == stream
+            and stream != <CUstream><uintptr_t>PER_THREAD_STREAM):
+        return 0
+    require_alive(&driver_device.context)
+    if use.driver_device.type != driver_device.type:
+        use.event.synchronize()
+        return 0
+    if stream_is_capturing(&driver_device.context, stream):
+        return 0
+    with nogil:
+        code = context_enter(&driver_device.context)
+        if code == CUDA_SUCCESS:
+            code = driver_device.context.table.cuStreamWaitEvent(stream, use.event.handle, 0)
+            context_leave(&driver_device.context)
+    check(driver_device.context.table, code, "cuStreamWaitEvent")
     return 0
 
 

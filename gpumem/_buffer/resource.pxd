@@ -35,7 +35,9 @@ cdef class BorrowedMemory(MemoryResource):
     cdef CUstream own           # of every buffer
     cdef ReleaseOwner release
 
-    cdef int borrow(self, object memory, str name, object stream, ReleaseOwner release) except -1
+    # Without a `stream` the memory belongs to none if it `may_have_none`, else to the legacy one.
+    cdef int borrow(self, object memory, str name, object stream, bint may_have_none,
+                    ReleaseOwner release) except -1
     cdef CUstream named(self, object stream) except? NULL
 
 # Sets the function that is called whenever a resource is made; NULL: none.

@@ -440,9 +440,12 @@ cdef class MemoryResource(ResourceBase):
 cdef class BorrowedMemory(MemoryResource):
     """Base of resources of buffers over memory that something else owns."""
 
-    cdef int borrow(self, object memory, str name, object stream, ReleaseOwner release) except -1:
+    cdef int borrow(self, object memory, str name, object stream, bint may_have_none,
+                    ReleaseOwner release) except -1:
         resource_init(self, memory, name)
         self.release = release
+        if stream is None and may_have_none:
+            self.queued_uses = []
         # The legacy stream orders itself against every blocking stream of the device.
         self.own = <CUstream><uintptr_t>LEGACY_STREAM
         if stream is not None:

@@ -5,9 +5,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, buffer_share, drop_share, finish_stream, host_may_read, host_may_write, order_after,
-    order_before, order_host, order_host_writing, order_read, order_stream, order_written,
-    own_stream, Stream, stream_handle, stream_is_capturing, wait_for_stream,
+    BorrowedMemory, Buffer, buffer_share, drop_share, finish_stream, host_may_read, host_may_write,
+    order_after, order_before, order_host, order_host_writing, order_read, order_stream,
+    order_written, own_stream, Stream, stream_handle, stream_is_capturing, wait_for_stream,
 )
 from gpumem._copy.driver cimport (
     call_result, CallResult, fill_by_cpu, fill_is_word, fill_queue, Peers, rows_queue,
@@ -158,7 +158,7 @@ cdef int find_ends(Route* route, DriverDevice driver_device, Buffer dst, Buffer 
 cdef bint is_devices(Buffer buffer):
     # Tell whether only its own device reaches the memory directly.
     return (buffer.home.memory.kind is MemoryKind.DEVICE
-            or (is_cpus(buffer) and not buffer.home.is_foreign))
+            or (is_cpus(buffer) and not isinstance(buffer.home, BorrowedMemory)))
 
 
 cdef bint is_reachable(Buffer buffer, DriverDevice driver_device, uint64_t low,
@@ -179,9 +179,9 @@ cdef bint is_reachable(Buffer buffer, DriverDevice driver_device, uint64_t low,
 
 
 cdef bint is_hosts(Buffer buffer, bint is_reachable):
-    # Tell whether the driver takes it for memory of the host: pageable or pinned.
-    return (not is_reachable or is_plain(buffer)
-            or buffer.home.memory.kind is MemoryKind.HOST_ACCESSIBLE)
+    # Tell whether the driver takes it for memory of the host: pageable, pinned or registered.
+    return (not is_reachable or buffer.home.memory.kind is MemoryKind.HOST_ACCESSIBLE
+            or (is_cpus(buffer) and isinstance(buffer.home, BorrowedMemory)))
 
 
 cdef CUresult read_memory_type(DeviceContext* context, uint64_t address) noexcept nogil:
@@ -286,6 +286,8 @@ cdef void run_queued_copy(void* queued) noexcept nogil:
 cdef bint is_idle_beside(Buffer buffer, DriverDevice driver_device, CUstream stream) noexcept:
     # Tell whether the buffer's own stream is idle, too, with what its user queued there.
     cdef DriverDevice own = buffer.home.driver_device
+    if buffer.home.queued_uses:
+        return False
     return ((own is driver_device and own_stream(buffer) == stream)
             or is_idle(&own.context, own_stream(buffer)))
 
@@ -378,18 +380,21 @@ cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* r
             order_read(src, route.stream, driver_device)
     except DriverError as refusal:
         return wait_instead(driver_device, route.stream, refusal)
-    if src is not None and is_freed_early(src, by_cpu):
+    if src is not None and is_freed_early(src, driver_device, by_cpu):
         keep_until_done(src, driver_device, route.stream)
-    if is_freed_early(dst, by_cpu):
+    if is_freed_early(dst, driver_device, by_cpu):
         keep_until_done(dst, driver_device, route.stream)
     return 0
 
 
-cdef bint is_freed_early(Buffer buffer, bint by_cpu):
-    # Tell whether the memory may be gone before its stream has passed the copy. An arena frees in
-    # stream order, another owner at once; so may the owner behind a resource that takes and frees
-    # block by block, and only the driver's copies notice.
-    return buffer.home.is_foreign or (by_cpu and buffer.home.ledger != NULL)
+cdef bint is_freed_early(Buffer buffer, DriverDevice driver_device, bint by_cpu):
+    # Tell whether the memory may be gone before the copy is done. An arena frees in stream order,
+    # and the end of imported memory waits for its own device. Another owner frees at once; so may
+    # the one behind a resource that takes and frees block by block, which only the driver's copies
+    # notice.
+    return (buffer.home.is_foreign or (by_cpu and buffer.home.ledger != NULL)
+            or (buffer.home.queued_uses is not None
+                and buffer.home.driver_device is not driver_device))
 
 
 cdef int wait_instead(DriverDevice driver_device, CUstream stream, object refusal) except -1:
@@ -540,7 +545,7 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
                 context_leave(context)
     # Also after a failure: the calls before the one that failed are queued.
     order_written(dst, handle)
-    if is_freed_early(dst, by_cpu):
+    if is_freed_early(dst, driver_device, by_cpu):
         keep_until_done(dst, driver_device, handle)
     return check(context.table, result.code, result.call.decode())
 

@@ -40,6 +40,8 @@ def from_dlpack(x, *, device=None, copy=None, stream=None):
     The tensor and its views keep the producer's memory. The producer orders its pending work before
     the stream that the tensor belongs to. What gpumem does with the tensor on other streams is
     ordered around that stream, too: name one where the legacy default stream has other work to do.
+    The CPU's memory belongs to no stream unless one is named: only what gpumem does with the same
+    bytes later comes after a copy.
 
     Parameters
     ----------
@@ -50,7 +52,8 @@ def from_dlpack(x, *, device=None, copy=None, stream=None):
     copy : bool, optional
         None: only if `device` needs it. True: always. False: never.
     stream : stream, optional
-        What the tensor belongs to, of the producer's device; None is its legacy default stream.
+        What the tensor belongs to, of the producer's device; None is its legacy default stream, or
+        for memory of the CPU no stream.
 
     Returns
     -------
@@ -101,7 +104,8 @@ def asarray(x, memory=None, *, stream=None):
     memory : MemoryInfo, Device or str, optional
         Where the elements are wanted, by the rules of `Tensor.to`; None: where they are.
     stream : stream, optional
-        What a tensor over the memory of `x` belongs to; see `from_dlpack`.
+        What a tensor over the memory of `x` belongs to; see `from_dlpack`. None is also the stream
+        that a ``__cuda_array_interface__`` names.
 
     Returns
     -------
@@ -354,14 +358,18 @@ cdef Tensor tensor_of_cuda_array(object x, object described, object given):
     layout_c_strides(layout.ndim, layout.shape, element.itemsize, layout.strides)
     for i, stride in enumerate(described.get("strides") or ()):
         layout.strides[i] = stride
+    stream = described.get("stream")
+    if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)
+                               or stream < 1):
+        raise ValueError(f"stream {stream!r} of a __cuda_array_interface__ is neither None nor "
+                         "a handle above 0")
+    # The producer keeps the stream that it names as long as `x`, so the tensor may belong to it.
+    if given is None and stream is not None and stream > LEGACY_STREAM:
+        given = stream
     tensor = tensor_over(_memory_at(address), address, element, &layout, x, given)
     tensor.is_read_only = read_only
-    stream = described.get("stream")
     if stream is not None:
         # The producer's work is on that stream: the tensor's own comes after it.
-        if isinstance(stream, bool) or not isinstance(stream, int) or stream < 1:
-            raise ValueError(f"stream {stream!r} of a __cuda_array_interface__ is neither None nor "
-                             "a handle above 0")
         order_written(tensor.buffer, <CUstream><uintptr_t><uint64_t>stream)
     return tensor
 
@@ -410,8 +418,9 @@ cdef class ForeignMemory(BorrowedMemory):
     """
 
     def __init__(self, memory, stream=None):    # the base's is for resources that allocate
-        # Producers order their work before its stream.
-        self.borrow(memory, f"memory of other libraries on {memory}", stream, release_owner)
+        # Producers order their work before its stream; those of the CPU's memory have none.
+        self.borrow(memory, f"memory of other libraries on {memory}", stream,
+                    memory.kind is MemoryKind.HOST, release_owner)
         self.is_foreign = True
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:

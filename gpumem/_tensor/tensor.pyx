@@ -477,7 +477,8 @@ cdef class Tensor:
                                  f"use DLPack, or view('u{self.element.itemsize}')")
         # A consumer waits for `stream` alone, so what the memory waits for comes before it there.
         require_open(self.buffer)
-        self.buffer.home.before_stream(self.buffer, own_stream(self.buffer))
+        self.buffer.home.before_stream(self.buffer, own_stream(self.buffer),
+                                       self.buffer.home.driver_device)
         contiguous = layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize)
         described = {
             "shape": self.shape,

@@ -7,6 +7,7 @@ import pytest
 from helpers import child
 
 import gpumem
+from gpumem.interop import HostTimeline
 
 
 def default_stream():
@@ -70,3 +71,29 @@ def test_stream_that_the_memorys_owner_does_not_know_is_refused(own):
         buffer.record_stream(stream)
     buffer.close(buffer.stream)
     assert buffer.closed
+
+
+@pytest.mark.parametrize("memory", ["host", "host/host_accessible", "host/managed"])
+@pytest.mark.parametrize("read", [gpumem.asarray, gpumem.from_dlpack, lambda array: array])
+def test_copy_of_others_memory_holds_up_its_stream_alone(read, memory):
+    stream = gpumem.Stream("host")
+    known = gpumem.full(5000, 7, "u1", memory=memory)
+    target = gpumem.zeros(5000, "u1", memory="host/managed", stream=stream)
+    source = read(known.numpy())
+    with HostTimeline.create() as timeline:
+        stream.wait(timeline.point(1))
+        gpumem.copy(target, source, stream)
+        unrelated = gpumem.zeros(5000, "u1", memory="host/managed")
+        unrelated.numpy()  # waits for the default stream, with a value that this thread signals
+        timeline.signal(1)
+    assert (target.numpy() == 7).all()
+
+
+@pytest.mark.parametrize("read", [gpumem.asarray, gpumem.from_dlpack])
+def test_tensor_over_others_memory_waits_for_the_copy_into_it(read, host):
+    stream = gpumem.Stream("host")
+    target = read(gpumem.zeros(5000, "u1", memory="host/managed").numpy())
+    source = gpumem.full(5000, 7, "u1", memory="host/managed", stream=stream)
+    host.set_lag(5_000_000)
+    gpumem.copy(target, source, stream)
+    assert (target.numpy() == 7).all()

@@ -34,10 +34,11 @@ from gpumem.interop.memory._mapping cimport (
     release_retired_mappings,
 )
 
+from gpumem._copy.copy import wait_for_releases
 from gpumem._core import Arena
 from gpumem._support.releases import on_release
 from gpumem.config import ArenaConfig
-from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import (
     AlignmentError, BadHandleError, ClosedError, ConfigError, DeviceMismatchError, InUseError,
     InvalidDescriptorError,
@@ -61,7 +62,7 @@ cdef class ImportedMemory(BorrowedMemory):
     """
 
     def __init__(self, memory, read_only, stream=None):     # the base's is for those that allocate
-        self.borrow(memory, f"memory imported on {memory}", stream, release_kept)
+        self.borrow(memory, f"memory imported on {memory}", stream, True, release_kept)
         self.is_read_only = read_only
 
     cdef int before_cpu(self, Buffer buffer) except -1:
@@ -72,12 +73,20 @@ cdef class ImportedMemory(BorrowedMemory):
             (<object>kept.ready).wait()
         return 0
 
-    cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
+    cdef int before_stream(self, Buffer buffer, CUstream stream,
+                           DriverDevice driver_device) except -1:
         cdef KeptMapping* kept = <KeptMapping*><uintptr_t>buffer.handle
-        if kept != NULL and kept.ready != NULL:
-            # On the device: the CPU goes on.
-            (<object>kept.ready).enqueue_wait(
-                Stream.from_handle(self.memory.device, <uintptr_t>stream))
+        if kept == NULL or kept.ready == NULL:
+            return 0
+        # On the device: the CPU goes on. What the point's device alone can wait for, the own stream
+        # waits for.
+        device = self.memory.device
+        if driver_device is not self.driver_device:
+            if getattr((<object>kept.ready).timeline, "device", None) is None:
+                device = Device(f"{driver_device.type}:{driver_device.ordinal}")
+            else:
+                stream = self.own
+        (<object>kept.ready).enqueue_wait(Stream.from_handle(device, <uintptr_t>stream))
         return 0
 
 
@@ -226,9 +235,10 @@ cdef class ExternalMemory:
         read_only : bool, optional
             None: as the memory; False is an error in read-only memory.
         stream : stream, optional
-            What the tensor belongs to; None is the device's legacy default stream. A copy on
-            another stream is ordered around it: behind a producer that has yet to write, the
-            default stream waits with all of its other work, a stream named here waits alone.
+            What the tensor belongs to: copies on other streams are ordered around it. None is no
+            stream: copies come after what the device's legacy default stream has by then, and only
+            what gpumem does with the same bytes afterwards comes after them. A copy from memory
+            that a producer has yet to write holds up the stream of the copy, and no other.
 
         Returns
         -------
@@ -380,6 +390,8 @@ cdef class ExternalMemory:
         while (self.mapping != NULL and (mapping.references > 1 or mapping_holds_caller(mapping))
                 and time.monotonic() < deadline):
             time.sleep(0.001)
+        if self.mapping != NULL and mapping.references > 1:
+            wait_for_releases()             # a copy that is done may not have let it go yet
         if self.mapping == NULL:            # another thread closed it meanwhile
             return
         if mapping.references > 1:

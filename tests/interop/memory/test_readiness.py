@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import child
 from helpers.dlpack import consume
 
 import gpumem
@@ -34,6 +35,12 @@ class Timeline:
 
     def point(self, value):
         return Point(self, value)
+
+
+@pytest.fixture
+def managed():
+    with gpumem.Arena("host/managed") as arena:
+        yield arena
 
 
 @pytest.fixture
@@ -142,18 +149,109 @@ def test_last_view_of_unready_memory_may_be_dropped_on_any_thread(memory, timeli
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_copy_of_memory_to_come_holds_up_the_stream_that_its_tensor_belongs_to(memory, named):
+def test_copy_of_memory_to_come_holds_up_no_stream_that_was_not_named(memory, named):
     own, reader = gpumem.Stream("host"), gpumem.Stream("host")
-    default = gpumem.Stream.from_handle("host", 1)
     with gpumem.interop.HostTimeline.create() as timeline, gpumem.Arena("host/managed") as arena:
         target = gpumem.empty(4, "u1", resource=arena, stream=reader)
         memory.set_ready(timeline, 1)
         frame = memory.tensor(4, "u1", stream=own if named else None)
         gpumem.copy(target, frame, reader)
-        assert not reader.query()
-        assert (own if named else default).query() is False
-        assert (default if named else own).query() is True
+        idle = {
+            "reader": reader.query(),
+            "own": own.query(),
+            "default": gpumem.Stream.from_handle("host", 1).query(),
+        }
         timeline.signal(1)
         reader.synchronize()
         assert target.numpy().tolist() == frame.numpy().tolist()
         del frame, target
+    assert idle == {"reader": False, "own": not named, "default": True}
+
+
+@pytest.mark.parametrize("kind", ["host", "host/host_accessible", "host/managed"])
+def test_one_thread_reads_a_frame_to_come_and_works_on_the_default_stream_meanwhile(memory, kind):
+    reader = gpumem.Stream("host")
+    with gpumem.interop.HostTimeline.create() as timeline, gpumem.Arena(kind) as arena:
+        frame, other = memory.tensor(4, "u1"), memory.tensor(4, "u1", offset=4)
+        target = gpumem.empty(4, "u1", resource=arena, stream=reader)
+        reader.wait(timeline.point(1))
+        gpumem.copy(target, frame, reader)
+        unrelated = gpumem.zeros(4, "u1", resource=arena)
+        gpumem.copy(unrelated, other)
+        unrelated.numpy()  # waits for the default stream
+        frame.numpy(sync=False)[:] = 5
+        timeline.signal(1)
+        assert target.numpy().tolist() == [5] * 4
+        del frame, other, target, unrelated
+
+
+def test_use_of_bytes_comes_after_a_copy_of_them_on_another_stream(memory, managed):
+    first, second = gpumem.Stream("host"), gpumem.Stream("host")
+    source = gpumem.full(4, 7, "u1", resource=managed, stream=first)
+    result, apart = (gpumem.zeros(4, "u1", resource=managed, stream=second) for _ in range(2))
+    for each in (source, result, apart):
+        each.numpy()
+    with gpumem.interop.HostTimeline.create() as timeline:
+        tensor, same = memory.tensor(4, "u1"), memory.tensor(2, "u1", offset=2)
+        beside = memory.tensor(4, "u1", offset=4)
+        first.wait(timeline.point(1))
+        gpumem.copy(tensor, source, first)
+        gpumem.copy(apart, beside, second)  # other bytes: it waits for nothing
+        second.synchronize()
+        gpumem.copy(result[:2], same, second)  # by another tensor over the same bytes
+        waits = not second.query()
+        timeline.signal(1)
+        assert waits
+        assert result.numpy().tolist() == [7, 7, 0, 0]
+        assert tensor.numpy().tolist() == [7] * 4
+        del tensor, same, beside
+
+
+def test_cpu_reads_imported_memory_after_the_copy_into_it(memory, managed, host):
+    stream = gpumem.Stream("host")
+    source, tensor = gpumem.full(4, 7, "u1", resource=managed), memory.tensor(4, "u1")
+    host.set_lag(5_000_000)
+    gpumem.copy(tensor, source, stream)
+    assert tensor.numpy().tolist() == [7] * 4
+    del tensor
+    stream.synchronize()
+    memory.close(timeout=60)
+
+
+def test_memory_that_is_closed_under_a_queued_copy_stays_until_it_is_done(memory, managed):
+    stream = gpumem.Stream("host")
+    target = gpumem.zeros(4, "u1", resource=managed, stream=stream)
+    with gpumem.interop.HostTimeline.create() as timeline:
+        stream.wait(timeline.point(1))
+        tensor = memory.tensor(4, "u1")
+        tensor.numpy()[:] = 6
+        gpumem.copy(target, tensor, stream)
+        del tensor
+        memory.close()
+        timeline.signal(1)
+        assert target.numpy().tolist() == [6] * 4
+        del target
+
+
+def test_frame_to_come_holds_up_the_reading_stream_of_another_device_only():
+    child.run_quietly(
+        """
+        import os, gpumem
+        from gpumem.interop import HostTimeline, Importer, MemoryDescriptor, MemoryHandleType
+        gpumem.device.set_host_device_count(2)
+        fd = os.memfd_create("frame")
+        os.truncate(fd, 4096)
+        memory = Importer.for_device("host:0").import_memory(
+            MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096), consume=True)
+        timeline, reader = HostTimeline.create(), gpumem.Stream("host:1")
+        memory.set_ready(timeline, 1)
+        target = gpumem.empty(4, "u1", memory="host:1/host_accessible", stream=reader)
+        gpumem.copy(target, memory.tensor(4, "u1"), reader)
+        idle = [gpumem.Stream.from_handle(device, 1).query() for device in ("host:0", "host:1")]
+        assert not reader.query()
+        memory.tensor(4, "u1").numpy(sync=False)[:] = 5
+        timeline.signal(1)
+        assert target.numpy().tolist() == [5] * 4
+        assert idle == [True, True]
+        """
+    )
