@@ -198,7 +198,7 @@ cdef class Arena(ArenaBase):
         """
         cdef Block block
         cdef uint32_t slot = self.default_slot
-        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t size = size_of(nbytes, self)
         cdef uint64_t extra = 0
         cdef GraphPool pool
         cdef Region region = SHARED_REGION if shareable else REGION_OF_MANY
@@ -253,7 +253,7 @@ cdef class Arena(ArenaBase):
         cdef Block block
         cdef GraphPool pool
         cdef uint32_t slot = self.default_slot
-        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t size = size_of(nbytes, self)
         if self.default_per_thread:
             self.slot_of(None, &slot)
         if size == 0:
@@ -389,7 +389,7 @@ cdef class Arena(ArenaBase):
         >>> arena.stats().driver_calls - calls
         0
         """
-        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t size = size_of(nbytes, self)
         cdef int status
         if not self.core.settings.paged or size == 0 or size > ABSURD - QUANTUM:
             self.allocate(nbytes).close()
@@ -459,7 +459,7 @@ cdef class Arena(ArenaBase):
         Raises
         ------
         TypeError, ValueError
-            `nbytes` is not an integer, or negative.
+            `nbytes` is not an integer, or not from 0 to 2**63 - 1.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
 
@@ -470,7 +470,7 @@ cdef class Arena(ArenaBase):
         >>> arena.stats().limit
         1073741824
         """
-        cdef uint64_t limit = size_of(nbytes)
+        cdef uint64_t limit = size_of(nbytes, None)
         self.require_open()
         with nogil:
             arena_set_limit(self.core, limit)

@@ -2,7 +2,8 @@
 
 from libc.stdint cimport uint64_t
 
-# Bytes, 0 or more; a size beyond every address space becomes one that no resource can serve.
-cdef uint64_t size_of(object nbytes) except? <uint64_t>-1
+# Bytes that `resource` is asked for, 0 or more; None: of a limit. What 63 bits do not hold is
+# refused: the resource's OutOfMemoryError, of a limit a ValueError.
+cdef uint64_t size_of(object nbytes, object resource) except? <uint64_t>-1
 # Bytes, a power of two up to 2 MiB.
 cdef uint64_t alignment_of(object alignment) except? 0

@@ -1,17 +1,20 @@
 """Sizes and alignments that callers pass."""
 
+from dataclasses import replace
+
 from cpython.long cimport PyLong_AsSsize_t
 from libc.stdint cimport uint64_t
 
-from gpumem._native.bfc cimport ABSURD
+from gpumem._native.bfc cimport ABSURD, QUANTUM
 
 from gpumem._support.arguments import power_of_two
+from gpumem.errors import OutOfMemoryError
 
 
 cdef enum:
     MOST_ALIGNMENT = 1 << 21    # bytes
 
-cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
+cdef uint64_t size_of(object nbytes, object resource) except? <uint64_t>-1:
     cdef Py_ssize_t size
     if type(nbytes) is not int:
         if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
@@ -20,10 +23,23 @@ cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
     try:
         size = PyLong_AsSsize_t(nbytes)
     except OverflowError:
-        size = -1 if nbytes < 0 else <Py_ssize_t>ABSURD
+        size = -1 if nbytes < 0 else refuse_absurd(nbytes, resource)
     if size < 0:
         raise ValueError(f"invalid nbytes = {nbytes}: expected 0 or more bytes")
     return size
+
+
+cdef int refuse_absurd(object nbytes, object resource) except -2:
+    if resource is None:
+        raise ValueError(f"invalid nbytes = {nbytes}: expected 0 to 2**63 - 1 bytes")
+    try:
+        # Which none serves: its refusal has all other figures.
+        resource.allocate(<uint64_t>ABSURD)
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError.of(replace(
+            error.report, requested_nbytes=nbytes,
+            allocated_nbytes=-(-nbytes // QUANTUM) * QUANTUM)) from None
+    raise MemoryError(f"{resource!r} has no {nbytes} bytes")
 
 
 cdef uint64_t alignment_of(object alignment) except? 0:

@@ -245,7 +245,7 @@ cdef class MemoryResource(ResourceBase):
         ClosedError
             It is closed, or belongs to the parent of a fork.
         """
-        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t size = size_of(nbytes, self)
         cdef uint64_t multiple = 0 if alignment is None else alignment_of(alignment)
         cdef uint32_t slot = DEFAULT_SLOT
         self.require_open()
@@ -269,7 +269,7 @@ cdef class MemoryResource(ResourceBase):
         TypeError, ValueError, MemoryError, ClosedError
             As `allocate`.
         """
-        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t size = size_of(nbytes, self)
         self.require_open()
         return serve(self, size, DEFAULT_SLOT, 0, True)
 

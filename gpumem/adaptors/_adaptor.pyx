@@ -92,7 +92,7 @@ cdef class Adaptor(MemoryResource):
         return self.allocate_from(nbytes, None, {}, True)
 
     cdef Buffer allocate_from(self, object nbytes, object stream, dict options, bint persistent):
-        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t size = size_of(nbytes, self)
         cdef LedgerBlock* block
         self.require_open()
         block = resource_claim(self, size, size, DEFAULT_SLOT, persistent)

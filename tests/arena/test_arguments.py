@@ -71,6 +71,37 @@ def test_size_beyond_the_address_space_is_named_as_such(arena):
     assert caught.value.advice == "the size exceeds the address space; check for an overflow"
 
 
+@pytest.mark.parametrize("nbytes", [(1 << 48) - 255, 1 << 62, 1 << 63, 10**30])
+@pytest.mark.parametrize("method", ["allocate", "allocate_persistent", "prepare"])
+def test_out_of_memory_error_has_the_requested_size(arena, method, nbytes):
+    with (
+        arena.allocate(5000),
+        pytest.raises(gpumem.OutOfMemoryError, match=f"asked for {nbytes} bytes") as caught,
+    ):
+        getattr(arena, method)(nbytes)
+    error = caught.value
+    assert error.requested_nbytes == nbytes <= error.allocated_nbytes < nbytes + 256
+    assert (error.in_use, error.device) == (5120, "host:0")
+    assert "exceeds the address space" in error.advice
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [gpumem.DriverPool, lambda memory: gpumem.adaptors.log(gpumem.Arena(memory), print)],
+    ids=["pool", "adaptor"],
+)
+def test_resources_have_the_requested_size_in_their_error(wrap):
+    with wrap("host") as resource, pytest.raises(gpumem.OutOfMemoryError) as caught:
+        resource.allocate(10**30)
+    assert caught.value.requested_nbytes == 10**30
+
+
+def test_huge_size_of_a_closed_arena_is_a_closed_error(arena):
+    arena.close()
+    with pytest.raises(gpumem.errors.ClosedError):
+        arena.allocate(10**30)
+
+
 # ---- alignment -----------------------------------------------------------------------------------
 
 

@@ -172,7 +172,7 @@ cdef class PlannedResource(MemoryResource):
         Exception
             The upstream's exceptions, unchanged.
         """
-        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t size = size_of(nbytes, self)
         cdef uint64_t multiple = 1 if alignment is None else alignment_of(alignment)
         cdef Buffer buffer = None
         self.require_open()
