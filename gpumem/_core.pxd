@@ -19,6 +19,8 @@ cdef class Arena(ArenaBase):
     cdef list stale                     # released stream objects, until no call is under way
     cdef Captures captures              # None until a graph is captured
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up
+    cdef uint64_t extra                 # bytes that a block needs more to be aligned as its memory
+    cdef bint obtains_slowly            # for either reason
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                   Block* block) except -1

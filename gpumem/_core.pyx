@@ -7,7 +7,8 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
 from gpumem._buffer cimport (
-    alignment_of, Buffer, buffer_of, empty_buffer, resource_init, size_of, Stream, stream_handle,
+    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, resource_init, size_of, Stream,
+    stream_handle,
 )
 from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, arena_allocate_fast,
@@ -140,6 +141,7 @@ cdef class Arena(ArenaBase):
             self.config = ArenaConfig.from_mapping(config)
         self.config._require_arena()
         settings_from(self.config, &settings)
+        self.extra = extra_for(alignment_in(self.memory))
         self.source = make_source(self, self.config, source)
         settings.paged = (self.source is None and self.config.numa_node is None
                           and takes_pages(self, self.config, least_limit(budget, count)))
@@ -162,6 +164,7 @@ cdef class Arena(ArenaBase):
             self.slot_of(default_stream, &self.default_slot)
             slot_retain(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
+        self.obtains_slowly = self.default_per_thread or self.extra != 0
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
                  default_stream=None, debug_heap=None, name=None):
@@ -176,7 +179,8 @@ cdef class Arena(ArenaBase):
     def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
         """Hand out a block, as `MemoryResource.allocate` describes.
 
-        Every block is aligned to at least 256 bytes. If there is no room, the arena is as before.
+        Every block is aligned to at least 256 bytes, and to what its `MemoryInfo.alignment` says.
+        If there is no room, the arena is as before.
         A `shareable` block has memory of its own that is cleared, never moves, and may be given to
         other processes by `gpumem.interop.export`. It takes whole pages (2 MiB of a device's
         memory, 4 KiB of the host's) and goes back to the driver after it is freed.
@@ -199,11 +203,11 @@ cdef class Arena(ArenaBase):
         cdef Block block
         cdef uint32_t slot = self.default_slot
         cdef uint64_t size = size_of(nbytes, self)
-        cdef uint64_t extra = 0
+        cdef uint64_t extra = self.extra
         cdef GraphPool pool
         cdef Region region = SHARED_REGION if shareable else REGION_OF_MANY
         if alignment is not None:
-            extra = max(alignment_of(alignment), <uint64_t>QUANTUM) - QUANTUM
+            extra = max(extra, extra_for(alignment_of(alignment)))
         if stream is not None or self.default_per_thread:
             self.slot_of(stream, &slot)
         if size == 0:
@@ -221,15 +225,11 @@ cdef class Arena(ArenaBase):
                 raise ConfigError("invalid shareable = True while a graph is captured: "
                                   "allocate it before")
             return self.take_captured(pool, nbytes, slot, alignment)
-        if extra:
-            block.address = (block.address + extra) & ~extra
-            if self.heap is not None:
-                self.heap.narrow(self.core, &block, size, slot)
-        return buffer_of(self, block.address, size, block.size, block.handle, slot)
+        return deliver(self, &block, size, extra, slot)
 
     cdef Buffer obtain(self, uint64_t nbytes):
         cdef Block block
-        if nbytes == 0 or self.default_per_thread:
+        if nbytes == 0 or self.obtains_slowly:
             return self.allocate(nbytes)
         self.take(nbytes, 0, self.default_slot, REGION_OF_MANY, &block)
         return buffer_of(self, block.address, nbytes, block.size, block.handle, self.default_slot)
@@ -262,10 +262,10 @@ cdef class Arena(ArenaBase):
             pool = self.captures.pool_of(self, slot, False)
             if pool is not None:
                 return self.take_captured(pool, nbytes, slot, None)
-        if self.take(size, 0, slot, OWN_REGION, &block) == ARENA_CAPTURING:
+        if self.take(size, self.extra, slot, OWN_REGION, &block) == ARENA_CAPTURING:
             pool = captures_of(self).pool_of(self, slot, True)
             return self.take_captured(pool, nbytes, slot, None)
-        return buffer_of(self, block.address, size, block.size, block.handle, slot)
+        return deliver(self, &block, size, self.extra, slot)
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                   Block* block) except -1:
@@ -873,8 +873,8 @@ cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes):
     cdef Block block
     if nbytes == 0 or arena.captures is not None:
         return arena.allocate(nbytes, 0)
-    arena.take(nbytes, 0, LEGACY_SLOT, REGION_OF_MANY, &block)
-    return buffer_of(arena, block.address, nbytes, block.size, block.handle, LEGACY_SLOT)
+    arena.take(nbytes, arena.extra, LEGACY_SLOT, REGION_OF_MANY, &block)
+    return deliver(arena, &block, nbytes, arena.extra, LEGACY_SLOT)
 
 
 cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
@@ -888,11 +888,26 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
     pool = None
     if capturing or arena.captures is not None:
         pool = captures_of(arena).pool_of(arena, slot, capturing)
-    if pool is None and arena.take(nbytes, 0, slot, REGION_OF_MANY, &block) == ARENA_CAPTURING:
+    if (pool is None
+            and arena.take(nbytes, arena.extra, slot, REGION_OF_MANY, &block) == ARENA_CAPTURING):
         pool = captures_of(arena).pool_of(arena, slot, True)
     if pool is not None:
         return arena.take_captured(pool, nbytes, slot, None)
-    return buffer_of(arena, block.address, nbytes, block.size, block.handle, slot)
+    return deliver(arena, &block, nbytes, arena.extra, slot)
+
+
+cdef inline uint64_t extra_for(uint64_t alignment) noexcept:
+    # Bytes that a block, a multiple of the quantum, needs more to hold an aligned part.
+    return max(alignment, <uint64_t>QUANTUM) - QUANTUM
+
+
+cdef inline Buffer deliver(Arena arena, Block* block, uint64_t asked, uint64_t extra,
+                           uint32_t slot):
+    if extra:
+        block.address = (block.address + extra) & ~extra
+        if arena.heap is not None:
+            arena.heap.narrow(arena.core, block, asked, slot)
+    return buffer_of(arena, block.address, asked, block.size, block.handle, slot)
 
 
 cdef int arena_bad_free(Arena arena, uint64_t address) except -1:

@@ -1,6 +1,6 @@
 """Buffers, resources, streams and their order."""
 
-from gpumem._buffer.arguments cimport alignment_of, size_of
+from gpumem._buffer.arguments cimport alignment_in, alignment_of, size_of
 from gpumem._buffer.buffer cimport (
     Buffer, buffer_end, buffer_note_consumer, buffer_of, buffer_share, drop_share, empty_buffer,
     require_open, ResourceBase,

@@ -7,3 +7,5 @@ from libc.stdint cimport uint64_t
 cdef uint64_t size_of(object nbytes, object resource) except? <uint64_t>-1
 # Bytes, a power of two up to 2 MiB.
 cdef uint64_t alignment_of(object alignment) except? 0
+# That of a MemoryInfo, for a resource that aligns the blocks; ConfigError beyond 2 MiB.
+cdef uint64_t alignment_in(object memory) except? 0

@@ -8,7 +8,7 @@ from libc.stdint cimport uint64_t
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 
 from gpumem._support.arguments import power_of_two
-from gpumem.errors import OutOfMemoryError
+from gpumem.errors import ConfigError, OutOfMemoryError
 
 
 cdef enum:
@@ -49,3 +49,10 @@ cdef uint64_t alignment_of(object alignment) except? 0:
         if number & (number - 1) == 0:
             return number
     return power_of_two("alignment", alignment, MOST_ALIGNMENT, "2097152")
+
+
+cdef uint64_t alignment_in(object memory) except? 0:
+    if memory.alignment > MOST_ALIGNMENT:
+        raise ConfigError(f"invalid alignment = {memory.alignment} of {memory} for the blocks of "
+                          f"an arena or a pool: expected at most {<int>MOST_ALIGNMENT}")
+    return memory.alignment

@@ -10,6 +10,7 @@ from gpumem._native.driver cimport CUstream
 cdef class MemoryResource(ResourceBase):
     cdef readonly str name
     cdef readonly Budget budget         # that it charges; or None
+    cdef uint64_t alignment             # that `allocate` gives every block; 0: as blocks come
     cdef object __weakref__
 
     # What `allocate` does without a stream, for C callers.

@@ -246,8 +246,10 @@ cdef class MemoryResource(ResourceBase):
             It is closed, or belongs to the parent of a fork.
         """
         cdef uint64_t size = size_of(nbytes, self)
-        cdef uint64_t multiple = 0 if alignment is None else alignment_of(alignment)
+        cdef uint64_t multiple = self.alignment
         cdef uint32_t slot = DEFAULT_SLOT
+        if alignment is not None:
+            multiple = max(multiple, alignment_of(alignment))
         self.require_open()
         require("shareable", shareable, bool, "True or False")
         if shareable:
@@ -271,7 +273,7 @@ cdef class MemoryResource(ResourceBase):
         """
         cdef uint64_t size = size_of(nbytes, self)
         self.require_open()
-        return serve(self, size, DEFAULT_SLOT, 0, True)
+        return serve(self, size, DEFAULT_SLOT, self.alignment, True)
 
     def shrink(self):
         """Give back what can be spared: here nothing, since nothing is kept.

@@ -8,9 +8,9 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_count_call, ledger_counters,
-    ledger_keep, ledger_make, ledger_stream, LedgerBlock, LedgerCounters, MemoryResource,
-    resource_begin, resource_claim, resource_deliver, resource_init,
+    alignment_in, Buffer, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_count_call,
+    ledger_counters, ledger_keep, ledger_make, ledger_stream, LedgerBlock, LedgerCounters,
+    MemoryResource, resource_begin, resource_claim, resource_deliver, resource_init,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -535,6 +535,7 @@ cdef PoolCore* begin(DriverPool pool, object memory, object default_stream, obje
                    "DriverPool", default_stream, budget, count)
     # A larger alignment is made by allocating more bytes, see MemoryResource.allocate.
     pool.ledger.granule = POOL_ALIGNMENT
+    pool.alignment = alignment_in(pool.memory)
     return pool_core(pool.ledger)
 
 

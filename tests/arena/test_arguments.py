@@ -165,3 +165,49 @@ def test_buffer_made_by_new_alone_refuses_every_call():
             use()
     assert (buffer.ptr, buffer.nbytes, buffer.closed) == (0, 0, False)
     buffer.close()
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+@pytest.mark.parametrize("alignment", [1, 256, 512, 4096, 1 << 21])
+def test_blocks_have_the_alignment_of_their_memory(backing, alignment):
+    memory = gpumem.MemoryInfo("host", alignment=alignment)
+    with gpumem.Arena(memory, {"backing": backing}) as arena:
+        stream = gpumem.Stream("host")
+        blocks = [arena.allocate(256) for _ in range(3)]
+        blocks += [arena.allocate(1000, stream), arena.allocate(1000, alignment=64)]
+        blocks += [arena.allocate(300), arena.allocate_persistent(100), arena.allocate(1 << 20)]
+        blocks += [arena.allocate_persistent(3 << 20), arena.allocate(100, shareable=True)]
+        tensors = [gpumem.empty((10,), "float32", resource=arena) for _ in range(2)]
+        with arena.capture(stream) as pool:
+            blocks.append(arena.allocate(256, stream))
+        assert [each.ptr % alignment for each in (*blocks, *tensors)] == [0] * (len(blocks) + 2)
+        assert arena.allocate(100, alignment=1 << 21).ptr % (1 << 21) == 0
+        arena.check_invariants()
+        del blocks, tensors, pool
+
+
+def test_blocks_of_a_debug_heap_have_the_alignment_of_their_memory():
+    memory = gpumem.MemoryInfo("host", alignment=4096)
+    with gpumem.Arena(memory, debug_heap=True) as arena:
+        blocks = [arena.allocate(1000), arena.allocate_persistent(1000)]
+        assert [each.ptr % 4096 for each in blocks] == [0, 0]
+        assert arena.check_heap() == ()
+        del blocks
+
+
+def test_other_resources_have_the_alignment_of_their_memory():
+    memory = gpumem.MemoryInfo("host", alignment=8192)
+    with gpumem.DriverPool(memory) as pool, gpumem.Arena(memory) as arena:
+        logged = gpumem.adaptors.log(arena, [].append)
+        for resource in (pool, logged):
+            blocks = [resource.allocate(100), resource.allocate(100), resource.allocate(9000)]
+            blocks.append(resource.allocate_persistent(100))
+            assert [each.ptr % 8192 for each in blocks] == [0] * 4
+            del blocks
+        logged.close()
+
+
+@pytest.mark.parametrize("make", [gpumem.Arena, gpumem.DriverPool])
+def test_memory_with_an_alignment_beyond_two_mebibytes_is_refused(make):
+    with pytest.raises(gpumem.ConfigError, match="invalid alignment = 4194304 of host:0"):
+        make(gpumem.MemoryInfo("host", alignment=1 << 22))

@@ -39,6 +39,12 @@ def stream():
     return Stream("host")
 
 
+def test_arena_of_memory_with_a_larger_alignment_is_refused(arena):
+    other = Arena(gpumem.MemoryInfo("host", alignment=512))
+    with pytest.raises(gpumem.ConfigError, match="invalid alignment = 512"):
+        torch_hooks.serve(0, other)
+
+
 def touch(address, nbytes, value=7):
     ctypes.memset(address, value, nbytes)
 

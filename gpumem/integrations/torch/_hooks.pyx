@@ -220,12 +220,15 @@ def serve(device, Arena arena not None):
     Raises
     ------
     ConfigError
-        `device` is not from 0 to 63.
+        `device` is not from 0 to 63, or the arena's memory has an alignment above 256.
     """
     cdef AllocatorHook* before
     cdef AllocatorHook* hook
     if not 0 <= device < TORCH_DEVICES:
         raise ConfigError(f"device {device} is not from 0 to {TORCH_DEVICES - 1}")
+    if arena.extra:
+        raise ConfigError(f"invalid alignment = {arena.memory.alignment} of an arena beneath "
+                          "PyTorch, whose blocks have 256: expected at most 256")
     if served.get(device) is arena:
         return
     hook = hook_create(arena.core, NULL, FRAMEWORK_TORCH)

@@ -14,7 +14,7 @@ from gpumem._native.arena cimport (
     ARENA_MISS, ARENA_OK, arena_place_fast, arena_place_slow, arena_places_init, Block, slot_drop,
     slot_retain,
 )
-from gpumem._native.bfc cimport NIL, Places, places_free
+from gpumem._native.bfc cimport NIL, Places, places_free, QUANTUM
 from gpumem._native.driver cimport context_is_dead
 from gpumem._support.columns cimport column_of
 
@@ -173,8 +173,10 @@ cdef class PlannedResource(MemoryResource):
             The upstream's exceptions, unchanged.
         """
         cdef uint64_t size = size_of(nbytes, self)
-        cdef uint64_t multiple = 1 if alignment is None else alignment_of(alignment)
+        cdef uint64_t multiple = self.inner.extra + QUANTUM
         cdef Buffer buffer = None
+        if alignment is not None:
+            multiple = max(multiple, alignment_of(alignment))
         self.require_open()
         if self.is_open and size != 0 and not self.is_captured(stream):
             buffer = self.place_next(size, stream, 0 if shareable else multiple)
