@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumem._support.arguments import power_of_two, refuse, require
 from gpumem._support.releases import release_retired
-from gpumem.errors import ConfigError
+from gpumem.errors import ConfigError, DriverError
 
 if TYPE_CHECKING:
     from gpumem._native.driver.table import DriverDevice
@@ -581,7 +581,13 @@ def _ask_capability(
     lacking = [function for function in functions if not opened.has(function)]
     if lacking:
         return Capability(False, f"the driver has no {', '.join(lacking)}")
-    if attribute is not None and not opened.named_attribute(f"CU_DEVICE_ATTRIBUTE_{attribute}"):
-        reason = f"not supported by the device (CU_DEVICE_ATTRIBUTE_{attribute} = 0)"
-        return Capability(False, reason)
+    if attribute is None:
+        return Capability(True)
+    name = f"CU_DEVICE_ATTRIBUTE_{attribute}"
+    try:
+        supported = opened.named_attribute(name)
+    except DriverError as error:
+        return Capability(False, f"{error}, asked for {name}")
+    if not supported:
+        return Capability(False, f"not supported by the device ({name} = 0)")
     return Capability(True)

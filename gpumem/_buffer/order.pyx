@@ -158,7 +158,7 @@ cdef list uses_of(Buffer buffer):
 cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
     cdef QueuedUse use = QueuedUse.__new__(QueuedUse)
     # A graph under capture has done nothing yet: its launch has to be ordered by the caller.
-    if stream_is_capturing(&driver_device.context, stream):
+    if captures(driver_device, stream):
         return 0
     use.low = buffer.address
     use.high = use.low + buffer.requested_bytes
@@ -173,6 +173,13 @@ cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream) ex
     return 0
 
 
+cdef bint captures(DriverDevice driver_device, CUstream stream) except *:
+    cdef bint capturing = False
+    cdef CUresult code = stream_is_capturing(&driver_device.context, stream, &capturing)
+    check(driver_device.context.table, code, "cuStreamIsCapturing")
+    return capturing
+
+
 cdef int follow_use(QueuedUse use, DriverDevice driver_device, CUstream stream) except -1:
     cdef CUresult code
     if (use.driver_device is driver_device and use.stream == stream
@@ -182,7 +189,7 @@ cdef int follow_use(QueuedUse use, DriverDevice driver_device, CUstream stream) 
     if use.driver_device.type != driver_device.type:
         use.event.synchronize()
         return 0
-    if stream_is_capturing(&driver_device.context, stream):
+    if captures(driver_device, stream):
         return 0
     with nogil:
         code = context_enter(&driver_device.context)
