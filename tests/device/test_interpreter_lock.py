@@ -137,8 +137,8 @@ CASES |= {
         "cuMemcpyAsync",
         "gpumem.copy(a, b, stream)",
     ),
-    "a copy's release": (
-        "a, b = gpumem.zeros(4, 'f4', memory='host/managed'), np.zeros(4, 'f4')",
+    "a copy by the CPU in its turn": (
+        "a, b = (gpumem.zeros(1 << 20, 'f4', memory='host/host_accessible') for _ in range(2))",
         "cuLaunchHostFunc",
         "gpumem.copy(a, b, stream)",
     ),

@@ -210,4 +210,3 @@ def test_consumer_of_a_buffer_waits_for_the_buffers_own_stream(driver):
     gpumem.copy(out, imported.view("u1"), stream)
     assert set(read(driver, out, stream).tolist()) == {7}
     del imported
-    close_when_unused(arena, slow, buffer, out)

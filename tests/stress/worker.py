@@ -53,8 +53,8 @@ class Worker:
         while self.blocks.free():
             pass
         self.blocks.patterns.settle(everything=True)
-        for stream in self.blocks.own_streams:
-            stream.synchronize()
+        # Streams of sessions signal the timeline, too.
+        self._arena.memory.device.synchronize()
         self.crossings.close()
 
     # ---- blocks ----------------------------------------------------------------------------------
