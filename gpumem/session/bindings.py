@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -12,9 +11,12 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem._tensor import Tensor, empty
 from gpumem.device import CopyDecision, MemoryInfo
+from gpumem.stats import ShrinkReport, Stats
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from gpumem._budget import Budget
 
 __all__ = ["BoundInput", "BoundOutput", "RunContext"]
 
@@ -202,10 +204,37 @@ class _OfStream(Forwarding):
         """Allocate a block of the resource, of the run's stream unless another is named."""
         return super().allocate(nbytes, self._stream if stream is None else stream, **options)
 
+    # What the base defines, too, so that no call of it would come to __getattr__.
+    def stats(self) -> Stats:
+        """Return the resource's statistics."""
+        return self._resource.stats()
 
-# What the base defines, too, so that no call of it would come to __getattr__.
-for _name in ("stats", "shrink", "snapshot", "reset_stream", "budget", "is_arena", "closed"):
-    setattr(_OfStream, _name, property(operator.attrgetter(f"_resource.{_name}")))
+    def shrink(self) -> ShrinkReport:
+        """Shrink the resource."""
+        return self._resource.shrink()
+
+    def snapshot(self) -> Any:
+        """Return the resource's blocks."""
+        return self._resource.snapshot()
+
+    def reset_stream(self, stream: Any) -> None:
+        """Make blocks of a stream reusable by others, as the resource does."""
+        self._resource.reset_stream(stream)
+
+    @property
+    def budget(self) -> Budget | None:
+        """The resource's budget."""
+        return self._resource.budget
+
+    @property
+    def is_arena(self) -> bool:
+        """Whether the resource is an arena."""
+        return self._resource.is_arena
+
+    @property
+    def closed(self) -> bool:
+        """Whether the resource is closed."""
+        return self._resource.closed
 
 
 def _is_like(tensor: Tensor, shape: Any, dtype: npt.DTypeLike) -> bool:

@@ -192,6 +192,8 @@ def test_operation_on_a_capturing_stream_is_refused(driver, timeline, streams):
 LOSE_THE_DEVICE = """
 import faulthandler
 faulthandler.dump_traceback_later(120, exit=True)
+import os
+os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # a later one would wait for the stream that waits
 import gpumem
 from cuda.bindings import driver as cu
 from gpumem.errors import DriverError, TimelineLostError
@@ -217,11 +219,11 @@ def done(result):
     return result[1] if len(result) == 2 else None
 
 timeline, waiting, lost = HostTimeline.create(), gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
-timeline.enqueue_wait(waiting, 1)
-timeline.enqueue_signal(waiting, 2)
 done(cu.cuCtxSetCurrent(done(cu.cuDevicePrimaryCtxRetain(done(cu.cuDeviceGet(0))))))
 module = done(cu.cuModuleLoadData(PTX + bytes(1)))
 kernel = done(cu.cuModuleGetFunction(module, b"lose"))
+timeline.enqueue_wait(waiting, 1)
+timeline.enqueue_signal(waiting, 2)
 done(cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, lost.ptr, 0, 0))
 
 def refused(call, *errors):
