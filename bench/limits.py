@@ -33,7 +33,8 @@ def cost(count: int, make: Callable[[], object]) -> None:
     )
     print(
         f"{make.__name__:8} x {count}: {seconds / count * 1e6:8.1f} us, "
-        f"{resident / 1024:6.1f} KiB, {addresses / 1e9:6.2f} GB of addresses, {mappings:4.1f} mappings"
+        f"{resident / 1024:6.1f} KiB, {addresses / 1e9:6.2f} GB of addresses, "
+        f"{mappings:4.1f} mappings"
     )
 
 
