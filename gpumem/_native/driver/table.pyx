@@ -117,8 +117,8 @@ cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept no
             if code == CUDA_SUCCESS:
                 code = point_wait(context, AWAIT_EVENT, event, interrupted)
             context.table.cuEventDestroy(event)
-        # A driver's pool gives memory back only after this call (seen on an H200). It returns at once
-        # unless other threads have queued more.
+        # A driver's pool gives memory back only after this call (seen on an H200). It returns at
+        # once unless other threads have queued more.
         if code == CUDA_SUCCESS and not interrupted[0]:
             code = context.table.cuCtxSynchronize()
     context_leave(context)
