@@ -17,6 +17,9 @@ from gpumem._native.driver cimport (
     CUstreamCaptureStatus, DeviceContext,
 )
 from gpumem._support.deferred cimport call_soon
+from gpumem._support.interpreter cimport (
+    PyEval_RestoreThread, PyEval_SaveThread, PyGILState_Check, PyThreadState,
+)
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 
@@ -28,11 +31,6 @@ cdef enum:
     FIRST_BUCKETS = 64
 
 cdef extern from "Python.h":
-    ctypedef struct PyThreadState:
-        pass
-    PyThreadState* PyEval_SaveThread() noexcept nogil
-    void PyEval_RestoreThread(PyThreadState* state) noexcept nogil
-    int PyGILState_Check() noexcept nogil
     # The interpreter's own declaration: NULL leaves the exception set, for PyErr_WriteUnraisable.
     PyObject* PyObject_CallObject(PyObject* function, PyObject* arguments) noexcept
 

@@ -19,20 +19,15 @@ from gpumem._native.driver cimport (
     CUmemoryPool, CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUresult, CUstream,
     DeviceContext, DriverDevice, require,
 )
+from gpumem._support.interpreter cimport (
+    PyEval_RestoreThread, PyEval_SaveThread, PyGILState_Check, PyThreadState,
+)
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
 
 from gpumem.config import PoolConfig
 from gpumem.errors import ConfigError
-
-
-cdef extern from "Python.h":
-    ctypedef struct PyThreadState:
-        pass
-    PyThreadState* PyEval_SaveThread() noexcept nogil
-    void PyEval_RestoreThread(PyThreadState* state) noexcept nogil
-    int PyGILState_Check() noexcept nogil
 
 # The pool's attributes that PoolConfig has as switches.
 cdef dict SWITCHES = {

@@ -24,6 +24,7 @@ from gpumem._native.driver cimport (
     CUresult, CUstreamCaptureMode,
 )
 from gpumem._support.deferred cimport call_soon, report_unraisable
+from gpumem._support.interpreter cimport PyGILState_Check
 from gpumem._support.process cimport process
 
 from gpumem.device import MemoryKind
@@ -31,7 +32,6 @@ from gpumem.errors import HeapCorruptionError, HeapWarning, InvalidFreeError
 
 
 cdef extern from "Python.h":
-    int PyGILState_Check() nogil
     ctypedef struct PyCodeObject:
         pass
     int PyCode_Addr2Line(PyCodeObject* code, int offset)
