@@ -25,7 +25,9 @@ cdef class QueuedUse:
 # Whether the CPU may read the bytes without a wait, as far as is known without a driver call; and
 # whether it may write them: queued reads count then, too.
 cdef inline bint host_may_read(Buffer buffer) noexcept:
-    return buffer.awaited > buffer.queued or buffer.block_bytes == 0
+    # Memory without a stream may also be in use through another buffer over the same bytes.
+    return ((buffer.awaited > buffer.queued and not buffer.home.queued_uses)
+            or buffer.block_bytes == 0)
 
 cdef inline bint host_may_write(Buffer buffer) noexcept:
     return host_may_read(buffer) and (not buffer.being_read or buffer.block_bytes == 0)

@@ -30,6 +30,7 @@ cdef int order_host_slowly(Buffer buffer) except -1:
     wait_for_stream(&buffer.home.driver_device.context, own_stream(buffer))
     for use in uses_of(buffer):
         (<QueuedUse>use).event.synchronize()
+    forget_done(buffer)
     buffer.being_read = False
     if buffer.awaited <= seen:
         buffer.awaited = seen + 1
@@ -166,10 +167,16 @@ cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream) ex
     use.stream = stream
     device = Device(f"{driver_device.type}:{driver_device.ordinal}")
     use.event = Stream.from_handle(device, <uintptr_t>stream).record()
+    forget_done(buffer)
+    buffer.home.queued_uses.append(use)
+    return 0
+
+
+cdef int forget_done(Buffer buffer) except -1:
     # What is done orders nothing any more.
-    uses = [each for each in buffer.home.queued_uses if not (<QueuedUse>each).event.query()]
-    uses.append(use)
-    buffer.home.queued_uses = uses
+    if buffer.home.queued_uses:
+        buffer.home.queued_uses = [use for use in buffer.home.queued_uses
+                                   if not (<QueuedUse>use).event.query()]
     return 0
 
 

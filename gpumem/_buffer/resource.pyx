@@ -406,7 +406,7 @@ cdef class MemoryResource(ResourceBase):
     cdef int order_view(self, Buffer buffer) except -1:
         # What others queued on raw bytes is theirs to wait for: without work of gpumem's own, a
         # view of a new block must not wait for its stream.
-        if buffer.queued == 0 and not buffer.being_read:
+        if buffer.queued == 0 and not buffer.being_read and not self.queued_uses:
             return self.before_cpu(buffer)
         return order_host_writing(buffer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from helpers.driver import HostDriver
 
 import gpumem
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 NBYTES = 1 << 16
 VIEWS = [memoryview, np.from_dlpack, lambda buffer: np.frombuffer(buffer, np.uint8)]
@@ -57,3 +59,19 @@ def test_view_of_a_new_block_does_not_wait_for_its_stream(view, buffer, stream):
     with HostDriver().block(stream):
         assert len(view(buffer)) == NBYTES
         assert not stream.query()
+
+
+def test_cpu_waits_for_a_copy_that_another_tensor_over_the_same_bytes_queued(stream):
+    descriptor = os.memfd_create("pages")
+    os.truncate(descriptor, 4096)
+    described = MemoryDescriptor(descriptor, MemoryHandleType.MEMFD, 4096)
+    memory = Importer.for_device("host").import_memory(described, consume=True)
+    first, second = (memory.tensor((4096,), "u1") for _ in range(2))
+    second.numpy()  # has waited, before anything was queued
+    source = gpumem.full((4096,), 7, "u1", memory="host/host_accessible")
+    gate = HostDriver().block(stream)
+    gpumem.copy(first, source, stream)
+    opener = threading.Timer(0.05, gate.open)
+    opener.start()
+    assert set(second.numpy().tolist()) == {7}
+    opener.join()
