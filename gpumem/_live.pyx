@@ -29,8 +29,8 @@ from posix.unistd cimport close
 
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
-    ArenaCore, DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE,
-    STATE_CLOSED, STATE_SUSPENDED, ThreadCache,
+    arena_extensions, arena_shrinkages, ArenaCore, DebugHeap, HEAP_FREED, HEAP_LIVE,
+    HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE, STATE_CLOSED, STATE_SUSPENDED, ThreadCache,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
 from gpumem._support.atomics cimport load32, load64, published64, published_pointer
@@ -480,8 +480,8 @@ cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept no
     counters.max_in_use = max(load64(&arena.stats.max_in_use), counters.in_use)
     counters.max_reserved = load64(&arena.stats.max_reserved)
     counters.num_reserves = load64(&arena.stats.num_reserves)
-    counters.num_extensions = load64(&arena.stats.num_extensions)
-    counters.num_shrinkages = load64(&arena.stats.num_shrinkages)
+    counters.num_extensions = arena_extensions(arena)
+    counters.num_shrinkages = arena_shrinkages(arena)
     counters.max_alloc_size = load64(&arena.stats.max_alloc_size)
     counters.pages_moved = (load64(&arena.spaces[LARGE_SPACE].moved)
                             + load64(&arena.spaces[SMALL_SPACE].moved))

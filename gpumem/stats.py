@@ -38,12 +38,11 @@ class Stats:
     num_reserves : int
         Of those, persistent blocks.
     num_extensions : int
-        Regions added for ordinary blocks so far; with backing="virtual" growths by new pages.
+        Regions added for ordinary blocks so far; with backing="virtual" pages made for them.
     num_regions : int
         Regions held now; with backing="virtual" all pages of ordinary blocks count as one.
     num_shrinkages : int
-        Regions released while the arena was open; with "virtual" the number of times that such a
-        range released pages.
+        Regions released while the arena was open; with "virtual" pages released.
     max_alloc_size : int
         The largest block so far, padding included.
     largest_free : int
@@ -96,8 +95,8 @@ class Stats:
         """Return ONNX Runtime's keys with decimal strings; always all of them.
 
         Two have another meaning there: ``Limit`` is 2**63 - 1 without a limit, and
-        ``NumArenaExtensions`` falls with every region that a shrink releases, so that it is the
-        number of regions of ordinary blocks, while `num_extensions` never falls.
+        ``NumArenaExtensions`` falls with every region or page that is released, so that it is the
+        number of those that ordinary blocks have, while `num_extensions` never falls.
 
         Examples
         --------

@@ -29,8 +29,8 @@ _RESOURCES = (
     _Metric("allocations_total", "num_allocs", "Blocks allocated."),
     _Metric("frees_total", "num_frees", "Blocks freed."),
     _Metric("persistent_allocations_total", "num_reserves", "Persistent blocks allocated."),
-    _Metric("extensions_total", "num_extensions", "Growths by memory from the device."),
-    _Metric("shrinkages_total", "num_shrinkages", "Regions released to the device."),
+    _Metric("extensions_total", "num_extensions", "Regions or pages taken from the device."),
+    _Metric("shrinkages_total", "num_shrinkages", "Regions or pages released to the device."),
     _Metric("pages_moved_total", "pages_moved", "Pages moved to another address."),
     _Metric("driver_calls_total", "driver_calls", "Driver calls made."),
 )

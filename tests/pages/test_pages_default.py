@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -77,6 +79,62 @@ def test_small_arena_holds_one_page(make_arena):
     del blocks
     assert arena.shrink().released_bytes == 2 * MIB
     assert (arena.stats().num_regions, arena.stats().reserved) == (0, 0)
+
+
+def test_extensions_and_shrinkages_count_pages(make_arena):
+    arena = make_arena()
+
+    def held():
+        return int(arena.stats().as_ort()["NumArenaExtensions"])
+
+    weights = arena.allocate_persistent(MIB)
+    assert held() == 0, "persistent blocks have pages of their own"
+    blocks = [arena.allocate(nbytes) for nbytes in (1000, 6 * MIB, 6 * MIB)]
+    pages = held()
+    assert 2 <= pages == arena.stats().num_extensions <= 7
+    del blocks[1:]
+    arena.shrink()
+    assert held() == 1, "the page of the first block"
+    assert arena.stats().num_shrinkages == pages - 1
+    blocks.clear()
+    for _ in range(2):
+        arena.shrink()
+        assert held() == 0
+    del weights
+    arena.shrink()
+    arena.allocate(MIB).close()
+    assert (held(), arena.stats().num_extensions) == (1, pages + 1)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "calls_fail"])
+def test_extensions_are_the_pages_held_after_moves(make_arena, host, fails):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    arena = make_arena(
+        {"backing": "virtual", "max_mem": 64 * MIB, "page_move_threshold": 0, "page_move_budget": 1}
+    )
+    held = []
+    for _ in range(300):
+        if fails and chance.random() < 0.1:
+            call = chance.choice(["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap"])
+            host.clear_faults()
+            host.fail(call, chance.randrange(1, 4), 2)
+        if held and chance.random() < 0.5:
+            held.pop(chance.randrange(len(held))).close()
+        else:
+            with contextlib.suppress(gpumem.OutOfMemoryError, gpumem.errors.DriverError):
+                held.append(arena.allocate(chance.randrange(1, 24 * MIB)))
+        if chance.random() < 0.05:
+            arena.shrink()
+        reserved = arena.stats().reserved
+        count = int(arena.stats().as_ort()["NumArenaExtensions"])
+        assert -(-reserved // (32 * MIB)) <= count <= reserved // (2 * MIB)
+    assert arena.stats().pages_moved > 0
+    host.clear_faults()
+    held.clear()
+    arena.shrink()
+    assert arena.stats().as_ort()["NumArenaExtensions"] == "0"
 
 
 def test_thousands_of_arenas_fit_into_a_process(host):

@@ -454,7 +454,6 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         if space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch):
             arena.streams[demand.stream_slot].rest = True
         note_reserved(arena)
-        arena.stats.num_extensions += 1 if plan.creates else 0
         index[0] = plan.chunk
     else:
         driver_refused(arena, code, plan.refused)
@@ -590,7 +589,6 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
         if arena.events.recorder != NULL:
             note_plan(arena, space, &plan)
         space_finish(space, &plan, NULL, 0)
-        arena.stats.num_shrinkages += 1 if space != &arena.spaces[PERSISTENT_SPACE] else 0
     else:
         space_undo(space, &plan, NULL, 0)
     lock_release(&arena.lock)

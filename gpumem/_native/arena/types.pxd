@@ -29,7 +29,7 @@ from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport CUevent, CUresult, CUstream, DeviceContext
 from gpumem._native.pages cimport MoveBudget, Space
-from gpumem._support.atomics cimport load32, published64, store32
+from gpumem._support.atomics cimport load32, load64, published64, store32
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Uses, ViewCount
 from gpumem._support.lock cimport Lock, OwnerLock
@@ -114,8 +114,8 @@ cdef struct ArenaStats:
     uint64_t num_allocs
     uint64_t num_frees
     uint64_t num_reserves
-    uint64_t num_extensions         # regions added for ordinary blocks, or growths by new pages
-    uint64_t num_shrinkages         # regions, or ranges that gave pages, given back by shrink
+    uint64_t num_extensions         # regions added for ordinary blocks; spaces count their pages
+    uint64_t num_shrinkages         # of those, given back by shrink
     uint64_t events_recorded
     uint64_t events_asked
     uint64_t events_waited          # device-side waits enqueued
@@ -242,6 +242,16 @@ cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
     # Persistent regions are cut from pages: what those have besides counts too.
     return (arena.table.reserved + arena.small.reserved
             + arena.persistent.reserved - arena.persistent.in_use)
+
+cdef inline uint64_t arena_extensions(const ArenaCore* arena) noexcept nogil:
+    # Regions added, and pages made, for ordinary blocks.
+    return (load64(&arena.stats.num_extensions) + load64(&arena.spaces[LARGE_SPACE].created)
+            + load64(&arena.spaces[SMALL_SPACE].created))
+
+cdef inline uint64_t arena_shrinkages(const ArenaCore* arena) noexcept nogil:
+    # Of those, given back.
+    return (load64(&arena.stats.num_shrinkages) + load64(&arena.spaces[LARGE_SPACE].released)
+            + load64(&arena.spaces[SMALL_SPACE].released))
 
 cdef inline const ArenaCore* root_of(const ArenaCore* arena) noexcept nogil:
     # The arena whose limit holds: a graph pool keeps to its parent's, and counts in it.

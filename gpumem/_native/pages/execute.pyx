@@ -150,9 +150,7 @@ cdef void end_run(Space* space, Plan* plan, uint32_t first, uint32_t last,
             sum_add(space.calls, 1)
             continue
         action.done = True
-        if action.kind == ACTION_CREATE:
-            space.created += 1
-        else:
+        if action.kind == ACTION_MOVE:
             sum_add(&space.moved, 1)
 
 
@@ -161,7 +159,6 @@ cdef void release_memory(Space* space, Plan* plan) noexcept nogil:
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_RELEASE:
             release_page(space, &space.page[plan.actions[i].page])
-            space.released += 1
 
 
 cdef void release_page(Space* space, Page* page) noexcept nogil:
@@ -201,8 +198,10 @@ cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
     # True: what is left of its place is free in the taker's epoch.
     cdef uint32_t i
     for i in range(plan.count):
-        if plan.actions[i].kind == ACTION_RELEASE:
-            space.page[plan.actions[i].page].granules = 0
+        if plan.actions[i].kind == ACTION_CREATE:
+            sum_add(&space.created, 1)
+        elif plan.actions[i].kind == ACTION_RELEASE:
+            page_drop(space, &space.page[plan.actions[i].page])
     return plan.chunk != NIL and holes_trim(space.table, plan.chunk, demand.size, epoch)
 
 
@@ -226,8 +225,10 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
 
 cdef void undo_action(Space* space, const Action* action) noexcept nogil:
     cdef Page* page = &space.page[action.page]
-    if action.done:
-        return                      # it is where the plan wanted it: keep it there
+    if action.done:                 # it is where the plan wanted it: keep it there
+        if action.kind == ACTION_CREATE:
+            sum_add(&space.created, 1)
+        return
     if action.kind == ACTION_CREATE:
         view_set(space, action.to, page.granules, NIL)
         space.physical -= bytes_of(page)
@@ -253,13 +254,19 @@ cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogi
     # The driver unmapped every view before it refused a later step: the page is gone.
     if left == NIL:
         space.physical -= bytes_of(page)
-        page.granules = 0
+        page_drop(space, page)
         return
     page.active = left
     view_set(space, left, page.granules, action.page)
     if left == action.origin and action.unmap[0] != NIL and not action.unmapped[0]:
         show_dormant(space, action, page)
     fill_granules(space, left, page.granules, action.stream_slot, action.epoch)
+
+
+cdef void page_drop(Space* space, Page* page) noexcept nogil:
+    # The driver has its memory back: the slot is unused.
+    page.granules = 0
+    sum_add(&space.released, 1)
 
 
 cdef void show_dormant(Space* space, const Action* action, Page* page) noexcept nogil:

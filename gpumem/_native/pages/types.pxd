@@ -73,10 +73,10 @@ cdef struct Space:
     uint64_t physical           # bytes of all pages
     uint64_t plans
     bint large                  # holds blocks from 256 KiB on, in pages of more than one granule
-    uint64_t created
+    uint64_t created            # pages that were mapped; minus `released`: pages there are
     uint64_t moved
     uint64_t swapped            # dormant views made active again, without a driver call
-    uint64_t released
+    uint64_t released           # of those, given back to the driver; not those of a suspend
     uint64_t spared             # pages made without a look for idle ones: no time left to move
     uint64_t* orphans           # memory without a view that the driver refused to take back
     uint32_t orphan_count

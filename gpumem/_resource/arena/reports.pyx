@@ -12,11 +12,11 @@ from gpumem._budget cimport (
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
     arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD,
-    ARENA_DRIVER_REFUSED, ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY, ARENA_NO_METADATA,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, ArenaStats,
-    block_note, BlockNote, caches_flush, DebugHeap, heap_check, heap_copy, heap_counts, HEAP_LIVE,
-    HeapBlock, HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE,
-    STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+    ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY,
+    ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_shrinkages,
+    ArenaCopy, ArenaCore, ArenaStats, block_note, BlockNote, caches_flush, DebugHeap, heap_check,
+    heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, invariant_text,
+    LARGE_SPACE, PageCopy, root_of, SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -278,7 +278,7 @@ cdef int require_heap(ArenaBase arena) except -1:
 cdef object arena_stats(ArenaCore* core):
     cdef ArenaStats stats
     cdef HeapCounts heap
-    cdef uint64_t in_use, reserved, largest, regions, spared
+    cdef uint64_t in_use, reserved, largest, regions, extensions, shrinkages, spared
     # Cached blocks would count as in use; afterwards the figures under the lock are consistent.
     caches_flush(core)
     lock_acquire(&core.lock)
@@ -287,6 +287,7 @@ cdef object arena_stats(ArenaCore* core):
     reserved = (load64(&core.shareable.mapped_bytes) if core.closed == STATE_SUSPENDED
                 else arena_reserved(core))
     regions = regions_held(core)
+    extensions, shrinkages = arena_extensions(core), arena_shrinkages(core)
     spared = core.spaces[LARGE_SPACE].spared + core.spaces[SMALL_SPACE].spared
     largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
     heap = HeapCounts(0, core.table.requested_in_use + core.small.requested_in_use, 0, 0)
@@ -305,9 +306,9 @@ cdef object arena_stats(ArenaCore* core):
         num_allocs=stats.num_allocs,
         num_frees=stats.num_frees + heap.held,
         num_reserves=stats.num_reserves,
-        num_extensions=stats.num_extensions,
+        num_extensions=extensions,
         num_regions=regions,
-        num_shrinkages=stats.num_shrinkages,
+        num_shrinkages=shrinkages,
         max_alloc_size=stats.max_alloc_size,
         largest_free=largest,
         pages_moved=(load64(&core.spaces[LARGE_SPACE].moved)
