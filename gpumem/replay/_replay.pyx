@@ -17,7 +17,8 @@ from gpumem._support.process cimport process_interrupted, raise_interrupt
 cdef enum:
     ALLOC = 0
     FREE_COMPLETED = 2
-    SIGNALS_EVERY = 4096    # events: a look takes the interpreter lock
+    CLOCK_EVERY = 16            # events; one may take a millisecond, in the driver or in a search
+    SIGNALS_EVERY = 50000000    # ns: a look takes the interpreter lock
 
 # A checked trace's columns.
 cdef struct Columns:
@@ -115,9 +116,10 @@ cdef bint replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
     cdef int64_t now = 0
     cdef Block block
     cdef uint64_t begin = clock_ns()
+    cdef uint64_t looked = 0
     memset(counts, 0, sizeof(Pass))
     for event in range(columns.count):
-        if event % SIGNALS_EVERY == 0 and process_interrupted():
+        if event % CLOCK_EVERY == 0 and is_interrupted(&looked):
             return True
         b = columns.block[event]
         if b < 0:
@@ -150,3 +152,11 @@ cdef bint replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
                 arena_free(arena, handles[b], slot)
     counts.nanoseconds = clock_ns() - begin
     return False
+
+
+cdef inline bint is_interrupted(uint64_t* looked) noexcept nogil:
+    cdef uint64_t now = clock_ns()
+    if now - looked[0] < SIGNALS_EVERY:
+        return False
+    looked[0] = now
+    return process_interrupted()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,11 +21,13 @@ _copies: list[ctypes.Array] = []  # alive as long as the process
 
 
 @contextmanager
-def held_call(name: str, device: str = "host") -> Iterator[None]:
+def held_call(
+    name: str, device: str = "host", meanwhile: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """Let a driver function wait at its next call, in whichever thread, and then return success.
 
-    It does nothing else. A Python thread ends the wait, once it has seen it. The block must make
-    the call. Takes the standard input, so the process is a test's own.
+    It does nothing else. A Python thread ends the wait, once it has seen it and called `meanwhile`.
+    The block must make the call. Takes the standard input, so the process is a test's own.
     """
     entries = [entry for entry, _ in driver_entry_names()]
     opened = gpumem.Device(device)._open()
@@ -43,6 +45,7 @@ def held_call(name: str, device: str = "host") -> Iterator[None]:
 
     def end() -> None:
         wait_until(_input_is_read)
+        meanwhile()
         table[entries.index(name)] = before
         os.write(sender, bytes(1))
         ended.append(name)

@@ -1,6 +1,9 @@
 """Ctrl-C ends a replay within its events."""
 
+from pathlib import Path
+
 import numpy as np
+from helpers import child
 from helpers.interrupting import interrupted
 
 import gpumem
@@ -8,6 +11,7 @@ from gpumem.replay._replay import run
 from gpumem.traces import Trace
 
 PAIRS = 2_000_000
+TESTS = str(Path(__file__).resolve().parent.parent)
 
 
 def test_interrupt_ends_a_replay(make_arena):
@@ -24,3 +28,44 @@ def test_interrupt_ends_a_replay(make_arena):
     stats = arena.stats()
     assert 0 < stats.num_allocs < PAIRS
     assert stats.in_use == 0
+
+
+def test_interrupt_ends_a_replay_whose_events_are_slow():
+    """It is looked for by the time that passed, not only after thousands of events."""
+    child.run_quietly(f"""
+import sys
+sys.path.insert(0, {TESTS!r})
+import signal, threading, time
+import numpy as np
+import gpumem
+from gpumem.replay._replay import run
+from gpumem.traces import Trace
+from helpers.held_call import held_call
+from helpers.waiting import wait_until
+
+PAIRS = 2000
+trace = Trace(
+    action=np.tile([0, 2], PAIRS),
+    block=np.repeat(np.arange(PAIRS), 2),
+    size=np.full(2 * PAIRS, 4096),
+    stream=np.zeros(2 * PAIRS, int),
+    time_us=np.arange(2 * PAIRS),
+)
+arena = gpumem.Arena("host", {{"backing": "regions"}})
+stream = gpumem.Stream("host")
+main = threading.main_thread().ident
+
+def interrupt():
+    end = time.monotonic() + 0.2
+    wait_until(lambda: time.monotonic() > end)
+    signal.pthread_kill(main, signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    with held_call("cuMemAlloc", meanwhile=interrupt):
+        run(arena, [stream], trace, False)
+except KeyboardInterrupt:
+    assert arena.stats().num_allocs < 100, arena.stats()
+else:
+    raise SystemExit("not interrupted")
+""")
