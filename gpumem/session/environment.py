@@ -76,8 +76,8 @@ class Environment:
         An allocator is made for which only keys under the other prefix exist: they have no effect
         on it. Or keys are under a name that is neither a device's memory nor the `MemoryInfo.name`
         of one that was registered, as ``ep_factory.CUDAExecutionProvider`` without such a memory:
-        when a memory is registered that no key names, at the latest by `close`. So register a
-        memory with a name of its own first.
+        when a memory is registered that no key names, at the latest by `close` or when the
+        environment is dropped. So register a memory with a name of its own first.
 
     Examples
     --------
@@ -96,8 +96,9 @@ class Environment:
         self._dropped: deque[MemoryResource] = deque()  # by sessions that are gone
         self._is_held = False  # the lock, by whichever thread
         self._closed = False
-        self._settings = read_prefixes({} if config is None else config)
         # Names of keys that only a `MemoryInfo.name` can match, and none has so far.
+        self._unclaimed: dict[str, str] = {}
+        self._settings = read_prefixes({} if config is None else config)
         self._unclaimed = {
             name: which for which, name in self._settings if which and not _MEMORY_NAME.match(name)
         }
@@ -413,6 +414,9 @@ class Environment:
             self._closed = True
             for entry in list(self._entries.values()):
                 self._drop(entry)
+        self._warn_of_unclaimed(stacklevel=3)
+
+    def __del__(self) -> None:
         self._warn_of_unclaimed(stacklevel=3)
 
     def _require_open(self) -> None:

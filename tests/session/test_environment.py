@@ -232,6 +232,18 @@ def test_keys_under_an_unknown_name_beside_known_ones_give_a_warning_at_the_end(
     assert environment.closed
 
 
+def test_keys_under_an_unknown_name_of_a_dropped_environment_give_a_warning():
+    keys = {"ep_factory.host.arena.max_mem": "1048576", "ep_factory.gpu.arena.max_mem": "1048576"}
+    environment = gpumem.Environment(keys)
+    with pytest.warns(gpumem.errors.ConfigWarning, match=r"ep_factory\.gpu "):
+        del environment
+    done = child.run(f"import gpumem; environment = gpumem.Environment({keys})")
+    assert done.returncode == 0
+    assert "ConfigWarning: keys under ep_factory.gpu " in done.stderr
+    with pytest.raises(gpumem.ConfigError):
+        gpumem.Environment({"nonsense": "1"})  # the one that was not made tells nothing
+
+
 def test_keys_of_other_memory_and_of_named_memory_give_no_warning():
     keys = {
         "ep_factory.weights.arena.max_mem": "1000000",
