@@ -31,8 +31,8 @@ from gpumem._native.driver cimport (
 from gpumem._native.pages cimport (
     ACTION_CREATE, budget_allows, budget_spend, bytes_of, Demand, GRANULE, MAX_PAGE_GRANULES,
     orphans_release, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range,
-    range_reserve, Space, space_add_range, space_execute, space_finish, space_plan, space_plan_trim,
-    space_undo,
+    range_reserve, round_to_granule, Space, space_add_range, space_execute, space_finish,
+    space_plan, space_plan_trim, space_undo,
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64, sum_add
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
@@ -491,7 +491,7 @@ cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
         return ARENA_NO_METADATA
     if not demand.by_budget:
         return ARENA_OVER_LIMIT
-    store64(&arena.over_budget, (demand.size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1))
+    store64(&arena.over_budget, round_to_granule(demand.size))
     return ARENA_OVER_BUDGET
 
 

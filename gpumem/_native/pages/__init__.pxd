@@ -11,5 +11,5 @@ from gpumem._native.pages.space cimport (
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand, GRANULE,
     GRANULE_BITS, MAX_PAGE_GRANULES, Page, Plan, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult,
-    Range, Space,
+    Range, round_to_granule, Space,
 )

@@ -19,10 +19,10 @@ from gpumem._native.pages.space cimport (
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of,
-    bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_movable,
-    is_quiet, KEEP_VIEW_PERCENT, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over,
-    PEAK_PAGES, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS,
-    PlanResult, Space,
+    bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed, is_idle,
+    is_movable, is_quiet, KEEP_VIEW_PERCENT, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at,
+    page_over, PEAK_PAGES, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
+    PLANNED_SLOTS, PlanResult, Space,
 )
 from gpumem._support.atomics cimport load32
 
@@ -46,7 +46,7 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     begin = site.begin
     end = claimed_end(space, chunk_at(space, site.anchor, begin), begin + demand.claim)
     first_granule = granule_of(space, begin)
-    last_granule = granule_of(space, end + GRANULE - 1)
+    last_granule = granule_from(space, end)
     count = last_granule - first_granule
     # All host memory is acquired before anything changes, so that a plan that begins can be
     # carried through.
@@ -71,7 +71,7 @@ cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noex
     while end_of(&space.table.chunks[index]) < end:
         index = space.table.chunks[index].next
     if state_of(space.table, index) == CHUNK_HOLE:
-        return address_of(space, granule_of(space, end + GRANULE - 1))
+        return address_of(space, granule_from(space, end))
     return end
 
 
@@ -95,13 +95,12 @@ cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t mis
 # Swapping: an idle page counts where it is wanted, and its old place becomes the hole.
 cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
     cdef uint32_t g = granule_of(space, begin)
-    cdef uint32_t last = granule_of(space, end + GRANULE - 1)
+    cdef uint32_t last = granule_from(space, end)
     cdef Page* page
     while g < last:
         page = page_over(space, g)
-        if (page != NULL and page.dormant != NIL
-                and page.dormant <= g < page.dormant + page.granules
-                and can_swap(space, page, begin, end)):
+        # Its active view lies outside, so the one here is dormant.
+        if page != NULL and can_swap(space, page, begin, end):
             swap_page(space, page)
             g = page.active + page.granules
         else:
@@ -126,7 +125,7 @@ cdef void fill_missing(Space* space, Plan* plan, uint64_t begin, uint64_t end,
                        const Demand* demand) noexcept nogil:
     # Finds runs of granules in the claimed block without an active page, and supplies them.
     cdef uint32_t g = granule_of(space, begin)
-    cdef uint32_t last = granule_of(space, end + GRANULE - 1)
+    cdef uint32_t last = granule_from(space, end)
     cdef uint32_t run, mapped
     cdef Demand left = demand[0]        # its reserved bytes run along with the plan
     forget_idle_inside(space, begin, end)
@@ -422,15 +421,14 @@ cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, cons
                            Site* best) noexcept nogil:
     # A place may not cover a view with queued work, but it may begin where one ends.
     cdef uint32_t g = granule_of(space, hole.address)
-    cdef uint32_t last = granule_of(space, end_of(hole))
+    cdef uint32_t last = min(granule_of(space, end_of(hole)), space.granules)
     cdef const Page* page
-    while g < last and g < space.granules:
+    while g < last:
         page = page_over(space, g)
-        g += 1
-        if (page == NULL or page.dormant == NIL
-                or not page.dormant < g <= page.dormant + page.granules):
+        if page == NULL:
+            g += 1
             continue
-        g = page.dormant + page.granules
+        g = page.dormant + page.granules        # in a hole every view is a dormant one
         if (not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)
                 and address_of(space, g) + demand.claim <= gap.end):
             try_site(space, gap, address_of(space, g), demand, best)
@@ -488,7 +486,7 @@ cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t be
     # Granules of a hole inside [begin, end) that no idle page's dormant view can fill; IMPOSSIBLE
     # if work is still queued through a view there, which an unmap would not wait for.
     cdef uint32_t g = granule_of(space, max(begin, hole.address))
-    cdef uint32_t last = granule_of(space, min(end, end_of(hole)) + GRANULE - 1)
+    cdef uint32_t last = granule_from(space, min(end, end_of(hole)))
     cdef uint32_t missing = 0
     cdef const Page* page
     while g < last:

@@ -15,8 +15,8 @@ from gpumem._native.driver cimport (
     CUresult, DeviceContext,
 )
 from gpumem._native.pages.types cimport (
-    address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle,
-    MAX_RANGES, Page, page_mapped_at, page_over, Range, Space,
+    address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed,
+    is_idle, MAX_RANGES, Page, page_mapped_at, page_over, Range, round_to_granule, Space,
 )
 from gpumem._support.atomics cimport load32
 
@@ -69,23 +69,19 @@ cdef void see_stream_slot(Space* space, const StreamBins* bins,
 
 
 cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
-    # Every page wholly inside this free chunk is idle.
+    # Every page wholly inside this free chunk is idle. A free chunk has memory throughout.
     cdef const Chunk* chunk = &space.table.chunks[index]
-    cdef uint32_t g = granule_of(space, chunk.address + GRANULE - 1)
+    cdef uint32_t g = granule_from(space, chunk.address)
     cdef uint32_t last = granule_of(space, end_of(chunk))       # first granule not wholly inside
     cdef Page* page
     while g < last:
         page = page_over(space, g)
-        if page == NULL:
-            g += 1
-            continue
         if page.active == g and g + page.granules <= last:
             if page.busy:       # it had live bytes at the last plan: its idle time begins now
                 page.idle_since = space.plans
-                page.busy = False
             page.seen_idle = space.plans
             page.chunk = index
-        g = page.active + page.granules if page.active <= g else g + 1
+        g = page.active + page.granules
 
 
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil:
@@ -109,18 +105,15 @@ cdef void see_again(Space* space, uint32_t index) noexcept nogil:
     # Idle pages name their free chunk by its index, which has changed; NIL and chunks that are not
     # free have no such pages.
     cdef const Chunk* chunk
-    cdef uint32_t g, last, mapped
+    cdef Page* page
+    cdef uint32_t g
     if index == NIL or state_of(space.table, index) != CHUNK_FREE:
         return
     chunk = &space.table.chunks[index]
-    g = granule_of(space, chunk.address + GRANULE - 1)
-    last = granule_of(space, end_of(chunk))
-    while g < last:
-        mapped = page_mapped_at(space, g)
-        if (mapped != NIL and space.page[mapped].active == g
-                and is_idle(space, &space.page[mapped])):
-            space.page[mapped].chunk = index
-        g += 1
+    for g in range(granule_from(space, chunk.address), granule_of(space, end_of(chunk))):
+        page = page_over(space, g)
+        if is_idle(space, page):
+            page.chunk = index
 
 
 cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
@@ -153,7 +146,7 @@ cdef void space_create(Space* space, Bfc* table, DeviceContext* context, uint64_
 
 cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil:
     # As much as all ranges together have; half as much, again and again, where that is refused.
-    cdef uint64_t least = ((size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)) + GRANULE
+    cdef uint64_t least = round_to_granule(size) + GRANULE
     cdef uint64_t wanted = space.first_bytes
     cdef CUresult code
     cdef uint32_t i
@@ -415,7 +408,7 @@ cdef int check_range(const Space* space, uint32_t region, uint64_t* physical) no
     cdef uint32_t g, last
     while index != NIL:
         chunk = &space.table.chunks[index]
-        last = min(granule_of(space, end_of(chunk) + GRANULE - 1), space.granules)
+        last = min(granule_from(space, end_of(chunk)), space.granules)
         for g in range(granule_of(space, chunk.address), last):
             if is_backed(space, g) == (chunk.state == CHUNK_HOLE):
                 return 43

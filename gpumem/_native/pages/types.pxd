@@ -136,6 +136,13 @@ cdef inline uint32_t granule_of(const Space* space, uint64_t address) noexcept n
         i += 1
     return space.ranges[i].first + <uint32_t>((address - space.ranges[i].base) >> GRANULE_BITS)
 
+cdef inline uint32_t granule_from(const Space* space, uint64_t address) noexcept nogil:
+    # The first granule that begins at an address or above it.
+    return granule_of(space, address + GRANULE - 1)
+
+cdef inline uint64_t round_to_granule(uint64_t nbytes) noexcept nogil:
+    return (nbytes + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)
+
 cdef inline uint64_t address_of(const Space* space, uint32_t granule) noexcept nogil:
     cdef uint32_t i = space.range_count - 1
     while granule < space.ranges[i].first:
