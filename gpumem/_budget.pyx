@@ -168,8 +168,7 @@ cdef class Budget:
         >>> budget is gpumem.Budget.of_device("host"), budget.free > 0
         (True, True)
         """
-        where = getattr(device, "device", device)
-        where = where if isinstance(where, Device) else Device(where)
+        where = Device(getattr(device, "device", device))
         budget = of_devices.get(where)
         if budget is None:
             budget = of_devices.setdefault(where, Budget(where.free_bytes, name=str(where)))

@@ -107,6 +107,40 @@ def test_lowered_limit_takes_nothing_away():
     assert budget.free is None
 
 
+def test_siblings_are_limited_by_themselves_and_together():
+    root = Budget(100, name="root")
+    first, second = (Budget(60, parent=root, name=name) for name in ("first", "second"))
+    held = [first.reserve(60)]
+    assert (exceeded(first, 1).budget, first.free, second.free) == ("first", 0, 40)
+    held.append(second.reserve(40))
+    error = exceeded(second, 1)
+    assert (error.budget, error.limit, error.missing) == ("root", 100, 1)
+    assert error.holders == (("first", 60), ("second", 40))
+    assert (second.free, second.used) == (0, 40)
+    held.append(Budget(1, parent=root, name="third"))
+    assert exceeded(held[-1], 2).budget == "third"
+    held[0].cancel()
+    assert (root.used, root.free, second.free) == (40, 60, 20)
+    assert root.peak == 100
+    assert [budget.peak for budget in (first, second, held[-1])] == [60, 40, 0]
+
+
+def test_holders_are_listed_by_what_they_hold_whichever_ended():
+    root = Budget(100, name="root")
+    children = {n: Budget(None, parent=root, name=f"{n}") for n in (10, 30, 20, 15, 0)}
+    for size, child in children.items():
+        child.reserve(size).commit()
+    del child
+    held = root.reserve(12)
+    assert root.holders() == (("30", 30), ("20", 20), ("15", 15), ("reservations", 12), ("10", 10))
+    for size, rest in ((20, 67), (0, 67), (10, 57), (15, 42)):
+        del children[size]
+        assert root.used == rest, "what an ended budget held is given back"
+        assert sum(nbytes for _, nbytes in root.holders()) == rest
+    assert root.holders() == (("30", 30), ("reservations", 12))
+    del held
+
+
 def test_dropped_child_budget_releases_its_committed_reservations():
     root = Budget(100)
     child = Budget(100, parent=root)
@@ -145,6 +179,7 @@ def test_tree_depth_is_bounded():
         (((True,), {}), TypeError),
         (((1.5,), {}), TypeError),
         (((1,), {"soft": -1}), ValueError),
+        (((1,), {"soft": 2}), ValueError),
         (((1,), {"parent": 5}), TypeError),
         (((1,), {"on_pressure": 5}), TypeError),
     ],
@@ -304,6 +339,51 @@ def test_refused_request_does_not_notify_the_soft_limit():
     assert [nbytes for _, nbytes in told] == [1]  # the hard limit's, above: 1 byte is missing
     with child.reserve(40):
         assert len(told) == 1
+
+
+def test_soft_limit_may_be_set_up_to_the_limit():
+    told = []
+    budget = Budget(100, soft=10, on_pressure=lambda budget, nbytes: told.append(nbytes))
+    budget.soft = 50
+    with budget.reserve(50):
+        assert (budget.soft, told) == (50, [])
+        with budget.reserve(1):
+            assert told == [1]
+    budget.soft = 100
+    with pytest.raises(ValueError, match="invalid soft = 101"):
+        budget.soft = 101
+    assert budget.soft == 100
+    budget.soft = None
+    with budget.reserve(100):
+        assert (budget.soft, told) == (None, [1])
+    assert Budget(None, soft=1).limit is None
+
+
+def test_soft_limit_of_each_level_above_is_passed_by_itself():
+    told = []
+    root = Budget(None, soft=10, name="root", on_pressure=lambda b, n: told.append((b.name, n)))
+    levels = [root]
+    for depth in range(1, 4):
+        parent, soft = levels[-1], None if depth == 2 else 10 + depth
+        levels.append(
+            Budget(None, soft=soft, parent=parent, name=f"{depth}", on_pressure=root.on_pressure)
+        )
+    held = [levels[-1].reserve(10)]
+    assert told == []
+    held.append(levels[-1].reserve(4))
+    assert sorted(told) == [("1", 3), ("3", 1), ("root", 4)]
+    del held
+
+
+def test_soft_limit_of_a_budget_without_a_callback_tells_nobody():
+    told = []
+    root = Budget(None, soft=10, name="root", on_pressure=lambda b, n: told.append((b.name, n)))
+    child = Budget(None, soft=5, parent=root)
+    with child.reserve(11):
+        assert told == [("root", 1)]
+    child.on_pressure = root.on_pressure
+    with child.reserve(6):
+        assert told == [("root", 1), ("budget", 1)]
 
 
 def test_exception_of_a_soft_limit_callback_is_reported_and_fails_nothing(monkeypatch):
