@@ -459,13 +459,15 @@ def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
     assert budget.used == 0
 
 
-def test_graph_pool_is_charged_to_its_arenas_budget(caller, stream):
+@pytest.mark.parametrize("count", ["reserved", "in_use"])
+def test_graph_pool_is_charged_to_its_arenas_budget(caller, stream, count):
     budget = Budget(64 << 20)
-    arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
+    arena = Arena("host", {"oom_wait_ms": 0}, budget=budget, count=count, name="training")
     torch_hooks.serve(8, arena)
     caller.begin_pool(1, stream.ptr, device=8)
     address = caller.alloc(32 << 20, device=8, stream=stream.ptr)
-    assert budget.used >= 32 << 20
+    assert budget.used == 32 << 20
+    assert budget.holders() == (("training", 32 << 20),)
     with pytest.raises(Refused, match="budget"):
         caller.alloc(48 << 20, device=8, stream=stream.ptr)
     caller.end_pool(1, device=8)

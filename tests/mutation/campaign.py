@@ -30,6 +30,7 @@ TESTS = (
     "tests/observe",
     "tests/debugging",
     "tests/stress",
+    "tests/integrations",
 )
 
 # Seconds: up to QUICK a test runs beside its file's others; above SLOWEST it is left out.
