@@ -18,7 +18,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._support.deferred cimport call_soon
 from gpumem._support.interpreter cimport (
-    PyEval_RestoreThread, PyEval_SaveThread, PyGILState_Check, PyThreadState,
+    interpreter_release, interpreter_restore, PyGILState_Check, PyThreadState,
 )
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
@@ -350,11 +350,9 @@ cdef inline void call_back(LedgerBlock* block) noexcept nogil:
 cdef void call_free(LedgerBlock* block) noexcept nogil:
     """Call C functions, without the interpreter lock."""
     cdef ExternalCore* core = external(block.ledger)
-    cdef PyThreadState* state = NULL
+    # A C function may block, or wait for a thread that needs the interpreter lock.
+    cdef PyThreadState* state = interpreter_release()
     cdef bint entered
-    if PyGILState_Check():
-        # A C function may block, or wait for a thread that needs the interpreter lock.
-        state = PyEval_SaveThread()
     held_remove(core, <ExternalBlock*>block)    # before: it may be given again at once
     entered = context_enter(core.ledger.context) == CUDA_SUCCESS
     core.free(<void*><uintptr_t>block.base)
@@ -364,8 +362,7 @@ cdef void call_free(LedgerBlock* block) noexcept nogil:
         context_leave(core.ledger.context)
     ledger_count_call(&core.ledger, 0)
     ledger_end(block, True)
-    if state != NULL:
-        PyEval_RestoreThread(state)
+    interpreter_restore(state)
 
 
 cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
@@ -529,13 +526,11 @@ cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noe
     done = is_idle(context, stream)
     if not done and context.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
         # The stream's queue may be full, and wait for a Python thread.
-        if PyGILState_Check():
-            state = PyEval_SaveThread()
+        state = interpreter_release()
         if context.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
             context.table.cuEventDestroy(event[0])
             event[0] = NULL         # has_passed then waits for the whole stream
-        if state != NULL:
-            PyEval_RestoreThread(state)
+        interpreter_restore(state)
     context_leave(context)
     return done
 

@@ -19,9 +19,7 @@ from gpumem._native.driver cimport (
     CUmemoryPool, CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUresult, CUstream,
     DeviceContext, DriverDevice, require,
 )
-from gpumem._support.interpreter cimport (
-    PyEval_RestoreThread, PyEval_SaveThread, PyGILState_Check, PyThreadState,
-)
+from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
@@ -73,11 +71,10 @@ cdef void pool_free(LedgerBlock* block) noexcept nogil:
 cdef void pool_free_view(LedgerBlock* block) noexcept nogil:
     # A view may be dropped with the interpreter lock, where a full queue must not be waited for.
     cdef PyThreadState* state = NULL
-    if not context_is_dead(block.ledger.context) and PyGILState_Check():
-        state = PyEval_SaveThread()
+    if not context_is_dead(block.ledger.context):
+        state = interpreter_release()
     pool_free(block)
-    if state != NULL:
-        PyEval_RestoreThread(state)
+    interpreter_restore(state)
 
 
 cdef CUresult free_block(LedgerBlock* block, CUstream stream) noexcept nogil:

@@ -6,3 +6,13 @@ cdef extern from "Python.h":
     PyThreadState* PyEval_SaveThread() noexcept nogil
     void PyEval_RestoreThread(PyThreadState* state) noexcept nogil
     int PyGILState_Check() noexcept nogil
+
+# Lets other threads run Python where this one may hold the interpreter lock: around a wait that one
+# of them may have to end. NULL: it was not held.
+cdef inline PyThreadState* interpreter_release() noexcept nogil:
+    return PyEval_SaveThread() if PyGILState_Check() else NULL
+
+# With no lock held that a thread with the interpreter lock may wait for.
+cdef inline void interpreter_restore(PyThreadState* state) noexcept nogil:
+    if state != NULL:
+        PyEval_RestoreThread(state)

@@ -143,6 +143,68 @@ CASES |= {
         "gpumem.copy(a, b, stream)",
     ),
 }
+DISABLED = "arena = gpumem.Arena({!r}, {{'enable': False}}); buffer = arena.allocate(1000)"
+DISABLED_HOST = DISABLED.format("host")
+CASES |= {
+    f"a block of {memory} without an arena": (DISABLED.format(memory), call, "buffer.close()")
+    for memory, call in {
+        "host": "cuMemFree",
+        "host/host_accessible": "cuMemFreeHost",
+        "host/managed": "cuMemFree",
+    }.items()
+}
+LOGGED = "adaptors.log(arena, lambda event: None).allocate(1000)"
+CASES |= {
+    "a dropped block without an arena": (DISABLED_HOST, "cuMemFree", "del buffer"),
+    "a view of a block without an arena": (
+        f"{DISABLED_HOST}; view = memoryview(buffer); buffer.close()",
+        "cuMemFree",
+        "view.release()",
+    ),
+    "an array over a block without an arena": (
+        f"{DISABLED_HOST}; array = np.from_dlpack(buffer); del buffer",
+        "cuMemFree",
+        "del array",
+    ),
+    "a block without an arena through log": (
+        f"{DISABLED_HOST}; logged = {LOGGED}",
+        "cuMemFree",
+        "logged.close()",
+    ),
+    "a block of a NUMA node without an arena": (
+        "arena = gpumem.Arena('host', {'enable': False, 'numa_node': 0}); "
+        "buffer = arena.allocate(1000)",
+        "cuCtxSynchronize",
+        "buffer.close()",
+    ),
+}
+DEBUGGED = "arena = gpumem.Arena('host', debug_heap=True); buffer = arena.allocate(1000, stream)"
+# Which the driver copies, where the CPU examines the host device's own memory.
+EXAMINED = """
+arena = gpumem.Arena('host/managed', debug_heap=True)
+buffer = arena.allocate(1000, stream)
+arena.allocate(1000, stream).close()
+stream.synchronize()
+"""
+CASES |= {
+    "a block of a debug heap": (EXAMINED, "cuStreamSynchronize", "buffer.close()"),
+    "a view of a debug heap's block": (
+        f"{DEBUGGED}; view = memoryview(buffer); buffer.close()",
+        "cuEventRecord",
+        "view.release()",
+    ),
+    "a recorded block of a debug heap": (
+        f"{DEBUGGED}; buffer.record_stream(other)",
+        "cuEventRecord",
+        "buffer.close()",
+    ),
+    "one stream more than an arena expects": (
+        "arena = gpumem.Arena('host'); streams = [gpumem.Stream('host') for _ in range(64)]\n"
+        "for each in streams[:-1]: arena.allocate(1000, each).close()",
+        "cuEventRecord",
+        "arena.allocate(1000, streams[-1])",
+    ),
+}
 IMPORTED = """
 import os
 from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType

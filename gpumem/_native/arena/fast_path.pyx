@@ -26,6 +26,7 @@ from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUstreamCaptureMode,
 )
 from gpumem._support.atomics cimport load32
+from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release, lock_try, owner_enter, owner_leave
 
@@ -155,6 +156,7 @@ cdef int block_free_uncharged(ArenaCore* arena, uint64_t handle,
 
 
 cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    cdef PyThreadState* interpreter
     cdef CUstreamCaptureMode mode
     cdef int status
     lock_acquire(&arena.lock)
@@ -163,10 +165,12 @@ cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_s
     if status != ARENA_OK or context_is_dead(arena.context):
         return status
     # A source that has the grow lock may wait for the interpreter lock, which a finalizer holds:
-    # then the region goes back with the next call.
+    # then the region goes back with the next call. The driver waits for all work of the device.
     if lock_try(&arena.grow_lock):
+        interpreter = interpreter_release()
         mode = context_relax(arena.context)
         release_retired(arena)
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
+        interpreter_restore(interpreter)
     return status

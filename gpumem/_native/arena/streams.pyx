@@ -26,6 +26,7 @@ from gpumem._native.driver cimport (
 from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.events cimport REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_RESET
+from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lease cimport Uses, uses_add, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.memory cimport reserved_close, reserved_grow
@@ -590,6 +591,7 @@ cdef int arena_retain_stream(ArenaCore* arena, CUstream handle,
 cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* stream_slot,
                      bint* fresh) noexcept nogil:
     cdef ThreadMark* thread = NULL
+    cdef PyThreadState* interpreter
     cdef int status = ARENA_OK
     fresh[0] = False
     if <uint64_t>handle == 0:
@@ -603,7 +605,9 @@ cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* s
         if wants_reclaim(arena):
             # Calls the driver, so without the lock; then another thread may have made the slot.
             lock_release(&arena.lock)
+            interpreter = interpreter_release()
             reclaim(arena)
+            interpreter_restore(interpreter)
             lock_acquire(&arena.lock)
         if not find_stream(arena, handle, thread, stream_slot):
             status = add_stream(arena, handle, thread, stream_slot)

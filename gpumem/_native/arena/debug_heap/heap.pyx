@@ -35,6 +35,7 @@ from gpumem._native.driver cimport (
 from gpumem._support.atomics cimport count_add, load64, store64
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport REC_FREE
+from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
 from gpumem._support.process cimport on_fork
@@ -294,10 +295,13 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
 cdef void quarantine_now(ArenaCore* arena) noexcept nogil:
     # At once, so that the very next write is found. The holder of the turn may wait for work that
     # waits for this thread; then the block is quarantined with the next call of the arena.
+    cdef PyThreadState* interpreter
     if context_is_dead(arena.context) or not lock_try(&arena.heap.turn):
         return
+    interpreter = interpreter_release()
     examine_and_release(arena, arena.heap.settings.quarantine, False)
     lock_release(&arena.heap.turn)
+    interpreter_restore(interpreter)
 
 
 cdef void record_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
