@@ -25,6 +25,8 @@ from gpumem._budget import Budget, Reservation
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Event, Stream
+from gpumem._buffer.transport import register as _register
+from gpumem._buffer.transport import transports as _transports
 from gpumem._defaults import get_default_resource, set_default_resource, using_resource
 from gpumem._factory import resource_from_config
 from gpumem._resource.arena.graph_pool import GraphPool
@@ -127,7 +129,13 @@ def _report(resource: MemoryResource, path: str, title: str | None) -> object:
     return write(_snapshot(resource), path, title=title or resource.name)
 
 
-provide(snapshot=_snapshot, report=_report, resource_from_config=resource_from_config)
+provide(
+    snapshot=_snapshot,
+    report=_report,
+    resource_from_config=resource_from_config,
+    register=_register,
+    transports=_transports,
+)
 
 if TYPE_CHECKING:
     # A checker knows an attribute only if a line here names it; `_PACKAGES` serves it at run time.

@@ -6,11 +6,13 @@ from gpumem._buffer cimport Buffer, Stream
 from gpumem._native.arena cimport Block
 from gpumem._resource.arena cimport ArenaBase, Captures, GraphPool
 
-# Where a block lies: among others, alone, alone in memory that other processes may be given.
+# Where a block lies: among others; alone; alone in memory that other processes may be given; alone
+# in memory that transports can register.
 cdef enum Region:
     REGION_OF_MANY
     OWN_REGION
     SHARED_REGION
+    TRANSPORT_REGION
 
 cdef class Arena(ArenaBase):
     cdef uint32_t default_slot          # of the default stream

@@ -7,30 +7,31 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
 from gpumem._buffer cimport (
-    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, resource_init, size_of, Stream,
-    stream_handle,
+    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, Place, PLACE_EXPORTABLE,
+    PLACE_FIXED, PLACE_SUSPENDABLE, resource_init, size_of, Stream, stream_handle,
 )
 from gpumem._native.arena cimport (
-    ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, arena_allocate_fast,
-    arena_allocate_slow, ARENA_CAPTURING, arena_close, arena_close_waits, ARENA_CLOSED,
-    arena_create, ARENA_DEAD, arena_drop, arena_free, arena_free_used, ARENA_IN_USE,
-    ARENA_INTERRUPTED, arena_lease, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved, arena_reset_peaks,
-    arena_reset_stream, arena_resume, arena_set_limit, arena_shrink, arena_stream, arena_suspend,
-    ArenaCore, arenas_release_retired, ArenaSettings, Block, heap_suspend, slot_drop, slot_retain,
-    STATE_CLOSED, STATE_SUSPENDED,
+    ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
+    APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, ARENA_CAPTURING,
+    arena_close, arena_close_waits, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
+    arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease, ARENA_MISS, arena_move_lease,
+    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
+    arena_reset_peaks, arena_reset_stream, arena_resume, arena_set_limit, arena_shrink,
+    arena_stream, arena_suspend, ArenaCore, arenas_release_retired, ArenaSettings, Block,
+    heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
 )
-from gpumem._native.backing cimport Backing
+from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, synchronize_device
 from gpumem._resource.arena cimport (
     ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool, join_budget, least_limit,
     make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve, require_shareable,
-    retained_regions, settings_from, source_keep, takes_pages, under_pressure,
+    require_transport, retained_regions, settings_from, source_keep, takes_pages, under_pressure,
     warn_of_idle_settings,
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
+from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
 from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport PER_THREAD_STREAM
@@ -176,7 +177,7 @@ cdef class Arena(ArenaBase):
 
     # ---- blocks ----------------------------------------------------------------------------------
 
-    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
+    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False, transport=None):
         """Hand out a block, as `MemoryResource.allocate` describes.
 
         Every block is aligned to at least 256 bytes, and to what its `MemoryInfo.alignment` says.
@@ -185,12 +186,19 @@ cdef class Arena(ArenaBase):
         other processes by `gpumem.interop.export`. It takes whole pages (2 MiB of a device's
         memory, 4 KiB of the host's) and goes back to the driver after it is freed.
 
+        A block for ``transport="ipc"`` is one driver allocation (``cuMemAlloc``) of its own, which
+        the driver's legacy IPC, UCX and network cards can register; pages cannot be. It never
+        moves, `suspend` leaves it where it is, and it goes back to the driver after it is freed.
+        While a transport has it registered, hold `Buffer.register`. With ``backing="regions"``
+        every block of an arena can be registered.
+
         Raises
         ------
         SourceError
             The arena's source failed, or gave what cannot be used; the arena is as before.
         ConfigError
-            `shareable`, of managed memory, of an arena with a source, or while a graph is captured.
+            `shareable` or `transport`, of managed memory, of an arena with a source, or while a
+            graph is captured; both together.
 
         Examples
         --------
@@ -214,15 +222,20 @@ cdef class Arena(ArenaBase):
             return empty_block(self, slot)
         if shareable:
             require("shareable", shareable, bool, "True or False")
-            require_shareable(self, self.config, self.source, &self.core.shareable)
+            require_shareable(self, self.config, self.source, &self.core.apart[APART_SHAREABLE])
+        if transport is not None:
+            require_transport(self, transport, shareable, self.source,
+                              &self.core.apart[APART_TRANSPORT])
+            region = TRANSPORT_REGION
         pool = None
         if self.captures is not None:
             pool = self.captures.pool_of(self, slot, False)
         if pool is None and self.take(size, extra, slot, region, &block) == ARENA_CAPTURING:
             pool = captures_of(self).pool_of(self, slot, True)
         if pool is not None:
-            if shareable:
-                raise ConfigError("invalid shareable = True while a graph is captured: "
+            if region != REGION_OF_MANY:
+                setting = "shareable = True" if shareable else "transport = 'ipc'"
+                raise ConfigError(f"invalid {setting} while a graph is captured: "
                                   "allocate it before")
             return self.take_captured(pool, nbytes, slot, alignment)
         return deliver(self, &block, size, extra, slot)
@@ -295,6 +308,8 @@ cdef class Arena(ArenaBase):
         cdef int status
         if region == SHARED_REGION:
             flags |= ALLOCATE_SHAREABLE
+        elif region == TRANSPORT_REGION:
+            flags |= ALLOCATE_TRANSPORT
         elif region != REGION_OF_MANY:
             flags |= ALLOCATE_PERSISTENT
         self.require_outside_source()
@@ -511,7 +526,9 @@ cdef class Arena(ArenaBase):
         Raises
         ------
         InUseError
-            Memory that the CPU reads: a view of a block is alive. Nothing is changed.
+            A registration of a block is held (see `Buffer.register`), other than of a block for
+            ``transport="ipc"``. Or, of memory that the CPU reads, a view of a block is alive.
+            Nothing is changed.
         ConfigError
             The arena has regions: their addresses cannot be kept.
         OutOfMemoryError
@@ -539,7 +556,11 @@ cdef class Arena(ArenaBase):
         self._require_awake_or_asleep()
         if self.core.closed == STATE_SUSPENDED:
             return 0
-        views = views_alive(&self.core.views)
+        if self.registered:
+            raise InUseError(f"arena {self.name!r} cannot be suspended: {self.registered} "
+                             "registrations of its blocks are held")
+        # A registration counts as a view; those left are of blocks that a suspend leaves.
+        views = views_alive(&self.core.views) - self.registered_fixed
         if self.cpu_can_read and views:
             raise InUseError(f"arena {self.name!r} cannot be suspended: {views} views of its "
                              "blocks are alive, and the CPU could read them")
@@ -731,6 +752,18 @@ cdef class Arena(ArenaBase):
         if arena_record(self.core, uses, slot) != ARENA_OK:
             raise MemoryError("out of host memory while recording a stream")
         return 0
+
+    cdef Place place_of(self, Buffer buffer) noexcept:
+        cdef Place place = PLACE_FIXED
+        with nogil:
+            lock_acquire(&self.core.grow_lock)
+            if mapped_around(&self.core.apart[APART_SHAREABLE], buffer.address) != NULL:
+                place = PLACE_EXPORTABLE
+            elif (self.core.settings.paged
+                  and mapped_around(&self.core.apart[APART_TRANSPORT], buffer.address) == NULL):
+                place = PLACE_SUSPENDABLE
+            lock_release(&self.core.grow_lock)
+        return place
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef Lease* lease = arena_lease(self.core, buffer.handle, buffer.slot)

@@ -29,8 +29,9 @@ from posix.unistd cimport close
 
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
-    arena_extensions, arena_shrinkages, ArenaCore, DebugHeap, HEAP_FREED, HEAP_LIVE,
-    HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE, STATE_CLOSED, STATE_SUSPENDED, ThreadCache,
+    apart_bytes, arena_extensions, arena_shrinkages, ArenaCore, backing_calls, DebugHeap,
+    HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE, STATE_CLOSED,
+    STATE_SUSPENDED, ThreadCache,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
 from gpumem._support.atomics cimport load32, load64, published64, published_pointer
@@ -485,7 +486,7 @@ cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept no
     counters.max_alloc_size = load64(&arena.stats.max_alloc_size)
     counters.pages_moved = (load64(&arena.spaces[LARGE_SPACE].moved)
                             + load64(&arena.spaces[SMALL_SPACE].moved))
-    counters.driver_calls = (load64(&arena.backing.calls) + load64(&arena.shareable.calls)
+    counters.driver_calls = (backing_calls(arena)
                              + load64(&arena.stats.events_recorded)
                              + load64(&arena.stats.events_asked)
                              + load64(&arena.stats.events_waited))
@@ -521,7 +522,7 @@ cdef void subtract_quarantine(const DebugHeap* heap, LiveCounters* counters) noe
 
 cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:
     if load32(&arena.closed) == STATE_SUSPENDED:
-        return load64(&arena.shareable.mapped_bytes)
+        return apart_bytes(arena)
     return (load64(&arena.table.reserved) + load64(&arena.small.reserved)
             + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))
 

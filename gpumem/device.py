@@ -168,6 +168,10 @@ class Device:
     def _open(self) -> DriverDevice:
         return _open_device(self)
 
+    def _is_open(self) -> bool:
+        """Tell whether this process has opened it, which makes a context on a GPU."""
+        return self in _opened
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Device):
             return NotImplemented
@@ -547,6 +551,10 @@ _CAPABILITIES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
         ("cuStreamWaitValue64", "cuStreamWriteValue64"),
         "CAN_USE_64_BIT_STREAM_MEM_OPS",
     ),
+    "fabric_handles": (("cuMemExportToShareableHandle",), "HANDLE_TYPE_FABRIC_SUPPORTED"),
+    "legacy_ipc": ((), "IPC_EVENT_SUPPORTED"),  # as the CUDA documentation says to ask
+    "gpu_direct_rdma": ((), "GPU_DIRECT_RDMA_SUPPORTED"),
+    "gpu_direct_rdma_of_pages": ((), "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"),
     "dma_buf_export": (("cuMemGetHandleForAddressRange",), "DMA_BUF_SUPPORTED"),
     "graph_capture": (("cuStreamBeginCapture", "cuStreamGetCaptureInfo"), None),
 }

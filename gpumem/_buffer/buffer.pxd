@@ -7,6 +7,12 @@ from gpumem._buffer.ledger cimport BlockLedger
 from gpumem._native.driver cimport CUstream, DriverDevice
 from gpumem._support.lease cimport Lease, lease_drop, Uses
 
+# What becomes of a block's memory while the block lives.
+cdef enum Place:
+    PLACE_FIXED
+    PLACE_EXPORTABLE            # fixed, and other processes may be given it
+    PLACE_SUSPENDABLE           # a suspend gives it back
+
 # A *slot* is a resource's own number for a stream.
 cdef class ResourceBase:
     cdef readonly object memory         # MemoryInfo
@@ -18,6 +24,8 @@ cdef class ResourceBase:
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
     # Of memory without a stream: what gpumem has queued for it, a list of QueuedUse; else None.
     cdef list queued_uses
+    cdef uint64_t registered            # registrations held, of blocks that a suspend would take
+    cdef uint64_t registered_fixed      # and of others
     cdef BlockLedger* ledger            # of what takes and frees blocks one by one; else NULL
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1
@@ -44,6 +52,7 @@ cdef class ResourceBase:
     cdef int order_view(self, Buffer buffer) except -1
     cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1
+    cdef Place place_of(self, Buffer buffer) noexcept
     # Raises ClosedError if it belongs to the parent of a fork.
     cdef int require_own(self) except -1
 

@@ -20,6 +20,7 @@ from gpumem._native.driver cimport (
 from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses, uses_add
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
+from gpumem._support.providers import provided
 from gpumem.device import Device, MemoryKind
 from gpumem.errors import ClosedError
 
@@ -208,6 +209,42 @@ cdef class Buffer:
         resource.record(self.resource.uses_of(self), slot)
 
     # ---- managed memory: hints -------------------------------------------------------------------
+
+    def register(self):
+        """Keep the block in place while a transport (UCX, NCCL, a network card) has it registered.
+
+        Returns
+        -------
+        gpumem.interop.Registration
+            Holds the block until its ``release``, also when this buffer is closed.
+
+        Raises
+        ------
+        ClosedError
+            The buffer is closed.
+        ValueError
+            The buffer is empty.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> buffer = gpumem.Arena("host").allocate(4096, transport="ipc")
+        >>> with buffer.register() as registration:
+        ...     registration.nbytes
+        4096
+        """
+        return provided("register")(self)
+
+    def transports(self):
+        """Tell which ways the memory has to others, as `gpumem.interop.transports` does.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.Arena("host").allocate(4096, shareable=True).transports().host
+        True
+        """
+        return provided("transports")(self)
 
     def prefetch(self, destination=None, stream=None):
         """Move the pages of managed memory, in the order of a stream.
@@ -552,6 +589,9 @@ cdef class ResourceBase:
 
     cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1:
         return self.before_stream(buffer, stream, self.driver_device)
+
+    cdef Place place_of(self, Buffer buffer) noexcept:
+        return PLACE_FIXED
 
     cdef int require_own(self) except -1:
         require_made(self)

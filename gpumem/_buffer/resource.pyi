@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from typing import Self, SupportsIndex
+from typing import Literal, Self, SupportsIndex
 
 from typing_extensions import disjoint_base
 
@@ -47,6 +47,7 @@ class MemoryResource:
         *,
         alignment: int | None = None,
         shareable: bool = False,
+        transport: Literal["ipc"] | None = None,
     ) -> Buffer: ...
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer: ...
     def shrink(self) -> ShrinkReport: ...

@@ -213,7 +213,7 @@ cdef class MemoryResource(ResourceBase):
         """
         raise NotImplementedError(f"{type(self).__name__} has no deallocate_raw")
 
-    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
+    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False, transport=None):
         """Hand out a block.
 
         Parameters
@@ -228,6 +228,8 @@ cdef class MemoryResource(ResourceBase):
             asked for.
         shareable : bool
             Whether other processes may be given the memory: an `Arena` alone accepts True.
+        transport : {None, "ipc"}
+            What must be able to register the memory: an `Arena` alone accepts ``"ipc"``.
 
         Returns
         -------
@@ -241,7 +243,7 @@ cdef class MemoryResource(ResourceBase):
         MemoryError
             There is no room; OutOfMemoryError if the size exceeds the address space.
         ConfigError
-            `shareable`.
+            `shareable` or `transport`.
         ClosedError
             It is closed, or belongs to the parent of a fork.
         """
@@ -255,6 +257,9 @@ cdef class MemoryResource(ResourceBase):
         if shareable:
             raise ConfigError(f"invalid shareable = True for {self!r}: only an Arena allocates "
                               "memory that can be exported to other processes")
+        if transport is not None:
+            raise ConfigError(f"invalid transport = {transport!r} for {self!r}: only an Arena "
+                              "allocates memory for a transport")
         self.slot_of(stream, &slot)
         return serve(self, size, slot, multiple, False)
 

@@ -6,6 +6,7 @@ import numpy.typing as npt
 
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import _StreamLike
+from gpumem._buffer.transport import Transports
 from gpumem.device import Device, MemoryInfo
 
 @final
@@ -28,6 +29,7 @@ class Tensor:
     def nbytes(self) -> int: ...
     @property
     def ptr(self) -> int: ...
+    def transports(self) -> Transports: ...
     @property
     def memory(self) -> MemoryInfo: ...
     @property

@@ -120,6 +120,17 @@ cdef class Tensor:
         """Whether consumers must not write."""
         return bool(self.is_read_only)
 
+    def transports(self):
+        """Tell which ways its memory has to others, as `gpumem.interop.transports` does.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.zeros(1000, "int8", memory="host").transports().host
+        True
+        """
+        return self.buffer.transports()
+
     def __len__(self):
         if self.rank == 0:
             raise TypeError("a tensor without dimensions has no length")

@@ -5,6 +5,7 @@
 to other processes. ``vulkan`` is the producer's side of it.
 """
 
+from gpumem._buffer.transport import Registration, Transports, transports
 from gpumem._resource.handle import Handle
 from gpumem.interop.descriptors import (
     InteropCapability,
@@ -29,10 +30,13 @@ __all__ = [
     "InteropCapability",
     "MemoryDescriptor",
     "MemoryHandleType",
+    "Registration",
     "SemaphoreDescriptor",
     "SemaphoreType",
     "Timeline",
     "TimelinePoint",
+    "Transports",
     "attach",
     "export",
+    "transports",
 ]

@@ -7,8 +7,8 @@ from libc.stdint cimport uint64_t
 
 from gpumem._buffer cimport Buffer, buffer_share, drop_share
 from gpumem._core cimport Arena
-from gpumem._native.arena cimport ArenaCore
-from gpumem._native.backing cimport Mapped, shared_export
+from gpumem._native.arena cimport APART_SHAREABLE, ArenaCore
+from gpumem._native.backing cimport Mapped, mapped_around, shared_export
 from gpumem._native.driver cimport check, CUresult
 from gpumem._resource cimport Handle, handle_of
 from gpumem._support.lease cimport Lease
@@ -42,14 +42,14 @@ def export_block(Buffer buffer not None, bint read_only):
         if not find_memory(arena.core, buffer.address, &memory):
             raise not_shareable(buffer)
         offset = buffer.address - memory.address
-        if arena.core.shareable.has_files:
+        if arena.core.apart[APART_SHAREABLE].has_files:
             return open_file(<int>memory.memory, read_only), memory.nbytes, offset
         if read_only:
             raise UnsupportedHandleTypeError(
                 f"memory of {arena.memory} cannot be exported to be read only: the receiver of the "
                 "handle may map it to write")
         with nogil:
-            code = shared_export(&arena.core.shareable, memory.memory, &fd)
+            code = shared_export(&arena.core.apart[APART_SHAREABLE], memory.memory, &fd)
         check(arena.driver_device.context.table, code, "cuMemExportToShareableHandle")
         return handle_of(fd, MemoryHandleType.CUDA_VMM_FD, None), memory.nbytes, offset
     finally:
@@ -76,9 +76,7 @@ cdef bint find_memory(ArenaCore* core, uint64_t address, Mapped* found) noexcept
     cdef Mapped* mapped
     with nogil:
         lock_acquire(&core.grow_lock)
-        mapped = core.shareable.mapped
-        while mapped != NULL and not (mapped.address <= address < mapped.address + mapped.nbytes):
-            mapped = mapped.next
+        mapped = mapped_around(&core.apart[APART_SHAREABLE], address)
         if mapped != NULL:
             found[0] = mapped[0]
         lock_release(&core.grow_lock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
@@ -172,10 +172,13 @@ class Forwarding(MemoryResource):
         *,
         alignment: int | None = None,
         shareable: bool = False,
+        transport: Literal["ipc"] | None = None,
     ) -> Buffer:
         """Allocate a block of the resource."""
-        # Users' resources may lack the parameter `shareable`.
-        more = {"shareable": True} if shareable else {}
+        # Users' resources may lack these two parameters.
+        more: dict[str, Any] = {"shareable": True} if shareable else {}
+        if transport is not None:
+            more["transport"] = transport
         return self._resource.allocate(nbytes, stream, alignment=alignment, **more)
 
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:

@@ -27,6 +27,7 @@ _TYPES = {
     "cuGraphExecDestroy": (ctypes.c_uint64,),
     "cuGraphDestroy": (ctypes.c_uint64,),
     "cuLaunchHostFunc": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p),
+    "cuMemGetAddressRange": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
     "cuStreamWaitValue64": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint),
 }
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport (
-    arena_reserved, ArenaCore, Block, IN_SMALL, SPACES, STATE_SUSPENDED, table_of,
+    apart_bytes, arena_reserved, ArenaCore, Block, IN_SMALL, SPACES, STATE_SUSPENDED, table_of,
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_check, bfc_free, bfc_invariant, BFC_OK, bfc_resolve, round_to_quantum, SLOT_RELEASED,
@@ -138,7 +138,7 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
 
 cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
     # The tables of a suspended arena say what it will hold again; its pages, what it holds now.
-    cdef uint64_t held = arena.shareable.mapped_bytes
+    cdef uint64_t held = apart_bytes(arena)
     cdef const Space* space
     cdef uint32_t page
     cdef int i

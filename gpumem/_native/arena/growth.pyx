@@ -12,13 +12,13 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_BEYOND_DEVICE, ARENA_CLOSED,
-    ARENA_DRIVER_REFUSED, arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_reserved, ArenaCore, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
-    LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE,
-    SPACES, table_for,
+    ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE,
+    APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use,
+    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCore,
+    Block, driver_refused, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER,
+    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for,
 )
-from gpumem._native.backing cimport Backing, backing_release, backing_reserve, mapped_find
+from gpumem._native.backing cimport Backing, backing_release, backing_reserve
 from gpumem._native.bfc cimport (
     Bfc, bfc_add_region, bfc_allocate, bfc_allocate_from, bfc_allocate_persistent, bfc_free, BFC_OK,
     bfc_region_is_idle, bfc_remove_region, CHUNK_USED, NIL, QUANTUM, round_to_quantum,
@@ -183,7 +183,7 @@ cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
                              uint64_t nbytes) noexcept nogil:
     # Locked. Memory that is cut from pages is recorded page by page.
     if arena.events.recorder != NULL and (
-            not arena.settings.paged or mapped_find(&arena.shareable, address) != NULL):
+            not arena.settings.paged or apart_from(arena, address) != NULL):
         note_memory(arena, kind, address, nbytes)
 
 
@@ -218,8 +218,9 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
 
 
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil:
-    if mapped_find(&arena.shareable, address) != NULL:
-        return backing_release(&arena.shareable, address, size) == CUDA_SUCCESS
+    cdef Backing* apart = apart_from(arena, address)
+    if apart != NULL:
+        return backing_release(apart, address, size) == CUDA_SUCCESS
     if arena.settings.paged:
         return persistent_release(arena, address)
     return backing_release(&arena.backing, address, size) == CUDA_SUCCESS
@@ -244,8 +245,7 @@ cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noe
 cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                         Block* block) noexcept nogil:
     # A region of exactly this block, as far as the backing can.
-    cdef bint shareable = flags & ALLOCATE_SHAREABLE
-    cdef Backing* backing = &arena.shareable if shareable else &arena.backing
+    cdef Backing* backing = backing_for(arena, flags)
     cdef uint64_t size = whole_granules(backing, nbytes)
     cdef uint64_t address
     cdef uint32_t region
@@ -271,6 +271,15 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     return ARENA_OK
 
 
+cdef Backing* backing_for(ArenaCore* arena, uint32_t flags) noexcept nogil:
+    if flags & ALLOCATE_SHAREABLE:
+        return &arena.apart[APART_SHAREABLE]
+    # A region is one driver allocation already.
+    if flags & ALLOCATE_TRANSPORT and arena.settings.paged:
+        return &arena.apart[APART_TRANSPORT]
+    return &arena.backing
+
+
 cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
                      uint64_t* address) noexcept nogil:
     cdef CUresult code
@@ -283,7 +292,7 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
     code = backing_reserve(backing, size, address)
     if code == CUDA_SUCCESS:
         return ARENA_OK
-    # A shareable backing is not the arena's own, so that its call is kept by name.
+    # Another backing than the arena's own: its call is kept by name.
     return driver_refused(arena, code, backing.call if backing != &arena.backing
                           else <const char*>NULL)
 

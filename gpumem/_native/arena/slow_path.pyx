@@ -15,9 +15,9 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_flush
 from gpumem._native.arena.types cimport (
-    ALLOCATE_NO_WAIT, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_CAPTURING, ARENA_CLOSED,
-    ARENA_DEAD, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, ArenaCore, Block, REUSE_WAIT, table_for, ThreadCache,
+    ALLOCATE_ALONE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_INTERRUPTED,
+    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block, REUSE_WAIT,
+    table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum
 from gpumem._native.driver cimport (
@@ -33,7 +33,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
                                uint32_t flags, Block* block) noexcept nogil:
     # Cheapest first, each step only if those before it found no room. No lock is held on entry, nor
     # between two steps.
-    cdef bint own_region = flags & (ALLOCATE_PERSISTENT | ALLOCATE_SHAREABLE)
+    cdef bint own_region = flags & ALLOCATE_ALONE
     cdef uint64_t until = 0
     cdef CUstreamCaptureMode mode
     cdef int status, waited

@@ -8,10 +8,9 @@ from gpumem._native.arena.growth cimport trim_pages
 from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_HALF_SUSPENDED, ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET, ArenaCore,
-    driver_refused, SavedBlock, SPACES, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+    apart_from, ARENA_CLOSED, ARENA_HALF_SUSPENDED, ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET,
+    ArenaCore, driver_refused, SavedBlock, SPACES, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
-from gpumem._native.backing cimport mapped_find
 from gpumem._native.bfc cimport Bfc, CHUNK_USED, NIL
 from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, CUresult, CUstream
 from gpumem._native.pages cimport space_release_pages, space_restore
@@ -176,13 +175,13 @@ cdef bint copy_make(ArenaCore* arena) noexcept nogil:
 
 
 cdef void list_blocks(ArenaCore* arena, Bfc* table) noexcept nogil:
-    # In address order within a range, so that neighbours are copied in one piece. What other
-    # processes may have stays where it is.
+    # In address order within a range, so that neighbours are copied in one piece. What lies apart
+    # stays where it is.
     cdef uint32_t region, index
     cdef SavedBlock* block
     for region in range(table.region_count):
         if (table.regions[region].size == 0
-                or mapped_find(&arena.shareable, table.regions[region].address) != NULL):
+                or apart_from(arena, table.regions[region].address) != NULL):
             continue
         index = table.regions[region].first
         while index != NIL:

@@ -24,7 +24,7 @@ pending-free block, no recorded use, and no epoch that may have work left. Epoch
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
-from gpumem._native.backing cimport Backing
+from gpumem._native.backing cimport Backing, mapped_find
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport CUevent, CUresult, CUstream, DeviceContext
@@ -69,8 +69,15 @@ cdef enum ArenaStatus:
 cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_PERSISTENT = 1     # in a region of exactly this block
     ALLOCATE_SHAREABLE = 2      # the same, and other processes may be given it
+    ALLOCATE_TRANSPORT = 16     # the same, in one driver allocation, which never moves
+    ALLOCATE_ALONE = 19         # any of these three
     ALLOCATE_NO_WAIT = 4        # does not wait for other streams' work
     ALLOCATE_INTERRUPTIBLE = 8  # Ctrl-C ends that wait, with ARENA_INTERRUPTED
+
+cdef enum:                      # memory beside the arena's regions or pages; suspend leaves it
+    APART_SHAREABLE             # other processes may be given it
+    APART_TRANSPORT             # of a paged arena: legacy IPC and network cards can register it
+    APART_KINDS
 
 cdef enum ArenaState:           # of `closed`
     STATE_OPEN = 0
@@ -211,7 +218,7 @@ cdef struct ArenaCore:
     void* saved_copy
     ViewCount views         # of all its blocks
     Backing backing
-    Backing shareable       # blocks that other processes may be given; no `reserve`: none can be
+    Backing apart[APART_KINDS]  # of blocks with memory of their own; no `reserve`: none was made
     ArenaStats stats
     uint64_t next_region    # bytes the next region will have, if it need not be larger
     uint32_t stream_capacity
@@ -228,6 +235,22 @@ cdef struct ArenaCore:
     const char* last_call   # the call that was refused; NULL: the backing's own
     Retired end             # in the list of arenas that nothing refers to any more
     DebugHeap* heap         # a reference; NULL: none. Only where there is a `detour`
+
+# The backing of a region that lies apart, by its first address; NULL: the arena's own.
+cdef inline Backing* apart_from(ArenaCore* arena, uint64_t address) noexcept nogil:
+    cdef int kind
+    for kind in range(APART_KINDS):
+        if mapped_find(&arena.apart[kind], address) != NULL:
+            return &arena.apart[kind]
+    return NULL
+
+cdef inline uint64_t apart_bytes(const ArenaCore* arena) noexcept nogil:
+    return (load64(&arena.apart[APART_SHAREABLE].mapped_bytes)
+            + load64(&arena.apart[APART_TRANSPORT].mapped_bytes))
+
+cdef inline uint64_t backing_calls(const ArenaCore* arena) noexcept nogil:
+    return (load64(&arena.backing.calls) + load64(&arena.apart[APART_SHAREABLE].calls)
+            + load64(&arena.apart[APART_TRANSPORT].calls))
 
 cdef inline Bfc* table_for(ArenaCore* arena, uint64_t size) noexcept nogil:
     return &arena.small if size < arena.small_below else &arena.table

@@ -45,6 +45,8 @@ cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) no
 # Plain blocks by cuMemAlloc: a GPU's own memory, or ordinary memory on the host device. The
 # others of the family begin with it.
 cdef void backing_init(Backing* backing, DeviceContext* context) noexcept nogil
+# The same, with a list of its regions: for an arena that has others, too.
+cdef void listed_init(Backing* backing, DeviceContext* context) noexcept nogil
 # One cuMemHostAlloc, and its end.
 cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
 cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil
@@ -53,6 +55,8 @@ cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexc
 cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
                         uint64_t memory) noexcept nogil
 cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil
+# The one that an address lies in.
+cdef Mapped* mapped_around(const Backing* self, uint64_t address) noexcept nogil
 # Out of the list, the caller's to free; NULL: not there.
 cdef Mapped* mapped_remove(Backing* self, uint64_t address) noexcept nogil
 

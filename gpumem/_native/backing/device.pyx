@@ -1,14 +1,14 @@
 """Backings of one driver allocation per region: device, host and managed memory."""
 
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from gpumem._native.driver cimport (
     context_enter, context_leave, CU_MEM_ATTACH_GLOBAL, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_HOST, CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE,
-    CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdeviceptr, CUmem_advise, CUmemLocation, CUresult,
-    CUstream, DeviceContext,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmem_advise,
+    CUmemLocation, CUresult, CUstream, DeviceContext,
 )
 from gpumem._support.atomics cimport store64, sum_add
 
@@ -49,6 +49,27 @@ cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noex
 
 cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     return backing_note(self, "cuMemFreeHost", self.context.table.cuMemFreeHost(<void*>address))
+
+
+cdef void listed_init(Backing* backing, DeviceContext* context) noexcept nogil:
+    backing_init(backing, context)
+    backing.reserve = listed_reserve
+    backing.release = listed_release
+
+
+cdef CUresult listed_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef CUresult code = device_reserve(self, size, address)
+    if code == CUDA_SUCCESS and mapped_add(self, address[0], size, 0) == NULL:
+        device_release(self, address[0], size)
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return code
+
+
+cdef CUresult listed_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    cdef CUresult code = device_release(self, address, size)
+    if code == CUDA_SUCCESS:
+        free(mapped_remove(self, address))
+    return code
 
 
 # ---- what the family shares ----------------------------------------------------------------------
@@ -102,6 +123,13 @@ cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
 cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil:
     cdef Mapped* mapped = self.mapped
     while mapped != NULL and mapped.address != address:
+        mapped = mapped.next
+    return mapped
+
+
+cdef Mapped* mapped_around(const Backing* self, uint64_t address) noexcept nogil:
+    cdef Mapped* mapped = self.mapped
+    while mapped != NULL and not (mapped.address <= address < mapped.address + mapped.nbytes):
         mapped = mapped.next
     return mapped
 

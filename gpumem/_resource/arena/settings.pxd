@@ -26,3 +26,7 @@ cdef int choose_backing(MemoryResource arena, object config, Source source,
 # has none.
 cdef int require_shareable(MemoryResource arena, object config, Source source,
                            Backing* shareable) except -1
+# The same of blocks in driver allocations of their own, `apart` from a paged arena's pages. Raises
+# ValueError for another transport than "ipc".
+cdef int require_transport(MemoryResource arena, object transport, bint shareable, Source source,
+                           Backing* apart) except -1

@@ -11,8 +11,8 @@ from gpumem._native.arena cimport (
     REUSE_WAIT,
 )
 from gpumem._native.backing cimport (
-    Backing, backing_init, file_init, managed_init, numa_init, numa_try, pinned_init, shared_init,
-    THE_DEVICE,
+    Backing, backing_init, file_init, listed_init, managed_init, numa_init, numa_try, pinned_init,
+    shared_init, THE_DEVICE,
 )
 from gpumem._native.bfc cimport round_to_quantum
 from gpumem._native.driver cimport check, CUresult, DeviceContext
@@ -114,6 +114,32 @@ cdef int require_shareable(MemoryResource arena, object config, Source source,
     if shareable.reserve == NULL:       # else another thread was faster
         shareable[0] = backing
     return 0
+
+
+cdef int require_transport(MemoryResource arena, object transport, bint shareable, Source source,
+                           Backing* apart) except -1:
+    cdef Backing backing
+    if not isinstance(transport, str) or transport != "ipc":
+        raise ValueError(f"invalid transport = {transport!r}: expected None or 'ipc'")
+    if shareable:
+        raise ConfigError("invalid transport = 'ipc' with shareable = True: memory is made for "
+                          "one of the two")
+    reason = why_not_registrable(arena, source)
+    if reason:
+        raise ConfigError(f"invalid transport = 'ipc' for arena {arena.name!r} on {arena.memory}: "
+                          f"{reason}")
+    if apart.reserve == NULL:
+        listed_init(&backing, &arena.driver_device.context)
+        apart[0] = backing
+    return 0
+
+
+cdef str why_not_registrable(MemoryResource arena, Source source):
+    if source is not None:
+        return "its memory is provided by `source=`"
+    if arena.memory.kind is MemoryKind.MANAGED:
+        return "managed memory migrates"
+    return ""
 
 
 cdef bint by_handle(MemoryResource arena, object config):

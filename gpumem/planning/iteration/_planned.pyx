@@ -153,12 +153,12 @@ cdef class PlannedResource(MemoryResource):
 
     # ---- blocks ----------------------------------------------------------------------------------
 
-    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
+    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False, transport=None):
         """Allocate a block: at its planned offset inside of an iteration, or from the upstream.
 
         Parameters
         ----------
-        nbytes, stream, alignment, shareable
+        nbytes, stream, alignment, shareable, transport
             As of the upstream's ``allocate``.
 
         Returns
@@ -179,14 +179,14 @@ cdef class PlannedResource(MemoryResource):
             multiple = max(multiple, alignment_of(alignment))
         self.require_open()
         if self.is_open and size != 0 and not self.is_captured(stream):
-            buffer = self.place_next(size, stream, 0 if shareable else multiple)
+            buffer = self.place_next(size, stream, 0 if shareable or transport else multiple)
         if buffer is not None:
             return buffer
-        if shareable:
-            return self.upstream.allocate(size, stream, alignment=alignment, shareable=True)
-        if alignment is not None:
-            return self.upstream.allocate(size, stream, alignment=alignment)
-        return self.upstream.allocate(size, stream)
+        # Users' resources may lack these parameters.
+        more = {"alignment": alignment, "transport": transport} | (
+            {"shareable": True} if shareable else {})
+        more = {name: value for name, value in more.items() if value is not None}
+        return self.upstream.allocate(size, stream, **more)
 
     def allocate_persistent(self, nbytes):
         """Allocate a long-lived block from the upstream; see its ``allocate_persistent``."""

@@ -113,12 +113,16 @@ typedef enum cudaError_enum { GM_ERRORS(GM_ERROR_VALUE) } CUresult;
     A(HOST_REGISTER_SUPPORTED, 99)                                                                \
     A(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                                                   \
     A(HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)                                           \
+    A(GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110)                                               \
     A(READ_ONLY_HOST_REGISTER_SUPPORTED, 113)                                                     \
     A(TIMELINE_SEMAPHORE_INTEROP_SUPPORTED, 114)                                                  \
     A(MEMORY_POOLS_SUPPORTED, 115)                                                                \
+    A(GPU_DIRECT_RDMA_SUPPORTED, 116)                                                             \
     A(MEMPOOL_SUPPORTED_HANDLE_TYPES, 119)                                                        \
     A(CAN_USE_64_BIT_STREAM_MEM_OPS, 122)                                                         \
     A(DMA_BUF_SUPPORTED, 124)                                                                     \
+    A(IPC_EVENT_SUPPORTED, 125)                                                                   \
+    A(HANDLE_TYPE_FABRIC_SUPPORTED, 128)                                                          \
     A(HOST_NUMA_ID, 134)
 
 #define GM_ATTRIBUTE_VALUE(name, number) CU_DEVICE_ATTRIBUTE_##name = number,
@@ -189,9 +193,13 @@ typedef enum CUpointer_attribute_enum {
     CU_POINTER_ATTRIBUTE_BUFFER_ID = 7,
     CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+    CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE = 10,
     CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
     CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
     CU_POINTER_ATTRIBUTE_MAPPED = 13,
+    CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES = 14,
+    CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE = 15,
+    CU_POINTER_ATTRIBUTE_ACCESS_FLAGS = 16,
     CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17
 } CUpointer_attribute;
 

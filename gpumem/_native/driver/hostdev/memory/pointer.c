@@ -56,10 +56,6 @@ Range *host_range_at(uintptr_t address) {
 }
 
 enum { /* of the driver's list, beyond those that gpumem's own code names */
-    ATTRIBUTE_LEGACY_IPC = 10,
-    ATTRIBUTE_HANDLE_TYPES = 14,
-    ATTRIBUTE_RDMA_CAPABLE = 15,
-    ATTRIBUTE_ACCESS_FLAGS = 16,
     ATTRIBUTE_MAPPING_SIZE = 18,
     ATTRIBUTE_MAPPING_BASE = 19,
     ATTRIBUTE_BLOCK_ID = 20,
@@ -70,12 +66,12 @@ static size_t attribute_bytes(int attribute) { /* 0: no such attribute */
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-    case ATTRIBUTE_ACCESS_FLAGS: return 4;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return 4;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_MAPPED:
-    case ATTRIBUTE_LEGACY_IPC:
-    case ATTRIBUTE_RDMA_CAPABLE: return 1;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return 1;
     case CU_POINTER_ATTRIBUTE_CONTEXT:
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
@@ -83,7 +79,7 @@ static size_t attribute_bytes(int attribute) { /* 0: no such attribute */
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-    case ATTRIBUTE_HANDLE_TYPES:
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
     case ATTRIBUTE_MAPPING_SIZE:
     case ATTRIBUTE_MAPPING_BASE:
     case ATTRIBUTE_BLOCK_ID: return 8;
@@ -102,6 +98,13 @@ static uint64_t pool_of(const Range *range) {
 
 static bool has_no_access(const Range *range) {
     return range->kind == RANGE_MAPPING && !range->readable;
+}
+
+static uint64_t handle_types(const Range *range) {
+    if (range->kind == RANGE_MAPPING) return ((const Physical *)range->owner)->prop.requestedHandleTypes;
+    if (range->kind != RANGE_POOLED || ((const Block *)range->owner)->segment->pool->file < 0)
+        return CU_MEM_HANDLE_TYPE_NONE;
+    return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 }
 
 /* Of a mapping the driver calls the reservation around it the range. */
@@ -134,7 +137,8 @@ static uint64_t attribute_value(const Range *range, int attribute, uintptr_t add
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return whole_range(range)->size;
     case ATTRIBUTE_MAPPING_SIZE: return range->size;
     case CU_POINTER_ATTRIBUTE_MAPPED: return 1;
-    case ATTRIBUTE_ACCESS_FLAGS:
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return handle_types(range);
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
         return host_access_flags(range->readable, range->writable);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return range->kind == RANGE_POOLED ? pool_of(range) : 0;

@@ -1,0 +1,11 @@
+"""What can register a memory or open it from elsewhere."""
+
+from gpumem._buffer.buffer cimport Buffer, ResourceBase
+from gpumem._support.lease cimport Lease
+
+cdef class Registration:
+    cdef Lease* share           # keeps the block; NULL: released
+    cdef ResourceBase home
+    cdef readonly object address
+    cdef readonly object nbytes
+    cdef bint holds_pages       # `home` counts it: its block would go at a suspend
