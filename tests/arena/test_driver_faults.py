@@ -113,17 +113,18 @@ def in_a_thread(call):
         raise raised[0]
 
 
-@pytest.mark.parametrize(
-    ("backing", "error"),
-    [
-        ("virtual", OUT_OF_MEMORY),
-        ("virtual", INVALID_VALUE),
-        ("virtual, wait", INVALID_VALUE),
-        ("regions", OUT_OF_MEMORY),
-        ("regions", INVALID_VALUE),
-    ],
-)
-def test_arena_survives_a_failure_of_any_driver_call(host, backing, error):
+# In parts, since each of hundreds of calls is a run of its own: every so many calls, from one on.
+RUNS = [
+    *(("virtual", OUT_OF_MEMORY, part, 8) for part in range(8)),
+    *(("virtual", INVALID_VALUE, part, 8) for part in range(8)),
+    *(("virtual, wait", INVALID_VALUE, part, 8) for part in range(8)),
+    ("regions", OUT_OF_MEMORY, 0, 1),
+    ("regions", INVALID_VALUE, 0, 1),
+]
+
+
+@pytest.mark.parametrize(("backing", "error", "part", "parts"), RUNS)
+def test_arena_survives_a_failure_of_any_driver_call(host, backing, error, part, parts):
     config = CONFIGS[backing]
     streams = [gpumem.Stream("host"), gpumem.Stream("host")]
     before = alive(host)
@@ -135,7 +136,7 @@ def test_arena_survives_a_failure_of_any_driver_call(host, backing, error):
     assert alive(host) == before
     total = host.call_count() - calls
     failed = 0
-    for number in range(1, total + 1):
+    for number in range(part + 1, total + 1, parts):
         scenario = Scenario(config, streams)
         host.fail(None, number, error)
         print(f"driver call {number} of {total}")
@@ -146,4 +147,4 @@ def test_arena_survives_a_failure_of_any_driver_call(host, backing, error):
         failed += bool(scenario.errors)
         del scenario
         assert alive(host) == before
-    assert failed >= 3, "hardly a call mattered"
+    assert failed, "no call mattered"

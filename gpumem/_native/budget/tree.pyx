@@ -55,8 +55,7 @@ cdef void budget_drop(BudgetCore* level) noexcept nogil:
     while level != NULL and count_add(&level.references, -1) == 0:
         parent = level.parent
         # The remaining charge counts in every level above, too.
-        if parent != NULL and level.used:
-            budget_uncharge(parent, level.used)
+        budget_uncharge(parent, level.used)
         lock_acquire(&trees)
         unlink(level)
         lock_release(&trees)

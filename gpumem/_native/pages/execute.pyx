@@ -33,7 +33,7 @@ cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
         plan.refused = "cuCtxPushCurrent"
         return code
     code = create_memory(space, plan)
-    begin = context.now() if plan.moves else 0
+    begin = context.now()
     if code == CUDA_SUCCESS:
         code = unmap_views(space, plan)
     if code == CUDA_SUCCESS:
@@ -41,10 +41,7 @@ cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
     # The moves' share of the time, which `page_move_budget` bounds; new pages do not count.
     if plan.moves:
         plan.move_ns = (context.now() - begin) * plan.moves // (plan.moves + plan.creates)
-    if code == CUDA_SUCCESS:
-        release_memory(space, plan)
-    else:
-        abandon(space, plan)
+    release_unmapped(space, plan)
     context_leave(context)
     return code
 
@@ -154,11 +151,15 @@ cdef void end_run(Space* space, Plan* plan, uint32_t first, uint32_t last,
             sum_add(&space.moved, 1)
 
 
-cdef void release_memory(Space* space, Plan* plan) noexcept nogil:
+cdef void release_unmapped(Space* space, Plan* plan) noexcept nogil:
+    # Memory without any view left: of pages that are given back, and after a refusal what is new
+    # and not mapped, or had its active view unmapped; the dormant one was unmapped before it.
     cdef uint32_t i
+    cdef const Action* action
     for i in range(plan.count):
-        if plan.actions[i].kind == ACTION_RELEASE:
-            release_page(space, &space.page[plan.actions[i].page])
+        action = &plan.actions[i]
+        if not action.done and (action.created or action.unmapped[1]):
+            release_page(space, &space.page[action.page])
 
 
 cdef void release_page(Space* space, Page* page) noexcept nogil:
@@ -169,27 +170,6 @@ cdef void release_page(Space* space, Page* page) noexcept nogil:
     if space.context.table.cuMemRelease(page.memory) != CUDA_SUCCESS:
         orphan_add(space, page.memory)
     page.memory = 0
-
-
-cdef void abandon(Space* space, Plan* plan) noexcept nogil:
-    # Memory without any view left: new and not mapped, or of a page whose views are all unmapped.
-    cdef uint32_t i
-    cdef const Action* action
-    for i in range(plan.count):
-        action = &plan.actions[i]
-        if not action.done and (action.created or (
-                (action.kind == ACTION_MOVE or action.kind == ACTION_RELEASE)
-                and view_left(space, action) == NIL)):
-            release_page(space, &space.page[action.page])
-
-
-cdef uint32_t view_left(const Space* space, const Action* action) noexcept nogil:
-    # Of the views before the plan, one that was not unmapped: the active one if possible.
-    if not action.unmapped[1]:
-        return action.origin
-    if action.unmap[0] != NIL and not action.unmapped[0]:
-        return action.unmap[0]
-    return NIL
 
 
 cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
@@ -247,20 +227,18 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
 
 
 cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogil:
-    # To the views that the driver still has of it; without one its memory has been released.
-    cdef uint32_t left = view_left(space, action)
-    view_set(space, action.origin, page.granules, NIL)
+    # To the views that the driver still has of it.
     page.dormant = NIL
     # The driver unmapped every view before it refused a later step: the page is gone.
-    if left == NIL:
+    if action.unmapped[1]:
         space.physical -= bytes_of(page)
         page_drop(space, page)
         return
-    page.active = left
-    view_set(space, left, page.granules, action.page)
-    if left == action.origin and action.unmap[0] != NIL and not action.unmapped[0]:
+    page.active = action.origin
+    view_set(space, action.origin, page.granules, action.page)
+    if action.unmap[0] != NIL and not action.unmapped[0]:
         show_dormant(space, action, page)
-    fill_granules(space, left, page.granules, action.stream_slot, action.epoch)
+    fill_granules(space, action.origin, page.granules, action.stream_slot, action.epoch)
 
 
 cdef void page_drop(Space* space, Page* page) noexcept nogil:

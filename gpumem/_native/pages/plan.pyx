@@ -315,7 +315,7 @@ cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
     memset(&demand, 0, sizeof(Demand))
     plan.chunk = NIL
     see_idle_pages(space, SLOT_RELEASED)
-    if (not actions_ready(plan, space.page_count + 1)
+    if (not actions_ready(plan, space.page_count)
             or not holes_prepare(space.table, 3 * space.page_count + 1)):
         return False
     for i in range(space.page_count):
@@ -327,7 +327,6 @@ cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
 
 cdef bint actions_ready(Plan* plan, uint32_t count) noexcept nogil:
     plan.actions = <Action*>calloc(count + 1, sizeof(Action))
-    plan.capacity = count
     return plan.actions != NULL
 
 
@@ -490,8 +489,6 @@ cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t be
     cdef uint32_t missing = 0
     cdef const Page* page
     while g < last:
-        if g >= space.granules:         # nothing was ever mapped from here on
-            return missing + last - g
         page = page_over(space, g)
         if page != NULL and can_swap(space, page, begin, end):
             g = page.dormant + page.granules

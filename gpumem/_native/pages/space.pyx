@@ -295,7 +295,6 @@ cdef enum:
 cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
     budget.share = share
     budget.saved = SAVED_NS if share > 0 else 0
-    budget.filled_at = 0
 
 
 cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil:
@@ -373,8 +372,8 @@ cdef int pages_check(const Space* space) noexcept nogil:
             continue
         physical += bytes_of(page)
         mapped += page.granules if page.dormant == NIL else 2 * page.granules
-        if not (view_holds(space, page.active, page.granules, i)
-                and (page.dormant == NIL or view_holds(space, page.dormant, page.granules, i))):
+        if not (check_view(space, page.active, page.granules, i)
+                and (page.dormant == NIL or check_view(space, page.dormant, page.granules, i))):
             return 40
     if physical != space.physical:
         return 41
@@ -392,7 +391,7 @@ cdef int pages_check(const Space* space) noexcept nogil:
     return 44 if physical != space.physical else 0
 
 
-cdef bint view_holds(const Space* space, uint32_t first, uint32_t granules,
+cdef bint check_view(const Space* space, uint32_t first, uint32_t granules,
                      uint32_t index) noexcept nogil:
     cdef uint32_t g
     for g in range(first, first + granules):

@@ -110,7 +110,6 @@ cdef struct Plan:
     uint32_t chunk              # the claimed window, used until finished
     Action* actions
     uint32_t count
-    uint32_t capacity
     bint over_limit             # not to be carried out: it needs more than the hard limit
     uint32_t creates            # how many of the actions make a page
     uint32_t moves              # how many move or release one
