@@ -285,6 +285,18 @@ def test_callback_shrinks_another_arena(make_arena):
         assert idle.stats().reserved == 0
 
 
+@pytest.mark.parametrize(
+    ("size", "asked"), [(6 * MIB, 2 * MIB), (6 * MIB + 1, 4 * MIB), (5 * MIB, 2 * MIB)]
+)
+def test_callback_of_a_paged_arena_is_asked_for_whole_pages(size, asked, make_arena):
+    told = []
+    budget = Budget(8 * MIB, on_pressure=lambda budget, nbytes: told.append(nbytes))
+    arena = make_arena({"backing": "virtual"}, budget=budget)
+    with arena.allocate(4 * MIB), pytest.raises(gpumem.errors.BudgetExceededError):
+        arena.allocate(size)
+    assert told == [asked]
+
+
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
 def test_callback_may_free_blocks_of_the_requesting_arena(count, make_arena):
     budget = Budget(10 * MIB)
