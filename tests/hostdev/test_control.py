@@ -36,6 +36,9 @@ with open("/proc/meminfo") as file:
 free, total = gpumem.Device("host").free_bytes, gpumem.Device("host").total_bytes
 used = (kib["MemTotal"] - kib["MemAvailable"]) << 10
 assert total - free > used // 2, (total, free, used)
+gpumem.replay.replay("multistream_train", "host")       # on a larger device, until it has ended
+free, again = gpumem.Device("host").free_bytes, gpumem.Device("host").total_bytes
+assert again == total and total - free > used // 2, (total, free, used)
 """
     environment = {name: value for name, value in os.environ.items() if name != CAPACITY}
     done = subprocess.run(

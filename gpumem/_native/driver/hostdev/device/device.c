@@ -57,8 +57,10 @@ static bool ordinal_exists(int ordinal) { return ordinal >= 0 && ordinal < HOSTD
 int hostdev_set_capacity(int ordinal, size_t bytes) {
     host_setup();
     if (!ordinal_exists(ordinal) || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    bool is_simulated;
+    size_t machine = host_default_capacity(&is_simulated); /* so a size can be set back */
     atomic_store(&host.devices[ordinal].capacity, bytes);
-    atomic_store(&host.devices[ordinal].is_simulated, true);
+    atomic_store(&host.devices[ordinal].is_simulated, is_simulated || bytes != machine);
     return CUDA_SUCCESS;
 }
 

@@ -36,7 +36,7 @@ HOSTDEV_API int hostdev_device_count(void);
 HOSTDEV_API int hostdev_set_capacity(int ordinal, size_t bytes);
 HOSTDEV_API size_t hostdev_capacity(int ordinal);
 /* Bytes charged to the device now. cuMemGetInfo's free bytes are the capacity's rest; where the
- * capacity was not set, at most what the machine has available. */
+ * capacity is the machine's, at most what the machine has available. */
 HOSTDEV_API size_t hostdev_used(int ordinal);
 
 /* ---- time ---- */
