@@ -429,9 +429,14 @@ cdef class Tensor:
         return complex(self.item())
 
     def __index__(self):
-        if self.element.dtype.kind not in "iu":
-            raise TypeError(f"a tensor of {self.element.dtype} is not an integer")
+        # With dimensions it is not one: `bytes` and `bytearray` then read the elements.
+        if self.rank or self.element.dtype.kind not in "iu":
+            raise TypeError(f"a tensor of shape {self.shape} and {self.element.dtype} "
+                            "is not an integer: expected no dimensions and integers")
         return self.item()
+
+    def __bytes__(self):
+        return bytes(memoryview(self))
 
     def __array__(self, dtype=None, *, copy=None):
         """Return a NumPy array, by NumPy 2's rules: a copy where `copy` or `dtype` needs it."""

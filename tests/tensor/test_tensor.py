@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import operator
 
 import ml_dtypes
 import numpy as np
@@ -472,6 +473,17 @@ def test_one_element_converts_to_scalars_as_in_numpy():
         assert complex(tensor) == 1 + 0j, dtype
     assert not gpumem.zeros((), "f4", memory="host")
     assert [10, 20, 30][gpumem.full((), 2, "i8", memory="host")] == 30
+
+
+def test_bytes_of_a_tensor_are_its_elements():
+    """Python asks an object for an integer first, and makes so many zeros."""
+    for array in (np.full((1, 1), 3), np.full(1, 3), np.arange(6, dtype="u2").reshape(2, 3).T):
+        tensor = gpumem.asarray(array, memory="host")
+        assert bytes(tensor) == bytearray(tensor) == array.tobytes(), array
+        with pytest.raises(TypeError, match="not an integer"):
+            operator.index(tensor)
+    scalar = gpumem.full((), 3, memory="host")
+    assert (bytes(scalar), operator.index(scalar)) == (np.array(3).tobytes(), 3)
 
 
 def test_scalar_waits_for_the_tensors_stream(host):
