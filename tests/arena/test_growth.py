@@ -137,6 +137,24 @@ def test_refused_region_is_retried_down_to_the_block(make_arena, leave_room):
     assert grow(arena, 2 * MIB) == [2 * MIB]
 
 
+@pytest.mark.parametrize(("refusals", "region"), [(0, 8960), (1, 8192), (2, 256)])
+def test_region_of_less_than_8192_bytes_is_only_the_blocks(make_arena, host, refusals, region):
+    arena = make_arena({"initial_chunk_size_bytes": 8960})
+    if refusals:
+        host.fail("cuMemAlloc", 1, 2, refusals)
+    assert grow(arena, 100) == [region]
+
+
+def test_refusal_for_another_reason_is_not_retried(make_arena, host):
+    arena = make_arena()
+    host.fail("cuMemAlloc", 1, 1, 1)
+    before = host.call_count("cuMemAlloc")
+    with pytest.raises(gpumem.errors.DriverError, match="cuMemAlloc"):
+        arena.allocate(100)
+    assert host.call_count("cuMemAlloc") - before == 1
+    assert grow(arena, 100) == [MIB]
+
+
 def test_backing_off_does_not_change_the_next_region(make_arena, leave_room, host):
     arena = make_arena({"initial_chunk_size_bytes": 8 * MIB, "split_rule": "tight"})
     leave_room(4 * MIB)

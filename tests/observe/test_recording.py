@@ -49,6 +49,42 @@ def test_ring_holds_exactly_the_events_of_the_recording(make_arena):
     assert blocks_of(recording.events()) == [("alloc", 1000), ("free", 1000), ("free", 100)]
 
 
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_reserved_less_released_bytes_are_what_the_arena_holds(make_arena, backing):
+    arena = make_arena({"backing": backing, "max_mem": 64 << 20})
+    change = {"reserve": 1, "release": -1}
+    with observe.record(arena) as recording:
+
+        def check():
+            events = [e for e in recording.events() if e.action in change]
+            assert sum(change[e.action] * e.nbytes for e in events) == arena.stats().reserved
+            held: dict[int, int] = {}
+            for event in events:
+                if event.action == "reserve":
+                    held[event.address] = event.nbytes
+            return held
+
+        blocks = [arena.allocate(size) for size in (100, 5 << 20, 300, 9 << 20)]
+        blocks.append(arena.allocate_persistent(3 << 20))
+        blocks.append(arena.allocate(1000, shareable=True))
+        held = check()
+        shared = blocks[-1].ptr
+        assert held[shared] >= 1000, "memory of a shareable block is recorded as a whole"
+        for block in blocks[1::2]:
+            block.close()
+        check()
+        arena.shrink()
+        check()
+        with arena.allocate(20 << 20), pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(60 << 20)
+        check()
+        for block in blocks:
+            block.close()
+        arena.shrink()
+        check()
+        assert arena.stats().reserved == 0
+
+
 def test_event_has_address_size_stream_and_thread(make_arena):
     arena = make_arena(name="mine")
     stream = gpumem.Stream("host")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 
@@ -64,6 +65,46 @@ def test_refused_move_names_the_call_and_leaves_blocks_and_memory(host, call, nu
         assert arena.stats().reserved == 12 * MIB
     assert bytes(memoryview(pin)[:3]) == b"abc"
     pin.close()
+    arena.close()
+
+
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
+def test_memory_of_a_refused_plan_serves_other_streams_once_its_stream_has_passed(
+    make_arena, host, call
+):
+    one, two = gpumem.Stream("host"), gpumem.Stream("host")
+    arena = make_arena(VIRTUAL)
+    arena.allocate(8 * MIB, one).close()
+    host.fail(call, 1, INVALID_VALUE, 0)
+    with pytest.raises(gpumem.errors.DriverError, match=call):
+        arena.allocate(12 * MIB, one)
+    host.clear_faults()
+    one.synchronize()
+    with arena.allocate(8 * MIB, two):
+        assert arena.stats().reserved == 8 * MIB
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("number", range(1, 9))
+def test_refused_unmap_in_a_suspend_loses_no_byte(host, number):
+    arena, pin = crowded()
+    moved = arena.allocate(8 * MIB)  # the views of before its moves stay
+    for block, value in ((pin, 1), (moved, 2)):
+        memoryview(block)[:] = bytes([value]) * block.nbytes
+    reserved = arena.stats().reserved
+    host.fail("cuMemUnmap", number, INVALID_VALUE, 0)
+    with contextlib.suppress(gpumem.errors.DriverError):
+        arena.suspend()
+    failed = host.last_fault()
+    host.clear_faults()
+    assert failed == ("cuMemUnmap" if number <= 7 else None)
+    if arena.suspended:
+        arena.resume()
+    arena.check_invariants()
+    assert arena.stats().reserved == reserved
+    for block, value in ((pin, 1), (moved, 2)):
+        assert set(bytes(memoryview(block))) == {value}
+        block.close()
     arena.close()
 
 

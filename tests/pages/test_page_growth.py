@@ -1,0 +1,102 @@
+"""When a paged arena asks the device, and when small blocks get a range of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpumem
+from gpumem import observe
+
+KIB, MIB = 1 << 10, 1 << 20
+VIRTUAL = {"backing": "virtual"}
+
+
+def page_sizes(arena):
+    """Return the sizes of all pages, in MiB, sorted."""
+    (found,) = arena.snapshot().resources
+    return sorted(int(nbytes) // MIB for _, nbytes in found.pages)
+
+
+@pytest.mark.parametrize(("size", "ranges"), [(2 * MIB, 2), (2 * MIB - 2048, 1)])
+def test_small_blocks_have_their_own_range_once_64_mib_are_in_use(make_arena, size, ranges):
+    arena = make_arena(VIRTUAL)
+    held = [arena.allocate(62 * MIB), arena.allocate(size), arena.allocate(1000)]
+    assert len({block.region for block in arena.blocks()}) == ranges
+    for block in held:
+        block.close()
+
+
+def test_block_of_256_kib_is_not_a_small_one(make_arena):
+    arena = make_arena(VIRTUAL)
+    held = [arena.allocate(64 * MIB), arena.allocate(256 * KIB), arena.allocate(256 * KIB - 256)]
+    found = {block.address: block.region for block in arena.blocks()}
+    regions = [found[block.ptr] for block in held]
+    assert regions[0] == regions[1] != regions[2]
+    for block in held:
+        block.close()
+
+
+@pytest.mark.parametrize(("size", "asked"), [(256 * MIB, 1), (256 * MIB - 256, 0)])
+def test_free_memory_is_asked_for_from_256_mib_on(make_arena, host, size, asked):
+    arena = make_arena(VIRTUAL)
+    before = host.call_count("cuMemGetInfo")
+    with arena.allocate(size):
+        assert host.call_count("cuMemGetInfo") - before == asked
+
+
+def test_block_beyond_free_and_idle_memory_makes_no_page(make_arena, host, leave_room):
+    arena = make_arena(VIRTUAL)
+    pin = arena.allocate(2 * MIB)
+    arena.allocate(100 * MIB).close()
+    leave_room(200 * MIB)
+    made = host.call_count("cuMemCreate")
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(300 * MIB + 256)
+    assert host.call_count("cuMemCreate") == made
+    with arena.allocate(300 * MIB):
+        assert arena.stats().reserved == 302 * MIB
+    pin.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "pages"),
+    [
+        (16 * MIB, [2] * 8),
+        (32 * MIB - 256, [2] * 16),
+        (32 * MIB, [4] * 8),
+        (64 * MIB, [8] * 8),
+        (128 * MIB, [16] * 8),
+        (256 * MIB, [32] * 8),
+        (512 * MIB, [32] * 16),
+        (66 * MIB, [2] + [8] * 8),
+    ],
+)
+def test_large_block_has_pages_of_an_eighth_of_it_at_most(make_arena, size, pages):
+    arena = make_arena(VIRTUAL)
+    with arena.allocate(size):
+        assert page_sizes(arena) == pages
+
+
+def test_pages_grow_with_the_live_peak(make_arena):
+    # A page is at most a 224th of it: 4 MiB from 896 MiB on.
+    arena = make_arena(VIRTUAL)
+    held = [arena.allocate(4 * MIB) for _ in range(225)]
+    sizes = page_sizes(arena)
+    assert sizes.count(2) == 2 * 223
+    assert sizes.count(4) == 2
+    small = arena.allocate(1000)
+    assert page_sizes(arena).count(2) == 2 * 223 + 1, "small blocks' pages stay small"
+    for block in [*held, small]:
+        block.close()
+
+
+def test_pages_are_made_one_by_one_as_blocks_come(make_arena):
+    arena = make_arena(VIRTUAL)
+    with observe.record(arena) as recording:
+        held = [arena.allocate(size * MIB) for size in (1, 1, 1, 3, 2)]
+    made = [event for event in recording.events() if event.action == "reserve"]
+    assert [event.nbytes for event in made] == [2 * MIB] * 4
+    assert [event.address - made[0].address for event in made] == [0, 2 * MIB, 4 * MIB, 6 * MIB]
+    assert arena.stats().reserved == 8 * MIB
+    for block in held:
+        block.close()
