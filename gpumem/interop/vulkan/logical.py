@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from gpumem._support.closing import close_after_body
 from gpumem.device import Device
 from gpumem.errors import ClosedError, ConfigError, DriverError, InUseError
 from gpumem.interop.vulkan.calls import call, library, struct_array, typed_handle
@@ -299,7 +300,8 @@ class LogicalDevice:
         """Wait for what was submitted and destroy what was made here. Idempotent.
 
         A submission that waits for a timeline's value has finished when it was signalled: signal
-        it before. Ctrl-C ends the wait, and the device stays open.
+        it before. Ctrl-C ends the wait, and the device stays open. So it does at the end of a
+        ``with`` statement that an exception leaves while work is unfinished.
 
         Raises
         ------
@@ -333,16 +335,21 @@ class LogicalDevice:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # After an error nothing may be left that would signal what was submitted.
+        close_after_body(self.close if error is None else self._close_if_idle, error)
 
     def __del__(self) -> None:
-        # A finalizer does not wait: what is still at work, or in use, is left to the process's end.
-        if sys.is_finalizing() or getattr(self, "_closed", True):
-            return
-        if self._process == os.getpid() and self.completed() == self._submitted:
+        if not sys.is_finalizing() and not getattr(self, "_closed", True):
             with suppress(InUseError):
-                self.close()
+                self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        """Close it where that does not wait; what is at work is left to the process's end."""
+        if self._closed or self._process != os.getpid():
+            return
+        if self.completed() == self._submitted:
+            self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""

@@ -191,6 +191,30 @@ def test_close_of_a_device_with_buffers_is_refused(device):
     assert not device.closed
 
 
+def test_exception_of_a_with_statement_is_not_hidden_by_the_close():
+    device = VulkanDevice("host")
+    buffer = device.allocate(64)
+    with pytest.raises(KeyError, match="mine") as raised, device:
+        raise KeyError("mine")
+    assert "buffers and timelines in use" in raised.value.__notes__[0]
+    buffer.close()
+    device.close()
+
+
+def test_exception_of_a_with_statement_is_raised_while_work_waits_for_a_signal():
+    device = VulkanDevice("host")
+    gate, done = device.timeline(), device.timeline()
+    device.run(wait=(gate, 1), signal=(done, 1))
+    with pytest.raises(KeyError, match="mine"), device:
+        raise KeyError("mine")
+    assert not device.closed
+    gate.signal(1)
+    done.wait(1)
+    gate.close()
+    done.close()
+    device.close()
+
+
 def test_closed_device_and_buffer_refuse_every_call(device):
     buffer = device.allocate(64)
     buffer.close()
