@@ -1,0 +1,126 @@
+"""Whole lives of arenas, streams and threads, and what each leaves on the heap of its process.
+
+Run in a process of its own, in which nothing else allocates: python -m helpers.lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import threading
+from itertools import pairwise
+from statistics import median
+
+import gpumem
+from gpumem.planning import IterationPlan, PlannedResource
+
+KIB, MIB = 1 << 10, 1 << 20
+RAW = 0x7000_0000_0000  # handles of streams that are never passed to the driver
+
+
+def use(arena: gpumem.Arena) -> None:
+    """Leave cached, free, pending and recorded blocks of several streams behind."""
+    streams = [gpumem.Stream("host") for _ in range(3)]
+    for stream in (*streams, 2, None):
+        held = [arena.allocate(nbytes, stream) for nbytes in (256, 5000, 5000, 100 * KIB, MIB)]
+        held[1].record_stream(streams[0])
+        held[2].record_stream(held[2].stream)
+        held[3].record_stream(streams[1])
+        held[3].record_stream(streams[2])
+        held.clear()
+    arena.allocate_persistent(1000).close()
+
+
+def in_another_thread(work, *arguments) -> None:
+    thread = threading.Thread(target=work, args=arguments)
+    thread.start()
+    thread.join()
+
+
+def arena_of(backing: str) -> None:
+    arena = gpumem.Arena("host", {"backing": backing})
+    use(arena)
+    in_another_thread(use, arena)
+    arena.close()
+
+
+def plan_of(backing: str) -> None:
+    with gpumem.Arena("host", {"backing": backing}) as arena:
+        plan = IterationPlan([1000, 500], [0, 0], [0, 1024], [0, 1], [1, 2])
+        planned = PlannedResource(plan, arena)
+        with planned.iteration():
+            planned.allocate(1000).close()
+        planned.close()
+
+
+class StreamAndThread:
+    """A stream that is used, recorded and reset, and a thread, both of one arena that stays."""
+
+    def __init__(self) -> None:
+        self.arena = gpumem.Arena("host", default_stream=2)
+        self.handles = itertools.count(RAW + 1)
+
+    def __call__(self) -> None:
+        handle = next(self.handles)
+        for nbytes in (KIB, 100 * KIB):
+            buffer = self.arena.allocate(nbytes, handle)
+            buffer.record_stream(RAW)
+            self.arena.reset_stream(RAW)  # ends the recorded use
+            buffer.close()
+        self.arena.reset_stream(handle)
+        in_another_thread(lambda: self.arena.allocate(KIB).close())
+
+
+class Mallinfo(ctypes.Structure):
+    """What glibc says of malloc's memory: struct mallinfo2 of mallinfo(3)."""
+
+    _fields_ = [
+        ("others", ctypes.c_size_t * 4),
+        ("mapped", ctypes.c_size_t),
+        ("more", ctypes.c_size_t * 2),
+        ("handed_out", ctypes.c_size_t),
+        ("rest", ctypes.c_size_t * 2),
+    ]
+
+
+def heap_bytes() -> int:
+    """Count what malloc has handed out; Python's small objects are not among it."""
+    look = ctypes.CDLL(None).mallinfo2
+    look.restype = Mallinfo
+    gc.collect()
+    found = look()
+    return found.handed_out + found.mapped
+
+
+def mapped_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * 4096
+
+
+def left_by_a_turn(work, turns: int) -> list[float]:
+    """Measure what a turn leaves of the heap and of addresses: the median of three such rows.
+
+    Medians, because caches of the C library grow now and then; the first two rows fill them.
+    """
+    seen = []
+    for _ in range(6):
+        seen.append((heap_bytes(), mapped_bytes()))
+        for _ in range(turns):
+            work()
+    rows = [[(b - a) / turns for a, b in zip(*pair, strict=True)] for pair in pairwise(seen)]
+    return [median(grown) for grown in zip(*rows[2:], strict=True)]
+
+
+def lives():
+    """Yield names, what to do in turn, and how often before a look."""
+    for backing in ("regions", "virtual"):
+        yield f"arena, {backing}", lambda backing=backing: arena_of(backing), 8
+        yield f"plan, {backing}", lambda backing=backing: plan_of(backing), 6
+    # The slots of ended threads' streams are looked for in each of these rows, but not each turn.
+    yield "stream and thread", StreamAndThread(), 70
+
+
+if __name__ == "__main__":
+    for name, work, turns in lives():
+        print(f"{name}:", *left_by_a_turn(work, turns))
