@@ -72,8 +72,7 @@ cdef int allocate_now(ArenaCore* arena, Places* places, uint32_t begin, uint32_t
 cdef inline bint may_have(const ArenaCore* arena, uint32_t index,
                           uint32_t stream_slot) noexcept nogil:
     cdef const Chunk* chunk = &arena.table.chunks[index]
-    return (chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
-            or chunk.epoch <= arena.table.bins[chunk.stream_slot].completed)
+    return chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
 
 
 cdef int allocate_chunk(ArenaCore* arena, Places* places, uint32_t index, uint32_t begin,

@@ -378,12 +378,10 @@ cdef bint is_done(const ArenaCore* arena, const Uses* uses) noexcept nogil:
 
 cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
                        uint64_t epoch) noexcept nogil:
-    # It is out of the list. If its epoch has completed meanwhile it is free for every stream.
+    # It is out of the list.
     cdef Bfc* table = table_of(arena, uses.handle)
     cdef uint32_t index = index_of(uses.handle)
     cdef uint32_t i
-    if epoch <= table.bins[stream_slot].completed:
-        stream_slot = SLOT_RELEASED
     for i in range(uses.count):
         arena.streams[uses.at[i].slot].pending_frees -= 1
     if arena.events.recorder != NULL:

@@ -9,7 +9,6 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_free, Chunk, CHUNK_CACHED, CHUNK_USED, handle_of, QUANTUM_BITS, round_to_quantum,
-    SLOT_RELEASED,
 )
 from gpumem._support.atomics cimport (
     head_take, head_try, load32, load64, publish64, publish_pointer, store32, store64,
@@ -227,12 +226,8 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 
 
 cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
-    # Cached to free, with both locks. If its epoch has completed since, it needs no mark.
-    cdef uint32_t stream_slot = table.chunks[index].stream_slot
-    cdef uint64_t epoch = table.chunks[index].epoch
-    if epoch <= table.bins[stream_slot].completed:
-        stream_slot = SLOT_RELEASED
-    bfc_free(table, index, stream_slot, epoch)
+    # Cached to free, with both locks.
+    bfc_free(table, index, table.chunks[index].stream_slot, table.chunks[index].epoch)
 
 
 cdef inline Bfc* cached_table(ArenaCore* arena) noexcept nogil:
@@ -242,18 +237,17 @@ cdef inline Bfc* cached_table(ArenaCore* arena) noexcept nogil:
 
 
 cdef inline Stacks* stacks_of(ThreadCache* cache, uint32_t stream_slot) noexcept nogil:
+    cdef uint32_t count = stream_slot + 8   # more than needed: a run of new streams grows it once
     cdef Stacks** stacks
-    if stream_slot < cache.slot_count and cache.stacks[stream_slot] != NULL:
-        return cache.stacks[stream_slot]
     if stream_slot >= cache.slot_count:
-        stacks = <Stacks**>realloc(cache.stacks, (stream_slot + 8) * sizeof(Stacks*))
+        stacks = <Stacks**>realloc(cache.stacks, count * sizeof(Stacks*))
         if stacks == NULL:
             return NULL
-        # Eight more than needed, so that a run of new streams grows it once.
-        memset(stacks + cache.slot_count, 0, (stream_slot + 8 - cache.slot_count) * sizeof(Stacks*))
+        memset(stacks + cache.slot_count, 0, (count - cache.slot_count) * sizeof(Stacks*))
         cache.stacks = stacks
-        cache.slot_count = stream_slot + 8
-    cache.stacks[stream_slot] = <Stacks*>calloc(1, sizeof(Stacks))
+        cache.slot_count = count
+    if cache.stacks[stream_slot] == NULL:
+        cache.stacks[stream_slot] = <Stacks*>calloc(1, sizeof(Stacks))
     return cache.stacks[stream_slot]
 
 

@@ -176,6 +176,11 @@ cdef int check_bins(const Bfc* table, uint32_t slot_index, uint64_t* binned) noe
                 if (chunk.state != CHUNK_FREE or chunk.stream_slot != slot_index
                         or chunk.bin_prev != prev):
                     return 23
+                # No epoch of slot 0 ever completes.
+                if (chunk.epoch == 0) != (slot_index == SLOT_RELEASED):
+                    return 26
+                if slot_index != SLOT_RELEASED and chunk.epoch <= bins.completed:
+                    return 26
                 bytes_found += chunk.size
                 chunks_found += 1
                 # Again a circle.
@@ -214,6 +219,7 @@ cdef extern from *:
             [23] = "a bin is linked both ways and holds free chunks of its slot",
             [24] = "a slot's free_bytes and free_chunks are the sums over its bins",
             [25] = "bins_filled counts the slots, but slot 0, that have free chunks",
+            [26] = "the epoch of a free chunk has not completed; in slot 0 it is 0",
             [30] = "a cache's stack holds cached chunks of its size and stream, and counts them",
         };
         const char *text = number < sizeof texts / sizeof *texts ? texts[number] : 0;

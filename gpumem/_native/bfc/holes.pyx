@@ -4,8 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc.table cimport (
     Bfc, bfc_add_region, BFC_NO_METADATA, BFC_OK, bin_insert, bin_remove, Chunk, chunk_absorb,
-    chunk_allocate, chunk_coalesce, CHUNK_FREE, chunk_free, CHUNK_HOLE, CHUNK_USED, NIL,
-    SLOT_RELEASED, slot_allocate, slots_ready, state_of,
+    chunk_allocate, chunk_coalesce, CHUNK_FREE, chunk_free, CHUNK_HOLE, chunk_mark, CHUNK_USED,
+    NIL, SLOT_RELEASED, slot_allocate, slots_ready, state_of,
 )
 
 
@@ -98,8 +98,7 @@ cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t e
 cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
                          uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     index = detach(table, index, begin, end)
-    table.chunks[index].stream_slot = stream_slot
-    table.chunks[index].epoch = epoch if stream_slot != SLOT_RELEASED else 0
+    chunk_mark(table, index, stream_slot, epoch)
     return chunk_coalesce(table, index)
 
 

@@ -11,8 +11,8 @@ A *region* is one range of addresses from the backing. It is cut without gap or 
     freed while s may still have work on it  slot s, stamped with the epoch of s at the free
 
 An *epoch* of a stream ends when an event is recorded on it. `completed` of a slot is the last
-epoch whose event is known to have completed: a free chunk with `epoch <= completed` is safe for
-any stream although it still hangs in its slot. Marks are slot numbers, never pointers to streams.
+epoch whose event is known to have completed: chunks up to it are in slot 0, so that the epoch of a
+free chunk in slot s is later. Marks are slot numbers, never pointers to streams.
 
 Search (after TLSF: M. Masmano, I. Ripoll, A. Crespo, J. Real, ECRTS 2004, with a bounded best
 fit in front): sizes fall into two-level bins, 32 linear steps per power of two, so every
@@ -168,6 +168,9 @@ cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil
 cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
                          uint32_t stream_slot) noexcept nogil
 cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                     uint64_t epoch) noexcept nogil
+# Marks a chunk with the stream and epoch of its free; with none if the epoch has completed since.
+cdef void chunk_mark(Bfc* table, uint32_t index, uint32_t stream_slot,
                      uint64_t epoch) noexcept nogil
 cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil
 cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil

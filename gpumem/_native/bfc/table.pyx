@@ -12,9 +12,8 @@ from gpumem._support.memory cimport reserved_close, reserved_grow
 
 cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
                            int* status) noexcept nogil:
-    # First what needs no event: the stream's own blocks, which are warm, and those that every
-    # stream may have (slot 0). Then those of other streams, as far as their epochs have completed.
-    cdef uint32_t other
+    # What needs no event: the stream's own blocks, which are warm, and those that every stream may
+    # have (slot 0).
     cdef uint32_t index
     if packs_low(table, size, stream_slot):
         index = lower_of(table, bins_lowest(table, table.bins[stream_slot], size),
@@ -25,36 +24,27 @@ cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32
         if index == NIL or table.chunks[index].size != size:
             index = smaller_of(table, index, bins_find(table, table.bins[0], size,
                                                        <uint64_t>ANY_EPOCH))
-    if index != NIL:
-        return allocate_found(table, index, size, requested, stream_slot, status)
-    # Memory of other streams whose work has completed, but which no release has moved to slot 0.
-    for other in range(1, table.stream_slot_count):
-        if other != stream_slot and table.bins[other].levels != 0:
-            index = bfc_allocate_from(table, size, requested, other, table.bins[other].completed,
-                                      stream_slot, status)
-            if index != NIL or status[0] != BFC_OK:
-                return index
-    status[0] = BFC_OK
-    return NIL
+    return allocate_found(table, index, size, requested, stream_slot, status)
 
 
 cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
                                 uint64_t completed, uint32_t stream_slot,
                                 int* status) noexcept nogil:
-    cdef uint32_t index = bins_find(table, table.bins[source], size, completed)
-    status[0] = BFC_OK
-    return NIL if index == NIL else allocate_found(table, index, size, requested, stream_slot,
-                                                   status)
+    return allocate_found(table, bins_find(table, table.bins[source], size, completed), size,
+                          requested, stream_slot, status)
 
 
 cdef inline uint32_t allocate_found(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
                                     uint32_t stream_slot, int* status) noexcept nogil:
-    cdef bint split = split_leaves(table, table.chunks[index].size, size)
+    cdef bint split
+    status[0] = BFC_OK
+    if index == NIL:
+        return NIL
+    split = split_leaves(table, table.chunks[index].size, size)
     # Before anything changes: the array of chunks may have to grow for the rest of a split.
     if split and not slot_ready(table):
         status[0] = BFC_NO_METADATA
         return NIL
-    status[0] = BFC_OK
     bin_remove(table, index)
     if split:
         chunk_split(table, index, size)
@@ -236,8 +226,17 @@ cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
     table.used_chunks -= 1
     store32(&chunk.state, CHUNK_FREE)
     chunk.requested = 0
-    chunk.stream_slot = stream_slot
-    chunk.epoch = epoch if stream_slot != SLOT_RELEASED else 0
+    chunk_mark(table, index, stream_slot, epoch)
+
+
+cdef void chunk_mark(Bfc* table, uint32_t index, uint32_t stream_slot,
+                     uint64_t epoch) noexcept nogil:
+    # No epoch of slot 0 ever completes: what is marked with it has epoch 0.
+    if epoch <= table.bins[stream_slot].completed:
+        stream_slot = SLOT_RELEASED
+        epoch = 0
+    table.chunks[index].stream_slot = stream_slot
+    table.chunks[index].epoch = epoch
 
 
 cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil:
@@ -279,12 +278,8 @@ cdef inline bint can_merge(const Bfc* table, uint32_t index, uint32_t beside) no
     b = &table.chunks[beside]
     if a.stream_slot == b.stream_slot:
         return True
-    return table.merge_released and (is_completed(table, a) or is_completed(table, b))
-
-
-cdef inline bint is_completed(const Bfc* table, const Chunk* chunk) noexcept nogil:
-    return (chunk.stream_slot == SLOT_RELEASED
-            or chunk.epoch <= table.bins[chunk.stream_slot].completed)
+    return table.merge_released and (a.stream_slot == SLOT_RELEASED
+                                     or b.stream_slot == SLOT_RELEASED)
 
 
 cdef inline uint32_t chunk_merge_next(Bfc* table, uint32_t index) noexcept nogil:
@@ -311,7 +306,7 @@ cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogi
     if low.stream_slot == high.stream_slot:
         if high.epoch > low.epoch:
             low.epoch = high.epoch
-    elif is_completed(table, low):
+    elif low.stream_slot == SLOT_RELEASED:
         low.stream_slot = high.stream_slot
         low.epoch = high.epoch
     # The epoch of a merged chunk is the later one: all of its memory is safe only after that.
@@ -377,9 +372,6 @@ cdef void bfc_free_all(Bfc* table) noexcept nogil:
     free(table.bins)
     free(table.regions)
     reserved_close(table.chunks, <size_t>MAX_CHUNKS * sizeof(Chunk))
-    memset(table, 0, sizeof(Bfc))
-    table.unused = NIL
-    table.holes = NIL
 
 
 cdef int bfc_add_stream_slot(Bfc* table, uint32_t* stream_slot) noexcept nogil:
@@ -484,7 +476,7 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
                                 uint64_t completed) noexcept nogil:
     cdef uint32_t index
     cdef Chunk* chunk
-    # Also if nothing is free now: a block that is freed later may carry an older stamp.
+    # Also if nothing is free now: a block that is freed later may have an older stamp, chunk_mark.
     table.bins[stream_slot].completed = completed
     if table.bins[stream_slot].free_chunks == 0:
         return
@@ -530,14 +522,14 @@ cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slo
 
 cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                uint64_t epoch) noexcept nogil:
+    cdef Region* region = &table.regions[table.chunks[index].region]
+    table.pending_free_chunks -= 1
+    region.used -= 1
+    store32(&table.chunks[index].state, CHUNK_FREE)
     # A persistent block hangs in no bin, so it has no mark: completing an epoch would look for it
     # in the bin of its slot.
-    cdef Chunk* chunk = &table.chunks[index]
-    cdef bint persistent = table.regions[chunk.region].persistent
-    table.pending_free_chunks -= 1
-    table.regions[chunk.region].used -= 1
-    store32(&chunk.state, CHUNK_FREE)
-    chunk.stream_slot = SLOT_RELEASED if persistent else stream_slot
-    chunk.epoch = epoch if chunk.stream_slot != SLOT_RELEASED else 0
-    if not persistent:
+    if region.persistent:
+        chunk_mark(table, index, SLOT_RELEASED, 0)
+    else:
+        chunk_mark(table, index, stream_slot, epoch)
         chunk_coalesce(table, index)

@@ -28,11 +28,10 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
 
 
 cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
-    # Free for work of `stream_slot` now: freed on it, or behind work known to have completed or to
-    # be waited for. No event is polled here.
+    # Free for work of `stream_slot` now: freed on it, for every stream, or behind work that it will
+    # wait for. No event is polled here.
     return load32(&chunk.state) == CHUNK_FREE and (
         chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
-        or chunk.epoch <= space.table.bins[chunk.stream_slot].completed
         or chunk.epoch <= space.table.bins[chunk.stream_slot].waited)
 
 
