@@ -2,7 +2,9 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._buffer cimport Buffer
 from gpumem._core cimport Arena
+from gpumem._native.arena cimport arena_free, ARENA_OK
 from gpumem._native.driver.host cimport host_controls
 
 from gpumem._native.driver.host import (    # for the callers of this module
@@ -189,3 +191,13 @@ def last_import():
 def stream_slots(Arena arena not None):
     """Return how many stream slots an arena has made, those of ended streams included."""
     return arena.core.table.stream_slot_count - 1
+
+
+def block_handle(Buffer buffer not None):
+    """Return the handle by which a buffer's arena knows its block."""
+    return buffer.handle
+
+
+def free_block(Arena arena not None, uint64_t handle):
+    """Free a block on the arena's first stream as a C caller does; False: the handle is stale."""
+    return arena_free(arena.core, handle, 1) == ARENA_OK
