@@ -158,3 +158,120 @@ def test_new_arena_never_reuses_cached_blocks_of_a_dropped_one():
         arena.close()
         with pytest.raises(gpumem.errors.ClosedError):
             arena.allocate(1000)
+
+
+# ---- how much is cached --------------------------------------------------------------------------
+
+DEPTH, REMOTE_DEPTH = 32, 64  # blocks: of one size and stream; freed by others, not yet collected
+
+
+def addresses_of(arena, count, nbytes):
+    """Allocate on the calling thread; free again once all are there."""
+    held = [arena.allocate(nbytes) for _ in range(count)]
+    return [buffer.ptr for buffer in held]
+
+
+@pytest.fixture
+def cut(make_arena):
+    """Make an arena, and blocks of it in a row between two that stay."""
+
+    def make(count, nbytes, **config):
+        arena = make_arena({"backing": "regions", "split_rule": "tight"} | config)
+        held = [arena.allocate(nbytes) for _ in range(count + 1)]
+        pins.append(held.pop())
+        return arena, held, [buffer.ptr for buffer in held]
+
+    pins = []
+    yield make
+    pins.clear()
+
+
+def test_stack_of_one_size_takes_so_many_blocks_and_the_next_go_to_the_table(cut, other_thread):
+    arena, held, addresses = cut(DEPTH + 3, 1000)
+    for buffer in held:
+        buffer.close()
+    # Beside the stack is the block freed last; the two that it replaced are one free chunk.
+    assert other_thread(lambda: addresses_of(arena, 2, 1000)) == addresses[DEPTH : DEPTH + 2]
+    again = [arena.allocate(1000) for _ in range(DEPTH + 1)]
+    assert [buffer.ptr for buffer in again] == [*addresses[:DEPTH][::-1], addresses[-1]]
+
+
+@pytest.mark.parametrize(("nbytes", "stacked"), [(64 * KIB, True), (64 * KIB + 1, False)])
+def test_blocks_of_up_to_64_kib_are_stacked_and_of_larger_ones_the_last_is_kept(
+    cut, other_thread, nbytes, stacked
+):
+    arena, held, addresses = cut(2, nbytes, initial_chunk_size_bytes=8 * MIB)
+    for buffer in held:
+        buffer.close()
+    found = other_thread(lambda: arena.allocate(nbytes).ptr)
+    assert (found == addresses[0]) is not stacked
+    assert found != addresses[1]
+    again = [arena.allocate(nbytes), arena.allocate(nbytes)]
+    assert again[0].ptr == addresses[1], "what was freed last"
+    assert (again[1].ptr == addresses[0]) is stacked
+
+
+def test_each_stream_and_size_has_its_own_stack(cut):
+    arena, held, addresses = cut(3, 1000)
+    stream = gpumem.Stream("host")
+    other = [arena.allocate(nbytes, stream) for nbytes in (1000, 2000)]
+    theirs = [buffer.ptr for buffer in other]
+    for buffer in (*other, *held):
+        buffer.close()
+    assert [arena.allocate(nbytes, stream).ptr for nbytes in (1000, 2000)] == theirs
+    assert arena.allocate(1000).ptr == addresses[-1]
+
+
+@pytest.mark.parametrize("count", [REMOTE_DEPTH, REMOTE_DEPTH + 2])
+def test_so_many_blocks_freed_by_another_thread_are_kept_for_the_owner(cut, other_thread, count):
+    arena, held, addresses = cut(count, 1000, initial_chunk_size_bytes=8 * MIB)
+    other_thread(lambda: [buffer.close() for buffer in held])
+    found = other_thread(lambda: addresses_of(arena, 2, 1000))
+    assert (found == addresses[REMOTE_DEPTH:][:2]) is (count > REMOTE_DEPTH)
+    assert not set(found) & set(addresses[:REMOTE_DEPTH])
+
+
+def test_owner_collects_what_others_freed_and_the_overflow_becomes_free(cut, other_thread):
+    arena, held, addresses = cut(DEPTH + 8, 1000, initial_chunk_size_bytes=8 * MIB)
+    other_thread(lambda: [buffer.close() for buffer in held])
+    large = arena.allocate(100 * KIB)  # nothing that others free to this cache serves it
+    beside = other_thread(lambda: arena.allocate(1000).ptr)
+    assert beside not in addresses
+    # The list begins with the block freed last, and each goes on top of the stack.
+    first = arena.allocate(1000)
+    assert first.ptr == addresses[8]
+    assert other_thread(lambda: addresses_of(arena, 9, 1000)) == [beside, *addresses[:8]]
+    large.close()
+    stats = arena.stats()
+    assert (stats.in_use, stats.num_allocs - stats.num_frees) == (2 * 1024, 2)
+    first.close()
+
+
+@pytest.mark.parametrize(("nbytes", "kept"), [(64 * KIB, True), (64 * KIB + 1, False)])
+def test_larger_block_freed_by_another_thread_is_free_for_all_threads(
+    cut, other_thread, nbytes, kept
+):
+    arena, held, addresses = cut(1, nbytes, initial_chunk_size_bytes=8 * MIB)
+    other_thread(held[0].close)
+    found = other_thread(lambda: arena.allocate(nbytes).ptr)
+    assert (found == addresses[0]) is not kept
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize("nbytes", [MIB, MIB + 1])
+def test_packed_arena_places_blocks_above_1_mib_low_while_one_stream_has_its_memory(
+    make_arena, nbytes, streams
+):
+    arena = make_arena({"backing": "virtual"})
+    arena.allocate(32 * MIB).close()
+    held = [arena.allocate(size) for size in (nbytes, 256 * KIB, nbytes, 256 * KIB)]
+    addresses = [buffer.ptr for buffer in held]
+    side = gpumem.Stream("host")
+    if streams == 2:
+        others = [arena.allocate(size, side) for size in (300 * KIB, 256 * KIB)]
+        others[0].close()
+        arena.stats()  # into the table
+    held[0].close()
+    held[2].close()
+    low = streams == 1 and nbytes > MIB
+    assert arena.allocate(nbytes).ptr == addresses[0 if low else 2]

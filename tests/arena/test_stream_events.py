@@ -1,0 +1,398 @@
+"""The events that an arena records, asks and waits for: which, how many, and behind whose work."""
+
+import concurrent.futures
+import contextlib
+import ctypes
+
+import pytest
+from helpers.driver import HostDriver
+from helpers.one_block import BLOCK, MIB, next_address, one_block
+
+import gpumem
+from gpumem._testing.arenas import release_retired, stream_slots
+
+KIB = 1 << 10
+LAG = 1_000_000  # ns
+RAW = 0x7000_0000_0000  # handles that no driver gave out
+RECORD, ASK, WAIT = "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"
+PER_THREAD = 2
+POLICIES = ["completed", "wait", "never"]
+
+
+@pytest.fixture
+def streams():
+    return [gpumem.Stream("host") for _ in range(4)]
+
+
+@pytest.fixture
+def driver(virtual_clock):
+    return HostDriver()
+
+
+@pytest.fixture
+def calls(host):
+    """Count driver calls by name since the last time asked."""
+    before = {}
+    release_retired()
+
+    def counted(*names):
+        found = [host.call_count(name) - before.get(name, 0) for name in names]
+        before.update((name, host.call_count(name)) for name in names)
+        return found
+
+    counted(RECORD, ASK, WAIT, "cuEventCreate", "cuEventDestroy", "cuCtxSynchronize")
+    return counted
+
+
+@pytest.fixture
+def other_thread():
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        yield lambda work: pool.submit(work).result()
+
+
+# ---- how many ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_statistics_count_every_call_for_an_event(make_arena, streams, virtual_clock, rng, policy):
+    virtual_clock.set_lag(LAG)
+    arena = make_arena(
+        {"stream_reuse": policy, "backing": "regions", "max_mem": 4 * MIB, "oom_wait_ms": 0}
+    )
+    names = [RECORD, ASK, WAIT, "cuMemAlloc", "cuMemFree"]
+    before = sum(map(virtual_clock.call_count, names)) - arena.stats().driver_calls
+    live = []
+    for _ in range(300):
+        if live and rng.random() < 0.5:
+            buffer = live.pop(rng.randrange(len(live)))
+            if rng.random() < 0.3:
+                buffer.record_stream(rng.choice(streams))
+            buffer.close(rng.choice(streams))
+        elif len(live) < 4:
+            with contextlib.suppress(gpumem.OutOfMemoryError):
+                live.append(arena.allocate(rng.randrange(1, MIB), rng.choice(streams)))
+        if rng.random() < 0.2:
+            virtual_clock.advance_clock(LAG)
+    assert sum(map(virtual_clock.call_count, names)) - arena.stats().driver_calls == before
+    virtual_clock.advance_clock(LAG)
+    live.clear()
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_each_stream_has_one_event_that_is_destroyed_with_the_arena(streams, host, calls, refused):
+    events = host.live()["events"]
+    arena = gpumem.Arena("host", {"backing": "regions"})
+    for _ in range(10):
+        for stream in streams[:3]:
+            arena.allocate(MIB, stream).close()
+    assert calls("cuEventCreate") == [3]
+    if refused:
+        host.fail("cuEventDestroy", 1, 1000)
+    del arena
+    release_retired()
+    host.clear_faults()
+    assert calls("cuEventDestroy") == [3 + refused], "what the driver refused, once more"
+    assert host.live()["events"] == events
+
+
+def test_events_are_left_alone_where_the_context_cannot_be_entered(streams, host, calls):
+    arena = gpumem.Arena("host", {"backing": "regions"})
+    for stream in streams[:3]:
+        arena.allocate(MIB, stream).close()
+    arena.close()
+    host.fail("cuCtxPushCurrent", 1, 1, 1000)
+    del arena
+    release_retired()
+    host.clear_faults()
+    assert calls("cuEventDestroy") == [0]
+
+
+def test_refused_request_records_one_event_and_asks_each_look_once(
+    make_arena, streams, virtual_clock, calls
+):
+    arena, pin = one_block(make_arena, "completed")
+    virtual_clock.set_lag(LAG)
+    arena.allocate(BLOCK, streams[0]).close()
+    assert calls(RECORD, ASK, WAIT) == [0, 0, 0]
+    assert next_address(arena, streams[1]) is None
+    # One look before the arena grows, one before memory is out.
+    assert calls(RECORD, ASK, WAIT) == [1, 2, 0]
+    assert next_address(arena, streams[1]) is None
+    assert calls(RECORD, ASK, WAIT) == [0, 2, 0]
+    virtual_clock.advance_clock(LAG)
+    assert next_address(arena, streams[1])
+    assert calls(RECORD, ASK, WAIT) == [0, 1, 0]
+    pin.close()
+
+
+def test_wait_for_memory_pauses_between_looks(make_arena, streams, virtual_clock, calls):
+    arena, pin = one_block(make_arena, "completed", oom_wait_ms=50)
+    virtual_clock.set_lag(LAG)
+    arena.allocate(BLOCK, streams[0]).close()
+    assert next_address(arena, streams[1]) is None
+    # Pauses of 20 µs that double up to 1 ms: six, then at most fifty.
+    recorded, asked = calls(RECORD, ASK)
+    assert recorded == 1
+    assert 3 < asked <= 70
+    virtual_clock.advance_clock(LAG)
+    pin.close()
+
+
+def test_default_streams_work_is_waited_for(make_arena, streams, host):
+    host.set_lag(30_000_000)
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
+    pin, buffer = arena.allocate(256), arena.allocate(BLOCK)
+    HostDriver().fill(buffer, 1, gpumem.Stream.from_handle("host", 1))
+    buffer.close()
+    arena.allocate(BLOCK, streams[0]).close()
+    pin.close()
+
+
+def test_reset_covers_what_was_freed_so_that_no_event_is(make_arena, streams, calls):
+    arena = make_arena({"backing": "regions"})
+    pin = arena.allocate(KIB, streams[0])
+    arena.allocate(MIB, streams[0]).close()
+    arena.reset_stream(streams[0])
+    arena.allocate(MIB, streams[1]).close()
+    assert calls(RECORD, ASK) == [0, 0]
+    pin.close()
+
+
+def test_reset_forgets_an_outstanding_event(make_arena, streams, virtual_clock, calls):
+    arena = make_arena({"backing": "regions"})
+    virtual_clock.set_lag(LAG)
+    pin = arena.allocate(KIB, streams[0])
+    arena.allocate(MIB, streams[0]).close()
+    arena.allocate(MIB, streams[1]).close()
+    assert calls(RECORD) == [1]
+    arena.reset_stream(streams[0])
+    arena.allocate(MIB, streams[1]).close()
+    arena.allocate(4 * MIB, streams[1]).close()
+    assert calls(RECORD, ASK) == [0, 0]
+    virtual_clock.advance_clock(LAG)
+    pin.close()
+
+
+def test_close_does_not_wait_for_work_known_to_be_done(make_arena, streams, virtual_clock, calls):
+    arena = make_arena({"backing": "regions"})
+    virtual_clock.set_lag(LAG)
+    arena.allocate(MIB, streams[0]).close()
+    arena.allocate(MIB, streams[1])
+    arena.reset_stream(streams[1])
+    virtual_clock.advance_clock(LAG)
+    calls(RECORD, "cuCtxSynchronize")
+    arena.close()
+    assert calls(RECORD, "cuCtxSynchronize") == [0, 0]
+
+
+# ---- behind whose work ---------------------------------------------------------------------------
+
+
+def test_event_for_another_threads_default_stream_lies_behind_its_work(
+    make_arena, streams, driver, other_thread
+):
+    arena, pin = one_block(make_arena)
+    theirs = gpumem.Stream.from_handle("host", PER_THREAD)
+    buffer = other_thread(lambda: arena.allocate(BLOCK, theirs))
+    gate = other_thread(lambda: driver.block(theirs))
+    other_thread(buffer.close)
+    assert next_address(arena, streams[0]) is None
+    gate.open()
+    other_thread(theirs.synchronize)
+    assert next_address(arena, streams[0])
+    pin.close()
+
+
+def test_event_for_the_own_default_stream_waits_for_no_other_stream(make_arena, streams, driver):
+    arena, pin = one_block(make_arena)
+    buffer = arena.allocate(BLOCK, PER_THREAD)
+    with driver.block(streams[0]):
+        buffer.close()
+        assert next_address(arena, streams[1])
+    pin.close()
+
+
+def test_raw_handle_that_is_named_again_after_its_reset_has_events_again(
+    make_arena, streams, virtual_clock, calls
+):
+    arena, pin = one_block(make_arena)
+    buffer = arena.allocate(BLOCK, int(streams[0].ptr))
+    arena.reset_stream(int(streams[0].ptr))
+    pin.record_stream(int(streams[0].ptr))  # names it
+    buffer.close()
+    assert next_address(arena, streams[1])
+    assert calls(RECORD) == [1]
+    pin.close()
+
+
+def test_free_after_the_event_is_not_covered_by_it(make_arena, streams, virtual_clock):
+    arena = make_arena(
+        {"backing": "regions", "split_rule": "tight", "max_mem": MIB, "oom_wait_ms": 0}
+        | {"initial_chunk_size_bytes": MIB}
+    )
+    virtual_clock.set_lag(LAG)
+    size = MIB // 2 - 256
+    first, wall, second, pin = [
+        arena.allocate(nbytes, streams[0]) for nbytes in (size, 256, size, 256)
+    ]
+    first.close()
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(size, streams[1])  # records an event
+    second.close()
+    virtual_clock.advance_clock(LAG)
+    taken = arena.allocate(size, streams[1])
+    assert taken.ptr == first.ptr
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(size, streams[1])
+    virtual_clock.advance_clock(LAG)
+    again = arena.allocate(size, streams[1])
+    assert again.ptr == second.ptr
+    for buffer in (pin, wall, taken, again):
+        buffer.close()
+
+
+# ---- waits on the device -------------------------------------------------------------------------
+
+
+def test_taker_waits_once_for_each_stream_that_used_a_block(make_arena, streams, driver, calls):
+    owner, side, more, taker = streams
+    arena, pin = one_block(make_arena, "wait")
+    gates = [driver.block(stream) for stream in (owner, side, more)]
+    arena.allocate(BLOCK, owner).close()
+    calls(RECORD, WAIT)
+    buffer = arena.allocate(BLOCK, taker)
+    assert calls(WAIT) == [1]
+    for stream in (side, more, taker):
+        buffer.record_stream(stream)
+    buffer.close()
+    arena.allocate(BLOCK, owner).close()
+    assert calls(WAIT) == [3]
+    for gate in gates:
+        gate.open()
+    for stream in streams:
+        stream.synchronize()
+    pin.close()
+
+
+@pytest.mark.parametrize("nbytes", [300 * KIB, 200 * KIB])
+def test_smallest_pending_block_that_fits_is_taken_behind_a_wait(
+    make_arena, streams, driver, nbytes
+):
+    arena = make_arena({"stream_reuse": "wait", "max_mem": MIB, "backing": "regions"})
+    sizes = [400 * KIB, 300 * KIB, 100 * KIB, 224 * KIB]
+    held = [arena.allocate(size, streams[0]) for size in sizes]
+    with driver.block(streams[1]):
+        for buffer in held[:3]:
+            buffer.record_stream(streams[1])
+            buffer.close()
+        taken = arena.allocate(nbytes, streams[2])
+        assert taken.ptr == held[1].ptr
+    for stream in streams:
+        stream.synchronize()
+    taken.close()
+    held[3].close()
+
+
+def test_pending_persistent_block_is_not_taken(make_arena, streams, driver):
+    arena = make_arena({"stream_reuse": "wait", "max_mem": MIB, "backing": "regions"})
+    buffer = arena.allocate_persistent(MIB)
+    buffer.record_stream(streams[1])
+    with driver.block(streams[1]):
+        buffer.close()
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(MIB, streams[2])
+    streams[1].synchronize()
+
+
+@pytest.mark.parametrize("call", ["cuCtxPushCurrent", "cuEventCreate", RECORD, WAIT])
+@pytest.mark.parametrize("policy", ["completed", "wait"])
+def test_block_is_not_handed_out_behind_a_call_that_failed(
+    make_arena, streams, driver, virtual_clock, policy, call
+):
+    arena, pin = one_block(make_arena, policy)
+    buffer = arena.allocate(BLOCK, streams[0])
+    with driver.block(streams[0]):
+        buffer.close()
+        virtual_clock.fail(call, 1, 1, 1000)
+        assert next_address(arena, streams[1]) is None
+        virtual_clock.clear_faults()
+        assert next_address(arena, streams[0])
+    streams[0].synchronize()
+    assert next_address(arena, streams[1]), "the next event covers the work"
+    pin.close()
+
+
+def test_no_call_for_an_event_leaves_a_context_behind(make_arena, streams, driver, virtual_clock):
+    current = ctypes.c_uint64()
+    look = driver._function("cuCtxGetCurrent")
+    virtual_clock.set_lag(LAG)
+    for policy in ("completed", "wait"):
+        arena, pin = one_block(make_arena, policy)
+        for stream in streams:
+            arena.allocate(BLOCK, streams[0]).close()
+            next_address(arena, stream)
+            virtual_clock.advance_clock(LAG)
+        pin.close()
+        virtual_clock.set_lag(0)
+        arena.close()
+        assert look(ctypes.byref(current)) == 0
+        assert current.value == 0
+
+
+# ---- slots ---------------------------------------------------------------------------------------
+
+
+def test_slots_are_looked_through_from_the_32nd_and_then_at_twice_those_in_use(make_arena, host):
+    arena = make_arena()
+    for _ in range(100):
+        arena.allocate(KIB, gpumem.Stream("host")).close()
+    assert stream_slots(arena) == 31
+    arena = make_arena()
+    held = [arena.allocate(KIB, gpumem.Stream("host")) for _ in range(40)]
+    for _ in range(100):
+        arena.allocate(KIB, gpumem.Stream("host")).close()
+    # 42 are in use: those, the default stream's, and slot 0.
+    assert stream_slots(arena) == 2 * 42 - 1
+    held.clear()
+
+
+def test_slot_of_a_recorded_stream_is_vacated_after_its_uses(make_arena, streams):
+    arena = make_arena()
+    for i, stream in enumerate(streams):
+        for _ in range(3):
+            buffer = arena.allocate(MIB)
+            buffer.record_stream(stream)
+            buffer.close()
+        stream.synchronize()
+        arena.allocate(32 * MIB).close()
+        arena.reset_stream(stream)
+        assert stream_slots(arena) == 2, i
+
+
+@pytest.mark.parametrize("when", ["live", "pending"])
+def test_recorded_stream_keeps_its_slot_while_others_come_and_go(make_arena, streams, driver, when):
+    owner, side = streams[:2]
+    arena, pin = one_block(make_arena)
+    buffer = arena.allocate(BLOCK, owner)
+    buffer.record_stream(side)
+    with driver.block(side):
+        if when == "pending":
+            buffer.close()
+        for handle in range(RAW, RAW + 200):
+            pin.record_stream(handle)
+            arena.reset_stream(handle)
+        buffer.close()
+        assert next_address(arena, owner) is None
+    side.synchronize()
+    assert next_address(arena, owner)
+    pin.close()
+
+
+def test_recorded_uses_of_a_passed_through_block_end_with_its_free(make_arena):
+    arena = make_arena({"enable": False})
+    for handle in range(RAW, RAW + 10):
+        buffer = arena.allocate(KIB)
+        buffer.record_stream(handle)
+        buffer.close()
+        arena.reset_stream(handle)
+    assert stream_slots(arena) <= 2
