@@ -13,6 +13,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -59,7 +60,11 @@ static inline int lock_try(Lock *lock) { /* 1: acquired */
 }
 
 static inline void lock_release(Lock *lock) {
-    if (__atomic_exchange_n(&lock->state, 0, __ATOMIC_RELEASE) == 2)
+    int32_t before = __atomic_exchange_n(&lock->state, 0, __ATOMIC_RELEASE);
+#if defined(GPUMEM_DEBUG) || defined(GPUMEM_CHECK_LOCKS)
+    if (before == 0) abort(); /* nobody held it: its acquire is missing */
+#endif
+    if (before == 2)
         syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
