@@ -2,7 +2,6 @@
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
 
 from gpumem._native.arena.allocation_events cimport note_chunk, note_event
 from gpumem._native.arena.thread_cache cimport (
@@ -659,8 +658,8 @@ cdef bint add_slot(ArenaCore* arena) noexcept nogil:
         return False
     if bfc_add_stream_slot(&arena.table, &stream_slot) != BFC_OK:
         return False
-    memset(&arena.streams[stream_slot], 0, sizeof(StreamSlot))
-    # From 1, so that epoch 0 is before every free and 0 can mean that no event is outstanding.
+    # Fresh, so all else is 0. Epochs begin with 1, so that epoch 0 is before every free and 0 can
+    # mean that no event is outstanding.
     arena.streams[stream_slot].epoch = 1
     arena.streams[stream_slot].vacant = True
     arena.vacant_slots += 1
