@@ -186,14 +186,36 @@ def cut(make_arena):
     pins.clear()
 
 
-def test_stack_of_one_size_takes_so_many_blocks_and_the_next_go_to_the_table(cut, other_thread):
+@pytest.mark.parametrize("before", ["fresh", "used up", "flushed"])
+def test_stack_of_one_size_takes_so_many_blocks_and_the_next_go_to_the_table(
+    cut, other_thread, before
+):
     arena, held, addresses = cut(DEPTH + 3, 1000)
+    if before == "used up":
+        for _ in range(2 * DEPTH):
+            arena.allocate(1000).close()
+    if before == "flushed":
+        addresses_of(arena, 3, 1000)
+        arena.stats()
+    taken = arena.allocate(1000)  # the stack is empty
     for buffer in held:
         buffer.close()
     # Beside the stack is the block freed last; the two that it replaced are one free chunk.
     assert other_thread(lambda: addresses_of(arena, 2, 1000)) == addresses[DEPTH : DEPTH + 2]
     again = [arena.allocate(1000) for _ in range(DEPTH + 1)]
     assert [buffer.ptr for buffer in again] == [*addresses[:DEPTH][::-1], addresses[-1]]
+    taken.close()
+
+
+@pytest.mark.parametrize("nbytes", [65 * KIB, 3 * MIB])
+def test_block_freed_last_is_taken_before_a_lower_one(cut, nbytes):
+    arena, held, addresses = cut(4, nbytes, initial_chunk_size_bytes=64 * MIB)
+    held[0].close()
+    held[2].close()
+    assert arena.allocate(nbytes).ptr == addresses[2]
+    with arena.allocate(nbytes + 256):  # of another size: to the table with it
+        assert arena.allocate(nbytes).ptr == addresses[0]
+    held.clear()
 
 
 @pytest.mark.parametrize(("nbytes", "stacked"), [(64 * KIB, True), (64 * KIB + 1, False)])
@@ -255,6 +277,7 @@ def test_larger_block_freed_by_another_thread_is_free_for_all_threads(
     other_thread(held[0].close)
     found = other_thread(lambda: arena.allocate(nbytes).ptr)
     assert (found == addresses[0]) is not kept
+    assert (arena.allocate(nbytes).ptr == addresses[0]) is kept
 
 
 @pytest.mark.parametrize("streams", [1, 2])

@@ -206,3 +206,23 @@ def test_largest_free_chunk_is_found_in_every_stream_and_bin(holes, order):
     assert arena.stats().largest_free == size + 127 * 256
     arena, _ = holes(sizes, order, [streams[0]] * 4, full=True)
     assert arena.stats().largest_free == size + 127 * 256
+
+
+def test_number_of_a_region_that_is_gone_is_given_to_the_next(make_arena):
+    arena = make_arena({"backing": "regions"})
+    held = [arena.allocate_persistent(MIB) for _ in range(20)]
+
+    def numbers():
+        found = {block.address: block.region for block in arena.blocks()}
+        return [found[buffer.ptr] for buffer in held]
+
+    assert numbers() == list(range(20))
+    for i in (3, 11):
+        held[i].close()
+    arena.shrink()
+    held[3], held[11] = arena.allocate_persistent(KIB), arena.allocate_persistent(KIB)
+    assert numbers() == list(range(20))
+    assert arena.stats().num_regions == 20
+    held.clear()
+    arena.shrink()
+    assert arena.stats().num_regions == 0

@@ -113,11 +113,15 @@ def test_stale_handle_changes_no_budget(make_arena):
     other.close()
 
 
-def test_stale_handle_of_a_passed_through_block_is_refused(make_arena, host):
+def test_passed_through_block_goes_back_to_the_driver_at_its_free_and_once(make_arena, host):
     arena = make_arena({"enable": False})
-    buffer = arena.allocate(MIB)
-    handle = block_handle(buffer)
-    buffer.close()
-    calls = host.call_count()
-    assert not free_block(arena, handle)
-    assert host.call_count() == calls
+    for charged in (False, True):
+        if charged:
+            arena = make_arena({"enable": False}, budget=gpumem.Budget(MIB), count="in_use")
+        buffer = arena.allocate(MIB)
+        handle, frees = block_handle(buffer), host.call_count("cuMemFree")
+        buffer.close()
+        assert host.call_count("cuMemFree") == frees + 1
+        calls = host.call_count()
+        assert not free_block(arena, handle)
+        assert host.call_count() == calls

@@ -107,6 +107,45 @@ def test_events_are_left_alone_where_the_context_cannot_be_entered(streams, host
     assert calls("cuEventDestroy") == [0]
 
 
+@pytest.mark.parametrize("policy", ["completed", "wait"])
+def test_block_of_any_stream_is_taken_once_its_work_is_done(make_arena, streams, policy, host):
+    default = gpumem.Stream.from_handle("host", 1)
+    for freed in (default, *streams):
+        arena, pin = one_block(make_arena, policy)
+        arena.allocate(BLOCK, freed).close()
+        freed.synchronize()
+        for taker in (*streams, default):
+            assert next_address(arena, taker)
+            taker.synchronize()
+        pin.close()
+
+
+def test_wait_policy_takes_a_block_of_the_default_stream(make_arena, streams, virtual_clock, calls):
+    arena, pin = one_block(make_arena, "wait")
+    virtual_clock.set_lag(LAG)
+    arena.allocate(BLOCK).close()
+    calls(RECORD, WAIT)
+    assert next_address(arena, streams[0])
+    assert calls(RECORD, WAIT) == [1, 1]
+    virtual_clock.advance_clock(LAG)
+    pin.close()
+
+
+@pytest.mark.parametrize("call", [ASK, "cuCtxPushCurrent"])
+def test_failed_query_is_no_completion(make_arena, streams, virtual_clock, call):
+    arena, pin = one_block(make_arena)
+    virtual_clock.set_lag(LAG)
+    arena.allocate(BLOCK, streams[0]).close()
+    assert next_address(arena, streams[1]) is None
+    virtual_clock.advance_clock(LAG)
+    virtual_clock.fail(call, 1, 1, 1000)
+    assert next_address(arena, streams[1]) is None
+    virtual_clock.clear_faults()
+    assert next_address(arena, streams[1])
+    virtual_clock.advance_clock(LAG)
+    pin.close()
+
+
 def test_refused_request_records_one_event_and_asks_each_look_once(
     make_arena, streams, virtual_clock, calls
 ):
@@ -133,7 +172,7 @@ def test_wait_for_memory_pauses_between_looks(make_arena, streams, virtual_clock
     # Pauses of 20 µs that double up to 1 ms: six, then at most fifty.
     recorded, asked = calls(RECORD, ASK)
     assert recorded == 1
-    assert 3 < asked <= 70
+    assert 2 < asked <= 70
     virtual_clock.advance_clock(LAG)
     pin.close()
 
@@ -367,6 +406,24 @@ def test_slot_of_a_recorded_stream_is_vacated_after_its_uses(make_arena, streams
         arena.allocate(32 * MIB).close()
         arena.reset_stream(stream)
         assert stream_slots(arena) == 2, i
+
+
+@pytest.mark.parametrize("reuse", POLICIES)
+def test_reset_of_a_stream_in_use_keeps_its_slot_for_it_alone(make_arena, reuse):
+    arena = make_arena({"stream_reuse": reuse})
+    held = [arena.allocate(nbytes, RAW) for nbytes in (KIB, MIB, 32 * MIB)]
+    while held:
+        arena.reset_stream(RAW)
+        arena.allocate(KIB, RAW + 1).close()
+        arena.reset_stream(RAW + 1)
+        assert stream_slots(arena) == 3
+        held.pop().close()
+    arena.reset_stream(RAW)
+    for handle in (RAW + 1, RAW + 2):
+        arena.allocate(KIB, handle).close()
+    assert stream_slots(arena) == 3
+    for handle in (RAW + 1, RAW + 2):
+        arena.reset_stream(handle)
 
 
 @pytest.mark.parametrize("when", ["live", "pending"])
