@@ -1,6 +1,7 @@
 """What may be changed while an arena lives: its limit, and the peaks it looks for."""
 
 import pytest
+from helpers import child
 
 from gpumem import Arena
 from gpumem.errors import ClosedError, OutOfMemoryError
@@ -64,3 +65,38 @@ def test_reset_peaks_starts_from_current_use(arena):
     arena.allocate(2 * MiB).close()
     assert arena.stats().max_in_use == stats.in_use + 2 * MiB
     kept.close()
+
+
+@pytest.mark.parametrize("of_what", ["streams", "chunks"])
+def test_arena_whose_tables_cannot_grow_refuses_the_next_block_and_goes_on(of_what):
+    """As past the last stream or chunk, which would take minutes: both end in the same function."""
+    child.run_quietly(f"""
+import resource
+import gpumem
+
+arena = gpumem.Arena("host")
+streams = [gpumem.Stream("host") for _ in range(600 if {of_what!r} == "streams" else 1)]
+blocks = [None] * 50_000
+blocks[0] = arena.allocate(256, streams[0])
+waste = [bytes(100) for _ in range(200_000)]
+del waste[::2]                      # Python's own memory for what follows
+with open("/proc/self/status") as status:
+    used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+before = resource.getrlimit(resource.RLIMIT_DATA)
+resource.setrlimit(resource.RLIMIT_DATA, (used, before[1]))
+try:
+    for number in range(1, len(blocks)):
+        blocks[number] = arena.allocate(256, streams[number % len(streams)])
+except MemoryError as error:
+    assert not isinstance(error, gpumem.OutOfMemoryError)
+    assert str(error) == "out of host memory while allocating arena metadata", error
+else:
+    raise SystemExit("the tables were large enough")
+resource.setrlimit(resource.RLIMIT_DATA, before)
+arena.check_invariants()
+assert arena.stats().in_use == 256 * number
+blocks[number] = arena.allocate(256, streams[-1])
+blocks.clear()
+assert arena.stats().in_use == 0
+arena.check_invariants()
+""")
