@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer.buffer cimport Buffer
-from gpumem._buffer.stream cimport Stream, stream_follow, stream_is_capturing
+from gpumem._buffer.stream cimport is_capturing, Stream, stream_follow
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUresult, CUstream,
     DeviceContext, DriverDevice, synchronize_device, synchronize_stream,
@@ -159,7 +159,7 @@ cdef list uses_of(Buffer buffer):
 cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
     cdef QueuedUse use = QueuedUse.__new__(QueuedUse)
     # A graph under capture has done nothing yet: its launch has to be ordered by the caller.
-    if captures(driver_device, stream):
+    if is_capturing(driver_device, stream):
         return 0
     use.low = buffer.address
     use.high = use.low + buffer.requested_bytes
@@ -180,13 +180,6 @@ cdef int forget_done(Buffer buffer) except -1:
     return 0
 
 
-cdef bint captures(DriverDevice driver_device, CUstream stream) except *:
-    cdef bint capturing = False
-    cdef CUresult code = stream_is_capturing(&driver_device.context, stream, &capturing)
-    check(driver_device.context.table, code, "cuStreamIsCapturing")
-    return capturing
-
-
 cdef int follow_use(QueuedUse use, DriverDevice driver_device, CUstream stream) except -1:
     cdef CUresult code
     if (use.driver_device is driver_device and use.stream == stream
@@ -196,7 +189,7 @@ cdef int follow_use(QueuedUse use, DriverDevice driver_device, CUstream stream) 
     if use.driver_device.type != driver_device.type:
         use.event.synchronize()
         return 0
-    if captures(driver_device, stream):
+    if is_capturing(driver_device, stream):
         return 0
     with nogil:
         code = context_enter(&driver_device.context)

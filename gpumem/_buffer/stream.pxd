@@ -28,5 +28,6 @@ cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext
 # Whether what is queued on it now becomes a part of a graph.
 cdef CUresult stream_is_capturing(DeviceContext* context, CUstream stream,
                                   bint* capturing) noexcept nogil
+cdef bint is_capturing(DriverDevice driver_device, CUstream stream) except -1
 # Of a stream object of any library; None where it does not say, as a bare handle.
 cdef object device_of_stream(object stream)

@@ -328,6 +328,13 @@ cdef CUresult stream_is_capturing(DeviceContext* context, CUstream stream,
     return code
 
 
+cdef bint is_capturing(DriverDevice driver_device, CUstream stream) except -1:
+    cdef bint capturing = False
+    cdef CUresult code = stream_is_capturing(&driver_device.context, stream, &capturing)
+    check(driver_device.context.table, code, "cuStreamIsCapturing")
+    return capturing
+
+
 # ---- streams of any library ----------------------------------------------------------------------
 
 cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* handle) except -1:

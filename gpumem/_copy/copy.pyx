@@ -6,8 +6,9 @@ from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
     BorrowedMemory, Buffer, buffer_share, drop_share, finish_stream, host_may_read, host_may_write,
-    order_after, order_before, order_host, order_host_writing, order_read, order_stream,
-    order_written, own_stream, Stream, stream_handle, stream_is_capturing, wait_for_stream,
+    is_capturing, order_after, order_before, order_host, order_host_writing, order_read,
+    order_stream, order_written, own_stream, Stream, stream_handle, stream_is_capturing,
+    wait_for_stream,
 )
 from gpumem._copy.driver cimport (
     call_result, CallResult, fill_by_cpu, fill_is_word, fill_queue, Peers, rows_queue,
@@ -219,13 +220,6 @@ cdef int copy_between_hosts(Buffer dst, Buffer src, DriverDevice driver_device,
         wait_for_stream(&driver_device.context, route.stream)
         return copy_by_cpu(dst, src, route.rows)
     return copy_in_turn(dst, src, driver_device, route)
-
-
-cdef bint is_capturing(DriverDevice driver_device, CUstream stream) except -1:
-    cdef bint capturing = False
-    cdef CUresult code = stream_is_capturing(&driver_device.context, stream, &capturing)
-    check(driver_device.context.table, code, "cuStreamIsCapturing")
-    return capturing
 
 
 cdef int copy_in_turn(Buffer dst, Buffer src, DriverDevice driver_device,
