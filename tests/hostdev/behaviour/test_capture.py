@@ -113,6 +113,25 @@ def test_thread_in_relaxed_mode_may_allocate(driver):
     driver.cuGraphDestroy(capture.end())
 
 
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_free_in_stream_order_is_unsafe_under_a_global_capture(driver, relaxed):
+    """Of another stream; a thread in relaxed mode may."""
+    stream, pointer = driver.stream(), int(driver.cuMemAlloc(64))
+    capture = Capture(driver, GLOBAL)
+    modes = driver.api.CUstreamCaptureMode
+    if relaxed:
+        before = driver.cuThreadExchangeStreamCaptureMode(modes(RELAXED))
+        driver.cuMemFreeAsync(pointer, stream)
+        driver.cuStreamSynchronize(stream)
+        driver.cuThreadExchangeStreamCaptureMode(before)
+        driver.cuGraphDestroy(capture.end())
+        return
+    refused = driver.error("cuMemFreeAsync", pointer, stream)
+    assert refused == "STREAM_CAPTURE_UNSUPPORTED"
+    assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
+    driver.cuMemFree(pointer)
+
+
 def test_thread_local_capture_does_not_affect_other_threads(driver):
     capture = Capture(driver, THREAD_LOCAL)
 

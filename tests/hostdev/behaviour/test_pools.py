@@ -346,3 +346,37 @@ def test_device_memory_can_be_freed_in_stream_order(driver):
     driver.cuStreamSynchronize(stream)
     assert driver.error("cuMemFree", pointer) == "INVALID_VALUE"
     assert driver.error("cuMemFreeAsync", managed, stream) == "NOT_SUPPORTED"
+
+
+def test_free_of_device_memory_in_stream_order_waits_for_no_other_stream(driver):
+    """As a plain free does; and after a wait for its stream the memory is everybody's."""
+    held, stream = driver.stream(), driver.stream()
+    pointer = int(driver.cuMemAlloc(32 * BLOCK))
+    gate = driver.gate(held)
+    free_before, _ = driver.cuMemGetInfo()
+    driver.cuMemFreeAsync(pointer, stream)
+    driver.cuStreamSynchronize(stream)
+    free_after, _ = driver.cuMemGetInfo()
+    assert driver.error("cuStreamQuery", held) == "NOT_READY"
+    assert free_after - free_before == 32 * BLOCK
+    again = driver.cuMemAlloc(32 * BLOCK)
+    assert driver.error("cuStreamQuery", held) == "NOT_READY"
+    gate.open()
+    driver.cuMemFree(again)
+
+
+def test_free_of_device_memory_in_stream_order_comes_after_what_its_stream_waits_for(driver):
+    held, stream, event = driver.stream(), driver.stream(), driver.event()
+    pointer = int(driver.cuMemAlloc(32 * BLOCK))
+    gate = driver.gate(held)
+    driver.cuMemsetD8Async(pointer, 1, 32 * BLOCK, held)
+    driver.cuEventRecord(event, held)
+    driver.cuStreamWaitEvent(stream, event, 0)
+    free_before, _ = driver.cuMemGetInfo()
+    driver.cuMemFreeAsync(pointer, stream)
+    free_held, _ = driver.cuMemGetInfo()
+    assert driver.error("cuStreamQuery", stream) == "NOT_READY"
+    gate.open()
+    driver.cuStreamSynchronize(stream)
+    free_after, _ = driver.cuMemGetInfo()
+    assert (free_held, free_after) == (free_before, free_before + 32 * BLOCK)
