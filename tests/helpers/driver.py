@@ -75,6 +75,8 @@ class Gate:
     def __init__(self, driver: HostDriver, stream) -> None:
         self._word = gpumem.Arena("host", {"initial_chunk_size_bytes": 256}).allocate(8)
         memoryview(self._word)[:] = bytes(8)
+        # The gate may be dropped before the stream has read the word.
+        self._word.record_stream(stream)
         driver.call("cuStreamWaitValue64", stream.ptr, self._word.ptr, 1, 0)
 
     def open(self) -> None:
