@@ -728,10 +728,17 @@ cdef class Arena(ArenaBase):
             kept = self.streams.get(slot[0])
             if not keeps_itself(kept):
                 self.stale.append(kept)
-                self.streams[slot[0]] = stream
+                self.store_stream(slot[0], stream)
         if keeps_itself(stream):
             self.last_stream = stream
             self.last_slot = slot[0]
+        return 0
+
+    cdef int store_stream(self, uint32_t slot, object stream) except -1:
+        ArenaBase.store_stream(self, slot, stream)
+        # A debug heap's free queues work, on a stream that the collector may have ended.
+        if self.heap is not None:
+            self.tracks_buffers = False
         return 0
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:

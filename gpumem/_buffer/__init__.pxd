@@ -27,7 +27,7 @@ from gpumem._buffer.order cimport (
 )
 from gpumem._buffer.resource cimport (
     BorrowedMemory, MemoryResource, resource_adapt, resource_begin, resource_charge, resource_claim,
-    resource_deliver, resource_init, set_resource_hook,
+    resource_deliver, resource_init, set_resource_hook, watch,
 )
 from gpumem._buffer.stream cimport (
     device_of_stream, is_capturing, Stream, stream_handle, stream_is_capturing,

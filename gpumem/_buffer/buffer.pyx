@@ -2,6 +2,8 @@
 
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.exc cimport PyErr_Fetch, PyErr_Restore
+from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer.dlpack cimport (
@@ -17,13 +19,22 @@ from gpumem._native.driver cimport (
     CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, CU_MEM_ADVISE_UNSET_READ_MOSTLY, CUmem_advise, CUresult,
     CUstream,
 )
-from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses, uses_add
+from gpumem._support.lease cimport (
+    Lease, lease_drop_buffer, lease_retain, Uses, uses_add, views_alive,
+)
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
+from gpumem._support.tracking cimport (
+    dealloc_tracked, destructor, new_tracked, track, track_some, visitproc,
+)
 
 from gpumem._support.providers import provided
 from gpumem.device import Device, MemoryKind
 from gpumem.errors import ClosedError
 
+
+cdef extern from "Python.h":
+    void set_references "Py_SET_REFCNT" (PyObject* dying, Py_ssize_t count)
+    PyObject* PyErr_Occurred() noexcept     # borrowed
 
 cdef char* BYTES_FORMAT = "B"
 
@@ -39,7 +50,16 @@ cdef dict ADVICE = {
 
 cdef Buffer buffer_of(ResourceBase resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot):
-    cdef Buffer buffer = Buffer.__new__(Buffer)
+    cdef Buffer buffer
+    if resource.tracks_buffers:
+        return tracked_buffer_of(resource, address, requested, nbytes, handle, slot)
+    buffer = Buffer.__new__(Buffer)
+    fill(buffer, resource, address, requested, nbytes, handle, slot)
+    return buffer
+
+
+cdef inline void fill(Buffer buffer, ResourceBase resource, uint64_t address, uint64_t requested,
+                      uint64_t nbytes, uint64_t handle, uint32_t slot) noexcept:
     buffer.resource = resource
     buffer.home = resource
     buffer.address = address
@@ -47,7 +67,6 @@ cdef Buffer buffer_of(ResourceBase resource, uint64_t address, uint64_t requeste
     buffer.block_bytes = nbytes
     buffer.handle = handle
     buffer.slot = slot
-    return buffer
 
 
 cdef Buffer empty_buffer(ResourceBase resource, uint32_t slot):
@@ -79,9 +98,6 @@ cdef class Buffer:
 
     def __init__(self):
         raise TypeError("a Buffer is made by an allocator's allocate()")
-
-    def __dealloc__(self):
-        buffer_end(self)
 
     @property
     def ptr(self):
@@ -463,6 +479,8 @@ cdef void buffer_end(Buffer buffer) noexcept:
     if buffer.block_bytes == 0:
         return
     if buffer.shared != NULL:
+        if buffer.resource.ledger != NULL:
+            (<LedgerBlock*><uintptr_t>buffer.handle).buffer = NULL
         lease_drop_buffer(buffer.shared)
         buffer.shared = NULL
     else:
@@ -511,8 +529,87 @@ cdef int side_of(object memory, object location) except? -2:
     return device.index
 
 
+# ---- what the collector of cycles sees -----------------------------------------------------------
+
+# A cycle passes through a buffer only by what its resource refers to. Which class refers to what:
+#
+# Tensor -> its buffer; an element type, which refers to a dtype alone.
+# Buffer -> resource, home; and what its block refers to (`visit_block`): the resource, where a free
+#     calls functions of users; an adaptor's inner buffer and note; the owner of foreign memory.
+# MemoryResource -> streams: objects of users, but for a Stream itself without an owner. Attributes
+#     of a class that users write, callbacks of an ExternalAllocator: objects of users.
+# Stream -> owner: an object of users.
+# Views (memoryviews, NumPy arrays, capsules) -> lease -> block: no object but for what the block
+#     refers to. While a view lives, the collector is not shown that, and leaves the cycle alone:
+#     the view may be on another thread or in a library that the collector does not see.
+# Arena -> core -> source: not shown either. The end of an arena has to wait for the device, and a
+#     finalizer of the source, which the collector would call first, may take its memory back.
+#
+# So a buffer is tracked if its resource `tracks_buffers` when it is made, and so is a tensor over
+# it; each has all its fields before. The others would only cost the collector's time.
+#
+# The collector cannot clear a Buffer, a Tensor or a Stream, nor of a resource what a free needs:
+# its device and streams. As for tuples, a cycle is broken at a dict, a list or an instance of a
+# user's class; there is one in every cycle, which was closed by changing an object. Where a free
+# calls functions of users, or the driver by a stream's handle, the resource has a ledger: its
+# buffers end before any finalizer runs (`watch` in `resource.pyx`).
+
+cdef Buffer pristine = Buffer.__new__(Buffer)
+cdef destructor dealloc_untracked
+
+
+cdef Buffer tracked_buffer_of(ResourceBase resource, uint64_t address, uint64_t requested,
+                              uint64_t nbytes, uint64_t handle, uint32_t slot):
+    cdef Buffer buffer = <Buffer>new_tracked(pristine)
+    buffer.is_tracked = True
+    fill(buffer, resource, address, requested, nbytes, handle, slot)
+    track(buffer)
+    return buffer
+
+
+cdef int is_tracked(PyObject* self) noexcept:
+    return (<Buffer>self).is_tracked
+
+
+cdef int traverse(PyObject* self, visitproc visit, void* argument) noexcept:
+    cdef int stop = visit(<PyObject*>(<Buffer>self).resource, argument)
+    if stop == 0:
+        stop = visit(<PyObject*>(<Buffer>self).home, argument)
+    if (stop == 0 and not (<Buffer>self).is_closed and (<Buffer>self).block_bytes
+            and ((<Buffer>self).shared == NULL or views_alive(&(<Buffer>self).shared.views) == 0)):
+        stop = (<Buffer>self).resource.visit_block(<Buffer>self, visit, argument)
+    return stop
+
+
+cdef void dealloc(PyObject* self) noexcept:
+    if (<Buffer>self).is_tracked:
+        dealloc_tracked(self, end)
+        return
+    set_references(self, 1)
+    end(self)
+    set_references(self, 0)
+    dealloc_untracked(self)
+
+
+cdef void end(PyObject* self) noexcept:
+    # What frees the block may run Python code while an exception is on its way.
+    cdef PyObject* kind = NULL
+    cdef PyObject* value = NULL
+    cdef PyObject* trace = NULL
+    if PyErr_Occurred() == NULL:
+        buffer_end(<Buffer>self)
+        return
+    PyErr_Fetch(&kind, &value, &trace)
+    buffer_end(<Buffer>self)
+    PyErr_Restore(kind, value, trace)
+
+
+dealloc_untracked = track_some(<PyTypeObject*>Buffer, is_tracked, traverse, dealloc)
+
+
 # ---- what a buffer came from ---------------------------------------------------------------------
 
+@cython.no_gc_clear
 cdef class ResourceBase:
     """What a Buffer needs of the resource that it came from.
 
@@ -533,6 +630,18 @@ cdef class ResourceBase:
         self.keep_stream(stream, handle, slot[0])
         return 0
 
+    cdef int store_stream(self, uint32_t slot, object stream) except -1:
+        self.streams[slot] = stream
+        if type(stream) is not Stream or (<Stream>stream).owner is not None:
+            self.tracks_buffers = True
+        return 0
+
+    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
+        cdef PyObject* owner = NULL
+        if self.ledger != NULL:
+            owner = (<LedgerBlock*><uintptr_t>buffer.handle).owner
+        return 0 if owner == NULL else visit(owner, argument)
+
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1:
         cdef bint is_handle = hasattr(stream, "__index__")  # its owner resets it first
         # A stream that ends with its object must be kept by that object; any other once is enough.
@@ -543,14 +652,14 @@ cdef class ResourceBase:
                                         None if is_handle else stream)
         elif is_handle:
             return 0
-        self.streams[slot] = stream
-        return 0
+        return self.store_stream(slot, stream)
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return <uintptr_t>self.ledger.streams[slot].handle
 
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
+        block.buffer = NULL
         block.slot = buffer.slot
         block.uses = buffer.uses
         block.deferred.run(&block.deferred)

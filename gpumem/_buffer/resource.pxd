@@ -55,4 +55,6 @@ cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
 cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, uint64_t size,
                                  uint32_t slot, bint persistent) except NULL
 cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1
+# Before a buffer of a block is made: the collector ends the resource's buffers first of all.
+cdef int watch(MemoryResource resource) except -1
 cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address)

@@ -1,20 +1,24 @@
 """MemoryResource: the base of everything that hands out buffers."""
 
+from weakref import ref
+
+cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free
 
 from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
 from gpumem._buffer.arguments cimport alignment_of, size_of
 from gpumem._buffer.buffer cimport (
-    Buffer, buffer_of, empty_buffer, ResourceBase, refuse_forgotten, require_made,
+    Buffer, buffer_end, buffer_of, empty_buffer, ResourceBase, refuse_forgotten, require_made,
 )
 from gpumem._buffer.dlpack cimport dlpack_device_of
 from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_charge, ledger_claim,
-    ledger_close, LEDGER_CLOSED, ledger_count_call, ledger_counters, ledger_deliver, ledger_drain,
-    ledger_drop, ledger_end, ledger_make, ledger_note, LEDGER_OK, ledger_open_event_source,
-    ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream, LedgerBlock,
-    LedgerCounters, ledgers_release_retired,
+    ledger_close, LEDGER_CLOSED, ledger_copy_blocks, ledger_count_call, ledger_counters,
+    ledger_deliver, ledger_drain, ledger_drop, ledger_end, ledger_make, ledger_note, LEDGER_OK,
+    ledger_open_event_source, ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream,
+    LedgerBlock, LedgerCounters, ledgers_release_retired,
 )
 from gpumem._buffer.order cimport order_host_writing, order_stream
 from gpumem._buffer.stream cimport Stream, stream_handle
@@ -23,6 +27,7 @@ from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
 )
+from gpumem._support.atomics cimport count_add
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
 from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.lease cimport Lease, lease_create, Uses
@@ -45,6 +50,7 @@ cdef void set_resource_hook(int (*function)() except -1) noexcept nogil:
     on_resource = function
 
 
+@cython.no_gc_clear
 cdef class MemoryResource(ResourceBase):
     """Base of everything that hands out `Buffer` objects of one memory.
 
@@ -105,6 +111,9 @@ cdef class MemoryResource(ResourceBase):
     whose last view was dropped on another thread goes back soon after, on the main thread or in
     the next call of this resource. `deallocate_raw` is not called after the interpreter has begun
     to end, and in a fork's child neither is; the child makes a resource of its own.
+
+    Python's garbage collector ends a resource that keeps buffers of its own: their blocks go back
+    before it calls any ``__del__`` or clears any attribute.
     """
 
     def __init__(self, memory, *, name=None, budget=None, count="reserved"):
@@ -116,6 +125,7 @@ cdef class MemoryResource(ResourceBase):
             self, ledger_make(sizeof(BlockLedger), sizeof(LedgerBlock), free_later, NULL),
             "user", None, budget, count)
         self.ledger.is_users = True
+        self.tracks_buffers = True
         self.ledger.granule = self.memory.alignment
         self.streams[DEFAULT_SLOT] = Stream.from_handle(self.memory.device, 0)
 
@@ -457,7 +467,7 @@ cdef class BorrowedMemory(MemoryResource):
         self.own = <CUstream><uintptr_t>LEGACY_STREAM
         if stream is not None:
             self.own = self.named(stream)
-            self.streams[0] = stream            # kept alive: buffers name its handle
+            self.store_stream(0, stream)        # kept alive: buffers name its handle
         return 0
 
     cdef CUstream named(self, object stream) except? NULL:
@@ -553,13 +563,69 @@ cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1:
 
 
 cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address):
+    cdef Buffer buffer
     ledger_deliver(block)
     try:
-        return buffer_of(resource, address, block.requested, block.size, <uintptr_t>block,
-                         block.slot)
+        watch(resource)
+        buffer = buffer_of(resource, address, block.requested, block.size, <uintptr_t>block,
+                           block.slot)
     except BaseException:
         block.ledger.free(block)
         raise
+    block.buffer = <PyObject*>buffer
+    return buffer
+
+
+# ---- a resource in a cycle with its buffers ------------------------------------------------------
+
+# Ledger's address -> the watch of its resource; each counts a reference to the ledger.
+cdef dict watches = {}
+
+
+class _Watch(ref):
+    """A weak reference to a resource, whose callback ends the resource's buffers.
+
+    The collector calls it before finalizers, and before it clears anything: what a free needs, the
+    stream or the functions of users, is whole. The resource is garbage, so its buffers are.
+    """
+
+    __slots__ = ("ledger",)
+
+
+cdef int watch(MemoryResource resource) except -1:
+    # With each block that is delivered: the last watch may have ended, and a finalizer have
+    # brought the resource back.
+    cdef BlockLedger* ledger = resource.ledger
+    if not resource.tracks_buffers or ledger.is_watched:
+        return 0
+    made = _Watch(resource, _end_buffers)
+    made.ledger = <uintptr_t>ledger
+    watches[made.ledger] = made
+    count_add(&ledger.references, 1)
+    ledger.is_watched = True
+    return 0
+
+
+def _end_buffers(ended):
+    """End the buffers that a resource still has: those of its own cycle."""
+    cdef BlockLedger* ledger = <BlockLedger*><uintptr_t>ended.ledger
+    cdef char* blocks = NULL
+    cdef PyObject* buffer
+    cdef uint64_t i, count = 0
+    cdef list buffers = []
+    del watches[ended.ledger]
+    ledger.is_watched = False
+    if not context_is_dead(ledger.context):
+        blocks = ledger_copy_blocks(ledger, &count)
+    for i in range(count):
+        buffer = (<LedgerBlock*>(blocks + i * ledger.block_size)).buffer
+        if buffer != NULL:
+            buffers.append(<Buffer>buffer)
+    free(blocks)
+    # A free may allocate: what is made meanwhile is not ended.
+    for each in buffers:
+        buffer_end(each)
+    ledger_drop(ledger)
 
 
 cdef object stream_object(MemoryResource resource, uint32_t slot):
@@ -611,7 +677,7 @@ cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
     if not ledger_open_streams(ledger, handle):
         raise MemoryError("out of host memory while allocating a resource's metadata")
     if default_stream is not None and not hasattr(default_stream, "__index__"):
-        resource.streams[DEFAULT_SLOT] = default_stream
+        resource.store_stream(DEFAULT_SLOT, default_stream)
     ledger_open_event_source(ledger, str(resource.memory).encode(), kind.encode(),
                              resource.name.encode("utf-8", "replace"))
     return 0

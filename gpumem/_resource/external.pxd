@@ -10,8 +10,8 @@ ctypedef void* (*ExternalAlloc)(size_t) noexcept nogil
 ctypedef void (*ExternalFree)(void*) noexcept nogil
 ctypedef void (*ExternalEmptyCache)() noexcept nogil
 
-# Of each pair one is set: the C function, or the Python callable (borrowed: the resource object,
-# or what it leaves in `ledger.kept`, owns it).
+# Of each pair one is set: the C function, or the Python callable (borrowed: the resource object
+# owns it, which every block keeps whose free calls it).
 cdef struct ExternalCore:
     BlockLedger ledger          # first: a pointer to one is a pointer to the other
     uint64_t alignment          # bytes, that every address is a multiple of

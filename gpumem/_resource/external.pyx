@@ -2,14 +2,14 @@
 
 cimport cython
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_WriteUnraisable
-from cpython.ref cimport Py_XDECREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free as free_memory
 
 from gpumem._buffer cimport (
-    BlockLedger, Buffer, ledger_count_call, ledger_counters, ledger_end, ledger_is_default,
-    ledger_keep, ledger_make, ledger_return, ledger_stream, LedgerBlock, LedgerCounters,
-    MemoryResource, resource_begin, resource_init,
+    BlockLedger, Buffer, DEFAULT_SLOT, ledger_count_call, ledger_counters, ledger_end,
+    ledger_is_default, ledger_keep, ledger_make, ledger_return, ledger_stream, LedgerBlock,
+    LedgerCounters, MemoryResource, resource_begin, resource_init,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
@@ -20,8 +20,10 @@ from gpumem._support.deferred cimport call_soon
 from gpumem._support.interpreter cimport (
     interpreter_release, interpreter_restore, PyGILState_Check, PyThreadState,
 )
+from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
+from gpumem._support.tracking cimport visitproc
 
 from gpumem._support.releases import on_release
 from gpumem.errors import ConfigError, OutOfMemoryError, SourceError
@@ -132,6 +134,9 @@ cdef class ExternalAllocator(MemoryResource):
             raise MemoryError("out of host memory while allocating a resource's metadata")
         core.alignment = alignment_of(self.memory, self.cpu_can_read)
         self.callbacks = (alloc, free, empty_cache)
+        if not (function_alloc and function_free) or (empty_cache is not None
+                                                      and not function_empty):
+            self.tracks_buffers = True
         self.alloc = <ExternalAlloc><void*><uintptr_t>function_alloc
         core.free = <ExternalFree><void*><uintptr_t>function_free
         core.free_object = <PyObject*>free
@@ -139,8 +144,8 @@ cdef class ExternalAllocator(MemoryResource):
         core.empty_cache_object = <PyObject*>empty_cache if empty_cache is not None else NULL
 
     def __dealloc__(self):
-        # Blocks may outlive the object; what they need stays with them (no_gc_clear).
-        ledger_keep(self.ledger, (self.streams, self.callbacks))
+        # Blocks of C functions may outlive the object; their streams stay with them (no_gc_clear).
+        ledger_keep(self.ledger, self.streams)
 
     def shrink(self):
         """Call `empty_cache`, if there is one.
@@ -200,6 +205,9 @@ cdef class ExternalAllocator(MemoryResource):
             # It is not freed: a block that somebody uses lies there.
             wrong = "it gave before and has not got back"
         else:
+            if needs_interpreter(block):
+                block.owner = <PyObject*>self
+                Py_INCREF(self)
             return 0
         raise SourceError(f"alloc of {self!r} returned {block.base:#x} for {block.size} bytes, "
                           f"which {wrong}")
@@ -253,9 +261,18 @@ cdef class ExternalAllocator(MemoryResource):
         self.streams.clear()
         return 0
 
+    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
+        cdef Uses* uses = buffer.uses if buffer.shared == NULL else buffer.shared.uses
+        # A free that has to wait for a stream may come after the finalizer of what it calls: while
+        # it might, a block keeps this object.
+        if buffer.slot != DEFAULT_SLOT or uses != NULL:
+            return 0
+        return MemoryResource.visit_block(self, buffer, visit, argument)
+
     cdef void give_back(self, Buffer buffer) noexcept:
         # With the interpreter lock, which Python callables need.
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
+        block.buffer = NULL
         block.slot = buffer.slot
         block.uses = buffer.uses
         external_free(block)
@@ -367,6 +384,7 @@ cdef void call_free(LedgerBlock* block) noexcept nogil:
 
 cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
     cdef ExternalCore* core = external(block.ledger)
+    cdef ExternalAllocator owner = <ExternalAllocator>block.owner
     cdef bint entered = context_enter(core.ledger.context) == CUDA_SUCCESS
     held_remove(core, <ExternalBlock*>block)    # before: it may be given again at once
     free_address(core, block.base)
@@ -379,6 +397,7 @@ cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
         context_leave(core.ledger.context)
     ledger_count_call(&core.ledger, 0)
     ledger_end(block, True)
+    Py_DECREF(owner)
 
 
 cdef void give_unusable(ExternalCore* core, uint64_t address) noexcept:

@@ -199,6 +199,7 @@ cdef class DriverPool(MemoryResource):
 
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
+        block.buffer = NULL
         block.slot = buffer.slot
         # The block owns the recorded streams from here on: pool_free orders itself behind them.
         block.uses = buffer.uses

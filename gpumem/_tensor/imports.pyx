@@ -19,6 +19,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
+from gpumem._support.tracking cimport visitproc
 from gpumem._tensor.layout cimport (
     element_named, element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_size,
     MAX_RANK, numpy, shape_from,
@@ -399,6 +400,9 @@ def _memory_at(address):
 # ---- Buffers over memory of other libraries ------------------------------------------------------
 
 
+cdef extern from "Python.h":
+    bint PyObject_IS_GC(object thing)
+
 # The owner of the memory: a DLPack producer's tensor, whose deleter is called, or an object.
 cdef struct ForeignOwner:
     void* managed
@@ -423,6 +427,10 @@ cdef class ForeignMemory(BorrowedMemory):
                     memory.kind is MemoryKind.HOST, release_owner)
         self.is_foreign = True
 
+    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
+        cdef PyObject* owner = (<ForeignOwner*><uintptr_t>buffer.handle).object
+        return 0 if owner == NULL else visit(owner, argument)
+
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         BorrowedMemory.slot_of(self, stream, slot)
         if slot[0] != 0:
@@ -443,9 +451,12 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     # Only a device's memory stays the parent's in a forked child.
     if memory.kind is not MemoryKind.HOST:
         kept.context = &resource.driver_device.context
+    if stream is None:
+        resource.tracks_buffers = False     # it is each owner's own matter
     if owner is not None:
         Py_INCREF(owner)
         kept.object = <PyObject*>owner
+        resource.tracks_buffers |= PyObject_IS_GC(owner)
     # Block bytes are never 0: an empty buffer has an owner, too.
     return buffer_of(resource, address, nbytes, nbytes or 1, <uint64_t>kept, 0)
 

@@ -23,11 +23,13 @@ cdef class Tensor:
     cdef int32_t rank
     cdef bint is_read_only
     cdef bint is_described          # DLPack can describe it: was checked
+    cdef bint is_tracked            # by the collector of cycles, as its buffer
     cdef DLDevice dl_device         # what it calls itself to DLPack consumers
     cdef int64_t inline_numbers[3 * INLINE_RANK]    # the three, if they fit
     cdef object __weakref__
 
-# A tensor without elements yet: the caller fills in lengths, steps and count at once.
+# A tensor without elements yet: the caller fills in lengths, steps and count at once, before
+# anything that may run the collector.
 cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim)
 # Adjacent elements in C order, in a new buffer of the resource.
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,

@@ -5,6 +5,7 @@ from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_C_CONTIGUOUS, PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND,
     PyBUF_STRIDES, PyBUF_WRITABLE,
 )
+from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -19,6 +20,9 @@ from gpumem._copy cimport copy_elements, Side
 from gpumem._defaults cimport serving
 from gpumem._native.driver cimport CUstream
 from gpumem._support.instances cimport forbid_instantiation
+from gpumem._support.tracking cimport (
+    dealloc_tracked, destructor, new_tracked, track, track_some, visitproc,
+)
 from gpumem._tensor.layout cimport (
     element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_index, layout_is_c,
     layout_is_f, layout_reshape, layout_size, MAX_RANK, new_shape_from, numpy,
@@ -57,11 +61,6 @@ cdef class Tensor:
 
     # The C exchange API: what a consumer takes from the type, once.
     __dlpack_c_exchange_api__ = exchange_capsule()
-
-    def __dealloc__(self):
-        # Only more numbers than fit into the object have memory of their own.
-        if self.lengths != NULL and self.lengths != self.inline_numbers:
-            free(self.lengths)
 
     # ---- what it is ------------------------------------------------------------------------------
 
@@ -567,7 +566,16 @@ cdef inline object numbers(int ndim, const int64_t* values):
 # ---- making tensors ------------------------------------------------------------------------------
 
 cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim):
-    cdef Tensor tensor = Tensor.__new__(Tensor)
+    cdef Tensor tensor
+    if buffer.is_tracked:
+        return tracked_tensor_new(buffer, element, address, ndim)
+    tensor = Tensor.__new__(Tensor)
+    fill(tensor, buffer, element, address, ndim)
+    return tensor
+
+
+cdef inline int fill(Tensor tensor, Buffer buffer, ElementType element, uint64_t address,
+                     int ndim) except -1:
     if ndim > INLINE_RANK:
         tensor.lengths = <int64_t*>malloc(3 * ndim * sizeof(int64_t))
         if tensor.lengths == NULL:
@@ -582,7 +590,48 @@ cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int
     tensor.element = element
     tensor.address = address
     tensor.dl_device = buffer.home.dl_device
+    return 0
+
+
+# ---- what the collector of cycles sees; see _buffer/buffer ---------------------------------------
+
+cdef Tensor pristine = Tensor.__new__(Tensor)
+cdef destructor dealloc_untracked
+
+
+cdef Tensor tracked_tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim):
+    cdef Tensor tensor = <Tensor>new_tracked(pristine)
+    tensor.is_tracked = True
+    fill(tensor, buffer, element, address, ndim)
+    track(tensor)
     return tensor
+
+
+cdef int is_tracked(PyObject* self) noexcept:
+    return (<Tensor>self).is_tracked
+
+
+cdef int traverse(PyObject* self, visitproc visit, void* argument) noexcept:
+    cdef int stop = visit(<PyObject*>(<Tensor>self).buffer, argument)
+    return visit(<PyObject*>(<Tensor>self).element, argument) if stop == 0 else stop
+
+
+cdef void dealloc(PyObject* self) noexcept:
+    if (<Tensor>self).is_tracked:
+        dealloc_tracked(self, end)
+    else:
+        end(self)
+        dealloc_untracked(self)
+
+
+cdef void end(PyObject* self) noexcept:
+    # Only more numbers than fit into the object have memory of their own.
+    cdef int64_t* lengths = (<Tensor>self).lengths
+    if lengths != NULL and lengths != (<Tensor>self).inline_numbers:
+        free(lengths)
+
+
+dealloc_untracked = track_some(<PyTypeObject*>Tensor, is_tracked, traverse, dealloc)
 
 
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,

@@ -1,5 +1,6 @@
 """Adaptors below their Python classes: blocks, counters, leases."""
 
+cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
@@ -9,13 +10,14 @@ from gpumem._buffer cimport (
     BlockLedger, Buffer, buffer_end, buffer_of, buffer_share, DEFAULT_SLOT, ledger_cancel,
     ledger_copy_blocks, ledger_counters, ledger_deliver, ledger_end, ledger_lease, ledger_make,
     ledger_reset_peaks, ledger_return, LedgerBlock, LedgerCounters, MemoryResource, resource_adapt,
-    resource_charge, resource_claim, size_of, stream_handle,
+    resource_charge, resource_claim, size_of, stream_handle, watch,
 )
 from gpumem._native.budget cimport budget_load
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.clock cimport time_of_day_ns
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
 from gpumem._support.lease cimport Lease, lease_drop, Uses
+from gpumem._support.tracking cimport visitproc
 
 from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport
 from gpumem.errors import ClosedError, OutOfMemoryError
@@ -25,6 +27,7 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept nogil     # as threading.get_ident
 
 
+@cython.no_gc_clear
 cdef class Adaptor(MemoryResource):
     """Base of adaptors: a resource that allocates other resources' blocks under its own name.
 
@@ -44,6 +47,7 @@ cdef class Adaptor(MemoryResource):
                 raise TypeError(f"{upstream!r} is not a MemoryResource")
         self.upstreams = tuple(upstreams)
         self.tells = tells
+        self.tracks_buffers = True      # sinks, callbacks, attributes
         resource_adapt(self, self.upstreams[0], name)
         self.ledger = ledger_make(sizeof(BlockLedger), sizeof(AdaptedBlock), free_leased, NULL)
         if self.ledger == NULL:
@@ -221,6 +225,7 @@ cdef class Adaptor(MemoryResource):
         cdef Buffer inner = <Buffer>block.inner
         Py_DECREF(inner)        # the variable owns it now
         block.inner = NULL
+        block.block.buffer = NULL
         block.stream = buffer.home.stream_at(buffer.slot)
         if inner.shared == NULL:
             inner.slot = buffer.slot
@@ -250,6 +255,15 @@ cdef class Adaptor(MemoryResource):
         Py_INCREF(self)
         block.block.owner = <PyObject*>self
         return lease
+
+    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
+        cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
+        cdef int stop = MemoryResource.visit_block(self, buffer, visit, argument)
+        if stop == 0 and block.inner != NULL:
+            stop = visit(block.inner, argument)
+        if stop == 0 and block.note != NULL:
+            stop = visit(block.note, argument)
+        return stop
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>lease.handle
@@ -297,12 +311,14 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
     if inner is None or inner.is_closed or inner.requested_bytes < asked:
         raise TypeError(f"{adaptor.upstreams!r} returned {inner!r}: expected an open Buffer of at "
                         f"least {asked} bytes")
+    watch(adaptor)
+    if inner.block_bytes:
+        note = adaptor._note(inner, block.block.persistent)
     buffer = buffer_of(adaptor, inner.address, inner.requested_bytes, 0, 0, inner.slot)
     buffer.home = inner.home
     if inner.block_bytes == 0:
         ledger_cancel(&block.block)
         return buffer
-    note = adaptor._note(inner, block.block.persistent)
     block.block.deferred.run = finish_leased
     block.block.base = inner.address
     block.home = <PyObject*>inner.home
@@ -313,6 +329,7 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
         Py_INCREF(note)
     buffer.block_bytes = inner.block_bytes
     buffer.handle = <uintptr_t>block
+    block.block.buffer = <PyObject*>buffer
     ledger_deliver(&block.block)
     return buffer
 

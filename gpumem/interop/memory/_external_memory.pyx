@@ -8,9 +8,9 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport errno as c_errno
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from gpumem._buffer cimport (
     BorrowedMemory, Buffer, buffer_of, MemoryResource, order_settled, Stream,
@@ -263,6 +263,9 @@ cdef class ExternalMemory:
         cdef ElementType element
         cdef Tensor tensor
         cdef uint64_t address = mapping.address + <uint64_t>self.descriptor.offset
+        cdef int64_t lengths[MAX_RANK]
+        cdef int64_t steps[MAX_RANK]
+        cdef int rank
         # Every malformed argument is one type of error, whichever check finds it.
         try:
             element = element_of(dtype)
@@ -271,15 +274,17 @@ cdef class ExternalMemory:
         layout = place_tensor(self.descriptor, address, shape, element.dtype, offset, strides,
                               row_pitch, read_only, MAX_RANK)
         address += <uint64_t>layout.offset
+        rank = len(layout.shape)
         if stream is not None:
             home = ImportedMemory(self.memory, self.home.is_read_only, stream)
         require_open(self)      # again: reading the arguments may have run other code
-        # The buffer is just as large as the tensor, so that views cannot leave its bounds.
-        tensor = tensor_new(buffer_over(self, home, address, layout.extent), element, address,
-                            len(layout.shape))
         for i, (length, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
-            tensor.lengths[i] = length
-            tensor.steps[i] = step
+            lengths[i] = length
+            steps[i] = step
+        # The buffer is just as large as the tensor, so that views cannot leave its bounds.
+        tensor = tensor_new(buffer_over(self, home, address, layout.extent), element, address, rank)
+        memcpy(tensor.lengths, lengths, rank * sizeof(int64_t))
+        memcpy(tensor.steps, steps, rank * sizeof(int64_t))
         tensor.count = layout.count
         tensor.is_read_only = layout.read_only
         return tensor
