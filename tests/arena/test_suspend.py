@@ -71,6 +71,17 @@ def test_persistent_blocks_are_suspended_too(make_arena, host):
     assert arena.stats().reserved == host.used(0) - used == 0
 
 
+def test_peaks_can_be_reset_while_suspended(make_arena):
+    arena = make_arena({"backing": "virtual"})
+    weights = arena.allocate_persistent(1 << 20)
+    arena.suspend()
+    arena.reset_peaks()
+    assert arena.stats().max_reserved == arena.stats().reserved == 0
+    arena.resume()
+    assert arena.stats().max_reserved == arena.stats().reserved > 0
+    weights.close()
+
+
 def test_suspended_arena_refuses_allocation(held):
     arena, _ = held
     arena.suspend()

@@ -39,8 +39,8 @@ from gpumem._native.arena.types cimport (
     apart_bytes, APART_SHAREABLE, APART_TRANSPORT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD,
     ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_SUSPENDED, ARENA_IN_USE, arena_in_use,
     ARENA_INTERRUPTED, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_reserved, arena_shrinkages, ARENA_STALE, ArenaCore, ArenaSettings,
-    ArenaStats, backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
-    LARGE_SPACE, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE, STATE_CLOSED,
-    STATE_OPEN, STATE_SUSPENDED, ThreadCache,
+    ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages, ARENA_STALE, ArenaCore,
+    ArenaSettings, ArenaStats, backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO,
+    EXTEND_SAME_AS_REQUESTED, LARGE_SPACE, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of,
+    SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED, ThreadCache,
 )

@@ -19,9 +19,9 @@ from gpumem._native.arena.streams cimport (
 from gpumem._native.arena.suspend cimport copy_forget
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_OK, arena_reserved, ArenaCore, ArenaSettings,
-    IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED,
-    table_of,
+    ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_OK, arena_reserved, arena_reserved_now, ArenaCore,
+    ArenaSettings, IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES,
+    STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
@@ -112,7 +112,7 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.lock)
     # Flushed above: cached bytes count as used until then.
     arena.stats.max_in_use = arena_in_use(arena)
-    arena.stats.max_reserved = arena_reserved(arena)
+    arena.stats.max_reserved = arena_reserved_now(arena)
     lock_release(&arena.lock)
 
 

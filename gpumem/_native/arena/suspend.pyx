@@ -3,7 +3,9 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from gpumem._native.arena.bookkeeping cimport arena_charge_pages_anew, arena_reconcile
+from gpumem._native.arena.bookkeeping cimport (
+    arena_charge_pages_anew, arena_reconcile, note_reserved,
+)
 from gpumem._native.arena.growth cimport trim_pages
 from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
 from gpumem._native.arena.thread_cache cimport caches_flush
@@ -132,6 +134,9 @@ cdef int resume(ArenaCore* arena) noexcept nogil:
     if status == ARENA_OK:
         copy_forget(arena)
         set_state(arena, STATE_OPEN)
+        lock_acquire(&arena.lock)
+        note_reserved(arena)    # peaks may have been reset meanwhile
+        lock_release(&arena.lock)
     return status
 
 

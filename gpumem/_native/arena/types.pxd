@@ -266,6 +266,10 @@ cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
     return (arena.table.reserved + arena.small.reserved
             + arena.persistent.reserved - arena.persistent.in_use)
 
+cdef inline uint64_t arena_reserved_now(const ArenaCore* arena) noexcept nogil:
+    # What the driver has given it now: of a suspended arena's pages nothing.
+    return apart_bytes(arena) if arena.closed == STATE_SUSPENDED else arena_reserved(arena)
+
 cdef inline uint64_t arena_extensions(const ArenaCore* arena) noexcept nogil:
     # Regions added, and pages made, for ordinary blocks.
     return (load64(&arena.stats.num_extensions) + load64(&arena.spaces[LARGE_SPACE].created)

@@ -11,13 +11,13 @@ from gpumem._budget cimport (
 )
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    apart_bytes, arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free,
+    arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free,
     ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_SUSPENDED, arena_in_use,
     ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
-    arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats, backing_calls, block_note, BlockNote,
-    caches_flush, DebugHeap, heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts,
-    hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE, STATE_CLOSED,
-    STATE_OPEN, STATE_SUSPENDED,
+    arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats, backing_calls,
+    block_note, BlockNote, caches_flush, DebugHeap, heap_check, heap_copy, heap_counts, HEAP_LIVE,
+    HeapBlock, HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE,
+    STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -285,7 +285,7 @@ cdef object arena_stats(ArenaCore* core):
     lock_acquire(&core.lock)
     stats = core.stats
     in_use = arena_in_use(core)
-    reserved = apart_bytes(core) if core.closed == STATE_SUSPENDED else arena_reserved(core)
+    reserved = arena_reserved_now(core)
     regions = regions_held(core)
     extensions, shrinkages = arena_extensions(core), arena_shrinkages(core)
     spared = core.spaces[LARGE_SPACE].spared + core.spaces[SMALL_SPACE].spared
