@@ -138,7 +138,7 @@ class RunContext:
         work = result
         if bound.decision.action == "copy":
             work = self._reuse(bound.staged, shape, dtype, self._resource)
-            bound.staged = work
+            bound.staged = work if self._keep else None
         self._work[name], self._results[name] = work, result
         return work
 
@@ -147,8 +147,9 @@ class RunContext:
             require_like(bound.given, name, shape, dtype)
             return bound.given
         assert bound.resource is not None
-        bound.made = self._reuse(bound.made, shape, dtype, bound.resource)
-        return bound.made
+        made = self._reuse(bound.made, shape, dtype, bound.resource)
+        bound.made = made if self._keep else None
+        return made
 
     def _reuse(self, before: Tensor | None, shape: Any, dtype: Any, of: MemoryResource) -> Tensor:
         """Make a tensor, or return the last run's if a graph requires the same address."""

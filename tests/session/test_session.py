@@ -406,6 +406,18 @@ def test_unfinished_run_retains_copies_made_on_the_copy_stream(monkeypatch):
             assert session.allocator().allocate(4096, session.copy_stream).ptr not in seen
 
 
+def test_failed_run_leaves_no_memory_in_use():
+    def fail(ctx):
+        ctx.output("y", 4096, "u1")
+        raise KeyError("mine")
+
+    with gpumem.Session("host", {"private_arena": True}) as session:
+        session.bind_output("y")
+        with pytest.raises(KeyError):
+            session.run(fail)
+        assert session.allocator().stats().in_use == 0
+
+
 def test_functions_exception_is_raised_without_a_change(session):
     session.bind_output("y")
     session.run(double)
