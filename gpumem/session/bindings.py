@@ -153,7 +153,12 @@ class RunContext:
 
     def _reuse(self, before: Tensor | None, shape: Any, dtype: Any, of: MemoryResource) -> Tensor:
         """Make a tensor, or return the last run's if a graph requires the same address."""
-        if self._keep and before is not None and _is_like(before, shape, dtype):
+        if (
+            self._keep
+            and before is not None
+            and not before.buffer.closed
+            and _is_like(before, shape, dtype)
+        ):
             return before
         stream = self.stream if of.memory.device == self.stream.device else None
         return empty(shape, dtype, resource=of, stream=stream)

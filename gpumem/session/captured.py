@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
+from gpumem._tensor import Tensor
 from gpumem.session._graph import Graph, Leases
 from gpumem.session.bindings import Forwarding, RunContext
 
@@ -22,7 +23,8 @@ class CapturedRun:
 
     The first run is an ordinary one: it loads code, makes the outputs and warms caches, which a
     graph cannot do. The second is captured and launched, later ones are only launched. Another
-    function or binding starts again with a first run, and so does a failed run.
+    function or binding starts again with a first run, and so does a failed run, or an output that
+    its user closed.
     """
 
     def __init__(self, allocator: MemoryResource) -> None:
@@ -33,15 +35,16 @@ class CapturedRun:
         self._key: object = None
         self._graph: Graph | None = None
         self._context: RunContext | None = None
+        self._written: list[Tensor] = []  # by every run of the same work
         self._kept: object = None  # owner of memory that the graph writes to
         self._is_captured = False
 
     def run(self, key: object, stream: Stream, call: Call) -> RunContext:
         """Do the work of `call`, by calling it or by launching its captured work."""
-        if key != self._key:
+        if key != self._key or any(tensor.buffer.closed for tensor in self._written):
             self._forget()
             context = call(self._allocator)
-            self._key = key
+            self._key, self._written = key, list(context._work.values())
             return context
         try:
             if not self._is_captured:

@@ -435,7 +435,7 @@ class Session:
             With `enable_cuda_graph`: `fn` made a call that cannot be captured, such as a wait for
             the stream.
         ClosedError
-            The session is closed.
+            The session is closed, or the buffer of a bound array is.
 
         Notes
         -----
@@ -502,6 +502,8 @@ class Session:
         used: list[Tensor],
     ) -> RunContext:
         """Queue the copies and the work of one run; `used` gets what the work reads or writes."""
+        _require_memory({name: each.tensor for name, each in inputs.items()})
+        _require_memory({name: each.given for name, each in outputs.items()})
         ready = {name: self._fed(each, stream, used) for name, each in inputs.items()}
 
         def call(allocator: MemoryResource) -> RunContext:
@@ -693,6 +695,12 @@ def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> Non
     missing = [name for name in outputs if name not in context._results]
     if missing:
         raise ValueError(f"the run did not call ctx.output for the bound outputs {missing}")
+
+
+def _require_memory(bound: Mapping[str, Tensor | None]) -> None:
+    for name, tensor in bound.items():
+        if tensor is not None and tensor.buffer.closed:
+            raise ClosedError(f"{name!r} is bound to {tensor.buffer!r}: expected an open one")
 
 
 def _require_name(name: object, others: Mapping[str, object], what: str) -> None:

@@ -406,6 +406,23 @@ def test_unfinished_run_retains_copies_made_on_the_copy_stream(monkeypatch):
             assert session.allocator().allocate(4096, session.copy_stream).ptr not in seen
 
 
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("closed", ["x", "y"])
+def test_run_refuses_bound_memory_that_was_freed(arena, closed, graph):
+    bound = {name: gpumem.zeros(4, "f4", resource=arena) for name in "xy"}
+    with gpumem.Session("host", {"enable_cuda_graph": graph}) as session:
+        session.bind_input("x", bound["x"])
+        session.bind_output("y", bound["y"])
+        session.run(double)
+        bound[closed].buffer.close()
+        with pytest.raises(gpumem.errors.ClosedError, match=f"'{closed}' is bound to"):
+            session.run(double)
+        session.bind_input("x", np.ones(4, "f4"))
+        session.bind_output("y")
+        session.run(double)
+        assert session.outputs()["y"].numpy().tolist() == [2] * 4
+
+
 def test_failed_run_leaves_no_memory_in_use():
     def fail(ctx):
         ctx.output("y", 4096, "u1")

@@ -54,6 +54,24 @@ def test_second_run_is_captured_and_later_ones_launched(x, host):
         assert len(addresses) == 1
 
 
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_launches_do_not_write_an_output_that_was_closed(x, arena, runs):
+    work = Work()
+    with gpumem.using_resource(arena), session_of(x) as session:
+        for _ in range(runs):
+            session.run(work)
+        closed = session.outputs()["y"].buffer
+        closed.close()
+        with arena.allocate(N) as taken:
+            assert taken.ptr == closed.ptr
+            memoryview(taken)[:] = bytes([9]) * N
+            x.numpy()[:] = 5
+            for _ in range(3):
+                session.run(work)
+                assert (session.outputs()["y"].numpy() == 5).all()
+            assert bytes(memoryview(taken)) == bytes([9]) * N
+
+
 def test_new_function_or_binding_starts_a_new_capture(x):
     work, other = Work(), Work()
     with session_of(x) as session:
