@@ -578,7 +578,8 @@ cdef class Arena(ArenaBase):
     def resume(self):
         """Make the memory of a suspended arena again, at the same addresses, with its bytes.
 
-        Returns when they are there. Idempotent.
+        Returns when they are there: copies on the device's legacy default stream, and so waits for
+        what is queued on it. Idempotent.
 
         Raises
         ------
