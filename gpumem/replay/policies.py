@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._support.sizes import format_size
 from gpumem.device import Device
+from gpumem.errors import TraceError
 from gpumem.observe import events
 from gpumem.observe._recording import RecorderHandle
 from gpumem.replay.caching_model import caching_allocator_curve, plain_driver_curve
@@ -73,6 +75,8 @@ def policies(trace: Trace) -> Iterator[Policy]:
 
     Raises
     ------
+    TraceError
+        More is live at once than an arena of the host can place.
     InUseError
         Every resource of the process is being recorded already, so a replay cannot be recorded.
 
@@ -108,7 +112,7 @@ class BlockAddresses:
     Attributes
     ----------
     address : ndarray of uint64, shape (allocs,)
-        In the order of the allocations; 0 for empty blocks and for failed allocations.
+        In the order of the allocations; 0 for empty blocks.
     held : Curve
         Bytes held from the device.
     """
@@ -120,7 +124,7 @@ class BlockAddresses:
 def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddresses:
     """Replay a trace on a fresh arena of the host and record it.
 
-    No memory is read or written, so any trace fits.
+    No memory is read or written, so any trace fits that some machine has run.
 
     Parameters
     ----------
@@ -131,6 +135,8 @@ def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddr
 
     Raises
     ------
+    TraceError
+        An allocation failed: more is live at once than the host has addresses or mappings for.
     OSError
         A temporary file of 48 bytes per event cannot be written.
     InUseError
@@ -157,13 +163,16 @@ def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddr
 
 
 def _placement(trace: Trace, records: NDArray[np.void]) -> BlockAddresses:
-    """Match recorded events with those of the trace, in order; a failure is an event, too."""
+    """Match recorded events with those of the trace, in order."""
     kind = records["kind"]
     moving = trace.moving()
-    answered = (kind == events.ALLOC) | (kind == events.FAILURE)
+    if failed := np.count_nonzero(kind == events.FAILURE):
+        live = format_size(trace.peak_requested)
+        blocks = f"{failed} of {trace.allocs} blocks"
+        raise TraceError(f"{live} live at once do not fit: a replay failed to allocate {blocks}")
     address = np.zeros(trace.allocs, np.uint64)
     filled = trace.size[trace.action == ALLOC] > 0
-    address[filled] = np.where(kind == events.FAILURE, 0, records["address"])[answered]
+    address[filled] = records["address"][kind == events.ALLOC]
 
     # Memory is reserved and released before the event that causes it is recorded. Changes behind
     # the last event come from the end of the replay.

@@ -97,7 +97,7 @@ def write_report(
     Raises
     ------
     TraceError
-        The source cannot be read.
+        The source cannot be read, or more is live at once than a replay can place.
     InUseError
         Every resource of the process is being recorded, so a replay cannot be recorded.
     OSError
