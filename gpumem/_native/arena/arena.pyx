@@ -12,6 +12,7 @@ from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_f
 from gpumem._native.arena.growth cimport (
     prepare_pages, release_idle, release_one, release_retired, trim_pages,
 )
+from gpumem._native.arena.metadata_copy cimport chunk_copy
 from gpumem._native.arena.streams cimport (
     add_stream, destroy_events, drain_streams, free_all_pending, release_completed, share_rests,
     slot_retain, streams_free, streams_may_work,
@@ -26,7 +27,7 @@ from gpumem._native.arena.types cimport (
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
     Bfc, bfc_free_all, bfc_init, BFC_OK, bfc_resolve, Chunk, CHUNK_HOLE, NIL, round_to_quantum,
-    SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT,
+    SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT, state_of,
 )
 from gpumem._native.budget cimport budget_drop
 from gpumem._native.driver cimport (
@@ -325,8 +326,8 @@ cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
             continue
         index = table.regions[region].first
         while index != NIL:
-            if table.chunks[index].state != CHUNK_HOLE:
-                copy[count[0]] = table.chunks[index]
+            if state_of(table, index) != CHUNK_HOLE:
+                chunk_copy(&table.chunks[index], &copy[count[0]])
                 copy[count[0]].region += first_region
                 count[0] += 1
             index = table.chunks[index].next

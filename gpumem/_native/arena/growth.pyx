@@ -149,7 +149,7 @@ cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noex
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
     # Bytes that max_mem still allows to reserve, in quanta; an arena's graph pools count with it.
     cdef const ArenaCore* root = root_of(arena)
-    cdef uint64_t held = arena_reserved(root) + root.lent
+    cdef uint64_t held = arena_reserved(root) + load64(&root.lent)
     cdef uint64_t limit = load64(&root.settings.max_mem)
     if limit == 0:
         return <uint64_t>1 << 63
@@ -387,7 +387,7 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
     demand.stream_slot = stream_slot
     demand.hard_limit = <uint64_t>1 << 62
     if limit:
-        demand.hard_limit = limit - min(limit, arena.lent)
+        demand.hard_limit = limit - min(limit, load64(&arena.lent))
     demand.spare_moves = False
     demand.by_budget = False
 

@@ -35,3 +35,5 @@ cdef struct ArenaCopy:
 # False: out of host memory, and nothing to free; else arena_copy_free ends it.
 cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
 cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil
+
+cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil

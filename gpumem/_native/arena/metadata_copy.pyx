@@ -8,6 +8,7 @@ from gpumem._native.arena.thread_cache cimport caches_hold, caches_thaw
 from gpumem._native.arena.types cimport arena_reserved, ArenaCore, SPACES, ThreadCache
 from gpumem._native.bfc cimport Bfc, Chunk, NIL, Region
 from gpumem._native.pages cimport address_of, GRANULE_BITS, Page, Space
+from gpumem._support.atomics cimport load32, load64
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -55,23 +56,30 @@ cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil:
 # ---- room ----------------------------------------------------------------------------------------
 
 cdef bint make_room(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
-    # Without a lock: the counts are those of a moment ago, and bound what can be copied.
-    return (room_for_table(&arena.table, &copy.tables[0])
-            and room_for_table(&arena.small, &copy.tables[1])
-            and room_for_rest(arena, copy))
+    # Memory is made without the lock: the counts are those of a moment ago, and bound what can be
+    # copied.
+    lock_acquire(&arena.lock)
+    count_table(&arena.table, &copy.tables[0])
+    count_table(&arena.small, &copy.tables[1])
+    copy.page_count = page_slots(arena) + SPARE
+    copy.stream_count = arena.table.stream_slot_count + SPARE
+    lock_release(&arena.lock)
+    return (room_for_table(&copy.tables[0]) and room_for_table(&copy.tables[1])
+            and room_for_rest(copy))
 
 
-cdef bint room_for_table(const Bfc* table, TableCopy* copy) noexcept nogil:
+cdef void count_table(const Bfc* table, TableCopy* copy) noexcept nogil:
     copy.count = table.count + SPARE
     copy.region_count = table.region_count + SPARE
+
+
+cdef bint room_for_table(TableCopy* copy) noexcept nogil:
     copy.chunks = <Chunk*>touched(<size_t>copy.count * sizeof(Chunk))
     copy.regions = <Region*>touched(<size_t>copy.region_count * sizeof(Region))
     return copy.chunks != NULL and copy.regions != NULL
 
 
-cdef bint room_for_rest(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
-    copy.page_count = page_slots(arena) + SPARE
-    copy.stream_count = arena.table.stream_slot_count + SPARE
+cdef bint room_for_rest(ArenaCopy* copy) noexcept nogil:
     copy.pages = <PageCopy*>touched(<size_t>copy.page_count * sizeof(PageCopy))
     copy.streams = <uint64_t*>touched(<size_t>copy.stream_count * sizeof(uint64_t))
     return copy.pages != NULL and copy.streams != NULL
@@ -124,13 +132,31 @@ cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
 
 
 cdef void copy_table(const Bfc* table, TableCopy* copy) noexcept nogil:
+    cdef uint32_t i
     copy.count = table.count
     copy.region_count = table.region_count
+    for i in range(table.count):
+        chunk_copy(&table.chunks[i], &copy.chunks[i])
     # An empty table has no arrays: memcpy must not be given NULL.
-    if table.count:
-        memcpy(copy.chunks, table.chunks, <size_t>table.count * sizeof(Chunk))
     if table.region_count:
         memcpy(copy.regions, table.regions, <size_t>table.region_count * sizeof(Region))
+
+
+cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil:
+    # With the arena lock. Another thread that frees a block of this cache takes no lock: it writes
+    # the epoch, the state and the link; see cache_free_remote.
+    copy.address = chunk.address
+    copy.size = chunk.size
+    copy.requested = chunk.requested
+    copy.epoch = load64(&chunk.epoch)
+    copy.prev = chunk.prev
+    copy.next = chunk.next
+    copy.bin_prev = chunk.bin_prev
+    copy.bin_next = load32(&chunk.bin_next)
+    copy.region = chunk.region
+    copy.stream_slot = chunk.stream_slot
+    copy.generation = chunk.generation
+    copy.state = load32(&chunk.state)
 
 
 cdef void copy_pages(const Space* space, ArenaCopy* copy) noexcept nogil:

@@ -144,9 +144,11 @@ cdef inline bint has_free(const ArenaCore* arena, uint32_t stream_slot) noexcept
 
 cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # All that was freed on the stream is in use again. But where a page moved, its mapping from
-    # before, the dormant view, stays until the stream's work is known to be done.
-    return (arena.spaces[LARGE_SPACE].moved + arena.spaces[SMALL_SPACE].moved != 0
-            and has_unknown_work(arena, stream_slot))
+    # before, the dormant view, stays until the stream's work is known to be done. Another thread
+    # may move pages now, without the arena lock.
+    cdef uint64_t moved = (load64(&arena.spaces[LARGE_SPACE].moved)
+                           + load64(&arena.spaces[SMALL_SPACE].moved))
+    return moved != 0 and has_unknown_work(arena, stream_slot)
 
 
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:

@@ -13,7 +13,7 @@ from gpumem._native.arena.types cimport (
     apart_from, ARENA_CLOSED, ARENA_HALF_SUSPENDED, ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET,
     ArenaCore, driver_refused, SavedBlock, SPACES, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
-from gpumem._native.bfc cimport Bfc, CHUNK_USED, NIL
+from gpumem._native.bfc cimport Bfc, CHUNK_USED, NIL, state_of
 from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, CUresult, CUstream
 from gpumem._native.pages cimport space_release_pages, space_restore
 from gpumem._support.atomics cimport store64, sum_add
@@ -190,7 +190,7 @@ cdef void list_blocks(ArenaCore* arena, Bfc* table) noexcept nogil:
             continue
         index = table.regions[region].first
         while index != NIL:
-            if table.chunks[index].state == CHUNK_USED:
+            if state_of(table, index) == CHUNK_USED:
                 block = &arena.saved[arena.saved_count]
                 block.address = table.chunks[index].address
                 block.nbytes = table.chunks[index].size
@@ -204,7 +204,7 @@ cdef void list_blocks(ArenaCore* arena, Bfc* table) noexcept nogil:
 
 cdef bint still_live(ArenaCore* arena, const SavedBlock* block) noexcept nogil:
     cdef const Bfc* table = &arena.small if block.small else &arena.table
-    return (table.chunks[block.index].state == CHUNK_USED
+    return (state_of(table, block.index) == CHUNK_USED
             and table.chunks[block.index].generation == block.generation)
 
 

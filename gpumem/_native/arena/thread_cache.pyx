@@ -181,7 +181,7 @@ cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     cache.cached_bytes -= cache.last_size
     cache.least_cached -= cache.last_size
     cache.published -= cache.last_size
-    arena.cached_bytes -= cache.last_size
+    store64(&arena.cached_bytes, arena.cached_bytes - cache.last_size)
     release(table_of(arena, cache.last), cache.last & ~<uint32_t>IN_SMALL)
     store64(&cache.last_size, 0)
 
@@ -195,13 +195,14 @@ cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* tabl
     cdef Chunk* chunk = &table.chunks[index]
     if seen >> 32 >= REMOTE_DEPTH:
         return False
-    chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
+    # No lock: a copy of the table may be made meanwhile.
+    store64(&chunk.epoch, stamp_free(&arena.streams[chunk.stream_slot]))
     store32(&chunk.state, CHUNK_CACHED)
     # The link is written before the entry is published, and again whenever another thread was
     # faster.
-    chunk.bin_next = <uint32_t>seen
+    store32(&chunk.bin_next, <uint32_t>seen)
     while not head_try(&home_cache.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
-        chunk.bin_next = <uint32_t>seen
+        store32(&chunk.bin_next, <uint32_t>seen)
     return True
 
 
@@ -319,7 +320,7 @@ cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
         if cache.stacks[stream_slot] != NULL and cache.stacks[stream_slot].chunks:
             flush_stacks(cached_table(arena), cache.stacks[stream_slot])
     # Published above, so the arena's sum holds exactly this much of the cache.
-    arena.cached_bytes -= cache.cached_bytes
+    store64(&arena.cached_bytes, arena.cached_bytes - cache.cached_bytes)
     cache.cached_bytes = 0
     cache.published = 0
     cache.least_cached = 0

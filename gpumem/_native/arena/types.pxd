@@ -259,12 +259,14 @@ cdef inline Bfc* table_of(ArenaCore* arena, uint64_t handle) noexcept nogil:
     return &arena.small if handle & IN_SMALL else &arena.table
 
 cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
-    return arena.table.in_use + arena.small.in_use - arena.cached_bytes
+    # Changes under the arena lock; reports of memory that is out look without it.
+    return (load64(&arena.table.in_use) + load64(&arena.small.in_use)
+            - load64(&arena.cached_bytes))
 
 cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
     # Persistent regions are cut from pages: what those have besides counts too.
-    return (arena.table.reserved + arena.small.reserved
-            + arena.persistent.reserved - arena.persistent.in_use)
+    return (load64(&arena.table.reserved) + load64(&arena.small.reserved)
+            + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))
 
 cdef inline uint64_t arena_reserved_now(const ArenaCore* arena) noexcept nogil:
     # What the driver has given it now: of a suspended arena's pages nothing.

@@ -7,6 +7,7 @@ from gpumem._native.bfc.table cimport (
     chunk_allocate, chunk_coalesce, CHUNK_FREE, chunk_free, CHUNK_HOLE, chunk_mark, CHUNK_USED,
     NIL, SLOT_RELEASED, slot_allocate, slots_ready, state_of,
 )
+from gpumem._support.atomics cimport store64
 
 
 # ---- the list of holes ---------------------------------------------------------------------------
@@ -85,13 +86,13 @@ cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
     table.regions[region[0]].is_range = True
     bin_remove(table, index)
     hole_link(table, index)
-    table.reserved -= size
+    store64(&table.reserved, table.reserved - size)
     return BFC_OK
 
 
 cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
     index = detach(table, index, begin, end)
-    table.reserved -= end - begin
+    store64(&table.reserved, table.reserved - (end - begin))
     return hole_link(table, index)
 
 
@@ -136,7 +137,7 @@ cdef uint32_t detach(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) n
         hang(table, lower, hole)
     # The piece of a hole will have memory: its caller provides that, or undoes the change.
     if hole:
-        table.reserved += table.chunks[index].size
+        store64(&table.reserved, table.reserved + table.chunks[index].size)
     table.chunks[index].state = CHUNK_FREE
     table.chunks[index].stream_slot = SLOT_RELEASED
     table.chunks[index].epoch = 0
@@ -176,5 +177,5 @@ cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint64_t size = table.chunks[index].size
     # A failed allocation may have filled holes and free chunks; all of it is one hole now.
     chunk_free(table, index, SLOT_RELEASED, 0)
-    table.reserved -= size
+    store64(&table.reserved, table.reserved - size)
     return hole_link(table, index)

@@ -87,7 +87,7 @@ cdef uint32_t chunk_below(Places* places, const Bfc* table, uint32_t edge) noexc
     while True:
         edge = begun_below(places, edge)
         index = places.starts[edge]
-        if table.chunks[index].state and (
+        if state_of(table, index) and (
                 table.chunks[index].address == places.base + places.edges[edge]):
             return index
         places.begun[edge >> WORD_BITS] &= ~(<uint64_t>1 << (edge & WORD_MASK))

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-from gpumem._support.atomics cimport store32
+from gpumem._support.atomics cimport store32, store64
 from gpumem._support.memory cimport reserved_close, reserved_grow
 
 
@@ -212,7 +212,7 @@ cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
     store32(&chunk.generation, chunk.generation + 1)
     store32(&chunk.state, CHUNK_USED)
     table.regions[chunk.region].used += 1
-    table.in_use += chunk.size
+    store64(&table.in_use, table.in_use + chunk.size)
     table.requested_in_use += requested
     table.used_chunks += 1
 
@@ -221,7 +221,7 @@ cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                      uint64_t epoch) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     table.regions[chunk.region].used -= 1
-    table.in_use -= chunk.size
+    store64(&table.in_use, table.in_use - chunk.size)
     table.requested_in_use -= chunk.requested
     table.used_chunks -= 1
     store32(&chunk.state, CHUNK_FREE)
@@ -414,7 +414,7 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
     fresh.is_range = False
     table.next_region_id += 1
     table.regions_live += 1
-    table.reserved += size
+    store64(&table.reserved, table.reserved + size)
     if persistent:
         chunk.bin_prev = chunk.bin_next = NIL
     else:
@@ -467,7 +467,7 @@ cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
             bin_remove(table, index)
         slot_free(table, index)
         index = next_index
-    table.reserved -= gone.size
+    store64(&table.reserved, table.reserved - gone.size)
     table.regions_live -= 1
     gone.size = 0
 

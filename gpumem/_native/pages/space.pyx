@@ -408,9 +408,9 @@ cdef int check_range(const Space* space, uint32_t region, uint64_t* physical) no
         chunk = &space.table.chunks[index]
         last = min(granule_from(space, end_of(chunk)), space.granules)
         for g in range(granule_of(space, chunk.address), last):
-            if is_backed(space, g) == (chunk.state == CHUNK_HOLE):
+            if is_backed(space, g) == (state_of(space.table, index) == CHUNK_HOLE):
                 return 43
-        if chunk.state != CHUNK_HOLE:
+        if state_of(space.table, index) != CHUNK_HOLE:
             physical[0] += chunk.size
         index = chunk.next
     return 0

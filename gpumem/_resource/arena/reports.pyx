@@ -542,7 +542,7 @@ cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:
 
 cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
     cdef const ArenaCore* root = root_of(arena)
-    return arena_reserved(root) + root.lent
+    return arena_reserved(root) + load64(&root.lent)
 
 
 cdef dict memory_of(ArenaCore* arena, uint32_t slot):
