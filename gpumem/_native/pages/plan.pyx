@@ -14,7 +14,7 @@ from gpumem._native.bfc cimport (
     Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL, SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, granules_ready, may_use, page_slot, pages_ready, see_beside, see_idle_pages,
+    fill_granules, granules_ready, may_use, page_slot, pages_ready, see_above, see_idle_pages,
     take_out, view_set,
 )
 from gpumem._native.pages.types cimport (
@@ -61,7 +61,7 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     swap_views(space, begin, end)
     plan.chunk = holes_allocate(space.table, chunk_at(space, site.anchor, begin), begin, end,
                                 demand.requested, demand.stream_slot)
-    see_beside(space, plan.chunk)
+    see_above(space, plan.chunk)
     fill_missing(space, plan, begin, end, demand)
     return PLAN_OK
 

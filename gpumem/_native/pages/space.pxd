@@ -12,8 +12,8 @@ cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) 
 cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil
 # Makes the active place of an idle page a hole; returns the mark of the chunk it lay in.
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil
-# Updates the idle pages of the chunks on either side of one that was cut.
-cdef void see_beside(Space* space, uint32_t index) noexcept nogil
+# Updates the idle pages of what was cut off above a chunk.
+cdef void see_above(Space* space, uint32_t index) noexcept nogil
 # Turns granules that are a hole into free memory.
 cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
                         uint64_t epoch) noexcept nogil

@@ -84,19 +84,18 @@ cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
 
 
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil:
-    # Makes the active place of an idle page a hole, and looks again at what is left around it.
+    # Makes the active place of an idle page a hole, and looks again at what is left above it.
     cdef uint64_t begin = address_of(space, page.active)
     cdef uint64_t end = address_of(space, page.active + page.granules)
     # The mark is read before the chunk is cut, which may change its index.
     stream_slot[0] = space.table.chunks[page.chunk].stream_slot
     epoch[0] = space.table.chunks[page.chunk].epoch
     page.seen_idle = 0
-    see_beside(space, holes_carve(space.table, page.chunk, begin, end))
+    see_above(space, holes_carve(space.table, page.chunk, begin, end))
 
 
-cdef void see_beside(Space* space, uint32_t index) noexcept nogil:
-    # What was cut off on either side of a chunk has a number of its own now.
-    see_again(space, space.table.chunks[index].prev)
+cdef void see_above(Space* space, uint32_t index) noexcept nogil:
+    # What was cut off above a chunk has a number of its own now; what is below keeps the old one.
     see_again(space, space.table.chunks[index].next)
 
 
@@ -105,14 +104,17 @@ cdef void see_again(Space* space, uint32_t index) noexcept nogil:
     # free have no such pages.
     cdef const Chunk* chunk
     cdef Page* page
-    cdef uint32_t g
+    cdef uint32_t g, last
     if index == NIL or state_of(space.table, index) != CHUNK_FREE:
         return
     chunk = &space.table.chunks[index]
-    for g in range(granule_from(space, chunk.address), granule_of(space, end_of(chunk))):
+    g = granule_from(space, chunk.address)
+    last = granule_of(space, end_of(chunk))
+    while g < last:
         page = page_over(space, g)
         if is_idle(space, page):
             page.chunk = index
+        g = page.active + page.granules
 
 
 cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
