@@ -82,7 +82,7 @@ def traces():
 
 def check():
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    tests = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    tests = [PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/gpu"]
     # gpumem's own: for its backtraces the tool keeps frames of Python, and with them the arrays of
     # CuPy and Numba whose end their tests wait for; JAX compiles for minutes under it.
     frameworks = ("torch", "cupy", "numba", "jax", "rmm", "cuda_core")
