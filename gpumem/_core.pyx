@@ -25,10 +25,10 @@ from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, synchronize_device
 from gpumem._resource.arena cimport (
-    ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool, join_budget, least_limit,
-    make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve, require_shareable,
-    require_transport, retained_regions, settings_from, source_keep, takes_pages, under_pressure,
-    warn_of_idle_settings,
+    add_listed_peers, ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool,
+    join_budget, least_limit, make_heap, make_pool, make_source, raise_over_budget, raise_status,
+    relieve, require_shareable, require_transport, retained_regions, settings_from, source_keep,
+    takes_pages, under_pressure, warn_of_idle_settings,
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -155,6 +155,7 @@ cdef class Arena(ArenaBase):
             raise MemoryError("out of host memory while allocating arena metadata, or out of "
                               f"addresses on {memory}")
         self.stale = []
+        add_listed_peers(self, self.core, self.config)
         join_budget(self, budget, count)
         if self.source is not None:
             source_keep(&self.core.backing, self.source)
@@ -222,10 +223,9 @@ cdef class Arena(ArenaBase):
             return empty_block(self, slot)
         if shareable:
             require("shareable", shareable, bool, "True or False")
-            require_shareable(self, self.config, self.source, &self.core.apart[APART_SHAREABLE])
+            require_shareable(self, self.config, self.source, self.core)
         if transport is not None:
-            require_transport(self, transport, shareable, self.source,
-                              &self.core.apart[APART_TRANSPORT])
+            require_transport(self, transport, shareable, self.source, self.core)
             region = TRANSPORT_REGION
         pool = None
         if self.captures is not None:
@@ -681,7 +681,18 @@ cdef class Arena(ArenaBase):
                          stream_reuse="never", max_mem=0, oom_wait_ms=0)
         inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
                       debug_heap=False, name=f"{self.name}, graph pool")
+        for peer in self.peers:
+            inner.enable_peer(peer)
         return make_pool(self, inner)
+
+    def _graph_pools(self):
+        cdef GraphPool pool
+        inner = []
+        if self.captures is not None:
+            for pool in self.captures.pools:
+                if not pool.closed:
+                    inner.append(pool.inner)
+        return inner
 
     def _serve(self, stream, GraphPool pool not None):
         cdef uint32_t slot

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from gpumem._support.arguments import is_integer
 from gpumem._support.texts import shown, visible
-from gpumem.device import _means
+from gpumem.device import Device, _means
 from gpumem.errors import ConfigError
 
 __all__ = ["ArenaConfig", "PoolConfig"]
@@ -99,6 +99,20 @@ def _share(high: int) -> Callable[[str, object], float]:
         return float(value)
 
     return parse
+
+
+def _peers(key: str, value: object) -> str | tuple[Device, ...]:
+    """Read "on_use", "none", or devices: an iterable, or as text with spaces between them."""
+    if value in ("on_use", "none") and isinstance(value, str):
+        return value
+    devices = value.split() if isinstance(value, str) else value
+    try:
+        if isinstance(devices, Device) or not isinstance(devices, Iterable):
+            raise TypeError
+        return tuple(dict.fromkeys(Device(each) for each in devices)) or "none"
+    except (TypeError, ValueError):
+        accepted = '"on_use", "none", or devices such as ["cuda:1"]'
+        raise _bad(key, value, accepted) from None
 
 
 def _bad(key: str, value: object, accepted: str) -> ConfigError:
@@ -232,6 +246,8 @@ class _Settings:
         value = getattr(self, name)
         if value is None:
             return self._NONE
+        if isinstance(value, tuple):
+            return " ".join(map(str, value))
         return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -297,6 +313,12 @@ class ArenaConfig(_Settings):
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the
         device's node.
+    peers : {"on_use", "none"} or sequence of Device
+        Which other devices may access the memory. "on_use": those that do, from the first of
+        gpumem's or PyTorch's copies between the two, or `Arena.enable_peer`. A sequence of devices
+        or their names (as text with spaces between them): these, from the start, and others by
+        `Arena.enable_peer`; the arena's own is left out. "none": only by `Arena.enable_peer`. Each
+        peer costs the driver about as much again for each page that is mapped or moved.
     enable : bool
         False: every call goes straight to the driver.
 
@@ -326,6 +348,7 @@ class ArenaConfig(_Settings):
     numa_node: int | None = _setting(
         None, _optional(_integer(0, MAX_NODE), "nearest", f"a NUMA node from 0 to {MAX_NODE}")
     )
+    peers: str | tuple[Device, ...] = _setting("on_use", _peers)
     enable: bool = _setting(True, _boolean)
 
     _OF: ClassVar[str] = "an arena"
@@ -388,7 +411,7 @@ class ArenaConfig(_Settings):
     def _without_effect_on_pool(self) -> list[str]:
         """Return the settings other than the defaults that a driver's pool does not use."""
         usual = ArenaConfig()
-        names = (*_POLICY_FIELDS, "numa_node")
+        names = (*_POLICY_FIELDS, "numa_node", "peers")
         given = [name for name in names if getattr(self, name) != getattr(usual, name)]
         if self.split_rule == ArenaConfig(backing=self.backing).split_rule:
             given = [name for name in given if name != "split_rule"]  # it came with the backing

@@ -37,6 +37,7 @@ __all__ = [
     "NotPublishedError",
     "OutOfBoundsError",
     "OutOfMemoryError",
+    "PeerAccessError",
     "PoolFallbackWarning",
     "ReservationError",
     "SnapshotError",
@@ -262,6 +263,10 @@ class DriverError(GpumemError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (self._of_args, self.args, self.__dict__)
+
+
+class PeerAccessError(GpumemError, RuntimeError):
+    """A device cannot access another one's memory: the driver has no way between the two."""
 
 
 # ---- other libraries -----------------------------------------------------------------------------

@@ -30,6 +30,7 @@ DEFAULTS = {
     "split_rule": "tight",
     "stream_reuse": "completed",
     "numa_node": None,
+    "peers": "on_use",
     "enable": True,
 }
 

@@ -13,6 +13,7 @@ BASES = {
     "InUseError": BufferError,
     "ClosedError": ValueError,
     "DriverError": RuntimeError,
+    "PeerAccessError": RuntimeError,
 }
 
 

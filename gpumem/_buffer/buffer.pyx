@@ -642,6 +642,9 @@ cdef class ResourceBase:
             owner = (<LedgerBlock*><uintptr_t>buffer.handle).owner
         return 0 if owner == NULL else visit(owner, argument)
 
+    cdef int let_access(self, DriverDevice peer) except -1:
+        return 0
+
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1:
         cdef bint is_handle = hasattr(stream, "__index__")  # its owner resets it first
         # A stream that ends with its object must be kept by that object; any other once is enough.

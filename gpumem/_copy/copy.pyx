@@ -315,6 +315,7 @@ cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device,
                         const Route* route) except -1:
     cdef Box box = rows_box(route.rows)
     if route.between_devices:
+        src.home.let_access(dst.home.driver_device)
         box.height = box.depth = -1
         box.calls = rows_bytes(route.rows) // route.rows.width
     if box.calls <= MOST_CALLS:

@@ -52,6 +52,7 @@ cdef extern from "hostdev/instruments/controls.h" nogil:
         int (*fail_here)(const char* function, uint64_t call, uint64_t times, int error) nogil
         int (*delay_record)(uint64_t record, uint64_t nanoseconds) nogil
         int (*lose_device)(int ordinal, int error) nogil
+        int (*separate)(int one, int other, int on) nogil
         void (*clear_faults)() nogil
         const char* (*last_fault)() nogil
         void (*use_h200_costs)(int on) nogil
@@ -125,6 +126,12 @@ def lose_device(int ordinal, int error):
     """Lose a device: its calls return `error` until its context is released."""
     if controls.lose_device(ordinal, error):
         raise ValueError(f"no device {ordinal}, or no error {error}")
+
+
+def separate(int one, int other, bint on):
+    """Let two host devices not reach each other's memory, or reach it again."""
+    if controls.separate(one, other, on):
+        raise ValueError(f"no two devices {one} and {other}")
 
 
 def clear_faults():

@@ -14,7 +14,7 @@ from rich.table import Table
 import gpumem
 from gpumem._support.sizes import format_size
 from gpumem.cli.output import json_option, pairs, present, table
-from gpumem.device import Device
+from gpumem.device import Device, devices
 from gpumem.errors import GpumemError
 
 __all__ = ["describe_device", "device_table", "info"]
@@ -82,8 +82,9 @@ def describe_device(device: Device) -> dict[str, Any]:
     -------
     dict
         ``device``, ``type``, ``index``, ``name``, ``uuid``, ``total_bytes``, ``free_bytes``,
-        ``capabilities`` and ``error``. If the driver cannot query the device, ``error`` has the
-        reason, and properties that are not known are None.
+        ``peers`` (the devices that can access its memory), ``capabilities`` and ``error``. If the
+        driver cannot query the device, ``error`` has the reason, and properties that are not known
+        are None.
     """
     facts: dict[str, Any] = {"device": str(device), "type": device.type, "index": device.index}
     facts |= dict.fromkeys(("name", "uuid", "total_bytes", "free_bytes"))
@@ -93,12 +94,20 @@ def describe_device(device: Device) -> dict[str, Any]:
             facts[question] = getattr(device, question)
     except (GpumemError, ValueError) as refusal:
         error = str(refusal)
+    facts["peers"] = [] if error else _peers(device)
     facts["capabilities"] = {
         name: {"supported": bool(answer.supported), "reason": answer.reason}
         for name, answer in device.capabilities.items()
     }
     facts["error"] = error
     return facts
+
+
+def _peers(device: Device) -> list[str]:
+    """Return the other devices that can access a device's memory."""
+    opened = device._open()
+    others = [each for each in devices() if each.type == device.type and each != device]
+    return [str(each) for each in others if opened.is_reached_by(each.index)]
 
 
 def _show(console: Console, facts: Mapping[str, Any]) -> None:
@@ -119,16 +128,18 @@ def _show(console: Console, facts: Mapping[str, Any]) -> None:
         console.print(f"not in this driver: {', '.join(cuda['missing_functions'])}")
     console.print(device_table(facts["devices"]))
     for device in facts["devices"]:
+        if device["peers"]:
+            console.print(f"{device['device']} can be accessed by {', '.join(device['peers'])}")
         rows = table("capability", "", title=device["device"])
         for name, answer in device["capabilities"].items():
             rows.add_row(name, "yes" if answer["supported"] else f"no: {answer['reason']}")
         console.print(rows)
 
 
-def device_table(devices: list[dict[str, Any]]) -> Table:
+def device_table(described: list[dict[str, Any]]) -> Table:
     """Make a table of the properties that `describe_device` returns."""
     rows = table("device", "name", "uuid", "total", "free", numbers=2)
-    for device in devices:
+    for device in described:
         if device["error"]:
             rows.add_row(device["device"], f"not usable: {device['error']}", "", "", "")
         else:

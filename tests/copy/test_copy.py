@@ -148,6 +148,8 @@ def test_copy_between_a_device_and_anothers_pinned_memory_on_any_stream():
             for tensor in (src, dst):
                 tensor.numpy()      # waits
             if stream is not None:
+                if str(stream.device) != origin[:6]:
+                    src.buffer.resource.enable_peer(stream.device)
                 drivers[str(stream.device)].fill(src.buffer, 9, stream)
             gpumem.copy(dst[cut], src[cut], stream)
             if stream is not None:

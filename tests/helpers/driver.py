@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 import gpumem
@@ -53,10 +54,20 @@ class HostDriver:
 
     def call(self, name: str, *arguments) -> None:
         """Call with the device's context current; a refusal is an assertion."""
+        assert self.refusal(name, *arguments) == 0, name
+
+    def refusal(self, name: str, *arguments) -> int:
+        """Call with the device's context current, and return the driver's code; 0: success."""
+        with self.current():
+            return self._function(name)(*arguments)
+
+    @contextlib.contextmanager
+    def current(self):
+        """Make the device's context current on this thread."""
         context = ctypes.c_uint64()
         assert self._function("cuCtxPushCurrent")(self._context) == 0
         try:
-            assert self._function(name)(*arguments) == 0, name
+            yield
         finally:
             self._function("cuCtxPopCurrent")(ctypes.byref(context))
 

@@ -109,6 +109,8 @@ def run_behaviour(library: Path, report: Path) -> str:
 @pytest.fixture(scope="session")
 def session_driver():
     driver = drivers.load()
+    if driver.library:
+        driver.library.hostdev_set_device_count(2)
     driver.start()
     return driver
 

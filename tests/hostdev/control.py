@@ -23,6 +23,7 @@ SIGNATURES = {
     "hostdev_fail_here": (ctypes.c_int, [ctypes.c_char_p, U64, U64, ctypes.c_int]),
     "hostdev_delay_record": (ctypes.c_int, [U64, U64]),
     "hostdev_lose_device": (ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
+    "hostdev_separate": (ctypes.c_int, [ctypes.c_int, ctypes.c_int, ctypes.c_int]),
     "hostdev_clear_faults": (None, []),
     "hostdev_last_fault": (ctypes.c_char_p, []),
     "hostdev_use_h200_costs": (None, [ctypes.c_int]),

@@ -23,7 +23,9 @@ from gpumem._native.arena.debug_heap.types cimport (
     HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
 )
 from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
+from gpumem._native.arena.growth cimport arena_add_peer
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
+from gpumem._native.arena.growth cimport arena_add_peer
 from gpumem._native.arena.metadata_copy cimport (
     arena_copy, arena_copy_free, ArenaCopy, PageCopy, TableCopy,
 )

@@ -31,7 +31,7 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.budget cimport budget_drop
 from gpumem._native.driver cimport (
-    context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
+    access_init, context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
 from gpumem._support.atomics cimport count_add, count_retain_live, store64, sum_add
@@ -134,6 +134,8 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     arena.detour = settings.passthrough
     arena.backing = backing
     arena.context = backing.context
+    access_init(&arena.access, arena.context, backing.node)
+    arena.backing.access = &arena.access
     if settings.max_mem and first > settings.max_mem:
         first = round_to_quantum(settings.max_mem)
     arena.next_region = first
@@ -160,8 +162,8 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
 
 cdef void create_space(ArenaCore* arena, int number, Bfc* table,
                        uint64_t first_bytes) noexcept nogil:
-    space_create(&arena.spaces[number], table, arena.context, &arena.backing.calls, first_bytes,
-                 number != SMALL_SPACE)
+    space_create(&arena.spaces[number], table, arena.context, &arena.access, &arena.backing.calls,
+                 first_bytes, number != SMALL_SPACE)
 
 
 cdef void forget(ArenaCore* arena) noexcept nogil:

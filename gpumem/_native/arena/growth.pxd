@@ -3,6 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, Block
+from gpumem._native.driver cimport CUresult
 
 # A new region, or pages, and the block from them in one step. `own_region`: a region of exactly
 # this block; `flags` are AllocateFlags.
@@ -14,6 +15,9 @@ cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil
 cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil
 # Gives one idle region back, persistent or not; 0: there is none.
 cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil
+# Lets a further device touch what the driver maps for the arena, now and later. A refusal of
+# cuMemSetAccess leaves the list of devices as it was.
+cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil
 # Is it worth giving idle memory back and trying again?
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 # Is memory out, so that others' memory, once it is free, may serve the block?

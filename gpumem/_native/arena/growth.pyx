@@ -18,7 +18,7 @@ from gpumem._native.arena.types cimport (
     Block, driver_refused, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER,
     REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for,
 )
-from gpumem._native.backing cimport Backing, backing_release, backing_reserve
+from gpumem._native.backing cimport Backing, backing_release, backing_reserve, backing_set_access
 from gpumem._native.bfc cimport (
     Bfc, bfc_add_region, bfc_allocate, bfc_allocate_from, bfc_allocate_persistent, bfc_free, BFC_OK,
     bfc_region_is_idle, bfc_remove_region, CHUNK_USED, NIL, QUANTUM, round_to_quantum,
@@ -26,13 +26,15 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.budget cimport budget_ceiling, budget_room
 from gpumem._native.driver cimport (
-    context_enter, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult,
+    access_has, access_next, context_enter, context_leave, context_relax, context_restore,
+    CU_MEM_ACCESS_FLAGS_PROT_NONE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUmemAccessDesc,
+    CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
     ACTION_CREATE, budget_allows, budget_spend, bytes_of, Demand, GRANULE, MAX_PAGE_GRANULES,
     orphans_release, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range,
     range_reserve, round_to_granule, Space, space_add_range, space_execute, space_finish,
-    space_plan, space_plan_trim, space_undo,
+    space_plan, space_plan_trim, space_set_access, space_undo,
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64, sum_add
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
@@ -295,6 +297,50 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
     # Another backing than the arena's own: its call is kept by name.
     return driver_refused(arena, code, backing.call if backing != &arena.backing
                           else <const char*>NULL)
+
+
+# ---- peers ---------------------------------------------------------------------------------------
+
+cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil:
+    # Whatever is mapped later gets the list in the call that gives its own device access.
+    cdef CUstreamCaptureMode mode = context_relax(arena.context)
+    cdef CUresult code = CUDA_SUCCESS
+    lock_acquire(&arena.grow_lock)
+    if not access_has(&arena.access, device):
+        code = add_peer(arena, access_next(&arena.access, device))
+        if code == CUDA_SUCCESS:
+            store32(&arena.access.count, arena.access.count + 1)
+    lock_release(&arena.grow_lock)
+    context_restore(arena.context, mode)
+    return code
+
+
+cdef CUresult add_peer(ArenaCore* arena, CUmemAccessDesc* place) noexcept nogil:
+    cdef CUresult code
+    if place == NULL:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    code = context_enter(arena.context)
+    if code != CUDA_SUCCESS:
+        return code
+    code = set_access(arena, place)
+    if code != CUDA_SUCCESS:
+        # What has access by now loses it. Should that be refused, a device has access to pages that
+        # nothing tells it to use, until they move.
+        place.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE
+        set_access(arena, place)
+    context_leave(arena.context)
+    return code
+
+
+cdef CUresult set_access(ArenaCore* arena, const CUmemAccessDesc* place) noexcept nogil:
+    cdef CUresult code = backing_set_access(&arena.backing, place)
+    cdef int i
+    if code == CUDA_SUCCESS:
+        code = backing_set_access(&arena.apart[APART_SHAREABLE], place)
+    for i in range(SPACES):
+        if code == CUDA_SUCCESS:
+            code = space_set_access(&arena.spaces[i], place)
+    return code
 
 
 # ---- A paged arena: grows, gives back, keeps persistent regions; see _native/pages/types.pxd -----

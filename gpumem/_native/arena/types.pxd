@@ -27,7 +27,7 @@ from gpumem._native.arena.debug_heap.types cimport DebugHeap
 from gpumem._native.backing cimport Backing, mapped_find
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
-from gpumem._native.driver cimport CUevent, CUresult, CUstream, DeviceContext
+from gpumem._native.driver cimport Access, CUevent, CUresult, CUstream, DeviceContext
 from gpumem._native.pages cimport MoveBudget, Space
 from gpumem._support.atomics cimport load32, load64, published64, store32
 from gpumem._support.events cimport EventSource
@@ -217,6 +217,7 @@ cdef struct ArenaCore:
     uint64_t saved_bytes
     void* saved_copy
     ViewCount views         # of all its blocks
+    Access access           # who may touch its pages, and other mapped memory; grow_lock
     Backing backing
     Backing apart[APART_KINDS]  # of blocks with memory of their own; no `reserve`: none was made
     ArenaStats stats

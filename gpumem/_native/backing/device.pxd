@@ -13,7 +13,9 @@ user's callback provides (_resource/arena/source).
 
 from libc.stdint cimport uint64_t
 
-from gpumem._native.driver cimport CUmem_advise, CUresult, CUstream, DeviceContext
+from gpumem._native.driver cimport (
+    Access, CUmem_advise, CUmemAccessDesc, CUresult, CUstream, DeviceContext,
+)
 
 # A region whose release needs more than its address.
 cdef struct Mapped:
@@ -30,17 +32,22 @@ cdef struct Backing:
     void (*forget)(Backing* self) noexcept nogil
     const char* call        # the driver call that reserves, or the latest that failed
     DeviceContext* context
+    const Access* access    # the arena's: who may touch what is mapped
     uint64_t calls          # driver calls made by this backing
     uint64_t granule        # bytes, a power of two; regions are multiples of it
     int node                # host memory: the NUMA node; -1: the device's nearest
     bint exportable         # physical handles and files are made to be given to other processes
-    bint has_files          # what `Mapped.memory` is: a descriptor, not a physical handle
+    bint has_files          # what `Mapped.memory` is: a descriptor
+    bint has_handles        # or a physical handle, mapped by the driver
     Mapped* mapped
     uint64_t mapped_bytes   # of these mappings together
     void* source            # what a source is called with
 
 cdef CUresult backing_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
 cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil
+# Sets one device's access to every region that is a physical handle; stops where the driver
+# refuses. The arena's context is current.
+cdef CUresult backing_set_access(Backing* self, const CUmemAccessDesc* place) noexcept nogil
 
 # Plain blocks by cuMemAlloc: a GPU's own memory, or ordinary memory on the host device. The
 # others of the family begin with it.

@@ -8,7 +8,7 @@ from gpumem._native.driver cimport (
     context_enter, context_leave, CU_MEM_ATTACH_GLOBAL, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_HOST, CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE,
     CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmem_advise,
-    CUmemLocation, CUresult, CUstream, DeviceContext,
+    CUmemAccessDesc, CUmemLocation, CUresult, CUstream, DeviceContext,
 )
 from gpumem._support.atomics cimport store64, sum_add
 
@@ -95,6 +95,20 @@ cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) no
     if code == CUDA_SUCCESS:
         code = self.release(self, address, size)
         context_leave(self.context)
+    return code
+
+
+cdef CUresult backing_set_access(Backing* self, const CUmemAccessDesc* place) noexcept nogil:
+    cdef const Mapped* mapped = self.mapped
+    cdef CUresult code = CUDA_SUCCESS
+    if not self.has_handles:
+        return CUDA_SUCCESS
+    while mapped != NULL and code == CUDA_SUCCESS:
+        # Without a handle it is being released: nothing uses it.
+        if mapped.memory:
+            code = backing_note(self, "cuMemSetAccess", self.context.table.cuMemSetAccess(
+                mapped.address, mapped.nbytes, place, 1))
+        mapped = mapped.next
     return code
 
 

@@ -13,10 +13,10 @@ from gpumem._native.backing.device cimport (
 )
 from gpumem._native.backing.pinned cimport pages_pin
 from gpumem._native.driver cimport (
-    context_enter, context_leave, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
+    Access, access_apply, access_init, context_enter, context_leave, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
-    CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
+    CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
     CUstream, DeviceContext,
 )
 
@@ -32,6 +32,7 @@ cdef void numa_init(Backing* backing, DeviceContext* context, int node) noexcept
     backing.call = "cuMemCreate"
     backing.granule = GRANULE
     backing.node = node
+    backing.has_handles = True
 
 
 cdef void shared_init(Backing* backing, DeviceContext* context, int node) noexcept nogil:
@@ -42,9 +43,12 @@ cdef void shared_init(Backing* backing, DeviceContext* context, int node) noexce
 
 cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noexcept nogil:
     cdef Backing backing
+    cdef Access access
     cdef uint64_t address = 0
     cdef CUresult code
     numa_init(&backing, context, node)
+    access_init(&access, context, node)
+    backing.access = &access
     code = backing_reserve(&backing, GRANULE, &address)
     if code == CUDA_SUCCESS:
         code = backing_release(&backing, address, GRANULE)
@@ -105,16 +109,8 @@ cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil
 
 
 cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
-    # The second one is the CPU's, for memory of a node alone.
-    cdef CUmemAccessDesc[2] access
-    access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    access[0].location.id = self.context.device
-    access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    access[1].location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
-    access[1].location.id = self.node
-    access[1].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return backing_note(self, "cuMemSetAccess", self.context.table.cuMemSetAccess(
-        base, nbytes, access, 1 if self.node == THE_DEVICE else 2))
+    return backing_note(self, "cuMemSetAccess",
+                        access_apply(self.context, self.access, base, nbytes))
 
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:

@@ -37,6 +37,7 @@ cdef extern from "driver_table.h" nogil:
         CUDA_ERROR_INVALID_HANDLE
         CUDA_ERROR_NOT_READY
         CUDA_ERROR_NOT_SUPPORTED
+        CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
         CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         CUDA_ERROR_UNKNOWN
 
@@ -133,6 +134,7 @@ cdef extern from "driver_table.h" nogil:
         CU_MEM_ALLOCATION_TYPE_PINNED
 
     ctypedef enum CUmemAccess_flags:
+        CU_MEM_ACCESS_FLAGS_PROT_NONE
         CU_MEM_ACCESS_FLAGS_PROT_READ
         CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
@@ -218,11 +220,13 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuDeviceGetName)(char*, int, CUdevice) nogil
         CUresult (*cuDeviceGetUuid)(CUuuid*, CUdevice) nogil
         CUresult (*cuDeviceGetAttribute)(int*, CUdevice_attribute, CUdevice) nogil
+        CUresult (*cuDeviceCanAccessPeer)(int*, CUdevice, CUdevice) nogil
         CUresult (*cuDevicePrimaryCtxRetain)(CUcontext*, CUdevice) nogil
         CUresult (*cuCtxPushCurrent)(CUcontext) nogil
         CUresult (*cuCtxPopCurrent)(CUcontext*) nogil
         CUresult (*cuCtxSynchronize)() nogil
         CUresult (*cuCtxRecordEvent)(CUcontext, CUevent) nogil
+        CUresult (*cuCtxEnablePeerAccess)(CUcontext, unsigned int) nogil
         CUresult (*cuStreamCreate)(CUstream*, unsigned int) nogil
         CUresult (*cuStreamDestroy)(CUstream) nogil
         CUresult (*cuStreamQuery)(CUstream) nogil
@@ -366,6 +370,15 @@ cdef struct DeviceContext:
     bint (*clock_is_virtual)() noexcept nogil   # only calls move it; NULL: it never is
 
 
+cdef enum:
+    MOST_PLACES = 65            # a device for each that a process may use, and a node of the host
+
+# Who may touch memory that a driver call maps: the device that it is made for, the CPU if the
+# memory is a node's, then peers. Only grows; an entry is complete before it is counted.
+cdef struct Access:
+    CUmemAccessDesc places[MOST_PLACES]
+    uint32_t count              # read without a lock
+
 cdef enum Awaited:
     AWAIT_STREAM
     AWAIT_EVENT
@@ -380,6 +393,16 @@ cdef class DriverDevice:
 # Makes the device's context current for a few driver calls; every enter has its leave.
 cdef CUresult context_enter(DeviceContext* context) noexcept nogil
 cdef void context_leave(DeviceContext* context) noexcept nogil
+# `node`: of the host's memory; -1: the device's own.
+cdef void access_init(Access* access, const DeviceContext* context, int node) noexcept nogil
+cdef bint access_has(const Access* access, int device) noexcept nogil
+# The entry behind the last one, for a further device; counted by the caller. NULL: no room.
+cdef CUmemAccessDesc* access_next(Access* access, int device) noexcept nogil
+# Gives everyone in the list access to mappings that lie side by side, in one call.
+cdef CUresult access_apply(const DeviceContext* context, const Access* access, uint64_t address,
+                           uint64_t nbytes) noexcept nogil
+# Lets kernels and copies of `peer` reach what cuMemAlloc gives out in `context`, then and later.
+cdef CUresult context_allow(DeviceContext* context, DeviceContext* peer) noexcept nogil
 # While any thread captures a graph, calls that may block or allocate invalidate the capture unless
 # this thread has relaxed itself. Returns the mode to go back to. Every relax has its restore.
 cdef CUstreamCaptureMode context_relax(const DeviceContext* context) noexcept nogil

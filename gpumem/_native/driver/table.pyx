@@ -6,6 +6,7 @@ import threading
 cimport cython
 from libc.string cimport strcmp
 
+from gpumem._support.atomics cimport load32
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.process cimport (
@@ -57,6 +58,56 @@ cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* cap
         context_leave(context)
     unknown[0] = code != CUDA_SUCCESS
     return code == CUDA_SUCCESS and status != CU_STREAM_CAPTURE_STATUS_NONE
+
+
+# ---- access --------------------------------------------------------------------------------------
+
+cdef void access_init(Access* access, const DeviceContext* context, int node) noexcept nogil:
+    access.count = 0
+    access_next(access, context.device)
+    access.count = 1
+    if node >= 0:
+        access.places[1] = access.places[0]
+        access.places[1].location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
+        access.places[1].location.id = node
+        access.count = 2
+
+
+cdef bint access_has(const Access* access, int device) noexcept nogil:
+    cdef uint32_t i
+    for i in range(load32(&access.count)):
+        if (access.places[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE
+                and access.places[i].location.id == device):
+            return True
+    return False
+
+
+cdef CUmemAccessDesc* access_next(Access* access, int device) noexcept nogil:
+    cdef CUmemAccessDesc* place = &access.places[access.count]
+    if access.count == MOST_PLACES:
+        return NULL
+    place.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    place.location.id = device
+    place.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return place
+
+
+cdef CUresult access_apply(const DeviceContext* context, const Access* access, uint64_t address,
+                           uint64_t nbytes) noexcept nogil:
+    return context.table.cuMemSetAccess(address, nbytes, access.places, access.count)
+
+
+cdef CUresult context_allow(DeviceContext* context, DeviceContext* peer) noexcept nogil:
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code = context_enter(peer)
+    if code != CUDA_SUCCESS:
+        return code
+    mode = context_relax(peer)
+    code = context.table.cuCtxEnablePeerAccess(context.primary, 0)
+    context_restore(peer, mode)
+    context_leave(peer)
+    # Another library enabled it.
+    return CUDA_SUCCESS if code == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED else code
 
 
 # ---- waits ---------------------------------------------------------------------------------------
@@ -300,6 +351,20 @@ cdef class DriverDevice:
     def named_attribute(self, str name):
         """Return the attribute of that name, such as "CU_DEVICE_ATTRIBUTE_INTEGRATED"."""
         return self.attribute(attribute_numbers[name])
+
+    def is_reached_by(self, int ordinal):
+        """Whether another device of the same type can access the memory of this one.
+
+        Raises ValueError if there is no such device.
+        """
+        cdef CUdevice other
+        cdef int able = 0
+        if self.context.table.cuDeviceGet(&other, ordinal) != CUDA_SUCCESS:
+            raise ValueError(f"unknown device '{self.type}:{ordinal}'")
+        check(self.context.table,
+              self.context.table.cuDeviceCanAccessPeer(&able, other, self.context.device),
+              "cuDeviceCanAccessPeer")
+        return bool(able)
 
     def has(self, str name):
         """Whether the table has an entry of that name, such as "cuMemCreate"."""

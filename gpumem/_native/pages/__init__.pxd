@@ -6,7 +6,7 @@ from gpumem._native.pages.execute cimport (
 from gpumem._native.pages.plan cimport plan_free, space_plan, space_plan_trim
 from gpumem._native.pages.space cimport (
     budget_allows, budget_init, budget_spend, MoveBudget, orphans_release, pages_check,
-    pages_invariant, range_reserve, space_add_range, space_create, space_destroy,
+    pages_invariant, range_reserve, space_add_range, space_create, space_destroy, space_set_access,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand, GRANULE,

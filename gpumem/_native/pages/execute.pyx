@@ -9,10 +9,10 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc cimport holes_fill, holes_trim, holes_undo_allocate, NIL, SLOT_RELEASED
 from gpumem._native.driver cimport (
-    context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext,
+    access_apply, context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, hole_at, orphan_add, page_allow, page_create, view_set, view_unmap,
+    fill_granules, hole_at, orphan_add, page_create, view_set, view_unmap,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand,
@@ -130,7 +130,7 @@ cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last) noexcept nogil:
             end += bytes_of(page)
         last[0] += 1
     return note_call(space, &plan.refused, "cuMemSetAccess",
-                     page_allow(space.context, begin, end - begin))
+                     access_apply(space.context, space.access, begin, end - begin))
 
 
 cdef void end_run(Space* space, Plan* plan, uint32_t first, uint32_t last,
@@ -335,7 +335,8 @@ cdef CUresult restore_run(Space* space, uint32_t* g, const char** call) noexcept
             return code
         end += bytes_of(page)
         g[0] += page.granules
-    return note_call(space, call, "cuMemSetAccess", page_allow(space.context, begin, end - begin))
+    return note_call(space, call, "cuMemSetAccess",
+                     access_apply(space.context, space.access, begin, end - begin))
 
 
 cdef CUresult restore_page(Space* space, Page* page, const char** call) noexcept nogil:

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc cimport Bfc, Chunk
-from gpumem._native.driver cimport CUresult, DeviceContext
+from gpumem._native.driver cimport Access, CUmemAccessDesc, CUresult, DeviceContext
 from gpumem._native.pages.types cimport Page, Range, Space
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil
@@ -19,8 +19,8 @@ cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_
                         uint64_t epoch) noexcept nogil
 cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil
 # An empty space; no driver call. `first_bytes` of addresses are reserved at the first need.
-cdef void space_create(Space* space, Bfc* table, DeviceContext* context, uint64_t* calls,
-                       uint64_t first_bytes, bint large) noexcept nogil
+cdef void space_create(Space* space, Bfc* table, DeviceContext* context, const Access* access,
+                       uint64_t* calls, uint64_t first_bytes, bint large) noexcept nogil
 # Reserves addresses that hold a block of `size` bytes; less than planned if they are scarce.
 cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil
 # Adds what was reserved. False: out of host memory, the reservation is still the caller's.
@@ -57,8 +57,9 @@ cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
 
 
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil
-# Gives the device access to mappings that lie side by side, all of them.
-cdef CUresult page_allow(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil
+# Sets one device's access to every view of a page that has memory; stops where the driver refuses.
+# With the grow lock.
+cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil
 # Unmaps one view of a page.
 cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil
 

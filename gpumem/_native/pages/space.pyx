@@ -9,8 +9,8 @@ from gpumem._native.bfc cimport (
     LEVELS, NIL, SLOT_RELEASED, state_of, STEPS, StreamBins,
 )
 from gpumem._native.driver cimport (
-    context_enter, context_is_dead, context_leave, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY,
+    Access, context_enter, context_is_dead, context_leave, CU_MEM_ALLOCATION_TYPE_PINNED,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
     CUresult, DeviceContext,
 )
@@ -18,7 +18,7 @@ from gpumem._native.pages.types cimport (
     address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed,
     is_idle, MAX_RANGES, Page, page_mapped_at, page_over, Range, round_to_granule, Space,
 )
-from gpumem._support.atomics cimport load32
+from gpumem._support.atomics cimport load32, sum_add
 
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil:
@@ -135,11 +135,12 @@ cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil:
     return NIL
 
 
-cdef void space_create(Space* space, Bfc* table, DeviceContext* context, uint64_t* calls,
-                       uint64_t first_bytes, bint large) noexcept nogil:
+cdef void space_create(Space* space, Bfc* table, DeviceContext* context, const Access* access,
+                       uint64_t* calls, uint64_t first_bytes, bint large) noexcept nogil:
     memset(space, 0, sizeof(Space))
     space.table = table
     space.context = context
+    space.access = access
     space.calls = calls
     space.large = large
     space.first_bytes = first_bytes
@@ -345,12 +346,28 @@ cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* mem
     return code
 
 
-cdef CUresult page_allow(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil:
-    cdef CUmemAccessDesc access
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = context.device
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return context.table.cuMemSetAccess(address, nbytes, &access, 1)
+cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil:
+    # Dormant views too: they become active without a driver call. One call for each run of views
+    # side by side, which never crosses the end of a range.
+    cdef CUresult code = CUDA_SUCCESS
+    cdef uint32_t first = 0
+    cdef uint32_t end
+    while first < space.granules and code == CUDA_SUCCESS:
+        end = first
+        while is_mapped(space, end):
+            end += 1
+        if end > first:
+            sum_add(space.calls, 1)
+            code = space.context.table.cuMemSetAccess(
+                address_of(space, first), <uint64_t>(end - first) << GRANULE_BITS, place, 1)
+        first = end + 1
+    return code
+
+
+cdef inline bint is_mapped(const Space* space, uint32_t granule) noexcept nogil:
+    # A page without memory is suspended: the driver has no view of it.
+    cdef const Page* page = page_over(space, granule)
+    return page != NULL and page.memory != 0
 
 
 cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil:

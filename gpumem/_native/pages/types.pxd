@@ -27,7 +27,7 @@ lock again, the plan is finished, or undone where the driver refused a call.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc cimport Bfc, Chunk, NIL, SLOT_RELEASED
-from gpumem._native.driver cimport DeviceContext
+from gpumem._native.driver cimport Access, DeviceContext
 
 cdef enum:
     GRANULE_BITS = 21
@@ -60,7 +60,8 @@ cdef struct Range:
 
 cdef struct Space:
     Bfc* table
-    DeviceContext* context      # of the arena, as the two others; NULL: nothing was reserved yet
+    DeviceContext* context      # of the arena, as the three others; NULL: nothing was reserved yet
+    const Access* access        # who may touch the pages
     uint64_t* calls             # where calls of the driver are counted
     Range ranges[MAX_RANGES]
     uint32_t range_count

@@ -24,9 +24,11 @@ from gpumem._native.bfc cimport (
     round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
-from gpumem._native.driver cimport check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUresult
+from gpumem._native.driver cimport (
+    access_has, check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUresult, DriverDevice,
+)
 from gpumem._native.pages cimport Space
-from gpumem._resource.arena.settings cimport pages_problem
+from gpumem._resource.arena.settings cimport add_peer, pages_problem, peers_of
 from gpumem._resource.arena.source cimport source_error
 from gpumem._resource.device_memory cimport device_figures
 from gpumem._support.atomics cimport load64
@@ -35,13 +37,15 @@ from gpumem._support.process cimport process
 
 from gpumem._support.events import FRAMEWORKS, tag_texts
 from gpumem._support.providers import provided
+from gpumem.device import Device
 from gpumem.errors import (
-    ClosedError, ConfigError, GpumemError, OutOfMemoryError, SourceError, SuspendedError,
+    ClosedError, ConfigError, DriverError, GpumemError, OutOfMemoryError, PeerAccessError,
+    SourceError, SuspendedError,
 )
 
 
 cdef class ArenaBase(MemoryResource):
-    """The counters, blocks and checks of an arena; `gpumem.Arena` adds what changes it."""
+    """The counters, blocks, peers and checks of an arena; `gpumem.Arena` adds the rest."""
 
     def __cinit__(self, *arguments, **keywords):
         # Only Arena, which is final, makes a core: another class would have none.
@@ -76,6 +80,71 @@ cdef class ArenaBase(MemoryResource):
         """
         self.require_own()
         return block_list(self.core)
+
+    @property
+    def peers(self):
+        """The other devices that may access the arena's memory, a tuple of `Device`.
+
+        Those of the settings, of `enable_peer`, and with ``peers="on_use"`` those that used it.
+        """
+        return peers_of(self, self.core)
+
+    def enable_peer(self, device):
+        """Let kernels and copies of another device access the arena's memory, now and later.
+
+        Pages, shareable blocks and the arena's graph pools get it for what they have now and with
+        whatever is added or moved later; each page costs the driver about as much again for each
+        peer. Regions get it for all memory of the device in this process, by the driver's switch
+        between two contexts. Whoever uses the memory on the other device orders that use with the
+        arena's streams, as between any two streams. Idempotent, and never undone.
+
+        With ``ArenaConfig.peers = "on_use"`` gpumem's copies between devices, and PyTorch's, do
+        this where they need it; kernels of another library need this call.
+
+        Parameters
+        ----------
+        device : Device or str
+            Another device of the same type, such as ``"cuda:1"``.
+
+        Raises
+        ------
+        PeerAccessError
+            The driver has no way between the two devices; copies still work, through its own
+            staging.
+        DriverError
+            The driver refused; the peer has no access, as before.
+        ConfigError
+            `device` is the arena's own, or of another type.
+        ValueError
+            There is no such device.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host:0")
+        >>> others = [device for device in gpumem.devices() if device.type == "host"][1:]
+        >>> for device in others:
+        ...     arena.enable_peer(device)
+        >>> list(arena.peers) == others
+        True
+        """
+        self.require_open()
+        peer = Device(device)
+        add_peer(self, self.core, peer)
+        for pool in self._graph_pools():
+            pool.enable_peer(peer)
+
+    cdef int let_access(self, DriverDevice peer) except -1:
+        if access_has(&self.core.access, peer.context.device) or self.config.peers != "on_use":
+            return 0
+        # Without access the driver copies too, at a tenth of the speed.
+        try:
+            add_peer(self, self.core, Device(f"{peer.type}:{peer.ordinal}"))
+        except (PeerAccessError, DriverError):
+            pass
+        return 0
 
     def report(self, path, *, title=None):
         """Write a page of HTML that shows what is in use now; see `gpumem.observe.write_report`.

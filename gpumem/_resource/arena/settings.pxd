@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from gpumem._buffer cimport MemoryResource
-from gpumem._native.arena cimport ArenaSettings
+from gpumem._native.arena cimport ArenaCore, ArenaSettings
 from gpumem._native.backing cimport Backing
 from gpumem._resource.arena.source cimport Source
 
@@ -22,11 +22,17 @@ cdef str pages_problem(object memory)
 # Raises ConfigError for a setting that the memory has no use for.
 cdef int choose_backing(MemoryResource arena, object config, Source source,
                         Backing* backing) except -1
+# Lets a further device touch an arena's memory; raises where that is not possible.
+cdef int add_peer(MemoryResource arena, ArenaCore* core, object device) except -1
+# Those of the settings, when the arena is made.
+cdef int add_listed_peers(MemoryResource arena, ArenaCore* core, object config) except -1
+# The devices that `add_peer` has added, as a tuple of Device.
+cdef tuple peers_of(MemoryResource arena, const ArenaCore* core)
 # Makes the backing of shareable blocks with the first of them; raises ConfigError where an arena
 # has none.
 cdef int require_shareable(MemoryResource arena, object config, Source source,
-                           Backing* shareable) except -1
-# The same of blocks in driver allocations of their own, `apart` from a paged arena's pages. Raises
+                           ArenaCore* core) except -1
+# The same of blocks in driver allocations of their own, apart from a paged arena's pages. Raises
 # ValueError for another transport than "ipc".
 cdef int require_transport(MemoryResource arena, object transport, bint shareable, Source source,
-                           Backing* apart) except -1
+                           ArenaCore* core) except -1

@@ -2,25 +2,29 @@
 
 import warnings
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    ArenaSettings, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, REUSE_COMPLETED, REUSE_NEVER,
-    REUSE_WAIT,
+    APART_SHAREABLE, APART_TRANSPORT, arena_add_peer, ArenaCore, ArenaSettings,
+    EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT,
 )
 from gpumem._native.backing cimport (
     Backing, backing_init, file_init, listed_init, managed_init, numa_init, numa_try, pinned_init,
     shared_init, THE_DEVICE,
 )
 from gpumem._native.bfc cimport round_to_quantum
-from gpumem._native.driver cimport check, CUresult, DeviceContext
+from gpumem._native.driver cimport (
+    access_has, check, context_allow, CU_MEM_LOCATION_TYPE_DEVICE, CUresult, DeviceContext,
+    DriverDevice,
+)
 from gpumem._resource.arena.source cimport Source, source_init
+from gpumem._support.atomics cimport load32
 
 from gpumem.config import _PAGED_FROM
-from gpumem.device import MemoryKind
-from gpumem.errors import ConfigError, ConfigWarning, DriverError
+from gpumem.device import Device, MemoryKind
+from gpumem.errors import ConfigError, ConfigWarning, DriverError, PeerAccessError
 
 
 cdef int settings_from(object config, ArenaSettings* settings) except -1:
@@ -98,10 +102,10 @@ cdef int choose_backing(MemoryResource arena, object config, Source source,
 
 
 cdef int require_shareable(MemoryResource arena, object config, Source source,
-                           Backing* shareable) except -1:
+                           ArenaCore* core) except -1:
     cdef DeviceContext* context = &arena.driver_device.context
     cdef Backing backing
-    if shareable.reserve != NULL:
+    if core.apart[APART_SHAREABLE].reserve != NULL:
         return 0
     reason = why_not_shareable(arena, config, source)
     if reason:
@@ -111,13 +115,14 @@ cdef int require_shareable(MemoryResource arena, object config, Source source,
         shared_init(&backing, context, THE_DEVICE if config.numa_node is None else config.numa_node)
     else:
         file_init(&backing, context)
-    if shareable.reserve == NULL:       # else another thread was faster
-        shareable[0] = backing
+    backing.access = &core.access
+    if core.apart[APART_SHAREABLE].reserve == NULL:      # else another thread was faster
+        core.apart[APART_SHAREABLE] = backing
     return 0
 
 
 cdef int require_transport(MemoryResource arena, object transport, bint shareable, Source source,
-                           Backing* apart) except -1:
+                           ArenaCore* core) except -1:
     cdef Backing backing
     if not isinstance(transport, str) or transport != "ipc":
         raise ValueError(f"invalid transport = {transport!r}: expected None or 'ipc'")
@@ -128,9 +133,11 @@ cdef int require_transport(MemoryResource arena, object transport, bint shareabl
     if reason:
         raise ConfigError(f"invalid transport = 'ipc' for arena {arena.name!r} on {arena.memory}: "
                           f"{reason}")
-    if apart.reserve == NULL:
+    if core.apart[APART_TRANSPORT].reserve == NULL:
         listed_init(&backing, &arena.driver_device.context)
-        apart[0] = backing
+        core.apart[APART_TRANSPORT] = backing
+        for device in peers_of(arena, core):
+            allow_context(core, device._open())
     return 0
 
 
@@ -189,3 +196,70 @@ cdef int require_node(MemoryResource arena, int node) except -1:
         raise ConfigError(f"invalid numa_node = {node} on {arena.memory}: "
                           f"{refusal}") from refusal
     return 0
+
+
+# ---- Peers: which other devices may touch the memory ---------------------------------------------
+
+
+cdef int add_listed_peers(MemoryResource arena, ArenaCore* core, object config) except -1:
+    if config.peers != "on_use" and is_everybodys(arena, core):
+        warnings.warn(f"peers = {config._text_of('peers')!r} has no effect on an arena on "
+                      f"{arena.memory}: every device reaches it", ConfigWarning, stacklevel=1)
+    if isinstance(config.peers, str):
+        return 0
+    for device in config.peers:
+        # The same settings may be for the arenas of all these devices.
+        if device != arena.memory.device:
+            add_peer(arena, core, device)
+    return 0
+
+
+cdef int add_peer(MemoryResource arena, ArenaCore* core, object device) except -1:
+    cdef bint has_pages_alone = not has_regions(core)
+    cdef int number = device.index       # the driver's number of it, too
+    cdef CUresult code
+    own = arena.memory.device
+    if device.type != own.type or device == own:
+        raise ConfigError(f"invalid peer {str(device)!r} of arena {arena.name!r} on "
+                          f"{arena.memory}: expected another {own.type} device")
+    is_reached = arena.driver_device.is_reached_by(number)
+    if access_has(&core.access, number) or is_everybodys(arena, core):
+        return 0
+    if not is_reached:
+        raise PeerAccessError(f"{device} cannot access the memory of {own}: the driver has no way "
+                              "between them")
+    # A context of the peer takes memory there, and only regions need one.
+    if not has_pages_alone:
+        allow_context(core, device._open())
+    with nogil:
+        code = arena_add_peer(core, number)
+    check(core.context.table, code, "cuMemSetAccess")
+    # Another thread has made the first region meanwhile, and did not know of this peer.
+    if has_pages_alone and has_regions(core):
+        allow_context(core, device._open())
+    return 0
+
+
+cdef inline bint has_regions(const ArenaCore* core) noexcept:
+    return not core.settings.paged or core.apart[APART_TRANSPORT].reserve != NULL
+
+
+cdef int allow_context(ArenaCore* core, DriverDevice peer) except -1:
+    cdef CUresult code
+    with nogil:
+        code = context_allow(core.context, &peer.context)
+    return check(core.context.table, code, "cuCtxEnablePeerAccess")
+
+
+cdef bint is_everybodys(MemoryResource arena, const ArenaCore* core):
+    # Pinned and managed memory is every device's, except for what the driver maps for a node.
+    return (arena.memory.kind in (MemoryKind.HOST_ACCESSIBLE, MemoryKind.MANAGED)
+            and not core.backing.has_handles)
+
+
+cdef tuple peers_of(MemoryResource arena, const ArenaCore* core):
+    cdef uint32_t i
+    own = arena.memory.device
+    found = [core.access.places[i].location.id for i in range(1, load32(&core.access.count))
+             if core.access.places[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE]
+    return tuple([Device(f"{own.type}:{number}") for number in found])

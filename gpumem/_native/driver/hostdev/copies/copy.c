@@ -24,10 +24,15 @@ static size_t extent(const Copy *copy, size_t pitch, size_t slice) {
     return (copy->depth - 1) * slice + (copy->height - 1) * pitch + copy->width;
 }
 
-static CUresult ends_find(Copy *copy, int dst_side, int src_side, Ends *ends) {
+/* Each end is reached by the device that copies; of a copy between peers, by the end's own. */
+static CUresult ends_find(Context *context, Copy *copy, int dst_side, int src_side, Ends *ends) {
     if (!copy->dst || !copy->src) return CUDA_ERROR_INVALID_VALUE;
-    ends->dst = host_memory_kind(copy->dst, extent(copy, copy->dst_pitch, copy->dst_slice), true);
-    ends->src = host_memory_kind(copy->src, extent(copy, copy->src_pitch, copy->src_slice), false);
+    if (!copy->dst_context) copy->dst_context = context;
+    if (!copy->src_context) copy->src_context = context;
+    ends->dst = host_memory_kind(copy->dst, extent(copy, copy->dst_pitch, copy->dst_slice), true,
+                                 copy->dst_context->device);
+    ends->src = host_memory_kind(copy->src, extent(copy, copy->src_pitch, copy->src_slice), false,
+                                 copy->src_context->device);
     copy->dst_known = ends->dst != MEMORY_PAGEABLE;
     copy->src_known = ends->src != MEMORY_PAGEABLE;
     if (ends->dst == MEMORY_INACCESSIBLE || ends->src == MEMORY_INACCESSIBLE) return CUDA_ERROR_INVALID_VALUE;
@@ -36,9 +41,9 @@ static CUresult ends_find(Copy *copy, int dst_side, int src_side, Ends *ends) {
     return CUDA_SUCCESS;
 }
 
-CUresult host_copy_check(Copy *copy, int dst_side, int src_side) {
+CUresult host_copy_check(Context *context, Copy *copy, int dst_side, int src_side) {
     Ends ends;
-    return ends_find(copy, dst_side, src_side, &ends);
+    return ends_find(context, copy, dst_side, src_side, &ends);
 }
 
 /* Takes the source's bytes now: the box is packed tight into memory that the copy owns. */
@@ -74,7 +79,7 @@ static CUresult submit(Context *context, CUstream stream, const Copy *copy, bool
 CUresult host_copy_async(Context *context, CUstream stream, Copy *copy, int dst_side, int src_side) {
     Ends ends;
     if (copy->width == 0 || copy->height == 0 || copy->depth == 0) return CUDA_SUCCESS;
-    HOST_TRY(ends_find(copy, dst_side, src_side, &ends));
+    HOST_TRY(ends_find(context, copy, dst_side, src_side, &ends));
     if (host_stream_captures(context, stream)) return submit(context, stream, copy, false);
     bool wait = ends.dst == MEMORY_PAGEABLE || (on_host(ends.dst) && on_host(ends.src));
     if (!wait && ends.src == MEMORY_PAGEABLE) HOST_TRY(stage(copy));
@@ -98,7 +103,7 @@ static CUresult copy_here(Context *context, const Copy *copy) {
 CUresult host_copy_sync(Context *context, Copy *copy, int dst_side, int src_side) {
     Ends ends;
     if (copy->width == 0 || copy->height == 0 || copy->depth == 0) return CUDA_SUCCESS;
-    HOST_TRY(ends_find(copy, dst_side, src_side, &ends));
+    HOST_TRY(ends_find(context, copy, dst_side, src_side, &ends));
     if (host_capture_blocks_legacy(context, true)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (on_device(ends.dst) && on_device(ends.src))
         return submit(context, CU_STREAM_LEGACY, copy, false);

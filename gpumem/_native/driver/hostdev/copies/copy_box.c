@@ -123,7 +123,9 @@ CUresult host_cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr s
     HOST_TRY(peer_contexts(dst_context, src_context, &to, &from));
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     if (size == 0) return CUDA_SUCCESS;
-    HOST_TRY(host_copy_check(&copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE));
+    copy.dst_context = to;
+    copy.src_context = from;
+    HOST_TRY(host_copy_check(context, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE));
     return peer_ordered(context, to, from, &copy);
 }
 
@@ -133,13 +135,15 @@ CUresult host_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdevice
     Context *to, *from;
     HOST_TRY(peer_contexts(dst_context, src_context, &to, &from));
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    copy.dst_context = to;
+    copy.src_context = from;
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }
 
 /* ---- managed memory: hints are checked and change nothing that could be seen ---- */
 
 static bool is_managed(CUdeviceptr pointer, size_t size) {
-    return size > 0 && host_memory_kind((uintptr_t)pointer, size, false) == MEMORY_MANAGED;
+    return size > 0 && host_memory_kind((uintptr_t)pointer, size, false, ANY_DEVICE) == MEMORY_MANAGED;
 }
 
 static CUresult location_check(const CUmemLocation *location) {

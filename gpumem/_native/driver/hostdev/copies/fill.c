@@ -9,7 +9,7 @@ static CUresult submit(Context *context, CUstream stream, const Fill *fill, bool
     Point end;
     if (fill->width == 0 || fill->height == 0) return CUDA_SUCCESS;
     if (fill->width > SIZE_MAX / 8 || fill->dst % fill->element) return CUDA_ERROR_INVALID_VALUE;
-    MemoryKind kind = host_memory_kind(fill->dst, extent(fill), true);
+    MemoryKind kind = host_memory_kind(fill->dst, extent(fill), true, context->device);
     if (kind == MEMORY_INACCESSIBLE || kind == MEMORY_PAGEABLE) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_submit(context, stream, &(Op){.kind = OP_FILL, .fill = *fill}, &end));
     /* The driver's rule: also the synchronous form returns at once, except on memory

@@ -56,8 +56,8 @@ static CUresult piece_next(Piece *piece) {
     return stop ? CUDA_ERROR_DEINITIALIZED : CUDA_SUCCESS;
 }
 
-static CUresult reachable(uintptr_t address, size_t size, bool known, bool write) {
-    MemoryKind kind = host_memory_kind_locked(address, size, write);
+static CUresult reachable(const Context *by, uintptr_t address, size_t size, bool known, bool write) {
+    MemoryKind kind = host_memory_kind_locked(address, size, write, by->device);
     bool bad = kind == MEMORY_INACCESSIBLE || (known && kind == MEMORY_PAGEABLE);
     return bad ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
@@ -82,8 +82,8 @@ static CUresult copy_row(Piece *piece, const Copy *copy, uintptr_t dst, uintptr_
         HOST_TRY(piece_next(piece));
         size_t size = copy->width - done;
         if (size > piece->left) size = piece->left;
-        HOST_TRY(reachable(dst + done, size, copy->dst_known, true));
-        HOST_TRY(reachable(src + done, size, copy->src_known, false));
+        HOST_TRY(reachable(copy->dst_context, dst + done, size, copy->dst_known, true));
+        HOST_TRY(reachable(copy->src_context, src + done, size, copy->src_known, false));
         move(dst + done, src + done, size, copy->width >= LONG_COPY);
         piece->left -= size;
         done += size;
@@ -117,7 +117,7 @@ static CUresult fill_row(Piece *piece, const Fill *fill, uintptr_t dst) {
         HOST_TRY(piece_next(piece));
         size_t size = width - done;
         if (size > piece->left) size = host_round_up(piece->left, fill->element);
-        HOST_TRY(reachable(dst + done, size, true, true));
+        HOST_TRY(reachable(piece->stream->context, dst + done, size, true, true));
         fill_bytes(dst + done, fill->value, fill->element, size);
         piece->left -= size < piece->left ? size : piece->left;
         done += size;
@@ -142,9 +142,9 @@ static uint64_t value_read(const Value *value) {
                        : atomic_load((_Atomic uint32_t *)value->address);
 }
 
-CUresult host_value_write(const Value *value) {
+CUresult host_value_write(const Stream *stream, const Value *value) {
     pthread_rwlock_rdlock(&host.map_lock);
-    CUresult result = reachable(value->address, value->wide ? 8 : 4, true, true);
+    CUresult result = reachable(stream->context, value->address, value->wide ? 8 : 4, true, true);
     if (result == CUDA_SUCCESS && value->wide)
         atomic_store((_Atomic uint64_t *)value->address, value->value);
     if (result == CUDA_SUCCESS && !value->wide)
@@ -166,9 +166,9 @@ static bool satisfied(const Value *want, uint64_t found) {
     }
 }
 
-static CUresult value_look(const Value *want, bool *met) {
+static CUresult value_look(const Stream *stream, const Value *want, bool *met) {
     pthread_rwlock_rdlock(&host.map_lock);
-    CUresult result = reachable(want->address, want->wide ? 8 : 4, true, false);
+    CUresult result = reachable(stream->context, want->address, want->wide ? 8 : 4, true, false);
     if (result == CUDA_SUCCESS) *met = satisfied(want, value_read(want));
     pthread_rwlock_unlock(&host.map_lock);
     return result;
@@ -184,7 +184,7 @@ void host_value_wait(Stream *stream, const Value *want) {
     while (!host_stop_requested(stream)) {
         struct timespec deadline;
         pthread_mutex_lock(&host.value_lock);
-        CUresult result = value_look(want, &met);
+        CUresult result = value_look(stream, want, &met);
         if (result == CUDA_SUCCESS && !met) {
             host_deadline(&deadline, pause);
             pthread_cond_timedwait(&host.value_written, &host.value_lock, &deadline);

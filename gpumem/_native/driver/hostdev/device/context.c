@@ -185,7 +185,7 @@ CUresult host_cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return CUDA_SUCCESS;
 }
 
-/* ---- peers: kept and answered; every host device reaches every other's memory ---- */
+/* ---- peers: kept and answered; memory that is not mapped is every host device's ---- */
 
 /* INVALID_DEVICE: a device cannot be its own peer. */
 static CUresult peer_bit(CUcontext peer, const Context *context, uint64_t *bit) {
@@ -193,7 +193,8 @@ static CUresult peer_bit(CUcontext peer, const Context *context, uint64_t *bit) 
     HOST_TRY(host_context_of(peer, &other));
     if (other == context) return CUDA_ERROR_INVALID_DEVICE;
     *bit = (uint64_t)1 << other->device;
-    return CUDA_SUCCESS;
+    return host_device_reaches(context->device, other->device) ? CUDA_SUCCESS
+                                                               : CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
 }
 
 CUresult host_cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {

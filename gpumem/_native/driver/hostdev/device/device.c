@@ -119,6 +119,24 @@ CUresult host_cuDeviceGet(CUdevice *device, int ordinal) {
     return CUDA_SUCCESS;
 }
 
+/* ---- which reach each other ---- */
+
+bool host_device_reaches(int device, int peer) {
+    return !(atomic_load(&host.devices[device].separate) >> peer & 1);
+}
+
+int hostdev_separate(int one, int other, int on) {
+    host_setup();
+    if (!ordinal_exists(one) || !ordinal_exists(other) || one == other) return CUDA_ERROR_INVALID_VALUE;
+    int ends[2] = {one, other};
+    for (int i = 0; i < 2; i++) {
+        uint64_t bit = (uint64_t)1 << ends[1 - i];
+        if (on) atomic_fetch_or(&host.devices[ends[i]].separate, bit);
+        else atomic_fetch_and(&host.devices[ends[i]].separate, ~bit);
+    }
+    return CUDA_SUCCESS;
+}
+
 /* ---- what they are ---- */
 
 CUresult host_cuDeviceGetName(char *name, int length, CUdevice device) {
@@ -192,7 +210,7 @@ CUresult host_cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
     if (!can) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_device_check(device));
     HOST_TRY(host_device_check(peer));
-    *can = device != peer;
+    *can = device != peer && host_device_reaches(device, peer);
     return CUDA_SUCCESS;
 }
 

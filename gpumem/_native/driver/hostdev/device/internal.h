@@ -169,11 +169,13 @@ typedef struct Device {
     atomic_bool is_simulated; /* it was set; else it is the machine's, which others use, too */
     _Atomic size_t used;     /* bytes charged */
     struct Slab *slabs;      /* map_lock: 2 MiB blocks that hold small allocations */
+    _Atomic uint64_t separate; /* bit d: it cannot reach memory of device d */
     uint64_t default_pool, current_pool; /* setup_lock; handles, 0: not made yet */
     Context context;
 } Device;
 
 CUresult host_device_check(CUdevice device);
+bool host_device_reaches(int device, int peer);
 CUresult host_device_charge(int device, size_t bytes);
 void host_device_refund(int device, size_t bytes);
 size_t host_default_capacity(bool *is_simulated);
@@ -321,6 +323,7 @@ typedef struct Copy { /* a box of bytes; one row when height and depth are 1 */
     size_t src_pitch, src_slice;
     void *staged;                        /* owned: freed after the copy */
     bool dst_known, src_known;           /* in the map when queued, so it must still be */
+    Context *dst_context, *src_context;  /* whose device must have access to the end; NULL: the stream's */
 } Copy;
 
 typedef struct Fill {
@@ -431,8 +434,9 @@ typedef enum MemoryKind { /* of a whole range of bytes */
     MEMORY_MANAGED,
     MEMORY_INACCESSIBLE /* the device may not access all of it, or it is of several kinds */
 } MemoryKind;
-MemoryKind host_memory_kind(uintptr_t address, size_t size, bool write); /* takes map_lock */
-MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write);
+enum { ANY_DEVICE = -1 };
+MemoryKind host_memory_kind(uintptr_t address, size_t size, bool write, int device); /* takes map_lock */
+MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write, int device);
 void *host_pages_map(size_t bytes, size_t alignment); /* private, zero, costs nothing untouched */
 void host_range_release(Range *range); /* out of the map already: pages, charge, struct */
 CUresult host_memory_take(Context *context, RangeKind kind, size_t size, unsigned flags,
@@ -446,12 +450,12 @@ size_t host_round_up(size_t value, size_t unit);
 /* ---- copies (copy.c) ---- */
 enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* what the call says lies there */
 Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size);
-CUresult host_copy_check(Copy *copy, int dst_side, int src_side);
+CUresult host_copy_check(Context *context, Copy *copy, int dst_side, int src_side);
 CUresult host_copy_sync(Context *context, Copy *copy, int dst_side, int src_side);
 CUresult host_copy_async(Context *context, CUstream stream, Copy *copy, int dst_side, int src_side);
 CUresult host_copy_run(const Stream *stream, const Copy *copy);
 CUresult host_fill_run(const Stream *stream, const Fill *fill);
-CUresult host_value_write(const Value *value);
+CUresult host_value_write(const Stream *stream, const Value *value);
 void host_value_wait(Stream *stream, const Value *value);
 void host_value_wake(void);
 

@@ -46,7 +46,9 @@ HOSTDEV_API int hostdev_delay_record(uint64_t record, uint64_t nanoseconds);
 /* The device is lost: every call in its context returns `error` until the context is
  * gone, queued work is dropped and waits of its streams end. ILLEGAL_ADDRESS, say. */
 HOSTDEV_API int hostdev_lose_device(int ordinal, int error);
-/* Takes back all of the above that has not happened yet, and forgets the last fault. */
+/* Two devices cannot reach each other's memory, as on a machine without a link between them. */
+HOSTDEV_API int hostdev_separate(int one, int other, int on);
+/* Takes back all faults and delays that have not happened yet, and forgets the last fault. */
 HOSTDEV_API void hostdev_clear_faults(void);
 /* The driver function that a rule let fail last; "": none since the faults were cleared. */
 HOSTDEV_API const char *hostdev_last_fault(void);
@@ -100,7 +102,7 @@ HOSTDEV_API void hostdev_last_import(HostdevImport *import);
 
 #define HOSTDEV_CONTROLS(C)                                                           \
     C(call_count) C(total_calls) C(reset_counts) C(used) C(live) C(fail) C(fail_here) \
-    C(delay_record) C(lose_device) C(clear_faults) C(last_fault) C(use_h200_costs)    \
+    C(delay_record) C(lose_device) C(separate) C(clear_faults) C(last_fault) C(use_h200_costs)    \
     C(find_misuse) C(misuse_count) C(misuse_report) C(rehearse_windows) C(last_import)
 
 #define HOSTDEV_CONTROL(name) __typeof__(hostdev_##name) *name;

@@ -332,6 +332,6 @@ CUresult host_cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, s
     ENTER(MemGetHandleForAddressRange);
     (void)type;
     if (!handle || flags != 0 || size == 0 || pointer % PAGE || size % PAGE) return CUDA_ERROR_INVALID_VALUE;
-    bool device = host_memory_kind((uintptr_t)pointer, size, false) == MEMORY_DEVICE;
+    bool device = host_memory_kind((uintptr_t)pointer, size, false, ANY_DEVICE) == MEMORY_DEVICE;
     return device ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
 }

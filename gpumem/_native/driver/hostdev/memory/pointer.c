@@ -18,9 +18,16 @@ static MemoryKind range_memory_kind(const Range *range) {
     }
 }
 
+/* Mapped memory has its devices one by one; other memory is every device's. */
+static bool has_access(const Range *range, bool write, int device) {
+    if (range->kind != RANGE_MAPPING || device == ANY_DEVICE)
+        return write ? range->writable : range->readable;
+    return (write ? range->writers : range->readers) >> device & 1;
+}
+
 /* Follows neighbours, since one copy may cross many mappings of one reservation. A range
  * is taken to its page end where the pages are its own. */
-MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write) {
+MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write, int device) {
     uintptr_t end = address + size;
     Range *range = host_map_after(&host.ranges, address);
     if (!range || range->base > address) {
@@ -31,7 +38,7 @@ MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write) {
     }
     MemoryKind kind = range_memory_kind(range);
     for (;;) {
-        if (!(write ? range->writable : range->readable)) return MEMORY_INACCESSIBLE;
+        if (!has_access(range, write, device)) return MEMORY_INACCESSIBLE;
         uintptr_t next = range->base + range->size;
         if (next >= end) return kind;
         range = host_map_after(&host.ranges, next);
@@ -40,9 +47,9 @@ MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write) {
     }
 }
 
-MemoryKind host_memory_kind(uintptr_t address, size_t size, bool write) {
+MemoryKind host_memory_kind(uintptr_t address, size_t size, bool write, int device) {
     pthread_rwlock_rdlock(&host.map_lock);
-    MemoryKind kind = host_memory_kind_locked(address, size, write);
+    MemoryKind kind = host_memory_kind_locked(address, size, write, device);
     if (watch_names_free_block(address, size)) kind = MEMORY_INACCESSIBLE;
     pthread_rwlock_unlock(&host.map_lock);
     return kind;
@@ -119,6 +126,13 @@ static bool attribute_exists(const Range *range, int attribute) {
     return attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER || !has_no_access(range);
 }
 
+/* What the device of the current context may do. */
+static CUmemAccess_flags access_flags(const Range *range) {
+    Context *context;
+    int device = host_context_current(&context) == CUDA_SUCCESS ? context->device : ANY_DEVICE;
+    return host_access_flags(has_access(range, false, device), has_access(range, true, device));
+}
+
 static uint64_t attribute_value(const Range *range, int attribute, uintptr_t address) {
     bool host_kind = range_memory_kind(range) == MEMORY_PINNED;
     switch (attribute) {
@@ -138,8 +152,7 @@ static uint64_t attribute_value(const Range *range, int attribute, uintptr_t add
     case ATTRIBUTE_MAPPING_SIZE: return range->size;
     case CU_POINTER_ATTRIBUTE_MAPPED: return 1;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return handle_types(range);
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-        return host_access_flags(range->readable, range->writable);
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return access_flags(range);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return range->kind == RANGE_POOLED ? pool_of(range) : 0;
     default: return 0;

@@ -223,6 +223,9 @@ static CUresult access_check(uintptr_t base, size_t size, const CUmemAccessDesc 
         for (size_t i = 0; i < count; i++) {
             uint64_t bit;
             HOST_TRY(location_bit(&access[i].location, range, &bit));
+            if (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                !host_device_reaches(access[i].location.id, range->device))
+                return CUDA_ERROR_INVALID_DEVICE;
             if ((int)access[i].flags == 2 || (unsigned)access[i].flags > 3) return CUDA_ERROR_INVALID_VALUE;
         }
     }
@@ -248,7 +251,8 @@ static bool settle_on_node(const Range *range, const Physical *physical) {
     return node == 0 && errno == ENOSYS;
 }
 
-/* The pages get the widest access that any device or the host has. */
+/* The process, which is all devices, gets the widest access that any device or the host has; copies and
+ * fills ask for that of their device. */
 static CUresult access_apply(Range *range) {
     const Physical *physical = range->owner;
     bool readable = range->readers != 0, writable = range->writers != 0;

@@ -33,7 +33,7 @@ void host_op_run(Stream *stream, Op *op) {
     case OP_CALL: run_call(stream, op); break;
     case OP_WAIT_POINT: host_stream_follow(stream, op->point); break;
     case OP_WAIT_VALUE: run_value_wait(stream, op); break;
-    case OP_WRITE_VALUE: fail_if(stream, host_value_write(&op->value)); break;
+    case OP_WRITE_VALUE: fail_if(stream, host_value_write(stream, &op->value)); break;
     case OP_STAMP: host_event_stamp(op->stamp.event, op->stamp.record); break;
     case OP_RUN: fail_if(stream, op->run.run(stream, op->run.data)); break;
     case OP_NOTHING: break;

@@ -174,7 +174,7 @@ static CUresult submit_value(Context *context, CUstream handle, OpKind kind, Val
                            : (unsigned)CU_STREAM_WAIT_VALUE_NOR | CU_STREAM_WAIT_VALUE_FLUSH;
     if (value.address % bytes != 0 || (value.flags & ~known)) return CUDA_ERROR_INVALID_VALUE;
     /* A stream of a GPU does not reach the program's pageable memory. */
-    MemoryKind memory = host_memory_kind(value.address, bytes, write);
+    MemoryKind memory = host_memory_kind(value.address, bytes, write, context->device);
     if (memory == MEMORY_PAGEABLE || memory == MEMORY_INACCESSIBLE) return CUDA_ERROR_INVALID_VALUE;
     return host_stream_submit(context, handle, &(Op){.kind = kind, .value = value}, NULL);
 }
