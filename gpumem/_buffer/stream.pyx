@@ -155,15 +155,15 @@ cdef class Stream:
         Parameters
         ----------
         event : Event or TimelinePoint
-            An event of this device; or any object whose ``enqueue_wait(stream)`` queues the wait,
-            as a timeline's point does.
+            An event of this device or another one of its type; or any object whose
+            ``enqueue_wait(stream)`` queues the wait, as a timeline's point does.
 
         Raises
         ------
         TypeError
             It is neither.
         ValueError
-            An event of another device. What a point raises is its timeline's.
+            An event of another type of device. What a point raises is its timeline's.
 
         Examples
         --------
@@ -185,7 +185,7 @@ cdef class Stream:
     cdef int _wait_event(self, Event event) except -1:
         cdef DeviceContext* context
         cdef CUresult code
-        if event.driver_device is not self.driver_device:
+        if event.driver_device.type != self.driver_device.type:
             raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
         context = enter(self.driver_device, "cuStreamWaitEvent")
         with nogil:

@@ -501,10 +501,5 @@ except ValueError as error:
     assert "is not a stream of host:2" in str(error), error
 else:
     raise AssertionError("a stream of another device was taken")
-try:
-    gpumem.Stream("host:2").wait(stream.record())
-except ValueError as error:
-    assert "cannot be waited for" in str(error), error
-else:
-    raise AssertionError("an event of another device was taken")
+gpumem.Stream("host:2").wait(stream.record())      # an event of another device orders, too
 """)
