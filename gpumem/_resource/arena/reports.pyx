@@ -137,7 +137,8 @@ cdef class ArenaBase(MemoryResource):
             pool.enable_peer(peer)
 
     cdef int let_access(self, DriverDevice peer) except -1:
-        if access_has(&self.core.access, peer.context.device) or self.config.peers != "on_use":
+        if (access_has(&self.core.access, peer.context.device) or self.config.peers != "on_use"
+                or context_is_dead(self.core.context)):
             return 0
         # Without access the driver copies too, at a tenth of the speed.
         try:

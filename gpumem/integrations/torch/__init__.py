@@ -22,6 +22,10 @@ Under ``"full"``:
   out of memory. Tried to allocate ..."), for which programs search, and the arena's report.
 - ``memory_stats``, ``memory_allocated``, ``max_memory_reserved``, ``memory_summary``,
   ``memory_snapshot``, ``reset_peak_memory_stats`` and so on answer from gpumem.
+- Copies between GPUs and kernels that read another GPU's memory work as with PyTorch's allocator:
+  an arena gives a GPU access to its memory once PyTorch asks for it (see `ArenaConfig.peers`; with
+  "none" PyTorch's copies to that arena raise RuntimeError). Where the installed PyTorch does not
+  let gpumem hear of that, the arenas of all GPUs that it uses are given access to each other.
 - Features that PyTorch disables under any pluggable allocator stay disabled: recording memory
   history, sharing tensors with other processes by CUDA IPC, ``torch.cuda.MemPool``,
   ``torch.compile(mode="reduce-overhead")``, ``torch.backends.cudnn.benchmark = True``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -10,7 +12,15 @@ from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._resources import Resources
 from gpumem.integrations.torch import _hooks
 
-__all__ = ["Pool", "Replacement", "Routing", "make_pools", "replace", "why_not_replace"]
+__all__ = [
+    "Pool",
+    "Replacement",
+    "Routing",
+    "adopt_allocator",
+    "make_pools",
+    "replace",
+    "why_not_replace",
+]
 
 # PyTorch's setter of each hook. gpumem refuses a version without a needed one; without one of the
 # others, the feature of that hook is missing.
@@ -73,9 +83,20 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
         torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
     except RuntimeError as error:
         raise IntegrationError(f"PyTorch's allocator cannot be replaced: {error}") from error
-    _hooks.set_finder(lambda index: arena_of(resources, index))
+    libraries = Path(str(torch.__file__)).parent / "lib"
+    hears = adopt_allocator(libraries / "libtorch_cuda.so", libraries / "libc10_cuda.so")
+
+    def find(index: int) -> Arena:
+        arena = arena_of(resources, index)
+        if not hears:
+            _hooks.introduce([*_hooks.arenas().values(), arena])
+        return arena
+
+    _hooks.set_finder(find)
     for index, arena in arenas.items():
         _hooks.serve(index, arena)
+    if not hears:
+        _hooks.introduce(list(arenas.values()))
     setters = {name for name in dir(allocator) if name.startswith("set_")}
     return Replacement(allocator, hooks, tuple(sorted(setters - set(_SETTERS.values()))))
 
@@ -91,6 +112,36 @@ def _set_hooks(torch: ModuleType, allocator: Any, addresses: dict[str, int]) -> 
     for hook, setter in found.items():
         getattr(allocator, setter)(addresses[hook])
     return tuple(found)
+
+
+# What PyTorch's libraries export: the class of a pluggable allocator, two of its virtual functions,
+# and the allocator in use.
+_CLASS = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
+_TABLE = f"_ZTV{_CLASS}E"
+_ENABLE_PEER = f"_Z{_CLASS}16enablePeerAccessEaa"
+_COPY = f"_Z{_CLASS}11memcpyAsyncEPviPKvimP11CUstream_stb"
+_CURRENT = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
+
+
+def adopt_allocator(classes: Path, current: Path) -> bool:
+    """Hear from PyTorch's allocator which devices copy to which; tell whether that is possible.
+
+    Parameters
+    ----------
+    classes, current : Path
+        The libraries with the class of pluggable allocators, and with the allocator in use.
+    """
+    try:
+        library = ctypes.CDLL(str(classes))
+        functions = [_address(library, name) for name in (_TABLE, _ENABLE_PEER, _COPY)]
+        allocator = ctypes.c_void_p.in_dll(ctypes.CDLL(str(current)), _CURRENT).value
+    except (OSError, ValueError):  # no such library; no such symbol
+        return False
+    return allocator is not None and _hooks.adopt(allocator, *functions)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.addressof(ctypes.c_char.in_dll(library, name))
 
 
 def arena_of(resources: Resources, index: int) -> Arena:
@@ -136,6 +187,8 @@ class Routing:
         self.pools = pools
         for index, pool in pools.items():
             _hooks.serve(index, pool.arena)
+        # PyTorch's own allocator copies between devices, and tells its pools nothing of it.
+        _hooks.introduce([pool.arena for pool in pools.values()])
         if self._captures == 0:
             self._begin()
         self._graph.capture_begin, self._graph.capture_end = (

@@ -20,6 +20,7 @@ from gpumem._resource.arena cimport arena_relieve, raise_status
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.process cimport process, process_is_exiting
 
+from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.integrations.torch._errors import out_of_memory
 
@@ -42,12 +43,15 @@ cdef extern from "hooks.h" nogil:
         void (*begin_pool)(void* pool)
         void (*retain_pool)(void* pool)
         void (*drop_pool)(void* pool)
+        char* (*add_peer)(int owner, int device)
+        int (*copy)(void* to, void* dst, void* origin, const void* src, size_t nbytes, void* stream)
         char* (*report)(int device, size_t nbytes, void* stream, int status, int* is_memory)
 
     void torch_hooks_init(const TorchCalls* calls)
     void torch_hooks_set(int device, void* hook)
     void* torch_hooks_get(int device)
     void torch_hooks_set_thrower(void (*thrower)(const char* text))
+    bint torch_hooks_adopt(void* object, void* table, const void* enable_peer, const void* copy)
     void torch_hooks_addresses(uintptr_t* addresses)
 
 # Names of the hooks, in the order of torch_hooks_addresses.
@@ -153,6 +157,15 @@ cdef void drop_pool(void* pool) noexcept nogil:
     hook_drop(<AllocatorHook*>pool)
 
 
+cdef int copy(void* to, void* dst, void* origin, const void* src, size_t nbytes,
+              void* stream) noexcept nogil:
+    # In the context of the stream, which PyTorch has made current.
+    cdef DeviceContext* target = (<AllocatorHook*>to).arena.context
+    cdef DeviceContext* source = (<AllocatorHook*>origin).arena.context
+    return target.table.cuMemcpyPeerAsync(<uint64_t>dst, target.primary, <uint64_t>src,
+                                          source.primary, nbytes, <CUstream>stream)
+
+
 # ---- slow paths, with the interpreter ------------------------------------------------------------
 
 cdef void* find(int device) noexcept nogil:
@@ -167,6 +180,27 @@ cdef void* find_arena(int device) noexcept with gil:
     except Exception:
         return NULL
     return torch_hooks_get(device)
+
+
+cdef char* add_peer(int owner, int device) noexcept nogil:
+    return NULL if process_is_exiting() else admit(owner, device)
+
+
+cdef char* admit(int owner, int device) noexcept with gil:
+    cdef Arena arena
+    try:
+        if owner not in served and find_arena(owner) == NULL:
+            return NULL
+        arena = served[owner]
+        peer = Device(f"{arena.memory.device.type}:{device}")
+        if arena.config.peers == "on_use":
+            arena.enable_peer(peer)
+        elif peer not in arena.peers:
+            return c_string(f"gpumem: {peer} may not access the memory of {arena.memory}: "
+                            f"arena {arena.name!r} has peers = {arena.config._text_of('peers')!r}")
+    except Exception as error:
+        return c_string(f"gpumem: {error}")
+    return NULL
 
 
 cdef char* report(int device, size_t nbytes, void* stream, int status,
@@ -242,6 +276,24 @@ def serve(device, Arena arena not None):
         hook_drop(before)
 
 
+def introduce(arenas):
+    """Let each of several arenas' devices access the others' memory, as their settings say."""
+    cdef Arena owner, other
+    for owner in arenas:
+        for other in arenas:
+            if other is not owner:
+                owner.let_access(other.driver_device)
+
+
+def adopt(uintptr_t allocator, uintptr_t table, uintptr_t enable_peer, uintptr_t copy):
+    """Take over what PyTorch asks of its allocator about other devices; False: it cannot be.
+
+    Addresses: of the object, of its class's table, and of two virtual functions of the class.
+    """
+    return torch_hooks_adopt(<void*>allocator, <void*>table, <const void*>enable_peer,
+                             <const void*>copy)
+
+
 def set_finder(function):
     """Set ``function(ordinal)``, which returns the Arena of a device that none serves yet."""
     global finder
@@ -292,4 +344,6 @@ calls.begin_pool = begin_pool
 calls.retain_pool = retain_pool
 calls.drop_pool = drop_pool
 calls.report = report
+calls.add_peer = add_peer
+calls.copy = copy
 torch_hooks_init(&calls)

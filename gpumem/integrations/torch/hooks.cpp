@@ -5,9 +5,13 @@
  */
 #include "hooks.h"
 
+#include <dlfcn.h>
+#include <link.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -182,6 +186,64 @@ HOOK void gpumem_torch_release_pool(int device, PoolId id) {
     void *hook = found->second.hook;
     pools.erase(found);
     calls.drop_pool(hook);
+}
+
+/* ---- other devices -----------------------------------------------------------------------------
+ *
+ * Before PyTorch first copies from one device to another, or lets a kernel read both, it asks its
+ * allocator for access, and it lets the allocator copy. A pluggable allocator gives access to what
+ * cuMemAlloc makes only, and fails to copy where there is none. */
+
+namespace {
+
+using EnablePeer = void (*)(void *, signed char, signed char);
+using Copy = int (*)(void *, void *, int, const void *, int, size_t, Stream, bool);
+
+EnablePeer enable_peer_before;
+Copy copy_before;
+
+void enable_peer(void *self, signed char device, signed char owner) {
+    enable_peer_before(self, device, owner); /* between the contexts: for regions and graph pools */
+    std::unique_ptr<char, decltype(&std::free)> reason(calls.add_peer(owner, device), &std::free);
+    if (reason) throw std::runtime_error(reason.get());
+}
+
+int copy(void *self, void *dst, int to, const void *src, int from, size_t nbytes, Stream stream,
+         bool has_access) {
+    if (has_access || to == from)
+        return copy_before(self, dst, to, src, from, nbytes, stream, has_access);
+    return calls.copy(hook_of(to), dst, hook_of(from), src, nbytes, stream);
+}
+
+}  // namespace
+
+int torch_hooks_adopt(void *object, void *table, const void *enable, const void *copies) {
+    enum { BEFORE_FUNCTIONS = 2 }; /* words of a table: an offset and the type */
+    Dl_info found;
+    ElfW(Sym) *symbol = nullptr;
+    bool known = dladdr1(table, &found, reinterpret_cast<void **>(&symbol), RTLD_DL_SYMENT) != 0;
+    if (!known || symbol == nullptr || found.dli_saddr != table) return 0;
+    void **functions = static_cast<void **>(table) + BEFORE_FUNCTIONS;
+    auto *of_object = static_cast<void ***>(object);
+    if (*of_object != functions) return 0; /* of another class, or adopted before */
+    size_t words = symbol->st_size / sizeof(void *);
+    void **own = new void *[words]; /* as long as the object: to the end of the process */
+    std::memcpy(own, table, words * sizeof(void *));
+    void **peer = nullptr, **copying = nullptr;
+    for (size_t i = BEFORE_FUNCTIONS; i < words; i++) {
+        if (own[i] == enable) peer = &own[i];
+        if (own[i] == copies) copying = &own[i];
+    }
+    if (peer == nullptr || copying == nullptr) {
+        delete[] own;
+        return 0;
+    }
+    enable_peer_before = reinterpret_cast<EnablePeer>(*peer);
+    copy_before = reinterpret_cast<Copy>(*copying);
+    *peer = reinterpret_cast<void *>(&enable_peer);
+    *copying = reinterpret_cast<void *>(&copy);
+    *of_object = own + BEFORE_FUNCTIONS;
+    return 1;
 }
 
 /* ---- gpumem's side ----------------------------------------------------------------------------- */

@@ -37,6 +37,12 @@ typedef struct TorchCalls {
     void (*begin_pool)(void *pool);
     void (*retain_pool)(void *pool);
     void (*drop_pool)(void *pool);
+    /* Let a device access the memory of the arena of `owner`: NULL, or why it cannot, in a string that
+       the caller frees. */
+    char *(*add_peer)(int owner, int device);
+    /* A copy between the devices of two hooks, neither of which need have access to the other's
+       memory: a CUresult. */
+    int (*copy)(void *to, void *dst, void *from, const void *src, size_t nbytes, void *stream);
     /* The reason of a failure, in a string that the caller frees. `is_memory`: memory is out. */
     char *(*report)(int device, size_t nbytes, void *stream, int status, int *is_memory);
 } TorchCalls;
@@ -47,6 +53,11 @@ void torch_hooks_set(int device, void *hook);
 void *torch_hooks_get(int device);
 /* Throws torch.OutOfMemoryError with a text, compiled for one PyTorch; NULL: a RuntimeError. */
 void torch_hooks_set_thrower(void (*thrower)(const char *text));
+
+/* Takes over what PyTorch asks of its allocator about other devices, for which it has no setter: two
+   virtual functions of one object, found in its class's table by their own addresses. Returns
+   whether all of them were there; else nothing is changed. */
+int torch_hooks_adopt(void *object, void *table, const void *enable_peer, const void *copy);
 
 /* Addresses of the hooks, in the order of their names in _hooks.pyx. */
 enum { TORCH_HOOKS = 11 };
