@@ -25,7 +25,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="repeats the decisions, not the threads' timing")
     parser.add_argument("--policy", choices=POLICIES, help="only this one")
     parser.add_argument("--backing", choices=BACKINGS, help="only this one")
-    parser.add_argument("--device", default="host", help="as an Arena takes it: cuda:0, ...")
+    parser.add_argument(
+        "--device", nargs="+", default=["host"], help="as an Arena takes them: cuda:0, ..., in turn"
+    )
+    parser.add_argument("--host-devices", type=int, default=2, help="how many there are")
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--max-mem", type=int, default=96 * MIB, help="bytes of each arena")
     parser.add_argument("--each", type=float, default=5, help="seconds of one scenario")
@@ -35,8 +38,8 @@ def main() -> int:
     parser.add_argument("--lie", action="store_true", help="reset busy streams: must be found")
     parser.add_argument("--find-misuse", action="store_true", help="host: look for missing waits")
     chosen = parser.parse_args()
-    if chosen.device.startswith("host"):
-        set_host_device_count(2)  # copies go through the second one
+    if chosen.device[0].startswith("host"):
+        set_host_device_count(chosen.host_devices)  # copies go through the others; they are peers
     if chosen.find_misuse:
         gpumem.Device("host")._open()
         host_device.find_misuse(True)
@@ -72,24 +75,27 @@ def _scenarios(chosen: argparse.Namespace, seed: int) -> Iterator[Scenario]:
     seconds = min(chosen.each, chosen.seconds / len(each))
     for number in range(max(1, round(chosen.seconds / seconds))):
         policy, backing = each[number % len(each)]
+        device = chosen.device[number // len(each) % len(chosen.device)]
         yield Scenario(
-            memory=chosen.device,
+            memory=device,
             config=_config(rng, policy, backing, chosen.max_mem),
             seed=rng.randrange(1 << 32),
             seconds=seconds,
             threads=chosen.threads,
-            beside=_beside(chosen.device),
+            beside=_beside(device, chosen.device),
             without=tuple(chosen.without),
-            lag_us=rng.choice([0, 0, 50, 1000]) if chosen.device.startswith("host") else 0,
+            lag_us=rng.choice([0, 0, 50, 1000]) if device.startswith("host") else 0,
             lie=chosen.lie,
         )
 
 
-def _beside(device: str) -> tuple[str, ...]:
-    """Pinned memory of the device, and the other devices of its type."""
-    of_type = [each for each in gpumem.devices() if each.type == gpumem.Device(device).type]
-    others = [str(each) for each in of_type if each != gpumem.Device(device)]
-    return (f"{device}/host_accessible", *others)
+def _beside(device: str, chosen: list[str]) -> tuple[str, ...]:
+    """Pinned memory of the device, and the others that were chosen; else all of its type."""
+    own = gpumem.MemoryInfo.parse(device).device
+    others = [gpumem.MemoryInfo.parse(each).device for each in chosen]
+    if others == [own]:
+        others = [each for each in gpumem.devices() if each.type == own.type]
+    return (f"{own}/host_accessible", *(str(each) for each in others if each != own))
 
 
 def _config(rng: random.Random, policy: str, backing: str, max_mem: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Shared:
     arena: gpumem.Arena
     beside: list  # arenas over pinned memory and other devices, which copies go through
     streams: list  # used by every thread
+    peers: list  # of other devices that reach the arena's memory: their driver, an arena beside
     bytes_per_thread: int
     lie: bool  # tell the arena that a stream is drained when it is not
     without: tuple[str, ...] = ()  # names of actions that are left out

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gpumem
+from gpumem._support.releases import release_retired as release_kept
 from gpumem._testing import host_device
 from gpumem._testing.arenas import release_retired
 
@@ -70,10 +71,12 @@ def run(scenario: Scenario) -> Outcome:
 def _run(scenario: Scenario, memory: Any, driver: HostDriver, outcome: Outcome) -> None:
     arena = gpumem.Arena(memory, scenario.config)
     device = arena.memory.device
+    beside = [gpumem.Arena(memory, {"max_mem": 64 * MIB}) for memory in scenario.beside]
     shared = Shared(
         arena=arena,
-        beside=[gpumem.Arena(memory, {"max_mem": 64 * MIB}) for memory in scenario.beside],
+        beside=beside,
         streams=[gpumem.Stream(device) for _ in range(2)],
+        peers=_peers(device, beside),
         bytes_per_thread=int(arena.config.max_mem / scenario.threads),
         lie=scenario.lie,
         without=scenario.without,
@@ -92,11 +95,18 @@ def _run(scenario: Scenario, memory: Any, driver: HostDriver, outcome: Outcome) 
         _end(shared, outcome)
 
 
+def _peers(device: gpumem.Device, beside: list[gpumem.Arena]) -> list:
+    """Of the other devices that can reach a device's memory, the driver and the arena."""
+    others = [(arena.memory.device, arena) for arena in beside if arena.memory.device != device]
+    own = device._open()
+    return [(HostDriver(str(to)), arena) for to, arena in others if own.is_reached_by(to.index)]
+
+
 def _thread(
     shared: Shared, driver: HostDriver, number: int, seed: int, end: float, outcome: Outcome
 ) -> None:
     patterns = Patterns(driver, number)
-    worker = Worker(shared, patterns, seed)
+    worker = Worker(shared, patterns, number, seed)
     try:
         while time.monotonic() < end and not shared.stopped:
             worker.step()
@@ -106,10 +116,11 @@ def _thread(
         outcome.wrong_bytes |= isinstance(error, AssertionError)
         outcome.problems.append(f"thread {number}: {''.join(traceback.format_exception(error))}")
         return
-    patterns.close()
     outcome.done += worker.done
-    outcome.done["checks"] += patterns.checks
-    outcome.done["bytes checked"] += patterns.bytes_checked
+    for each in (patterns, *worker.peers.patterns):
+        each.close()
+        outcome.done["checks"] += each.checks
+        outcome.done["bytes checked"] += each.bytes_checked
 
 
 def _end(shared: Shared, outcome: Outcome) -> None:
@@ -120,6 +131,8 @@ def _end(shared: Shared, outcome: Outcome) -> None:
     for beside in shared.beside:
         beside.memory.device.synchronize()
         beside.close()
+    # What copies keep until they are done is dropped by another thread.
+    release_kept()
     arena = shared.arena
     arena.check_invariants()
     stats = arena.stats()

@@ -9,6 +9,7 @@ import gpumem
 from .blocks import Blocks, Shared
 from .crossings import Crossings
 from .patterns import Patterns
+from .peers import Peers
 
 LONGEST_DRAG = 500  # microseconds
 
@@ -16,12 +17,13 @@ LONGEST_DRAG = 500  # microseconds
 class Worker:
     """One thread's random decisions."""
 
-    def __init__(self, shared: Shared, patterns: Patterns, seed: int) -> None:
+    def __init__(self, shared: Shared, patterns: Patterns, number: int, seed: int) -> None:
         self._shared = shared
         self._arena = shared.arena
         self._rng = random.Random(seed)
         self.blocks = Blocks(shared, patterns, self._rng)
         self.crossings = Crossings(self.blocks, shared.beside, self._rng)
+        self.peers = Peers(self.blocks, shared.peers, number, self._rng)
         self.done = self.blocks.done
         actions = {
             self.allocate: 400,
@@ -37,6 +39,7 @@ class Worker:
             self.replace_own_stream: 3,
             self.look: 3,
             **self.crossings.actions(),
+            **self.peers.actions(),
         }
         for name in shared.without:
             del actions[next(each for each in actions if each.__name__ == name)]
@@ -53,6 +56,7 @@ class Worker:
         while self.blocks.free():
             pass
         self.blocks.patterns.settle(everything=True)
+        self.peers.finish()
         # Streams of sessions signal the timeline, too.
         self._arena.memory.device.synchronize()
         self.crossings.close()
