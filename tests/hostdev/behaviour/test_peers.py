@@ -26,6 +26,12 @@ def pages(driver, device, access):
     return pointer
 
 
+def write(driver, pointer, data):
+    """Write, and wait: the copy of small data returns before the device has it."""
+    driver.write(pointer, data)
+    driver.cuCtxSynchronize()
+
+
 class Current:
     """A context made current for a block of code."""
 
@@ -51,7 +57,7 @@ def test_device_is_not_its_own_peer(driver):
 def test_copy_between_peers_needs_access_of_the_owners_alone(driver):
     other = second(driver)
     src, dst = pages(driver, 0, [0]), pages(driver, 1, [1])
-    driver.write(src, b"peer" * 1000)
+    write(driver, src, b"peer" * 1000)
     stream = driver.stream()
     driver.cuMemcpyPeerAsync(dst, other, src, driver.context, 4000, stream)
     driver.cuStreamSynchronize(stream)
@@ -71,7 +77,7 @@ def test_other_copies_need_access_of_the_device_that_copies(driver):
 def test_device_with_access_copies_from_and_to_its_peers_memory(driver):
     other = second(driver)
     shared, own = pages(driver, 0, [0, 1]), pages(driver, 1, [1])
-    driver.write(shared, b"a" * 4096)
+    write(driver, shared, b"a" * 4096)
     with Current(driver, other):
         driver.cuMemcpyDtoDAsync(own, shared, 4096, 0)
         driver.cuCtxSynchronize()
