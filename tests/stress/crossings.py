@@ -52,10 +52,11 @@ class Crossings:
 
     def actions(self) -> dict[Callable[[], None], int]:
         """Return what a thread may do, with weights."""
+        one_cpu = self._device.type == "host" and self._device.index > 0  # DLPack knows one
         return {
             self.copy: 40,
             self.copy_through_other_memory: 20 if self._beside else 0,
-            self.import_from_another_library: 20,
+            self.import_from_another_library: 0 if one_cpu else 20,
             self.order_by_a_timeline: 20,
             self.run_a_session: 20,
             self.replace_the_session: 2,
