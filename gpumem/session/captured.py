@@ -73,6 +73,7 @@ class CapturedRun:
             self._kept = keep(graph.handle)
             graph.instantiate()
             self._graph, self._context = graph, context
+            context.inputs = {}  # an input whose binding is replaced does not live as long as this
         return context
 
 

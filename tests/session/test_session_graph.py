@@ -72,6 +72,16 @@ def test_launches_do_not_write_an_output_that_was_closed(x, arena, runs):
             assert bytes(memoryview(taken)) == bytes([9]) * N
 
 
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_input_is_freed_once_its_binding_is_replaced(x, arena, runs):
+    work = Work()
+    with session_of(gpumem.empty(N, "u1", resource=arena)) as session:
+        for _ in range(runs):
+            session.run(work)
+        session.bind_input("x", x)
+        assert arena.stats().in_use == 0
+
+
 def test_new_function_or_binding_starts_a_new_capture(x):
     work, other = Work(), Work()
     with session_of(x) as session:
