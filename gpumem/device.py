@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumem._support.arguments import power_of_two, refuse, require
 from gpumem._support.releases import release_retired
-from gpumem.errors import ConfigError, DriverError
+from gpumem.errors import ClosedError, ConfigError, DriverError
 
 if TYPE_CHECKING:
     from gpumem._native.driver.table import DriverDevice
@@ -146,7 +146,10 @@ class Device:
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
-        """Capabilities of the device, each with the reason if it is missing. Never raises."""
+        """Capabilities of the device, each with the reason if it is missing.
+
+        Looking one up raises nothing but ClosedError, once the process ends.
+        """
         return _Capabilities(self)
 
     def shares_memory_with(self, other: MemoryInfo | Device | str) -> bool:
@@ -570,6 +573,8 @@ class _Capabilities(Mapping[str, Capability]):
         functions, attribute = _CAPABILITIES[name]
         try:
             return _ask_capability(_open_device(self._device), functions, attribute)
+        except ClosedError:
+            raise  # the driver is shutting down: nothing is known of the device
         except Exception as error:
             return Capability(False, str(error))
 

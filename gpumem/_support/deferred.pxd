@@ -21,5 +21,7 @@ cdef void call_soon(void (*function)() noexcept) noexcept nogil
 cdef void defer(Deferred* work) noexcept nogil
 # Does the queued work. With the interpreter lock.
 cdef void run_deferred() noexcept
-# Reports to sys.unraisablehook an exception that cannot reach a caller.
+# Reports to sys.unraisablehook an exception that cannot reach a caller; none of the type that
+# `expect_at_exit` was given, when the process began to end.
 cdef int report_unraisable(object error, object where) noexcept
+cdef int expect_at_exit(object kind) except -1

@@ -74,7 +74,19 @@ cdef Deferred* take_oldest() noexcept:
     return <Deferred*>link.thing
 
 
+cdef object expected_at_exit = ()
+
+
+cdef int expect_at_exit(object kind) except -1:
+    global expected_at_exit
+    expected_at_exit = kind
+    return 0
+
+
 cdef int report_unraisable(object error, object where) noexcept:
+    # The end of the process cuts calls short on daemon threads: that is no news to anybody.
+    if isinstance(error, expected_at_exit):
+        return 0
     PyErr_SetObject(type(error), error)
     PyErr_WriteUnraisable(where)
     return 0

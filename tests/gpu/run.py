@@ -32,6 +32,7 @@ NOT_UNDER_THE_TOOL = (
     "requests_no_order",
     "import_without_a_stream",
     "shareable_memory_is_zeroed",
+    "lost_gpu",
 )
 VERDICT = re.compile("passed|failed|ERROR|wrong bytes")
 

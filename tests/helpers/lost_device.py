@@ -102,6 +102,8 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
         "advise": lambda it, world: world.managed.advise("read_mostly"),
         "prefetch": lambda it, world: world.managed.prefetch("host"),
         "record_stream": lambda it, world: it.record_stream(world.other),
+        "register": lambda it, world: it.register().release(),
+        "transports": lambda it, world: it.transports(),
         "close": lambda it, world: it.close(),
     },
     gpumem.Tensor: {
@@ -112,6 +114,7 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
         "numpy": lambda it, world: it.numpy(),
         "reshape": lambda it, world: it.reshape((2, -1)),
         "to": lambda it, world: it.to("host", world.other, copy=True).numpy(),
+        "transports": lambda it, world: it.transports(),
         "view": lambda it, world: it.view("u1"),
     },
     gpumem.Arena: {
@@ -119,6 +122,7 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
         "capture": lambda it, world: it.capture(world.other).__enter__(),
         "check_heap": lambda it, world: it.check_heap(),
         "check_invariants": lambda it, world: it.check_invariants(),
+        "enable_peer": lambda it, world: it.enable_peer("host"),
         "outstanding": lambda it, world: it.outstanding(),
         "prepare": lambda it, world: it.prepare(64 * MIB),
         "report": lambda it, world: it.report(os.path.join(world.folder, "report.html")),

@@ -8,6 +8,7 @@ from libc.string cimport strcmp
 
 from gpumem._support.atomics cimport load32
 from gpumem._support.clock cimport clock_ns, sleep_ns
+from gpumem._support.deferred cimport expect_at_exit
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.process cimport (
     process_interrupted, process_on_main_thread, raise_interrupt,
@@ -262,6 +263,7 @@ def hush_threads():
     """From here on report no thread that a ClosedError ends: daemon threads all end like that."""
     global report_of_threads
     if report_of_threads is None:
+        expect_at_exit(ClosedError)
         report_of_threads = threading.excepthook
         threading.excepthook = report_unless_closed
 

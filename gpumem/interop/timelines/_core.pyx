@@ -14,7 +14,9 @@ from gpumem._native.driver cimport (
     CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_SUCCESS, CUresult,
     CUstream, CUstreamCaptureStatus, DeviceContext,
 )
-from gpumem._support.atomics cimport count64_add, load64, store64
+from gpumem._support.atomics cimport (
+    count64_add, load64, publish_pointer, published_pointer, store64,
+)
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem._support.process cimport on_fork, process, process_is_exiting
@@ -43,7 +45,8 @@ cdef enum:
 cdef bint memory_operations_everywhere = False
 
 # Cores that were used by a stream, and those of them that have no user any more. The lists' lock is
-# taken after a core's own; in the other order a core's lock is only tried.
+# taken after a core's own; in the other order a core's lock is only tried. Without it only whether
+# a list is empty may be asked: the heads are atomics.
 cdef Lock lists_lock
 cdef TimelineCore* active = NULL
 cdef TimelineCore* retired = NULL
@@ -644,7 +647,8 @@ cdef void release_retired_cores() noexcept nogil:
     cdef TimelineCore* core
     cdef TimelineCore* after
     cdef TimelineCore* done = NULL
-    if (retired == NULL and arriving == NULL) or process_is_exiting():
+    if (published_pointer(&retired) == NULL and published_pointer(&arriving) == NULL
+            or process_is_exiting()):
         return
     if not lock_try(&lists_lock):
         return
@@ -689,7 +693,8 @@ cdef bint can_end(TimelineCore* core) noexcept nogil:
 
 cdef bint timelines_in_use(DeviceContext* context) noexcept nogil:
     cdef bint held
-    if (active == NULL and retired == NULL) or context_is_dead(context):
+    if (published_pointer(&active) == NULL and published_pointer(&retired) == NULL
+            or context_is_dead(context)):
         return False
     # Another thread has the lists: assume the worst instead of waiting for it.
     if not lock_try(&lists_lock):
@@ -796,7 +801,7 @@ cdef void list_put(TimelineCore** head, TimelineCore* core) noexcept nogil:
     core.next = head[0]
     if core.next != NULL:
         core.next.previous = core
-    head[0] = core
+    publish_pointer(<void**>head, core)
 
 
 cdef void list_take(TimelineCore** head, TimelineCore* core) noexcept nogil:
@@ -805,7 +810,7 @@ cdef void list_take(TimelineCore** head, TimelineCore* core) noexcept nogil:
     if core.previous != NULL:
         core.previous.next = core.next
     else:
-        head[0] = core.next
+        publish_pointer(<void**>head, core.next)
 
 
 cdef void rehearse_memory_operations(bint on) noexcept nogil:
