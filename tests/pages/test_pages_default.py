@@ -138,16 +138,20 @@ def test_extensions_are_the_pages_held_after_moves(make_arena, host, fails):
 
 
 def test_thousands_of_arenas_fit_into_a_process(host):
+    def held():
+        # Without the workers of streams, which end by themselves when they are idle.
+        return {name: count for name, count in host.live().items() if name != "workers"}
+
     host.set_capacity(0, 1 << 40)
     gc.collect()  # what earlier tests left in cycles
     assert gpumem.Device("host").free_bytes > 0, "earlier arenas give their memory back"
-    before = host.live()
+    before = held()
     arenas = [gpumem.Arena("host") for _ in range(3000)]
     buffers = [arena.allocate(size) for arena in arenas for size in (4 * KIB, 300 * KIB)]
-    assert host.live()["reservations"] - before["reservations"] == 3000
+    assert held()["reservations"] - before["reservations"] == 3000
     del buffers, arenas
     assert gpumem.Device("host").free_bytes > 0
-    assert host.live() == before
+    assert held() == before
 
 
 def test_further_address_ranges_are_reserved_when_one_is_full(make_arena, host):
