@@ -224,7 +224,7 @@ cdef class Buffer:
             return
         resource.record(self.resource.uses_of(self), slot)
 
-    # ---- managed memory: hints -------------------------------------------------------------------
+    # ---- what others do with the memory ----------------------------------------------------------
 
     def register(self):
         """Keep the block in place while a transport (UCX, NCCL, a network card) has it registered.
@@ -261,6 +261,8 @@ cdef class Buffer:
         True
         """
         return provided("transports")(self)
+
+    # ---- managed memory: hints -------------------------------------------------------------------
 
     def prefetch(self, destination=None, stream=None):
         """Move the pages of managed memory, in the order of a stream.

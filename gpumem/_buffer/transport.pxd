@@ -4,7 +4,7 @@ from gpumem._buffer.buffer cimport Buffer, ResourceBase
 from gpumem._support.lease cimport Lease
 
 cdef class Registration:
-    cdef Lease* share           # keeps the block; NULL: released
+    cdef Lease* share           # keeps the block until `home` is None: released
     cdef ResourceBase home
     cdef readonly object address
     cdef readonly object nbytes

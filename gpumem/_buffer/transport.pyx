@@ -14,7 +14,7 @@ from gpumem._native.driver cimport (
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_HOST_POINTER,
     CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE,
     CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_SUCCESS,
-    CUpointer_attribute, DriverDevice, pointer_attribute,
+    DriverDevice, pointer_attribute, pointer_value,
 )
 
 from gpumem._support.arguments import is_integer
@@ -119,19 +119,21 @@ cdef object ways_of(uint64_t address, DriverDevice driver_device, bint exportabl
     if pointer_attribute(&driver_device.context, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address,
                          &value) != CUDA_SUCCESS:
         raise ValueError(f"the driver does not know the address {address:#x}")
-    handles = ask(driver_device, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, address)
-    legacy = ask(driver_device, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address)
-    rdma = ask(driver_device, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, address)
-    ordinal = ask(driver_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    handles = pointer_value(driver_device, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, address)
+    legacy = pointer_value(driver_device, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address)
+    rdma = pointer_value(driver_device, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, address)
+    ordinal = pointer_value(driver_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
     return Transports(
         legacy_ipc=legacy != 0,
         posix_fd=exportable or handles & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0,
         fabric=handles & CU_MEM_HANDLE_TYPE_FABRIC != 0,
         gpu_direct_rdma=rdma != 0,
         peers=tuple(peer for peer in others(driver_device.type, ordinal)
-                    if ask(peer._open(), CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address) != 0),
+                    if pointer_value(peer._open(), CU_POINTER_ATTRIBUTE_ACCESS_FLAGS,
+                                     address) != 0),
         host=(driver_device.type == "host"
-              or ask(driver_device, CU_POINTER_ATTRIBUTE_HOST_POINTER, address) == address),
+              or pointer_value(driver_device, CU_POINTER_ATTRIBUTE_HOST_POINTER,
+                               address) == address),
     )
 
 
@@ -139,14 +141,6 @@ cdef list others(str type, uint64_t ordinal):
     # A device without a context has access to nothing, and a question must not make one.
     return [device for device in devices()
             if device.type == type and device.index != ordinal and device._is_open()]
-
-
-cdef uint64_t ask(DriverDevice driver_device, CUpointer_attribute which,
-                  uint64_t address) noexcept:
-    # An attribute that the driver does not have, or not of this memory, is 0.
-    cdef uint64_t value
-    return value if pointer_attribute(&driver_device.context, which, address,
-                                      &value) == CUDA_SUCCESS else 0
 
 
 @cython.final
@@ -187,20 +181,10 @@ cdef class Registration:
 
     def release(self):
         """Let the block go: the transport has deregistered it. Idempotent."""
-        cdef Lease* share = self.share
-        if self.home is None:
-            return
-        count(self.home, self.holds_pages, -1)
-        self.home = None
-        self.share = NULL
-        if share != NULL:
-            drop_share(share)
+        end(self)
 
     def __dealloc__(self):
-        if self.home is not None:
-            count(self.home, self.holds_pages, -1)
-            if self.share != NULL:
-                drop_share(self.share)
+        end(self)
 
     def __enter__(self):
         return self
@@ -225,6 +209,14 @@ def register(Buffer buffer not None):
     registration.holds_pages = buffer.home.place_of(buffer) == PLACE_SUSPENDABLE
     count(buffer.home, registration.holds_pages, 1)
     return registration
+
+
+cdef void end(Registration registration) noexcept:
+    cdef ResourceBase home = registration.home
+    if home is not None:
+        registration.home = None
+        count(home, registration.holds_pages, -1)
+        drop_share(registration.share)
 
 
 cdef void count(ResourceBase home, bint holds_pages, int change) noexcept:

@@ -13,9 +13,10 @@ from gpumem._buffer cimport (
     Incoming, order_settled, order_written, stream_handle,
 )
 from gpumem._native.driver cimport (
-    check, context_enter, context_is_dead, context_leave, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE,
-    CUDA_SUCCESS, CUpointer_attribute, CUstream, DeviceContext, DriverDevice, pointer_attribute,
+    check, context_enter, context_is_dead, context_leave, CU_MEMORYTYPE_DEVICE,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute, CUstream, DeviceContext, DriverDevice,
+    pointer_value,
 )
 from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
@@ -314,10 +315,7 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
 
 cdef int attribute_of(CUpointer_attribute attribute, uint64_t address) except? -1:
     # Return CUDA's attribute of an address; 0 if CUDA did not allocate or register it.
-    cdef DriverDevice driver_device = Device("cuda:0")._open()
-    cdef uint64_t value
-    code = pointer_attribute(&driver_device.context, attribute, address, &value)
-    return <int>value if code == CUDA_SUCCESS else 0
+    return <int>pointer_value(Device("cuda:0")._open(), attribute, address)
 
 
 # ---- Buffers, NumPy, the CUDA array interface ----------------------------------------------------

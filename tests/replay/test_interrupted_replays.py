@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 from helpers import child
 from helpers.interrupting import interrupted
+from helpers.paired_trace import trace_of_pairs
 
 import gpumem
 from gpumem.replay._replay import run
-from gpumem.traces import Trace
 
 PAIRS = 2_000_000
 TESTS = str(Path(__file__).resolve().parent.parent)
@@ -16,13 +15,7 @@ TESTS = str(Path(__file__).resolve().parent.parent)
 
 def test_interrupt_ends_a_replay(make_arena):
     arena = make_arena()
-    trace = Trace(
-        action=np.tile([0, 2], PAIRS),
-        block=np.repeat(np.arange(PAIRS), 2),
-        size=np.full(2 * PAIRS, 4096),
-        stream=np.zeros(2 * PAIRS, int),
-        time_us=np.arange(2 * PAIRS),
-    )
+    trace = trace_of_pairs(PAIRS)
     with interrupted(lambda: arena.stats().num_allocs):
         run(arena, [gpumem.Stream("host")], trace, False)
     stats = arena.stats()
@@ -36,21 +29,13 @@ def test_interrupt_ends_a_replay_whose_events_are_slow():
 import sys
 sys.path.insert(0, {TESTS!r})
 import signal, threading, time
-import numpy as np
 import gpumem
 from gpumem.replay._replay import run
-from gpumem.traces import Trace
 from helpers.held_call import held_call
+from helpers.paired_trace import trace_of_pairs
 from helpers.waiting import wait_until
 
-PAIRS = 2000
-trace = Trace(
-    action=np.tile([0, 2], PAIRS),
-    block=np.repeat(np.arange(PAIRS), 2),
-    size=np.full(2 * PAIRS, 4096),
-    stream=np.zeros(2 * PAIRS, int),
-    time_us=np.arange(2 * PAIRS),
-)
+trace = trace_of_pairs(2000)
 arena = gpumem.Arena("host", {{"backing": "regions"}})
 stream = gpumem.Stream("host")
 main = threading.main_thread().ident

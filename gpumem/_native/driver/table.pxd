@@ -428,4 +428,7 @@ cdef int synchronize_device(DeviceContext* context) except -1
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1
 cdef int require(const void* entry, str call, str what) except -1
+# An attribute of an address; 0 where the driver does not have it, or not of this memory.
+cdef uint64_t pointer_value(DriverDevice driver_device, CUpointer_attribute which,
+                            uint64_t address) noexcept
 cdef DriverDevice open_driver_device(const DriverTable* table, str type, int ordinal)

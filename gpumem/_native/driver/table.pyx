@@ -50,6 +50,13 @@ cdef CUresult pointer_attribute(DeviceContext* context, CUpointer_attribute whic
     return code
 
 
+cdef uint64_t pointer_value(DriverDevice driver_device, CUpointer_attribute which,
+                            uint64_t address) noexcept:
+    cdef uint64_t value
+    cdef CUresult code = pointer_attribute(&driver_device.context, which, address, &value)
+    return value if code == CUDA_SUCCESS else 0
+
+
 cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* capture,
                           CUgraph* graph, bint* unknown) noexcept nogil:
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE

@@ -8,7 +8,6 @@ from gpumem._resource.arena.reports cimport (
 )
 from gpumem._resource.arena.settings cimport (
     add_listed_peers, choose_backing, require_shareable, require_transport, settings_from,
-    takes_pages,
-    warn_of_idle_settings,
+    takes_pages, warn_of_idle_settings,
 )
 from gpumem._resource.arena.source cimport make_source, Source, source_keep
