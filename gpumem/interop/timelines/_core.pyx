@@ -382,10 +382,16 @@ cdef int core_wait_go_on(DeviceContext* context, CUstream stream, uint64_t deadl
 
 cdef int core_wait_idle(TimelineCore* core, uint64_t deadline) noexcept nogil:
     cdef uint32_t pause = FIRST_PAUSE_US
-    while not uses_done(core, NULL):
+    cdef bint done
+    while True:
+        # Not uses_done: another thread that looks at the uses just now does not make it busy.
+        lock_acquire(&core.lock)
+        done = all_done(core, NULL)
+        lock_release(&core.lock)
+        if done:
+            return CORE_OK
         if not pause_until(&pause, deadline):
             return CORE_LATE
-    return CORE_OK
 
 
 cdef bint pause_until(uint32_t* pause, uint64_t deadline) noexcept nogil:
@@ -477,11 +483,18 @@ cdef bint use_done(Use* used) noexcept nogil:
 
 cdef bint uses_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
     # Tell whether the streams of a context (NULL: of all) are done with it. Does not wait.
-    cdef bint done = True
-    cdef Use* used
+    cdef bint done
     if not lock_try(&core.lock):
-        return False            # a thread is queueing an operation on it now
-    used = core.uses
+        return False            # a thread is queueing an operation on it now, or looks as well
+    done = all_done(core, context)
+    lock_release(&core.lock)
+    return done
+
+
+cdef bint all_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
+    # The same, with the lock.
+    cdef bint done = True
+    cdef Use* used = core.uses
     while used != NULL and done:
         # A context that cannot be entered has lost its device, and runs nothing.
         if ((context == NULL or context == used.context)
@@ -489,7 +502,6 @@ cdef bint uses_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
             done = use_done(used)
             context_leave(used.context)
         used = used.next
-    lock_release(&core.lock)
     return done
 
 

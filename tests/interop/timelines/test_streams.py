@@ -190,6 +190,29 @@ def test_close_of_a_timeline_in_use_is_refused(timeline, stream):
     assert timeline.closed
 
 
+def test_idle_timelines_close_while_other_threads_close_theirs():
+    failed = []
+
+    def open_and_close():
+        stream = gpumem.Stream("host")
+        for _ in range(3000):
+            timeline = HostTimeline.create()
+            timeline.enqueue_signal(stream, 1)
+            stream.synchronize()
+            try:
+                timeline.close()
+            except InUseError as error:
+                failed.append(error)
+
+    # What one of them gives back depends on the streams of all timelines: it looks at the others'.
+    threads = [threading.Thread(target=open_and_close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, f"{len(failed)}, the first: {failed[0]}"
+
+
 def test_dropped_timeline_lives_until_its_streams_are_done(same_files, stream):
     timeline = HostTimeline.create()
     there = HostTimeline.from_fd(timeline.export())
