@@ -622,6 +622,14 @@ cdef void end_lease(void* kept, int64_t number) noexcept nogil:
     free(kept)
 
 
+def order_behind(Buffer buffer, Stream stream):
+    """Order later work of `stream` after what a buffer's stream has, and what copies use of it.
+
+    The CPU waits where no event can be: between a GPU and the host device.
+    """
+    order_stream(buffer, stream.handle, stream.driver_device)
+
+
 def retain_until_done(Buffer buffer, Stream stream):
     """Retain a buffer's memory until what is queued on `stream` now is done.
 

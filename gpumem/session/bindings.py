@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
+from gpumem._copy.copy import order_behind
 from gpumem._tensor import Tensor, empty
 from gpumem.device import CopyDecision, MemoryInfo
 from gpumem.stats import ShrinkReport, Stats
@@ -139,6 +140,8 @@ class RunContext:
         if bound.decision.action == "copy":
             work = self._reuse(bound.staged, shape, dtype, self._resource)
             bound.staged = work if self._keep else None
+        elif bound.given is None and not self.stream.capturing:
+            order_behind(work.buffer, self.stream)  # one of another device has another stream
         self._work[name], self._results[name] = work, result
         return work
 

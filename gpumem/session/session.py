@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _native_handle
-from gpumem._copy.copy import retain_until_done
+from gpumem._copy.copy import order_behind, retain_until_done
 from gpumem._defaults import get_default_resource
 from gpumem._factory import resource_from_config
 from gpumem._resource.external import ExternalAllocator
@@ -414,7 +414,8 @@ class Session:
             ``ctx.output``. Its exceptions are raised here; then `outputs` stays as it was.
         synchronize : bool, optional
             Wait until the work is done. False: the caller waits, with `compute_stream`. There is
-            no wait for a stream that is being captured.
+            no wait for a stream that is being captured. The work comes after what is queued on the
+            inputs' streams; the CPU waits for that between the host device and a GPU.
         shrink : bool or iterable of MemoryInfo, Device or str, optional
             Shrink the allocator of the device's memory when the work is done, or the session's
             allocators of these memories: after a run that was larger than usual. It may wait for
@@ -547,7 +548,7 @@ class Session:
         source = bound.tensor
         if bound.decision.action == "alias":
             if not stream.capturing:  # a captured stream cannot wait for one that is not
-                _order(source.buffer.stream, stream)
+                order_behind(source.buffer, stream)
             used.append(source)
             return source
         copies = self._copies_for(stream)
@@ -676,7 +677,7 @@ def _options(options: Any, memory: MemoryInfo) -> SessionOptions:
 
 def _order(first: Stream, then: Stream) -> None:
     """Order later work of `then` after the work that is queued on `first` now."""
-    if first != then and first.device == then.device:
+    if first != then:
         then.wait(first.record())
 
 

@@ -74,6 +74,19 @@ def test_session_on_a_user_stream_and_the_legacy_stream():
     stream.synchronize()
 
 
+def test_session_on_the_host_reads_pinned_memory_after_what_a_stream_of_the_gpu_writes(gate):
+    stream, seen = gpumem.Stream("cuda:0"), []
+    x = gpumem.empty(LENGTH, "u1", memory="cuda:0/host_accessible", stream=stream)
+    source = gpumem.full(LENGTH, 7, "u1", memory="cuda:0", stream=stream)
+    with gpumem.Session("host") as session:
+        session.bind_input("x", x)
+        gate.hold(stream)
+        gpumem.copy(x, source, stream)
+        gate.open_after(0.1)
+        session.run(lambda ctx: seen.append(ctx.inputs["x"].numpy(sync=False).copy()))
+    assert set(seen[0].tolist()) == {7}
+
+
 def test_fallback_to_pinned_memory_is_reported():
     first = gpumem.adaptors.limit(gpumem.Arena("cuda:0"), 1000)
     both = gpumem.adaptors.fallback(first, gpumem.Arena("cuda:0/host_accessible"))

@@ -84,7 +84,8 @@ class Gate:
     """A wait on a value in memory that only `open` writes."""
 
     def __init__(self, driver: HostDriver, stream) -> None:
-        self._word = gpumem.Arena("host", {"initial_chunk_size_bytes": 256}).allocate(8)
+        # Only streams of the same device can be recorded.
+        self._word = gpumem.Arena(stream.device, {"initial_chunk_size_bytes": 256}).allocate(8)
         memoryview(self._word)[:] = bytes(8)
         # The gate may be dropped before the stream has read the word.
         self._word.record_stream(stream)
