@@ -12,8 +12,9 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from socket import socket
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,19 +24,31 @@ Answer = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 240.0  # seconds
+# NVLink multicast is a resource of the whole host, which others may share.
+SHARED_HOST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # cuBLAS is deterministic only with this
 
 
 class Child:
     """One process; once it failed to answer, every further answer says how."""
 
-    def __init__(self, configuration: str, device: str, limit: int = 0) -> None:
+    def __init__(
+        self,
+        configuration: str,
+        device: str,
+        limit: int = 0,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
         self.configuration = configuration
         command = [sys.executable, "-m", "bench.workloads.child", configuration]
         self._process = subprocess.Popen(
             [*command, "--device", device, "--limit", str(limit)],
             cwd=ROOT,
-            env=environment(configuration),
+            env=environment(configuration) | dict(more or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -101,6 +114,59 @@ class Child:
         where: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Ranks:
+    """Processes of one process group, one for each device, which are asked together."""
+
+    def __init__(self, configuration: str, devices: Sequence[str]) -> None:
+        self.configuration = configuration
+        self._children = [
+            Child(configuration, device, more=more)
+            for device, more in zip(devices, ranks(len(devices)), strict=True)
+        ]
+
+    def ask(self, request: Mapping[str, Any]) -> list[Answer]:
+        for child in self._children:
+            child.send(request)
+        return [child.receive() for child in self._children]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for child in self._children:
+            child.close()
+
+
+def ranks(count: int) -> list[dict[str, str]]:
+    """Return what each process of a group finds in its environment, as torchrun sets it."""
+    with socket() as free:  # its port is not given to another socket for a while
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [group | SHARED_HOST | {"RANK": str(rank)} for rank in range(count)]
+
+
+def launch(command: Sequence[str], count: int) -> str:
+    """Run a command as `count` ranks; returns what the first one prints.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        A rank failed.
+    """
+    processes = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | more, stdout=subprocess.PIPE, text=True
+        )
+        for more in ranks(count)
+    ]
+    printed = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+    for process in processes:
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, list(command))
+    return printed[0]
 
 
 def environment(configuration: str) -> dict[str, str]:

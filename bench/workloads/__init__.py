@@ -29,6 +29,13 @@ WORKLOADS = {
 # Captured once, replayed by each step: fixed shapes, a CUDA device only.
 GRAPHS = {"llama_graph_train": ("llama", "GraphTraining")}
 
+# By several processes, each with a device; see `bench.torch_ranks`.
+PARALLEL = {
+    "fsdp2_train": ("parallel", "FullyShardedTraining"),
+    "tensor_parallel_train": ("parallel", "TensorParallelTraining"),
+    "pipeline_train": ("parallel", "PipelineTraining"),
+}
+
 # What may be beneath PyTorch -> what the environment of such a process says.
 CONFIGURATIONS: dict[str, dict[str, str]] = {
     "native": {},
@@ -42,7 +49,7 @@ def make(
     name: str, size: str, device: torch.device, seed: int, scale: int | None = None
 ) -> Workload:
     """Make the workload `name`, in size "tiny" or "full"; `scale` instead of that size's own."""
-    module, class_name = (WORKLOADS | GRAPHS)[name]
+    module, class_name = (WORKLOADS | GRAPHS | PARALLEL)[name]
     kind = getattr(importlib.import_module(f"bench.workloads.{module}"), class_name)
     workload: Workload = kind(size, device, seed, scale)
     return workload

@@ -42,9 +42,10 @@ class Cpu(Allocator):
 class Native(Allocator):
     """PyTorch's own; how, is said by PYTORCH_ALLOC_CONF in the environment."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, index: int) -> None:
         if limit:
-            torch.cuda.set_per_process_memory_fraction(limit / total_memory())
+            total = torch.cuda.get_device_properties(index).total_memory
+            torch.cuda.set_per_process_memory_fraction(limit / total, index)
 
     def peaks(self) -> Peaks:
         stats = torch.cuda.memory_stats()
@@ -57,8 +58,8 @@ class Native(Allocator):
 class Full(Allocator):
     """An arena in place of PyTorch's allocator."""
 
-    def __init__(self, limit: int) -> None:
-        self.arena = enabled("full", limit)
+    def __init__(self, limit: int, index: int) -> None:
+        self.arena = enabled("full", limit, index)
 
     def peaks(self) -> Peaks:
         return Peaks(self.arena.stats().max_reserved, None)
@@ -70,9 +71,9 @@ class Full(Allocator):
 class Pool(Allocator):
     """PyTorch's allocator over an arena, through a ``torch.cuda.MemPool``."""
 
-    def __init__(self, limit: int) -> None:
-        self.native = Native(limit)
-        self.arena = enabled("pool", limit)
+    def __init__(self, limit: int, index: int) -> None:
+        self.native = Native(limit, index)
+        self.arena = enabled("pool", limit, index)
 
     def peaks(self) -> Peaks:
         """Add what PyTorch holds, and what the arena holds above what it handed to PyTorch."""
@@ -85,25 +86,24 @@ class Pool(Allocator):
         self.arena.reset_peaks()
 
 
-def enabled(mode: str, limit: int) -> Any:
+def enabled(mode: str, limit: int, index: int) -> Any:
     import gpumem
     from gpumem.integrations import torch as integration
 
-    arena = gpumem.Arena("cuda:0", {"max_mem": limit})
+    arena = gpumem.Arena(f"cuda:{index}", {"max_mem": limit})
     integration.enable(arena, mode=mode)
     return arena
-
-
-def total_memory() -> int:
-    return torch.cuda.get_device_properties(0).total_memory
 
 
 def install(configuration: str, device: torch.device, limit: int = 0) -> Allocator:
     """Choose the allocator of this process; `limit` bytes, 0 for no limit."""
     if device.type == "cpu":
         return Cpu()
-    made: dict[str, type[Allocator]] = {"full": Full, "pool": Pool}
-    return made.get(configuration, Native)(limit)
+    made: dict[str, type[Full | Pool | Native]] = {"full": Full, "pool": Pool}
+    index = device.index or 0
+    allocator = made.get(configuration, Native)(limit, index)
+    torch.cuda.set_device(index)  # after the allocator was chosen: this initialises CUDA
+    return allocator
 
 
 def is_exhaustion(error: BaseException) -> bool:

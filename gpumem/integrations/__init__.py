@@ -22,6 +22,8 @@ Two names stand for the two directions, where a library has objects for them:
   passes it to the library.
 - ``resource(source)`` returns a `gpumem.MemoryResource` over such an object of the library's
   (cuda.core, RMM).
+
+`nccl` has none of these, since NCCL allocates no memory for users: it registers gpumem's with NCCL.
 """
 
 from importlib import import_module
@@ -32,7 +34,7 @@ from gpumem.integrations._switch import Status
 
 __all__ = ["Status"]
 
-_LIBRARIES = ("cuda_core", "cupy", "jax", "numba", "rmm", "torch")
+_LIBRARIES = ("cuda_core", "cupy", "jax", "nccl", "numba", "rmm", "torch")
 
 if not TYPE_CHECKING:  # else a type checker would accept every name of the module
 

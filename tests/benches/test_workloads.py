@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import workloads
-from bench.children import Child, ask_all
+from bench.children import Child, Ranks, ask_all
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -213,3 +213,19 @@ def test_one_command_writes_the_table(tmp_path):
     values = json.loads((tmp_path / "torch_steps.json").read_text())
     assert [row["same"] for row in values["rows"]] == [True, True]
     assert [row["rounds"] for row in values["rows"]] == [2, 2]
+
+
+@pytest.mark.parametrize("name", workloads.PARALLEL)
+def test_ranks_of_one_seed_draw_the_same_shapes_and_repeat_their_bits(name):
+    begin = {"do": "begin", "workload": name, "size": "tiny", "seed": 5}
+    runs = []
+    with Ranks("native", ["cpu", "cpu"]) as ranks:
+        for _ in "12":
+            assert ranks.ask(begin) == [{}, {}]
+            steps = [ranks.ask({"do": "step"}) for _ in range(3)]
+            values = [[answer["value"] for answer in step] for step in steps]
+            shapes = [answer["shapes"] for answer in ranks.ask({"do": "end"})]
+            assert shapes[0] == shapes[1]
+            runs.append((values, shapes))
+    assert runs[0] == runs[1]
+    assert len({value for step in runs[0][0] for value in step}) > 1
