@@ -158,11 +158,19 @@ def launch(command: Sequence[str], count: int) -> str:
     """
     processes = [
         subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | more, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=os.environ | more,
+            stdout=subprocess.PIPE if more["RANK"] == "0" else subprocess.DEVNULL,
+            text=True,
         )
         for more in ranks(count)
     ]
-    printed = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+    try:
+        printed = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # where a rank failed, the others wait for it
     for process in processes:
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, list(command))
