@@ -300,7 +300,7 @@ class ArenaConfig(_Settings):
         pages move instead of new ones being made. 0 moves always, a large number never.
     page_move_budget : float
         With "virtual": share of the time, 0 to 1, that moves of pages may spend in the driver. Up
-        to 20 ms of it accumulate. If it is used up, new pages are made instead, up to max_mem; at
+        to 100 ms of it accumulate. If it is used up, new pages are made instead, up to max_mem; at
         that limit pages move regardless. 1 is no bound.
     oom_wait_ms : int
         Milliseconds, up to an hour, that an allocation waits for other streams' work as the last

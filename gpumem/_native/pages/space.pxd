@@ -38,7 +38,7 @@ cdef uint32_t page_slot(Space* space) noexcept nogil
 
 # ---- How much time moving pages may take: a token bucket in nanoseconds --------------------------
 #
-# It fills with a share of the time that passes, up to 20 ms, and starts full. The time that moves
+# It fills with a share of the time that passes, up to 100 ms, and starts full. The time that moves
 # took at the driver is taken out afterwards, so one plan may overdraw it; then nothing moves until
 # it has filled.
 

@@ -291,7 +291,9 @@ cdef uint32_t page_slot(Space* space) noexcept nogil:
 
 
 cdef enum:
-    SAVED_NS = 20000000     # 20 ms: the most that a burst of moves may take
+    # 100 ms: the most that a burst of moves may take. The first steps of a training move hundreds of
+    # pages, and new pages instead would take three quarters of the time, and be kept.
+    SAVED_NS = 100000000
 
 
 cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
