@@ -291,8 +291,8 @@ cdef uint32_t page_slot(Space* space) noexcept nogil:
 
 
 cdef enum:
-    # 100 ms: the most that a burst of moves may take. The first steps of a training move hundreds of
-    # pages, and new pages instead would take three quarters of the time, and be kept.
+    # 100 ms: the most that a burst of moves may take. The first steps of a training move hundreds
+    # of pages, and new pages instead would take three quarters of the time, and be kept.
     SAVED_NS = 100000000
 
 
