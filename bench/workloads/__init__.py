@@ -25,6 +25,16 @@ WORKLOADS = {
     "mixtral_train": ("mixtral", "Training"),
     "llama_train": ("llama", "Training"),
     "llama_serve": ("llama", "Serving"),
+    "gpt2_checkpoint_train": ("gpt2", "CheckpointTraining"),
+    "llama_generate": ("llama", "Generation"),
+    "generate_then_train": ("llama", "GenerateThenTrain"),
+    "bert_train": ("encoders", "BertTraining"),
+    "t5_train": ("encoders", "T5Training"),
+    "unet_train": ("vision", "UNetTraining"),
+    "detection_train": ("vision", "DetectionTraining"),
+    "swin_averaged_train": ("vision", "SwinTraining"),
+    "gat_train": ("graphs", "GatTraining"),
+    "sampled_gnn_train": ("graphs", "SampledTraining"),
 }
 # Captured once, replayed by each step: fixed shapes, a CUDA device only.
 GRAPHS = {"llama_graph_train": ("llama", "GraphTraining")}

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from bench.workloads.language import LanguageTraining, Learning
-from bench.workloads.transformer import Cache, Decoder, Decoding, generate
+from bench.workloads.transformer import Cache, Checkpointed, Decoder, Decoding, generate
 from bench.workloads.workload import Workload
 
 SMALL = Decoding(50_257, 768, 12, 12, 12, 3072, positions=16_384, llama=False)
@@ -18,6 +18,16 @@ TINY = Decoding(61, 16, 2, 2, 2, 32, positions=256, llama=False)
 class Training(LanguageTraining):
     SIZES: ClassVar = {
         "full": Learning(SMALL, 8192, (8, 10, 12, 16, 24), mixed=True),
+        "tiny": Learning(TINY, 64, (1, 2, 3), mixed=True),
+    }
+
+
+class CheckpointTraining(LanguageTraining):
+    """Long sequences, of which only each block's input is kept."""
+
+    KIND = Checkpointed
+    SIZES: ClassVar = {
+        "full": Learning(SMALL, 32_768, (4, 6, 8, 12, 16), mixed=True),
         "tiny": Learning(TINY, 64, (1, 2, 3), mixed=True),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -25,9 +26,11 @@ class LanguageTraining(Workload):
 
     size: Learning
 
+    KIND: ClassVar[type[Decoder]] = Decoder
+
     def start(self) -> None:
         self.model = self.built(
-            lambda: Decoder(self.size.model), None if self.size.mixed else self.dtype
+            lambda: self.KIND(self.size.model), None if self.size.mixed else self.dtype
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
 
@@ -35,7 +38,10 @@ class LanguageTraining(Workload):
         batch = self.random.choice(self.size.batches)
         length = int(self.scale * self.random.uniform(0.4, 1)) // batch
         batch, length = self.draw(batch, max(length, 2))
-        tokens = self.tokens(self.size.model.vocabulary, batch, length + 1)
+        return self.trained(self.tokens(self.size.model.vocabulary, batch, length + 1))
+
+    def trained(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Take one step of the optimizer on some sequences; returns the loss."""
         if self.size.mixed:
             with self.autocast():
                 loss = next_token_loss(self.model, tokens)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from bench.workloads import gpt2
 from bench.workloads.language import LanguageTraining, Learning
 from bench.workloads.transformer import Cache, Decoder, Decoding, generate, next_token_loss
 from bench.workloads.workload import Workload
@@ -67,6 +68,45 @@ class Serving(Workload):
 
     def advanced(self, cache: Cache, last: torch.Tensor) -> tuple[Cache, torch.Tensor]:
         return cache, generate(self.model, cache, last.argmax(-1), self.size.count)
+
+
+class Generation(gpt2.Generation):
+    """A step is one batch of prompts and what follows them; the cache has a third of the heads."""
+
+    SIZES: ClassVar = {
+        "full": gpt2.Generating(SMALL, 48, (64, 1024), 24),
+        "tiny": gpt2.Generating(TINY, 4, (2, 20), 4),
+    }
+
+
+@dataclass(frozen=True)
+class Rewarding:
+    """Up to `scale` sequences of a prompt and `count` tokens more."""
+
+    model: Decoding
+    scale: int
+    prompt: tuple[int, int]
+    count: int
+    mixed: bool = False
+
+
+class GenerateThenTrain(LanguageTraining):
+    """A step samples sequences with a growing cache, then trains on them."""
+
+    SIZES: ClassVar = {
+        "full": Rewarding(SMALL, 24, (64, 768), 24),
+        "tiny": Rewarding(TINY, 4, (2, 20), 4),
+    }
+
+    def step(self) -> torch.Tensor:
+        batch = max(1, round(self.scale * self.random.uniform(0.25, 1)))
+        batch, length = self.draw(batch, self.random.randint(*self.size.prompt))
+        tokens = self.tokens(self.size.model.vocabulary, batch, length)
+        with torch.inference_mode():
+            cache, sampled = Cache(self.size.model.layers), [tokens]
+            for _ in range(self.size.count):
+                sampled.append(self.model(sampled[-1], cache).argmax(-1))
+        return self.trained(torch.cat(sampled, 1))
 
 
 class GraphTraining(Workload):

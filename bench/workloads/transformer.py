@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -173,9 +174,23 @@ class Decoder(nn.Module):
         if self.positions is not None:
             x = x + self.positions.weight[begin : begin + tokens.shape[1]]
         for block in self.blocks:
-            x = block(x, cache, begin)
+            x = self.advanced(block, x, cache, begin)
         x = self.norm(x if cache is None else x[:, -1:])
         return F.linear(x, self.embedding.weight)
+
+    def advanced(
+        self, block: nn.Module, x: torch.Tensor, cache: Cache | None, begin: int
+    ) -> torch.Tensor:
+        return block(x, cache, begin)
+
+
+class Checkpointed(Decoder):
+    """Keeps each block's input alone, and computes the rest again for the backward pass."""
+
+    def advanced(
+        self, block: nn.Module, x: torch.Tensor, cache: Cache | None, begin: int
+    ) -> torch.Tensor:
+        return checkpoint(block, x, cache, begin, use_reentrant=False)
 
 
 def norm(of: Decoding) -> nn.Module:
