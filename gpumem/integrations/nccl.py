@@ -38,7 +38,7 @@ from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
 from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, MissingFrameworkError
 
-__all__ = ["RegisteredSource", "Registration", "register"]
+__all__ = ["RegisteredSource", "NcclRegistration", "register"]
 
 _SUCCESS = 0
 _END_OF_ADDRESSES = 2**64
@@ -52,7 +52,7 @@ class _OverBuffer(Protocol):
 # ---- What users call -----------------------------------------------------------------------------
 
 
-def register(memory: Buffer | _OverBuffer, communicators: Any) -> Registration:
+def register(memory: Buffer | _OverBuffer, communicators: Any) -> NcclRegistration:
     """Register a block with NCCL, and keep it in place until it is deregistered.
 
     NCCL's call is local: no other rank takes part, and nothing is queued on a stream.
@@ -70,7 +70,7 @@ def register(memory: Buffer | _OverBuffer, communicators: Any) -> Registration:
 
     Returns
     -------
-    Registration
+    NcclRegistration
         Call its `release`, or leave its ``with`` block, once the collectives that use the block are
         done.
 
@@ -90,15 +90,15 @@ def register(memory: Buffer | _OverBuffer, communicators: Any) -> Registration:
 
     Notes
     -----
-    ``ncclCommRegister`` and ``ncclCommDeregister``; NCCL's user guide, "User Buffer Registration".
+    ``ncclCommRegister`` and ``ncclCommDeregister``; NCCL's user guide, "User Buffer NcclRegistration".
     """
     buffer = _buffer_of(memory)
     found = _communicators(communicators)
     _require_registrable(buffer)
-    return Registration(buffer, found)
+    return NcclRegistration(buffer, found)
 
 
-class Registration:
+class NcclRegistration:
     """A block that NCCL has registered; made by `register`.
 
     Dropping it releases nothing: NCCL would keep an address that is given to others.
@@ -155,11 +155,11 @@ class Registration:
 
     def __repr__(self) -> str:
         state = "released" if self.released else f"of {self.nbytes} bytes at {self.address:#x}"
-        return f"<gpumem.integrations.nccl.Registration {state}>"
+        return f"<gpumem.integrations.nccl.NcclRegistration {state}>"
 
 
 # Those that were not released, so that one that is dropped keeps its block.
-_registrations: set[Registration] = set()
+_registrations: set[NcclRegistration] = set()
 
 
 class RegisteredSource:
@@ -201,14 +201,14 @@ class RegisteredSource:
         for communicator in self._communicators:
             communicator.require_device(_nccl(), upstream)
         self._stream = Stream(upstream.memory.device)
-        self._regions: dict[int, tuple[Buffer, Registration]] = {}
+        self._regions: dict[int, tuple[Buffer, NcclRegistration]] = {}
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of a new region, registered."""
         region = self._upstream.allocate(nbytes, self._stream, transport="ipc")
         self._stream.synchronize()  # every stream of the arena may use it at once
         try:
-            self._regions[region.ptr] = region, Registration(region, self._communicators)
+            self._regions[region.ptr] = region, NcclRegistration(region, self._communicators)
         except BaseException:
             region.close()
             raise
