@@ -141,7 +141,7 @@ class Detector(nn.Module):
     def forward(
         self, images: torch.Tensor, boxes: torch.Tensor, masked: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look at boxes (image, top, left, bottom, right, as shares); the first `masked` closely."""
+        """Look at boxes (image, top, left, bottom, right, as shares), at some of them closely."""
         features = self.backbone(images)
         pooled = self.pooled(features, boxes)
         return self.box(pooled.flatten(1)), self.mask(pooled[:masked])

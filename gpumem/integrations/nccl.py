@@ -38,7 +38,7 @@ from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
 from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, MissingFrameworkError
 
-__all__ = ["RegisteredSource", "NcclRegistration", "register"]
+__all__ = ["NcclRegistration", "RegisteredSource", "register"]
 
 _SUCCESS = 0
 _END_OF_ADDRESSES = 2**64
@@ -90,7 +90,7 @@ def register(memory: Buffer | _OverBuffer, communicators: Any) -> NcclRegistrati
 
     Notes
     -----
-    ``ncclCommRegister`` and ``ncclCommDeregister``; NCCL's user guide, "User Buffer NcclRegistration".
+    ``ncclCommRegister`` and ``ncclCommDeregister``; NCCL's user guide, "User Buffer Registration".
     """
     buffer = _buffer_of(memory)
     found = _communicators(communicators)
