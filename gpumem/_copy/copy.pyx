@@ -622,12 +622,20 @@ cdef void end_lease(void* kept, int64_t number) noexcept nogil:
     free(kept)
 
 
+# ---- Memory that work of others uses -------------------------------------------------------------
+
 def order_behind(Buffer buffer, Stream stream):
     """Order later work of `stream` after what a buffer's stream has, and what copies use of it.
 
-    The CPU waits where no event can be: between a GPU and the host device.
+    Where an arena gives access on use, the stream's device gets it. The CPU waits where no event
+    can be: between a GPU and the host device. A stream that is being captured cannot wait for one
+    that is not: its launch is ordered instead.
     """
-    order_stream(buffer, stream.handle, stream.driver_device)
+    cdef DriverDevice own = buffer.home.driver_device
+    if own is not stream.driver_device and own.type == stream.driver_device.type:
+        buffer.home.let_access(stream.driver_device)
+    if not is_capturing(stream.driver_device, stream.handle):
+        order_stream(buffer, stream.handle, stream.driver_device)
 
 
 def retain_until_done(Buffer buffer, Stream stream):

@@ -42,6 +42,13 @@ class BoundOutput:
     made: Tensor | None = None  # the last run's, kept where addresses must stay
     staged: Tensor | None = None
 
+    def order_behind(self, stream: Stream) -> None:
+        """Order a run behind what is queued for memory that its work writes to without a copy."""
+        if self.decision.action == "alias":
+            for tensor in (self.given, self.made):
+                if tensor is not None and not tensor.buffer.closed:
+                    order_behind(tensor.buffer, stream)
+
 
 class RunContext:
     """Inputs, outputs, stream and allocator of a run, passed to its function.
@@ -140,8 +147,6 @@ class RunContext:
         if bound.decision.action == "copy":
             work = self._reuse(bound.staged, shape, dtype, self._resource)
             bound.staged = work if self._keep else None
-        elif bound.given is None and not self.stream.capturing:
-            order_behind(work.buffer, self.stream)  # one of another device has another stream
         self._work[name], self._results[name] = work, result
         return work
 
@@ -164,7 +169,9 @@ class RunContext:
         ):
             return before
         stream = self.stream if of.memory.device == self.stream.device else None
-        return empty(shape, dtype, resource=of, stream=stream)
+        made = empty(shape, dtype, resource=of, stream=stream)
+        order_behind(made.buffer, self.stream)  # one of another device has another stream
+        return made
 
 
 class Forwarding(MemoryResource):

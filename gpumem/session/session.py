@@ -415,7 +415,8 @@ class Session:
         synchronize : bool, optional
             Wait until the work is done. False: the caller waits, with `compute_stream`. There is
             no wait for a stream that is being captured. The work comes after what is queued on the
-            inputs' streams; the CPU waits for that between the host device and a GPU.
+            streams of inputs and bound arrays; the CPU waits for that between the host device and
+            a GPU.
         shrink : bool or iterable of MemoryInfo, Device or str, optional
             Shrink the allocator of the device's memory when the work is done, or the session's
             allocators of these memories: after a run that was larger than usual. It may wait for
@@ -506,6 +507,8 @@ class Session:
         _require_memory({name: each.tensor for name, each in inputs.items()})
         _require_memory({name: each.given for name, each in outputs.items()})
         ready = {name: self._fed(each, stream, used) for name, each in inputs.items()}
+        for each in outputs.values():
+            each.order_behind(stream)
 
         def call(allocator: MemoryResource) -> RunContext:
             keep = self.options.enable_cuda_graph
@@ -547,8 +550,7 @@ class Session:
         """Return an input where the device can use it, ready for work on the stream."""
         source = bound.tensor
         if bound.decision.action == "alias":
-            if not stream.capturing:  # a captured stream cannot wait for one that is not
-                order_behind(source.buffer, stream)
+            order_behind(source.buffer, stream)
             used.append(source)
             return source
         copies = self._copies_for(stream)
@@ -556,8 +558,10 @@ class Session:
         if staged is None or not self.options.enable_cuda_graph:
             staged = empty(source.shape, source.dtype, resource=self._own_memory, stream=copies)
             bound.staged = staged if self.options.enable_cuda_graph else None
+        elif copies != stream and not stream.capturing:
+            copies.wait(stream.record())  # the launch before may still read it
         copy(staged, source, copies)
-        _order(copies, stream)
+        order_behind(staged.buffer, stream)
         used.append(staged)
         return staged
 
@@ -673,12 +677,6 @@ def _options(options: Any, memory: MemoryInfo) -> SessionOptions:
     if isinstance(options, SessionOptions):
         return options
     return SessionOptions._for_memory(options, memory.device, names_of(memory))
-
-
-def _order(first: Stream, then: Stream) -> None:
-    """Order later work of `then` after the work that is queued on `first` now."""
-    if first != then:
-        then.wait(first.record())
 
 
 def _retain(used: list[Tensor], stream: Stream) -> None:

@@ -54,6 +54,25 @@ def test_second_run_is_captured_and_later_ones_launched(x, host):
         assert len(addresses) == 1
 
 
+def test_copy_of_an_input_waits_for_the_launch_that_reads_the_one_before(monkeypatch, x):
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
+    seen = gpumem.zeros(N, "u1", memory="host/managed")
+    options = {"enable_cuda_graph": True, "do_copy_in_default_stream": "0"}
+    with gpumem.Session("host", options) as session:
+        session.bind_input("x", x)
+
+        def work(ctx):
+            gpumem.copy(seen, ctx.inputs["x"], ctx.stream)
+
+        for _ in range(3):
+            session.run(work)
+        beside = gpumem.Stream("host")
+        with HostDriver().block(session.compute_stream):  # as a launch that is still to read it
+            session.run(work, synchronize=False)
+            gpumem.full(1 << 20, 1, "u1", memory="host", stream=beside).numpy()
+            assert not session.copy_stream.query()
+
+
 @pytest.mark.parametrize("runs", [1, 2, 3])
 def test_launches_do_not_write_an_output_that_was_closed(x, arena, runs):
     work = Work()

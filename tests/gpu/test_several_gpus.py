@@ -1,0 +1,17 @@
+"""The cases of tests/several_devices on two and on four GPUs."""
+
+import pytest
+from several_devices.cases import CASES
+
+import gpumem
+
+GPUS = [str(device) for device in gpumem.devices() if device.type == "cuda"]
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_gpus(name, count):
+    if len(GPUS) < count:
+        pytest.skip(f"needs {count} CUDA devices: {len(GPUS)} found")
+    CASES[name](GPUS[:count])
