@@ -378,6 +378,17 @@ def _open_device(device: Device) -> DriverDevice:
     return opened
 
 
+def _open_any(device_type: str) -> DriverDevice:
+    """Open a device of a type, to ask the driver about an address of any of them.
+
+    One that is open already, if there is: opening a GPU makes a context, which takes its memory.
+    """
+    for device, opened in list(_opened.items()):
+        if device.type == device_type and not opened.dead:
+            return opened
+    return _open_device(Device(device_type))
+
+
 def _provider(device_type: str) -> Any:
     if device_type == "cuda":
         from gpumem._native.driver import cuda as _cuda
@@ -489,8 +500,7 @@ def driver_status() -> DriverStatus:
     reason = _cuda.load()
     if reason is not None:
         return DriverStatus(False, reason, 0, ())
-    version = _open_device(Device("cuda:0")).version()
-    return DriverStatus(True, "", version, _cuda.missing_functions())
+    return DriverStatus(True, "", _cuda.version(), _cuda.missing_functions())
 
 
 class CopyDecision(NamedTuple):

@@ -19,7 +19,7 @@ from gpumem._native.driver cimport (
 
 from gpumem._support.arguments import is_integer
 from gpumem._support.texts import shown
-from gpumem.device import Device, devices, driver_status
+from gpumem.device import _open_any, devices, driver_status
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def transports(what):
             return transports(owner)
         raise TypeError(f"invalid what = {shown(what, 80)}: expected a Buffer, a Tensor or an "
                         "address")
-    driver_device = Device("cuda:0" if driver_status() else "host")._open()
+    driver_device = _open_any("cuda" if driver_status() else "host")
     return ways_of(what, driver_device, False)
 
 

@@ -28,7 +28,7 @@ from gpumem._tensor.layout cimport (
 from gpumem._tensor.tensor cimport Tensor, tensor_new, tensor_to, tensor_whole
 
 from gpumem._support.arguments import require
-from gpumem.device import _count, Device, driver_status, MemoryInfo, MemoryKind
+from gpumem.device import _count, _open_any, Device, driver_status, MemoryInfo, MemoryKind
 
 
 cdef object host_info = None     # MemoryInfo("host"), made at the first use
@@ -315,7 +315,7 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
 
 cdef int attribute_of(CUpointer_attribute attribute, uint64_t address) except? -1:
     # Return CUDA's attribute of an address; 0 if CUDA did not allocate or register it.
-    return <int>pointer_value(Device("cuda:0")._open(), attribute, address)
+    return <int>pointer_value(_open_any("cuda"), attribute, address)
 
 
 # ---- Buffers, NumPy, the CUDA array interface ----------------------------------------------------

@@ -332,7 +332,8 @@ def _device_of(contents: Contents) -> Device:
     there = devices()
     if contents.device_uuid is None:
         return contents.memory.device if contents.memory.device in there else Device("host")
-    for device in there:
+    # First the device of the same name: to ask the others opens them, and makes contexts there.
+    for device in sorted(there, key=lambda each: each != contents.memory.device):
         if device.uuid == contents.device_uuid:
             return device
     raise DeviceMismatchError(

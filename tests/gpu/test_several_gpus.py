@@ -1,7 +1,8 @@
 """The cases of tests/several_devices on two and on four GPUs."""
 
 import pytest
-from several_devices.cases import CASES
+from several_devices.cases import ALONE, CASES
+from several_devices.running import run_alone
 
 import gpumem
 
@@ -14,4 +15,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 def test_gpus(name, count):
     if len(GPUS) < count:
         pytest.skip(f"needs {count} CUDA devices: {len(GPUS)} found")
-    CASES[name](GPUS[:count])
+    if name in ALONE:
+        run_alone(name, GPUS[:count])
+    else:
+        CASES[name](GPUS[:count])

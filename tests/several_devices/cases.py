@@ -7,6 +7,7 @@ own, because the number of host devices is set once, and on GPUs in the test's p
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -14,10 +15,12 @@ import numpy as np
 from helpers.driver import HostDriver
 
 import gpumem
+from gpumem import interop, observe
 from gpumem.interop import HostTimeline
 
 KIB, MIB = 1 << 10, 1 << 20
 CASES: dict[str, Callable[[Sequence[str]], None]] = {}
+ALONE: set[str] = set()  # names of cases that need a process of their own on GPUs, too
 BACKINGS = ({}, {"backing": "regions"})
 
 
@@ -400,3 +403,103 @@ def out_of_memory_text_is_of_the_arenas_device(devices):
         assert other not in str(error)
         del block
     del held
+
+
+@case
+def statistics_name_every_device(devices):
+    arenas = [gpumem.Arena(device, name=f"arena of {device}") for device in devices]
+    blocks = [arena.allocate((number + 1) * MIB) for number, arena in enumerate(arenas)]
+    arenas[0].enable_peer(devices[1])
+    seen = {each.name: each for each in observe.snapshot().resources}
+    text = observe.prometheus_text()
+    for arena, device, block in zip(arenas, devices, blocks, strict=True):
+        of_one = arena.snapshot().resources[0]
+        for shown in (seen[arena.name], of_one):
+            assert str(shown.memory) == device
+            assert block.ptr in {each.address for each in shown.blocks}
+        assert f'name="arena of {device}",memory="{device}",kind="arena"' in text
+        line = next(
+            line
+            for line in text.splitlines()
+            if line.startswith("gpumem_requested_bytes") and arena.name in line
+        )
+        assert int(line.split()[-1]) == block.nbytes
+
+
+# ---- pools, other processes, addresses -----------------------------------------------------------
+
+
+@case
+def pools_of_every_device_are_their_own(devices):
+    pools = [gpumem.DriverPool(device) for device in devices]
+    for pool, device in zip(pools, devices, strict=True):
+        other = next(each for each in devices if each != device)
+        with pool.allocate(MIB, gpumem.Stream(device)) as block:
+            assert str(block.memory) == device
+            assert pool.stats().in_use == MIB
+            assert sum(each.stats().in_use for each in pools) == MIB
+            target = gpumem.zeros(MIB, "u1", memory=other)
+            fill(device, block, 7, block.stream)
+            gpumem.copy(target, block)
+            assert (fetch(target) == 7).all()
+            gpumem.copy(block, gpumem.full(MIB, 9, "u1", memory=other))
+            assert (fetch(block) == 9).all()
+        assert str(gpumem.DriverPool.default(device).memory) == device
+    for pool in pools:
+        gpumem.Device(pool.memory.device).synchronize()
+        pool.close()
+
+
+@case
+def tensor_is_attached_on_its_device_whichever_is_current(devices):
+    context = multiprocessing.get_context("spawn")
+    for device in devices:
+        block = gpumem.Arena(device).allocate(MIB, shareable=True)
+        fill(device, block, 7, block.stream)
+        mine, theirs = context.Pipe()
+        with mine, interop.export(block) as handle:
+            other = context.Process(target=answer_from_there, args=(theirs, list(devices)))
+            other.start()
+            mine.send(handle)
+            assert mine.poll(120)
+            assert mine.recv() == (device, [7])
+            other.join(60)
+            assert other.exitcode == 0
+        theirs.close()
+        assert (fetch(block) == 9).all()
+
+
+def answer_from_there(connection, devices: Sequence[str]) -> None:
+    """Attach what arrives, tell what it holds and where, and fill it with nines."""
+    if devices[0].startswith("host"):
+        gpumem.device.set_host_device_count(len(devices))
+    with connection, HostDriver(devices[0]).current(), connection.recv() as handle:
+        tensor = interop.attach(handle)
+        found = sorted(set(fetch(tensor).tolist()))
+        gpumem.copy(tensor, np.full(MIB, 9, "u1"))
+        gpumem.Device(tensor.device).synchronize()
+        connection.send((str(tensor.memory), found))
+
+
+@case
+def questions_about_memory_open_no_other_device(devices):
+    arena = gpumem.Arena(devices[-1])
+    plain, block = arena.allocate(MIB), arena.allocate(MIB, shareable=True)
+    gpumem.driver_status()
+    assert plain.transports() == interop.transports(plain.ptr)
+    with interop.export(block) as handle:
+        assert str(interop.attach(handle).device) == devices[-1]
+    if devices[-1].startswith("cuda"):
+        assert str(gpumem.asarray(OnlyCudaArray(block)).device) == devices[-1]
+    for device in devices[:-1]:
+        assert not gpumem.Device(device)._is_open()
+
+
+ALONE.add(questions_about_memory_open_no_other_device.__name__)
+
+
+class OnlyCudaArray:
+    """Shows a block by an interface that names an address and no device."""
+
+    def __init__(self, block: gpumem.Buffer) -> None:
+        self.__cuda_array_interface__ = gpumem.from_dlpack(block).__cuda_array_interface__

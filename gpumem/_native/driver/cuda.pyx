@@ -23,6 +23,7 @@ cdef DriverTable table
 cdef str reason = "not asked yet"
 cdef int count = -1             # devices; -1: not asked yet
 cdef list missing = []
+cdef int spoken = 0             # the CUDA version that the driver speaks
 # The first call fills the table; calls of other threads wait for it.
 cdef object filling = threading.RLock()
 
@@ -44,7 +45,7 @@ def load():
 
 
 def _fill():
-    global count
+    global count, spoken
     cdef int found = 0
     cdef int i
     cdef CUresult code
@@ -56,7 +57,7 @@ def _fill():
     # 1: the legacy default stream is stream 0; 2: each thread's own is.
     flags = 2 if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") == "1" else 1
     ask = functools.partial(_address_of, driver.cuGetProcAddress, flags)
-    version = _driver_version(ask(b"cuDriverGetVersion", 2020))
+    version = spoken = _driver_version(ask(b"cuDriverGetVersion", 2020))
     for i in range(DRIVER_ENTRY_COUNT):
         address = 0
         if driver_entries[i].version <= version:
@@ -100,6 +101,12 @@ def device_count():
     """Return the number of CUDA devices; 0 where CUDA does not answer."""
     load()
     return count
+
+
+def version():
+    """Return the CUDA version that the driver speaks, such as 13000; opens no device."""
+    load()
+    return spoken
 
 
 def missing_functions():
