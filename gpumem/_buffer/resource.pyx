@@ -25,7 +25,7 @@ from gpumem._buffer.stream cimport Stream, stream_handle
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (
-    context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
+    check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
 )
 from gpumem._support.atomics cimport count_add
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
@@ -107,10 +107,11 @@ cdef class MemoryResource(ResourceBase):
 
     Notes
     -----
-    The two methods may be called from any thread that runs Python, by several at once. A block
-    whose last view was dropped on another thread goes back soon after, on the main thread or in
-    the next call of this resource. `deallocate_raw` is not called after the interpreter has begun
-    to end, and in a fork's child neither is; the child makes a resource of its own.
+    The two methods are called with the device of `memory` current. They may be called from any
+    thread that runs Python, by several at once. A block whose last view was dropped on another
+    thread goes back soon after, on the main thread or in the next call of this resource.
+    `deallocate_raw` is not called after the interpreter has begun to end, and in a fork's child
+    neither is; the child makes a resource of its own.
 
     Python's garbage collector ends a resource that keeps buffers of its own: their blocks go back
     before it calls any ``__del__`` or clears any attribute.
@@ -723,9 +724,15 @@ cdef int require_raw_methods(object cls, object base) except -1:
     return 0
 
 
-cdef uint64_t user_allocate(object resource, uint64_t size, object stream) except 0:
+cdef uint64_t user_allocate(MemoryResource resource, uint64_t size, object stream) except 0:
+    cdef DeviceContext* context = &resource.driver_device.context
     cdef uint64_t alignment = resource.memory.alignment
-    given = resource.allocate_raw(size, stream)
+    # Most allocators take memory of the device that is current, not of the stream's.
+    check(context.table, context_enter(context), "cuCtxPushCurrent")
+    try:
+        given = resource.allocate_raw(size, stream)
+    finally:
+        context_leave(context)
     where = f"{type(resource).__name__}.allocate_raw({size}, ...) returned"
     if isinstance(given, bool) or not hasattr(given, "__index__"):
         raise TypeError(f"{where} {given!r}: it returns an address as an integer, or raises "
@@ -741,9 +748,14 @@ cdef uint64_t user_allocate(object resource, uint64_t size, object stream) excep
     return number
 
 
-cdef int user_deallocate(object resource, uint64_t address, uint64_t size, object stream) noexcept:
+cdef int user_deallocate(MemoryResource resource, uint64_t address, uint64_t size,
+                         object stream) noexcept:
+    cdef DeviceContext* context = &resource.driver_device.context
+    cdef bint is_current = context_enter(context) == CUDA_SUCCESS
     try:
         resource.deallocate_raw(address, size, stream)
     except BaseException as error:
         report_unraisable(error, resource)
+    if is_current:
+        context_leave(context)
     return 0

@@ -6,6 +6,7 @@ own, because the number of host devices is set once, and on GPUs in the test's p
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -426,7 +427,49 @@ def statistics_name_every_device(devices):
         assert int(line.split()[-1]) == block.nbytes
 
 
-# ---- pools, other processes, addresses -----------------------------------------------------------
+# ---- resources of users, pools, other processes, addresses ---------------------------------------
+
+
+class OverAnArena(gpumem.MemoryResource):
+    """Notes which context is current when it is called."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self._arena = gpumem.Arena(device)
+        self._blocks: dict[int, gpumem.Buffer] = {}
+        self.current: list[int] = []
+
+    def allocate_raw(self, nbytes, stream):
+        block = self._arena.allocate(nbytes, stream)
+        self._blocks[block.ptr] = block
+        self.current.append(current_context(str(self.memory.device)))
+        return block.ptr
+
+    def deallocate_raw(self, ptr, nbytes, stream):
+        self.current.append(current_context(str(self.memory.device)))
+        self._blocks.pop(ptr).close(stream)
+
+
+def current_context(device: str) -> int:
+    """Ask a device's driver which context is current on this thread."""
+    context = ctypes.c_uint64()
+    HostDriver(device).call_as_it_is("cuCtxGetCurrent", ctypes.byref(context))
+    return context.value
+
+
+@case
+def resources_of_users_are_called_with_their_device_current(devices):
+    contexts = {}
+    for device in devices:
+        with HostDriver(device).current():
+            contexts[device] = current_context(device)
+    assert len(set(contexts.values())) == len(devices)
+    for device, other in pairs(devices):
+        resource = OverAnArena(device)
+        with HostDriver(other).current():
+            gpumem.full(1000, 3, "u1", resource=resource).to("host")
+            assert current_context(other) == contexts[other]
+        assert resource.current == [contexts[device]] * 2
 
 
 @case
