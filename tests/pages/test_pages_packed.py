@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 from helpers.driver import HostDriver
 
 from gpumem import Stream
@@ -79,3 +80,43 @@ def test_at_most_sixteen_chunks_are_compared(make_arena):
     for block in blocks[::2]:
         block.close()
     assert arena.allocate(4 * MIB).ptr == second != lowest
+
+
+def moved_up(make_arena):
+    """Pages of two low places that moved up for a block, which is free again; the lower place."""
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
+    low, _a, high, _b = keep = row(arena, 4, 2, 4, 2)
+    place = low.ptr
+    low.close()
+    high.close()
+    arena.allocate(8 * MIB).close()
+    assert arena.stats().pages_moved == 4
+    return arena, place, keep
+
+
+def test_block_goes_to_a_low_place_that_idle_pages_were_moved_from(make_arena):
+    arena, place, _keep = moved_up(make_arena)
+    before = arena.stats()
+    block = arena.allocate(3 * MIB)
+    assert block.ptr == place
+    after = arena.stats()
+    assert (after.driver_calls, after.pages_moved) == (before.driver_calls, before.pages_moved)
+    assert after.reserved == before.reserved
+    arena.check_invariants()
+
+
+def test_block_that_leaves_little_of_a_chunk_stays_out_of_low_places(make_arena):
+    arena, place, _keep = moved_up(make_arena)
+    assert arena.allocate(5 * MIB).ptr > place
+
+
+def test_low_place_keeps_the_bytes_of_blocks_beside_it(make_arena):
+    arena, place, keep = moved_up(make_arena)
+    blocks = [block for block in keep if block.nbytes == 2 * MIB]
+    blocks += [arena.allocate(3 * MIB), arena.allocate(2 * MIB), arena.allocate(3 * MIB)]
+    assert blocks[2].ptr == place
+    for value, block in enumerate(blocks):
+        np.frombuffer(block, np.uint8)[:] = value
+    for value, block in enumerate(blocks):
+        assert (np.frombuffer(block, np.uint8) == value).all()
+    arena.check_invariants()

@@ -1,14 +1,18 @@
-"""Growing and shrinking an arena: with the grow lock held, the arena lock not."""
+"""Growing and shrinking an arena: with the grow lock held, the arena lock not, unless said."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, Block
+from gpumem._native.bfc cimport Bfc
 from gpumem._native.driver cimport CUresult
 
 # A new region, or pages, and the block from them in one step. `own_region`: a region of exactly
 # this block; `flags` are AllocateFlags.
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_region,
               uint32_t flags, Block* block) noexcept nogil
+# With the arena lock: a block at a place as low as swaps of idle pages give; see bfc_allocate.
+cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t stream_slot,
+                             int* status) noexcept nogil
 # Gives back what holds no used block; returns the bytes.
 cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil
 # Gives back the regions of persistent blocks that were freed.

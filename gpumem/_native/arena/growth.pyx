@@ -20,9 +20,9 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.backing cimport Backing, backing_release, backing_reserve, backing_set_access
 from gpumem._native.bfc cimport (
-    Bfc, bfc_add_region, bfc_allocate, bfc_allocate_from, bfc_allocate_persistent, bfc_free, BFC_OK,
-    bfc_region_is_idle, bfc_remove_region, CHUNK_USED, NIL, QUANTUM, round_to_quantum,
-    SLOT_RELEASED,
+    Bfc, bfc_add_region, bfc_allocate, bfc_allocate_at, bfc_allocate_from, bfc_allocate_persistent,
+    bfc_free, bfc_lowest, bfc_note_swap, BFC_OK, bfc_region_is_idle, bfc_remove_region, CHUNK_USED,
+    NIL, QUANTUM, round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport budget_ceiling, budget_room
 from gpumem._native.driver cimport (
@@ -33,8 +33,8 @@ from gpumem._native.driver cimport (
 from gpumem._native.pages cimport (
     ACTION_CREATE, budget_allows, budget_spend, bytes_of, Demand, GRANULE, MAX_PAGE_GRANULES,
     orphans_release, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range,
-    range_reserve, round_to_granule, Space, space_add_range, space_execute, space_finish,
-    space_plan, space_plan_trim, space_set_access, space_undo,
+    range_reserve, round_to_granule, Space, space_add_range, space_allocate_lower, space_execute,
+    space_finish, space_plan, space_plan_trim, space_set_access, space_undo,
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64, sum_add
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
@@ -440,6 +440,20 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
 
 cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
     return &arena.spaces[SMALL_SPACE if table == &arena.small else LARGE_SPACE]
+
+
+cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t stream_slot,
+                             int* status) noexcept nogil:
+    # Swaps change the tables alone, of pages that no plan under way has: the arena lock is enough.
+    cdef Demand demand
+    cdef uint32_t found, index
+    demand_of(arena, nbytes, stream_slot, &demand)
+    found = bfc_lowest(table, demand.size, stream_slot)
+    index = space_allocate_lower(space_for(arena, table), &demand, table.chunks[found].address)
+    bfc_note_swap(table, demand.size, index != NIL)
+    if index == NIL:
+        index = bfc_allocate_at(table, found, demand.size, nbytes, stream_slot, status)
+    return index
 
 
 cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:

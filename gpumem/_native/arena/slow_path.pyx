@@ -8,7 +8,7 @@ from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
 from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
-    grow, memory_is_out, release_idle, release_retired, shrink_may_help,
+    allocate_lower, grow, memory_is_out, release_idle, release_retired, shrink_may_help,
 )
 from gpumem._native.arena.streams cimport (
     allocate_behind, release_completed, switch_stream, wait_for_streams,
@@ -19,7 +19,9 @@ from gpumem._native.arena.types cimport (
     ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block, REUSE_WAIT,
     table_for, ThreadCache,
 )
-from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum
+from gpumem._native.bfc cimport (
+    Bfc, bfc_allocate, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum,
+)
 from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUgraph, CUstreamCaptureMode, stream_captures,
 )
@@ -129,6 +131,8 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
         index = allocate_behind(arena, table, nbytes, stream_slot)
     else:
         index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
+        if status == BFC_MAY_SWAP:
+            index = allocate_lower(arena, table, nbytes, stream_slot, &status)
     if index != NIL:
         finish_allocate(arena, cache, table, index, block)
     lock_release(&arena.lock)

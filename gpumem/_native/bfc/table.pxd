@@ -49,6 +49,9 @@ cdef enum:
     SCAN_LIMIT = 8          # chunks looked at in one bin
     PACK_LIMIT = 16         # chunks that fit among which a table that packs takes the lowest
     PACK_BYTES = 65536      # up to so many a block's place does not matter enough to look for it
+    SWAP_BYTES = 2097152    # from so many on a block may take a place that swaps fill, see pages
+    SWAP_SKIPS = 3          # such searches that are left out after one that found nothing, for
+    SWAP_PARTS = 50         # blocks below this part of the bytes in use
     SLOT_RELEASED = 0       # free for any stream
     MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
 
@@ -72,6 +75,7 @@ cdef enum BfcStatus:
     BFC_OK = 0
     BFC_NO_METADATA = 1     # out of host memory for metadata; nothing changed
     BFC_STALE = 2           # the handle names a block that is no longer handed out
+    BFC_MAY_SWAP = 3        # a chunk would be split, and swaps may fill a place below it
 
 cdef enum:
     ANY_EPOCH = -1          # as unsigned, later than every epoch
@@ -128,7 +132,10 @@ cdef struct Bfc:
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # may a chunk of slot 0 join its neighbour's slot?
     bint packs              # takes the lowest of the smallest for large blocks
-    uint64_t padding[6]
+    uint64_t swaps_from     # address of the lowest hole that a swap of pages may fill; -1: none
+    uint64_t swapless       # bytes from which the last search found no place that swaps fill
+    uint64_t swaps_skipped  # searches left out since
+    uint64_t padding[3]
     uint32_t unused         # head of the list of unused slots
     uint32_t bins_filled    # slots, but slot 0, that have free chunks
     # cached sums, recomputed and compared by bfc/check; used here means used or cached
@@ -195,9 +202,19 @@ cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept 
 cdef void bfc_free_all(Bfc* table) noexcept nogil
 
 # Takes the best block for `stream_slot` and marks it used; NIL if there is none or, with *status
-# set, if the array could not grow. `size` is a multiple of QUANTUM.
+# set, if the array could not grow, or if a swap of pages may give a lower place than there is.
+# `size` is a multiple of QUANTUM.
 cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
                            int* status) noexcept nogil
+# Where the table packs: the chunk that bfc_allocate chooses, whatever swaps may give; NIL: none.
+cdef uint32_t bfc_lowest(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil
+# What a search for a place that swaps fill came to.
+cdef inline void bfc_note_swap(Bfc* table, uint64_t size, bint found) noexcept nogil:
+    table.swaps_skipped = 0
+    table.swapless = <uint64_t>-1 if found else size
+# Takes a block of the free chunk `index`; NIL: none was named, or, with *status set, as above.
+cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
+                              uint32_t stream_slot, int* status) noexcept nogil
 # The same from one stream slot, among its chunks of epochs <= `completed`.
 cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
                                 uint64_t completed, uint32_t stream_slot,

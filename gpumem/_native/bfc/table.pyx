@@ -16,8 +16,10 @@ cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32
     # have (slot 0).
     cdef uint32_t index
     if packs_low(table, size, stream_slot):
-        index = lower_of(table, bins_lowest(table, table.bins[stream_slot], size),
-                         bins_lowest(table, table.bins[0], size))
+        index = bfc_lowest(table, size, stream_slot)
+        if index != NIL and may_swap(table, index, size):
+            status[0] = BFC_MAY_SWAP
+            return NIL
     else:
         index = bins_find(table, table.bins[stream_slot], size, <uint64_t>ANY_EPOCH)
         # An exact fit needs no second search: nothing fits better, and its own memory is warm.
@@ -32,6 +34,16 @@ cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, u
                                 int* status) noexcept nogil:
     return allocate_found(table, bins_find(table, table.bins[source], size, completed), size,
                           requested, stream_slot, status)
+
+
+cdef uint32_t bfc_lowest(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil:
+    return lower_of(table, bins_lowest(table, table.bins[stream_slot], size),
+                    bins_lowest(table, table.bins[0], size))
+
+
+cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
+                              uint32_t stream_slot, int* status) noexcept nogil:
+    return allocate_found(table, index, size, requested, stream_slot, status)
 
 
 cdef inline uint32_t allocate_found(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
@@ -104,6 +116,20 @@ cdef inline uint32_t lower_of(const Bfc* table, uint32_t a, uint32_t b) noexcept
     if a == NIL or b == NIL:
         return b if a == NIL else a
     return b if table.chunks[b].address < table.chunks[a].address else a
+
+
+cdef inline bint may_swap(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
+    # Only instead of splitting a chunk of twice the size: a close fit is a good place.
+    if (table.chunks[index].address <= table.swaps_from or size < SWAP_BYTES
+            or table.chunks[index].size < 2 * size):
+        return False
+    # A search costs microseconds, and most find nothing: none is left out for a block that is a
+    # large part of what is in use, because its place matters most.
+    if (size >= table.swapless and table.swaps_skipped < SWAP_SKIPS
+            and size * SWAP_PARTS < table.in_use):
+        table.swaps_skipped += 1
+        return False
+    return True
 
 
 cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t size) noexcept nogil:
@@ -359,6 +385,7 @@ cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept 
     memset(table, 0, sizeof(Bfc))
     table.unused = NIL
     table.holes = NIL
+    table.swaps_from = table.swapless = <uint64_t>-1
     table.split_rule = split_rule
     table.max_dead = max_dead
     table.merge_released = True

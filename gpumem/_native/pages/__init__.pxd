@@ -3,7 +3,9 @@
 from gpumem._native.pages.execute cimport (
     space_execute, space_finish, space_release_pages, space_restore, space_undo,
 )
-from gpumem._native.pages.plan cimport plan_free, space_plan, space_plan_trim
+from gpumem._native.pages.plan cimport (
+    plan_free, space_allocate_lower, space_plan, space_plan_trim,
+)
 from gpumem._native.pages.space cimport (
     budget_allows, budget_init, budget_spend, MoveBudget, orphans_release, pages_check,
     pages_invariant, range_reserve, space_add_range, space_create, space_destroy, space_set_access,

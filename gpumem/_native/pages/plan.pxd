@@ -1,10 +1,16 @@
 """The policy: which pages supply a place, in what order. With both locks of the arena."""
 
+from libc.stdint cimport uint32_t, uint64_t
+
 from gpumem._native.pages.types cimport Demand, Plan, PlanResult, Space
 
 # Changes the table and the pages at once: on PLAN_OK they hold the claimed block and the pages' new
 # places.
 cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil
+# Claims a block below an address, in free chunks and in holes that swaps of idle pages fill: no
+# driver call, and no grow lock. Its chunk; NIL: there is no such place.
+cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
+                                   uint64_t below) noexcept nogil
 # Plans to give every page back that is idle and has no queued work; execute and finish as any.
 cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil
 cdef void plan_free(Plan* plan) noexcept nogil

@@ -14,8 +14,8 @@ from gpumem._native.bfc cimport (
     Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL, SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, granules_ready, may_use, page_slot, pages_ready, see_above, see_idle_pages,
-    take_out, view_set,
+    fill_granules, granules_ready, may_use, note_dormant, page_slot, pages_ready, see_above,
+    see_idle_chunks, see_idle_pages, take_out, view_set,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of,
@@ -64,6 +64,27 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     see_above(space, plan.chunk)
     fill_missing(space, plan, begin, end, demand)
     return PLAN_OK
+
+
+cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
+                                   uint64_t below) noexcept nogil:
+    cdef Site site
+    cdef uint64_t end
+    if see_idle_chunks(space, demand.stream_slot) >= below:
+        return NIL
+    # Only a place that misses nothing and begins below is better than this one.
+    site.begin = below
+    site.missing = 0
+    find_run(space, demand, &site)
+    if site.begin == below:
+        return NIL
+    end = site.begin + demand.size
+    if not holes_prepare(space.table, PLANNED_SLOTS
+                         + 8 * (granule_from(space, end) - granule_of(space, site.begin))):
+        return NIL
+    swap_views(space, site.begin, end)
+    return holes_allocate(space.table, chunk_at(space, site.anchor, site.begin), site.begin, end,
+                          demand.requested, demand.stream_slot)
 
 
 cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noexcept nogil:
@@ -116,6 +137,7 @@ cdef void swap_page(Space* space, Page* page) noexcept nogil:
     page.dormant_stream_slot = stream_slot
     page.dormant_epoch = epoch
     page.active = target
+    note_dormant(space, page)
     fill_granules(space, target, page.granules, stream_slot, epoch)
     page.seen_idle = 0
     space.swapped += 1
@@ -196,13 +218,13 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
 
 
 cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept nogil:
-    # The most granules that still divide the live peak into PEAK_PAGES pages, or the block into 8.
+    # The most granules that still divide the live peak into PEAK_PAGES pages. Not more for a large
+    # block: when it is gone, its pages have to fit where smaller blocks want them.
     cdef uint32_t granules = 1
     if not space.large:
         return 1
     while (granules < MAX_PAGE_GRANULES
-           and ((<uint64_t>granules << (GRANULE_BITS + 1)) * PEAK_PAGES <= demand.live_peak
-                or (<uint64_t>granules << (GRANULE_BITS + 1)) * 8 <= demand.size)):
+           and (<uint64_t>granules << (GRANULE_BITS + 1)) * PEAK_PAGES <= demand.live_peak):
         granules <<= 1
     return granules
 
@@ -285,6 +307,7 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
         action.unmap[1] = page.active
         view_set(space, page.active, page.granules, NIL)
         page.dormant = NIL
+    note_dormant(space, page)
     # Only now: all of the above reads the old place.
     page.active = at
     page.busy = True
@@ -372,6 +395,57 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
     return best.missing != IMPOSSIBLE
 
 
+cdef void find_run(Space* space, const Demand* demand, Site* best) noexcept nogil:
+    # The lowest run: free chunks and views of idle pages side by side.
+    cdef uint32_t hole = space.table.holes
+    cdef Gap gap
+    while hole != NIL:
+        if (space.table.chunks[hole].address < best.begin
+                and gap_from_first_hole(space, hole, demand.stream_slot, &gap)
+                and gap.end - gap.begin >= demand.claim):
+            try_runs(space, &gap, demand, best)
+        hole = space.table.chunks[hole].bin_next
+
+
+cdef void try_runs(Space* space, const Gap* gap, const Demand* demand, Site* best) noexcept nogil:
+    # Only the first run that holds the block: each further one begins higher.
+    cdef uint32_t index = gap.first
+    cdef uint64_t begin = gap.begin
+    cdef uint64_t end = begin
+    cdef const Chunk* chunk
+    while end < gap.end and begin < best.begin:
+        chunk = &space.table.chunks[index]
+        end = end_of(chunk)
+        if load32(&chunk.state) == CHUNK_HOLE:
+            end = run_through(space, chunk, demand.claim, &begin)
+        if end >= begin + demand.claim:
+            try_site(space, gap, begin, demand, best)
+            return
+        index = chunk.next
+
+
+cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size,
+                          uint64_t* begin) noexcept nogil:
+    # Follows a run, which begins in the hole or below it: to its end if it has `size` bytes; else
+    # to the end of the hole, where the run that reaches so far may have begun in the hole.
+    cdef uint32_t g = granule_of(space, hole.address)
+    cdef uint32_t last = granule_of(space, end_of(hole))
+    cdef const Page* page
+    while g < last and g < space.granules:
+        page = page_over(space, g)
+        if page != NULL and is_idle(space, page):
+            g = page.dormant + page.granules        # in a hole every view is a dormant one
+        elif address_of(space, g) >= begin[0] + size:
+            break
+        else:
+            g = g + 1 if page == NULL else page.dormant + page.granules
+            begin[0] = address_of(space, g)
+    if g < last and address_of(space, g) < begin[0] + size:
+        begin[0] = end_of(hole)
+        return begin[0]
+    return address_of(space, g)
+
+
 cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot) noexcept nogil:
     cdef const Chunk* chunk = &space.table.chunks[index]
     return load32(&chunk.state) == CHUNK_HOLE or may_use(space, chunk, stream_slot)
@@ -446,7 +520,7 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
         # A block that begins in a hole begins with a granule.
         begin = address_of(space, granule_of(space, begin))
     end = begin + demand.claim
-    if end > gap.end:
+    if end > gap.end or (best.missing == 0 and begin >= best.begin):
         return
     while True:
         chunk = &space.table.chunks[index]

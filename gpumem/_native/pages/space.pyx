@@ -36,25 +36,40 @@ cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) 
 
 
 cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
-    # Marks every page that lies inside a free chunk which `stream_slot` may take.
     cdef uint32_t i
     cdef Page* page
-    space.plans += 1
-    for i in range(space.table.stream_slot_count):
-        see_stream_slot(space, space.table.bins[i], stream_slot)
+    see_idle_chunks(space, stream_slot)
     # After all chunks: a page that none of them holds whole has a live byte, and is not idle.
+    space.table.swaps_from = <uint64_t>-1
     for i in range(space.page_count):
         page = &space.page[i]
         page.busy = not is_idle(space, page)
+        note_dormant(space, page)
 
 
-cdef void see_stream_slot(Space* space, const StreamBins* bins,
-                          uint32_t stream_slot) noexcept nogil:
+cdef uint64_t see_idle_chunks(Space* space, uint32_t stream_slot) noexcept nogil:
+    # Marks every page that lies inside a free chunk which `stream_slot` may take.
+    cdef uint32_t i
+    cdef uint64_t lowest = <uint64_t>-1
+    space.plans += 1
+    for i in range(space.table.stream_slot_count):
+        lowest = min(lowest, see_stream_slot(space, space.table.bins[i], stream_slot))
+    return lowest
+
+
+cdef void note_dormant(const Space* space, const Page* page) noexcept nogil:
+    if page.granules and page.dormant != NIL:
+        space.table.swaps_from = min(space.table.swaps_from, address_of(space, page.dormant))
+
+
+cdef uint64_t see_stream_slot(Space* space, const StreamBins* bins,
+                              uint32_t stream_slot) noexcept nogil:
     # A free chunk below one granule holds no whole page: those bins are left out.
     cdef uint32_t first_level, first_step, index
     cdef int level, step
+    cdef uint64_t lowest = <uint64_t>-1
     if bins.levels == 0:
-        return
+        return lowest
     bin_of(GRANULE, &first_level, &first_step)
     for level in range(<int>first_level, LEVELS):
         if bins.steps[level] == 0:
@@ -63,24 +78,30 @@ cdef void see_stream_slot(Space* space, const StreamBins* bins,
             index = bins.head[level][step]
             while index != NIL:
                 if may_use(space, &space.table.chunks[index], stream_slot):
-                    see_chunk(space, index)
+                    lowest = min(lowest, see_chunk(space, index))
                 index = space.table.chunks[index].bin_next
+    return lowest
 
 
-cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
+cdef uint64_t see_chunk(Space* space, uint32_t index) noexcept nogil:
     # Every page wholly inside this free chunk is idle. A free chunk has memory throughout.
     cdef const Chunk* chunk = &space.table.chunks[index]
     cdef uint32_t g = granule_from(space, chunk.address)
     cdef uint32_t last = granule_of(space, end_of(chunk))       # first granule not wholly inside
+    cdef uint64_t lowest = <uint64_t>-1
     cdef Page* page
     while g < last:
         page = page_over(space, g)
         if page.active == g and g + page.granules <= last:
             if page.busy:       # it had live bytes at the last plan: its idle time begins now
                 page.idle_since = space.plans
+                page.busy = False
             page.seen_idle = space.plans
             page.chunk = index
+            if page.dormant != NIL:
+                lowest = min(lowest, address_of(space, page.dormant))
         g = page.active + page.granules
+    return lowest
 
 
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil:
