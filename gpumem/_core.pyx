@@ -16,9 +16,9 @@ from gpumem._native.arena cimport (
     arena_close, arena_close_waits, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
     arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease, ARENA_MISS, arena_move_lease,
     ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
-    arena_reset_peaks, arena_reset_stream, arena_resume, arena_set_limit, arena_shrink,
-    arena_stream, arena_suspend, ArenaCore, arenas_release_retired, ArenaSettings, Block,
-    heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
+    arena_reserved_now, arena_reset_peaks, arena_reset_stream, arena_resume, arena_set_limit,
+    arena_shrink, arena_stream, arena_suspend, ArenaCore, arenas_release_retired, ArenaSettings,
+    Block, heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -516,7 +516,8 @@ cdef class Arena(ArenaBase):
         as before. Waits for everything queued on the device; Ctrl-C ends that wait, and the arena
         goes on. From here to `resume` no work may be queued on the arena's blocks, and allocating
         raises `SuspendedError`; buffers may be dropped, and are then not copied back. Persistent
-        blocks are included. Idempotent.
+        blocks are included. Shareable blocks and those for a transport stay as they are, as others
+        may use them. Idempotent.
 
         Returns
         -------
@@ -573,7 +574,7 @@ cdef class Arena(ArenaBase):
                 status = arena_suspend(self.core)
         if status != ARENA_OK:
             raise_status(self, self.stats().in_use, 0, self.default_slot, status)
-        return held
+        return held - arena_reserved_now(self.core)
 
     def resume(self):
         """Make the memory of a suspended arena again, at the same addresses, with its bytes.

@@ -36,6 +36,18 @@ def held(make_arena):
         buffer.close()
 
 
+@pytest.mark.parametrize("apart", [{"shareable": True}, {"transport": "ipc"}])
+def test_suspend_returns_what_it_released_without_blocks_that_stay(make_arena, host, apart):
+    arena = make_arena()
+    with arena.allocate(MIB), arena.allocate(3 * MIB, **apart) as stays:
+        fill(stays, 7)
+        before, used = arena.stats(), host.used(0)
+        released = arena.suspend()
+        assert released == used - host.used(0) == before.reserved - arena.stats().reserved > 0
+        arena.resume()
+        assert holds(stays, 7)
+
+
 def test_suspend_releases_memory_and_resume_restores_bytes_in_place(held, host):
     arena, buffers = held
     gap = arena.allocate(20 * MIB)
