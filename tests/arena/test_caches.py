@@ -97,6 +97,16 @@ def test_reset_stream_frees_its_cached_blocks(make_arena):
     }
 
 
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+@pytest.mark.parametrize("apart", [{"shareable": True}, {"transport": "ipc"}, None])
+def test_peak_in_use_with_memory_of_its_own_leaves_cached_blocks_out(make_arena, backing, apart):
+    arena = make_arena({"backing": backing})
+    for size in (5000, 700):
+        arena.allocate(size).close()
+    buffer = arena.allocate(64 * KIB, **apart) if apart else arena.allocate_persistent(64 * KIB)
+    assert arena.stats().max_in_use == buffer.allocated_nbytes == 64 * KIB
+
+
 @pytest.mark.parametrize("streams", [1, 3])
 def test_peak_in_use_counts_cached_allocations_exactly(make_arena, rng, streams):
     arena = make_arena({"backing": "regions", "split_rule": "tight"})

@@ -80,6 +80,8 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             if (arena.settings.reuse == REUSE_WAIT
                     and allocate_from_table(arena, nbytes, stream_slot, True, block) == ARENA_OK):
                 return ARENA_OK
+        else:
+            publish_cached(arena)   # as each search does
 
         # 6. The driver, one thread at a time. Arenas without references are released first, so
         #    that it neither counts in max_mem nor takes memory from the growth.
@@ -139,6 +141,13 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     if index != NIL:
         return ARENA_OK
     return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
+
+
+cdef void publish_cached(ArenaCore* arena) noexcept nogil:
+    # What this thread has cached is not in use, so it is not in the peak either.
+    lock_acquire(&arena.lock)
+    cache_publish(arena, cache_find(arena))
+    lock_release(&arena.lock)
 
 
 cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
