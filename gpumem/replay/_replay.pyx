@@ -124,9 +124,11 @@ cdef bint replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
         b = columns.block[event]
         if b < 0:
             continue            # allocated before the recording began
-        if virtual_clock and columns.time_us[event] > now:
-            host_advance_clock(<uint64_t>(columns.time_us[event] - now) * 1000)
+        if columns.time_us[event] > now:
+            if virtual_clock:
+                host_advance_clock(<uint64_t>(columns.time_us[event] - now) * 1000)
             now = columns.time_us[event]
+            arena.replayed_at = <uint64_t>now * 1000
         slot = slots[columns.stream[event]]
         if columns.action[event] == ALLOC:
             size = columns.size[event]

@@ -82,7 +82,8 @@ def replay(
     """Replay a trace on a fresh arena: allocate and free as the recorded program did.
 
     No memory is read or written, so on a host device any trace fits whatever the machine has.
-    The loop runs without the interpreter.
+    The loop runs without the interpreter. The time that moving pages may take is a share of the
+    trace's own time, because a replay is faster than the program was.
 
     Parameters
     ----------

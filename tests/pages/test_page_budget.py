@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 import gpumem
+from gpumem._testing import host_device
+from gpumem.replay import replay
+from gpumem.traces import Trace
 
 MIB = 1 << 20
 SECOND = 10**9
@@ -80,3 +85,34 @@ def move_until_refused(arena):
 def test_move_budget_must_be_a_fraction_of_time(share):
     with pytest.raises(gpumem.ConfigError, match="page_move_budget"):
         gpumem.ArenaConfig(page_move_budget=share)
+
+
+def shuffled_trace(us):
+    """Blocks of random sizes, of which random ones make room, and one that lives on."""
+    rng = random.Random(7)
+    live: list[tuple[int, int]] = []
+    events = [(0, 0, 600 * MIB)]
+    total = 0
+    for number in range(1, 8000):
+        size = rng.randrange(1, 24 * MIB)
+        while total + size > 300 * MIB:
+            block, freed = live.pop(rng.randrange(len(live)))
+            events.append((2, block, freed))
+            total -= freed
+        live.append((number, size))
+        events.append((0, number, size))
+        total += size
+    action, block, nbytes = zip(*events, strict=True)
+    times = [us * event for event in range(len(events))]
+    return Trace(action, block, nbytes, [0] * len(events), times)
+
+
+def test_replay_counts_the_time_for_moves_by_the_times_of_the_trace():
+    config = {"backing": "virtual", "page_move_threshold": 0}
+    host_device.use_h200_costs(True)
+    try:
+        fast, slow = (replay(shuffled_trace(us), "host", config=config) for us in (0, 10_000))
+    finally:
+        host_device.use_h200_costs(False)
+    assert fast.pages_moved < slow.pages_moved / 2
+    assert fast.fragmentation > slow.fragmentation + 0.05

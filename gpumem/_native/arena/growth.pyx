@@ -601,9 +601,10 @@ cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexc
         return
     demand.share_limit = min(demand.hard_limit, demand.live_peak + <uint64_t>(
         <double>demand.live_peak * arena.settings.move_share))
-    # The clock is read only where something might move.
-    demand.spare_moves = (demand.reserved + demand.claim > demand.share_limit
-                          and not budget_allows(&arena.move_budget, arena.context.now()))
+    # The clock is read only where something might move. A replay is faster than the program was.
+    demand.spare_moves = (
+        demand.reserved + demand.claim > demand.share_limit
+        and not budget_allows(&arena.move_budget, arena.replayed_at or arena.context.now()))
 
 
 cdef void undo_plan(ArenaCore* arena, Space* space, Plan* plan,

@@ -209,6 +209,7 @@ cdef struct ArenaCore:
     Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
     Space spaces[SPACES]    # of a paged arena: where the blocks of these three live
     MoveBudget move_budget
+    uint64_t replayed_at    # ns of the time of the trace that a replay runs; 0: none does
     BudgetCore* held_account    # of the budget that what it holds is charged to; NULL: none
     BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none
     uint64_t over_budget        # bytes that were refused last (atomic)
