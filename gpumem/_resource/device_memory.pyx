@@ -9,6 +9,7 @@ from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, D
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 
 from gpumem._resource.nvml import processes_on
+from gpumem.errors import ConfigError, PeerAccessError
 
 
 cdef struct Held:
@@ -71,3 +72,16 @@ cdef void add_blocks(BlockLedger* ledger, Held* held) noexcept nogil:
     cdef LedgerCounters now = ledger_counters(ledger)
     if not ledger.is_users:
         held.here += now.in_use + now.waiting
+
+
+cdef bint peer_is_reached(MemoryResource resource, object device) except -1:
+    own = resource.memory.device
+    if device.type != own.type or device == own:
+        raise ConfigError(f"invalid peer {str(device)!r} of {resource.name!r} on "
+                          f"{resource.memory}: expected another {own.type} device")
+    return resource.driver_device.is_reached_by(device.index)
+
+
+cdef object no_way_between(object peer, object own):
+    return PeerAccessError(f"{peer} cannot access the memory of {own}: the driver has no way "
+                           "between them")

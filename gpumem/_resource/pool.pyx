@@ -19,16 +19,16 @@ from gpumem._native.driver cimport (
     CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUmemPoolPtrExportData, CUresult, DeviceContext,
     DriverDevice,
 )
-from gpumem._resource.device_memory cimport device_figures
+from gpumem._resource.device_memory cimport device_figures, no_way_between, peer_is_reached
 from gpumem._resource.pool_driver cimport (
     pool_attribute, pool_config, pool_core, pool_destroy, pool_destroy_native, pool_end, pool_free,
-    pool_free_refused, pool_free_view, pool_import_pointer, pool_make, pool_require_sharing,
-    pool_take, PoolBlock, PoolCore,
+    pool_free_refused, pool_free_view, pool_import_pointer, pool_let, pool_lets, pool_make,
+    pool_require_sharing, pool_take, PoolBlock, PoolCore,
 )
 
 from gpumem._resource.handle import Handle
 from gpumem.config import PoolConfig
-from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.device import Device, devices, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
 
 
@@ -270,6 +270,63 @@ cdef class DriverPool(MemoryResource):
             pool_used=driver[2],
             max_pool_used=driver[3],
         )
+
+    # ---- other devices ---------------------------------------------------------------------------
+
+    @property
+    def peers(self):
+        """The other devices that may access the pool's memory, as the driver answers now.
+
+        Raises
+        ------
+        ClosedError
+            The pool is closed, or belongs to the parent of a fork.
+        """
+        self.require_open()
+        own = self.memory.device
+        return tuple([device for device in devices() if device.type == own.type and device != own
+                      and pool_lets(pool_core(self.ledger), device.index)])
+
+    def enable_peer(self, device):
+        """Let kernels and copies of another device access the pool's memory, now and later.
+
+        That changes the pool itself: also one of another owner, and a device's own, for everything
+        that uses it. Use on the other device is ordered with the blocks' streams by the caller.
+        Copies between devices work without it, ten times as slow. Idempotent.
+
+        Parameters
+        ----------
+        device : Device or str
+            Another device of the same type, such as ``"cuda:1"``.
+
+        Raises
+        ------
+        PeerAccessError
+            The driver has no way between the two devices.
+        DriverError
+            The driver refused.
+        ConfigError
+            `device` is the pool's own, or of another type.
+        ValueError
+            There is no such device.
+        ClosedError
+            The pool is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> pool = gpumem.DriverPool("host:0")
+        >>> others = [device for device in gpumem.devices() if device.type == "host"][1:]
+        >>> for device in others:
+        ...     pool.enable_peer(device)
+        >>> list(pool.peers) == others
+        True
+        """
+        self.require_open()
+        peer = Device(device)
+        if not peer_is_reached(self, peer):
+            raise no_way_between(peer, self.memory.device)
+        pool_let(pool_core(self.ledger), peer.index)
 
     # ---- other processes -------------------------------------------------------------------------
 

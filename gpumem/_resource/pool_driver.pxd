@@ -40,6 +40,9 @@ cdef int pool_require_sharing(DriverDevice driver_device, object memory) except 
 cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? NULL
 # The settings of an existing pool; the driver validates the handle.
 cdef object pool_config(PoolCore* core)
+# Access of another device, by its ordinal: what there is, and all there can be.
+cdef bint pool_lets(PoolCore* core, int device) except -1
+cdef int pool_let(PoolCore* core, int device) except -1
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1
 
 

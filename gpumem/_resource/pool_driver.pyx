@@ -11,13 +11,15 @@ from gpumem._buffer cimport (
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave,
     CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_EVENT_DISABLE_TIMING,
+    CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUevent,
-    CUmemoryPool, CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUresult, CUstream,
-    DeviceContext, DriverDevice, require,
+    CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemoryPool, CUmemPool_attribute,
+    CUmemPoolProps, CUmemPoolPtrExportData, CUresult, CUstream, DeviceContext, DriverDevice,
+    require,
 )
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
@@ -217,6 +219,34 @@ cdef object pool_config(PoolCore* core):
     switches = {name: bool(<int>pool_attribute(core, which)) for name, which in SWITCHES.items()}
     return PoolConfig(release_threshold=pool_attribute(core, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD),
                       **switches)
+
+
+cdef bint pool_lets(PoolCore* core, int device) except -1:
+    cdef CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE
+    cdef CUmemLocation location
+    cdef CUresult code
+    location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    location.id = device
+    code = context_enter(core.ledger.context)
+    if code == CUDA_SUCCESS:
+        code = core.ledger.context.table.cuMemPoolGetAccess(&flags, core.pool, &location)
+        context_leave(core.ledger.context)
+    check(core.ledger.context.table, code, "cuMemPoolGetAccess")
+    return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+
+cdef int pool_let(PoolCore* core, int device) except -1:
+    cdef CUmemAccessDesc access
+    cdef CUresult code
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    with nogil:
+        code = context_enter(core.ledger.context)
+        if code == CUDA_SUCCESS:
+            code = core.ledger.context.table.cuMemPoolSetAccess(core.pool, &access, 1)
+            context_leave(core.ledger.context)
+    return check(core.ledger.context.table, code, "cuMemPoolSetAccess")
 
 
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1:

@@ -494,6 +494,31 @@ def pools_of_every_device_are_their_own(devices):
 
 
 @case
+def peers_of_a_pool_reach_its_blocks(devices):
+    for device in devices:
+        pool = gpumem.DriverPool(device)
+        with pool.allocate(MIB) as before:
+            others = [each for each in devices if each != device]
+            assert pool.peers == ()
+            for number, other in enumerate(others, 1):
+                pool.enable_peer(other)
+                assert [str(each) for each in pool.peers] == others[:number]
+            refused(gpumem.ConfigError, pool.enable_peer, device)
+            refused(ValueError, pool.enable_peer, device.partition(":")[0] + ":63")
+            with pool.allocate(MIB) as after:
+                gpumem.Device(device).synchronize()
+                for value, other in enumerate(others, 1):
+                    stream = gpumem.Stream(other)
+                    for block in (before, after):
+                        fill(other, block, value, stream)
+                        stream.synchronize()
+                        assert (fetch(block) == value).all()
+        gpumem.Device(device).synchronize()
+        pool.close()
+        refused(gpumem.errors.ClosedError, pool.enable_peer, others[0])
+
+
+@case
 def tensor_is_attached_on_its_device_whichever_is_current(devices):
     context = multiprocessing.get_context("spawn")
     for device in devices:

@@ -284,6 +284,8 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemPoolTrimTo)(CUmemoryPool, size_t) nogil
         CUresult (*cuMemPoolSetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) nogil
         CUresult (*cuMemPoolGetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) nogil
+        CUresult (*cuMemPoolSetAccess)(CUmemoryPool, const CUmemAccessDesc*, size_t) nogil
+        CUresult (*cuMemPoolGetAccess)(CUmemAccess_flags*, CUmemoryPool, CUmemLocation*) nogil
         CUresult (*cuMemPoolExportToShareableHandle)(void*, CUmemoryPool, CUmemAllocationHandleType,
                                                      unsigned long long) nogil
         CUresult (*cuMemPoolImportFromShareableHandle)(

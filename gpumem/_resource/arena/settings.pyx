@@ -20,11 +20,12 @@ from gpumem._native.driver cimport (
     DriverDevice,
 )
 from gpumem._resource.arena.source cimport Source, source_init
+from gpumem._resource.device_memory cimport no_way_between, peer_is_reached
 from gpumem._support.atomics cimport load32
 
 from gpumem.config import _PAGED_FROM
 from gpumem.device import Device, MemoryKind
-from gpumem.errors import ConfigError, ConfigWarning, DriverError, PeerAccessError
+from gpumem.errors import ConfigError, ConfigWarning, DriverError
 
 
 cdef int settings_from(object config, ArenaSettings* settings) except -1:
@@ -218,16 +219,11 @@ cdef int add_peer(MemoryResource arena, ArenaCore* core, object device) except -
     cdef bint has_pages_alone = not has_regions(core)
     cdef int number = device.index       # the driver's number of it, too
     cdef CUresult code
-    own = arena.memory.device
-    if device.type != own.type or device == own:
-        raise ConfigError(f"invalid peer {str(device)!r} of arena {arena.name!r} on "
-                          f"{arena.memory}: expected another {own.type} device")
-    is_reached = arena.driver_device.is_reached_by(number)
+    cdef bint is_reached = peer_is_reached(arena, device)
     if access_has(&core.access, number) or is_everybodys(arena, core):
         return 0
     if not is_reached:
-        raise PeerAccessError(f"{device} cannot access the memory of {own}: the driver has no way "
-                              "between them")
+        raise no_way_between(device, arena.memory.device)
     # A context of the peer takes memory there, and only regions need one.
     if not has_pages_alone:
         allow_context(core, device._open())
