@@ -550,6 +550,24 @@ def answer_from_there(connection, devices: Sequence[str]) -> None:
 
 
 @case
+def imported_memory_is_copied_to_and_from_every_other_device(devices):
+    for device, other in pairs(devices):
+        block = gpumem.Arena(device).allocate(MIB, shareable=True)
+        with interop.export(block) as handle:
+            tensor = interop.attach(handle)
+        assert str(tensor.device) == device
+        there = gpumem.zeros(MIB, "u1", memory=other)
+        for stream in (None, gpumem.Stream(device), gpumem.Stream(other)):
+            fill(device, block, 7, block.stream)
+            gpumem.Device(device).synchronize()
+            gpumem.copy(there, tensor, stream)
+            assert (fetch(there) == 7).all(), (device, other, stream)
+            gpumem.copy(tensor, gpumem.full(MIB, 9, "u1", memory=other), stream)
+            assert (fetch(tensor) == 9).all(), (device, other, stream)
+        gpumem.Device(other).synchronize()
+
+
+@case
 def questions_about_memory_open_no_other_device(devices):
     arena = gpumem.Arena(devices[-1])
     plain, block = arena.allocate(MIB), arena.allocate(MIB, shareable=True)

@@ -4,6 +4,12 @@ from collections.abc import Sequence
 
 from helpers import child
 
+ON_GPUS = {  # multicast over NVLink stays off
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+
 
 def run_alone(name: str, devices: Sequence[str]) -> None:
     """Run a case where nothing has used a device before."""
@@ -15,5 +21,5 @@ def run_alone(name: str, devices: Sequence[str]) -> None:
         from several_devices.cases import CASES
         CASES[{name!r}]({list(devices)!r})
         """,
-        env={"PYTHONPATH": "tests"},
+        env={"PYTHONPATH": "tests"} | ON_GPUS,
     )
