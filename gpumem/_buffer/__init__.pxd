@@ -6,13 +6,14 @@ from gpumem._buffer.buffer cimport (
     Place, PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SUSPENDABLE, require_open, ResourceBase,
 )
 from gpumem._buffer.dlpack cimport (
-    DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLOAT,
-    DL_FLOAT8_E3M4, DL_FLOAT8_E4M3, DL_FLOAT8_E4M3B11FNUZ, DL_FLOAT8_E4M3FN, DL_FLOAT8_E4M3FNUZ,
-    DL_FLOAT8_E5M2, DL_FLOAT8_E5M2FNUZ, DL_FLOAT8_E8M0FNU, DL_INT, DL_IS_COPIED, DL_READ_ONLY,
-    DL_UINT, DLDataType, DLDevice, DLManagedTensorVersioned, dlpack_capsule, dlpack_check_stream,
-    dlpack_delete, dlpack_device_from, dlpack_export, DLPACK_MAJOR, DLPACK_NEWEST_MINOR,
-    dlpack_peek, dlpack_take, dlpack_wants_versioned, DLTensor, exchange_capsule, exchange_table,
-    Export, Incoming, incoming_versioned, same_device, set_error,
+    call_first, DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED,
+    DL_FLOAT, DL_FLOAT8_E3M4, DL_FLOAT8_E4M3, DL_FLOAT8_E4M3B11FNUZ, DL_FLOAT8_E4M3FN,
+    DL_FLOAT8_E4M3FNUZ, DL_FLOAT8_E5M2, DL_FLOAT8_E5M2FNUZ, DL_FLOAT8_E8M0FNU, DL_INT, DL_IS_COPIED,
+    DL_READ_ONLY, DL_UINT, DLDataType, DLDevice, DLManagedTensorVersioned, dlpack_capsule,
+    dlpack_check_stream, dlpack_delete, dlpack_device_from, dlpack_export, DLPACK_MAJOR,
+    DLPACK_NEWEST_MINOR, dlpack_peek, dlpack_read_call, dlpack_take, dlpack_wants_versioned,
+    DLPackCall, DLTensor, exchange_capsule, exchange_table, Export, Incoming, incoming_versioned,
+    same_device, set_error, vectorcall,
 )
 from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_copy_blocks, ledger_count_call,

@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._buffer.dlpack cimport DLDevice
 from gpumem._buffer.ledger cimport BlockLedger
 from gpumem._native.driver cimport CUstream, DriverDevice
-from gpumem._support.lease cimport Lease, lease_drop, Uses
+from gpumem._support.lease cimport Lease, lease_drop, lease_retain, Uses
 from gpumem._support.tracking cimport visitproc
 
 # What becomes of a block's memory while the block lives.
@@ -94,10 +94,24 @@ cdef Buffer empty_buffer(ResourceBase resource, uint32_t slot)
 # Closes it. Its only way out.
 cdef void buffer_end(Buffer buffer) noexcept
 # Raises if the buffer is closed, or its bytes are not where they were.
-cdef int require_open(Buffer buffer) except -1
+cdef inline int require_open(Buffer buffer) except -1:
+    if buffer.is_closed:
+        return refuse_closed()
+    return buffer.resource.require_present() if buffer.block_bytes else 0
+
+
+cdef int refuse_closed() except -1
 # A consumer is given a view for work on its stream, a handle above 0: a default stream is recorded.
 cdef int buffer_note_consumer(Buffer buffer, uint64_t stream) except -1
 # One more reference to the block, for a view; NULL for an empty buffer. drop_share ends it.
-cdef Lease* buffer_share(Buffer buffer) except? NULL
+cdef inline Lease* buffer_share(Buffer buffer) except? NULL:
+    require_open(buffer)
+    if buffer.shared == NULL:
+        return share_first(buffer)
+    lease_retain(buffer.shared)
+    return buffer.shared
+
+
+cdef Lease* share_first(Buffer buffer) except? NULL
 cdef inline void drop_share(void* lease) noexcept nogil:
     lease_drop(<Lease*>lease)

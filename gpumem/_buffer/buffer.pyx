@@ -7,8 +7,8 @@ from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer.dlpack cimport (
-    DL_CPU, dlpack_bytes, dlpack_check_stream, dlpack_device_from, dlpack_wants_versioned, DLDevice,
-    same_device,
+    call_first, DL_CPU, dlpack_bytes, dlpack_check_stream, dlpack_device_from, dlpack_read_call,
+    dlpack_wants_versioned, DLDevice, DLPackCall, same_device, vectorcall,
 )
 from gpumem._buffer.ledger cimport DEFAULT_SLOT, ledger_find_stream, ledger_lease, LedgerBlock
 from gpumem._buffer.stream cimport Stream, stream_handle
@@ -418,24 +418,12 @@ cdef class Buffer:
         BufferError
             The export asked for is not possible.
         """
-        cdef DLDevice device = made(self).dl_device
-        cdef bint versioned = dlpack_wants_versioned(max_version)
-        if dl_device is not None and not same_device(dlpack_device_from(dl_device), device):
-            raise BufferError(f"this buffer is on DLPack device {self.__dlpack_device__()}, "
-                              f"not on {dl_device}")
-        if copy:
-            raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
-        dlpack_check_stream(device, stream)
-        if self.home.is_read_only and not versioned:
-            raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
-                              "max_version=(1, 0)")
-        if device.device_type == DL_CPU:
-            self.home.order_view(self)
-        elif stream is None or stream != -1:
-            self.home.order_consumer(self, <CUstream><uintptr_t><uint64_t>(stream or 1))
-            buffer_note_consumer(self, stream or 1)
-        return dlpack_bytes(self.address, self.requested_bytes, device, self.home.is_read_only,
-                            versioned, buffer_share(self))
+        cdef DLPackCall call
+        call.stream = <PyObject*>stream
+        call.max_version = <PyObject*>max_version
+        call.dl_device = <PyObject*>dl_device
+        call.copy = <PyObject*>copy
+        return buffer_dlpack(self, &call)
 
     @property
     def __cuda_array_interface__(self):
@@ -453,6 +441,46 @@ cdef class Buffer:
         return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
                 "data": (self.address, bool(resource.is_read_only)), "version": 3,
                 "stream": stream if self.queued or self.being_read else None}
+
+
+# The body of Buffer.__dlpack__.
+cdef object buffer_dlpack(Buffer buffer, const DLPackCall* call):
+    cdef DLDevice device = made(buffer).dl_device
+    cdef bint versioned = dlpack_wants_versioned(<object>call.max_version)
+    if (call.dl_device != <PyObject*>None
+            and not same_device(dlpack_device_from(<object>call.dl_device), device)):
+        raise BufferError(f"this buffer is on DLPack device {buffer.__dlpack_device__()}, "
+                          f"not on {<object>call.dl_device}")
+    if call.copy != <PyObject*>None and <object>call.copy:
+        raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
+    dlpack_check_stream(device, <object>call.stream)
+    if buffer.home.is_read_only and not versioned:
+        raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
+                          "max_version=(1, 0)")
+    if device.device_type == DL_CPU:
+        buffer.home.order_view(buffer)
+    else:
+        order_stream_of(buffer, <object>call.stream)
+    return dlpack_bytes(buffer.address, buffer.requested_bytes, device, buffer.home.is_read_only,
+                        versioned, buffer_share(buffer))
+
+
+cdef int order_stream_of(Buffer buffer, object stream) except -1:
+    if stream is None or stream != -1:
+        buffer.home.order_consumer(buffer, <CUstream><uintptr_t><uint64_t>(stream or 1))
+        buffer_note_consumer(buffer, stream or 1)
+    return 0
+
+
+cdef object quick_dlpack(PyObject* method, PyObject* const* arguments, size_t count,
+                         PyObject* names):
+    cdef DLPackCall call
+    if dlpack_read_call(<PyTypeObject*>Buffer, arguments, count, names, &call):
+        return buffer_dlpack(<Buffer>arguments[0], &call)
+    return general_dlpack(method, arguments, count, names)
+
+
+cdef vectorcall general_dlpack = call_first(Buffer.__dict__["__dlpack__"], quick_dlpack)
 
 
 cdef inline ResourceBase made(Buffer buffer):
@@ -489,23 +517,16 @@ cdef void buffer_end(Buffer buffer) noexcept:
         buffer.resource.give_back(buffer)
 
 
-cdef int require_open(Buffer buffer) except -1:
-    if buffer.is_closed:
-        raise ClosedError("this buffer is closed")
-    if buffer.block_bytes:
-        buffer.resource.require_present()
-    return 0
+cdef int refuse_closed() except -1:
+    raise ClosedError("this buffer is closed")
 
 
-cdef Lease* buffer_share(Buffer buffer) except? NULL:
-    """Return one more reference to the block, for a view; NULL for an empty buffer."""
-    require_open(buffer)
+cdef Lease* share_first(Buffer buffer) except? NULL:
     if buffer.block_bytes == 0:
         return NULL
-    if buffer.shared == NULL:
-        buffer.shared = buffer.resource.lease(buffer)
-        buffer.shared.uses = buffer.uses
-        buffer.uses = NULL
+    buffer.shared = buffer.resource.lease(buffer)
+    buffer.shared.uses = buffer.uses
+    buffer.uses = NULL
     lease_retain(buffer.shared)
     return buffer.shared
 

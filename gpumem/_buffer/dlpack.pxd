@@ -7,9 +7,10 @@ no interpreter lock.
 """
 
 from cpython.long cimport PyLong_AsLongAndOverflow
+from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 
-from gpumem._support.lease cimport Lease
+from gpumem._support.lease cimport Lease, lease_view_room
 
 cdef enum:
     DLPACK_MAJOR = 1
@@ -87,13 +88,50 @@ cdef struct Export:
     Managed managed
     DLTensor* tensor        # inside `managed`
     bint versioned
+    bint in_lease           # the block is `view_room` of the lease, which frees it
     Lease* lease            # keeps the memory; NULL: there is none
+
+cdef enum:
+    LEASE_RANK = 4          # dimensions for which a lease has room
 
 # An export that the caller fills in, at `tensor`: data, device and dtype, and `ndim` numbers each
 # of shape and strides. Takes over one lease, also when it fails; it may end on any thread, without
 # the interpreter lock. `minor`: the oldest 1.x that has all fields used.
-cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
-                           Lease* lease) except NULL
+cdef inline Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
+                                  Lease* lease) except NULL:
+    cdef Export* exported = NULL
+    # One view at a time is the usual case, and needs no memory of its own.
+    if lease != NULL and ndim <= LEASE_RANK:
+        exported = <Export*>lease_view_room(
+            lease, sizeof(Export) + 2 * LEASE_RANK * sizeof(int64_t))
+    cdef bint in_lease = exported != NULL
+    if not in_lease:
+        exported = allocate_export(ndim, lease)
+    exported.lease = lease
+    exported.in_lease = in_lease
+    exported.versioned = versioned
+    if versioned:
+        exported.tensor = &exported.managed.versioned.dl_tensor
+        exported.managed.versioned.version.major = DLPACK_MAJOR
+        exported.managed.versioned.version.minor = minor
+        exported.managed.versioned.manager_ctx = NULL
+        exported.managed.versioned.deleter = delete_versioned
+        exported.managed.versioned.flags = flags
+    else:
+        exported.tensor = &exported.managed.legacy.dl_tensor
+        exported.managed.legacy.manager_ctx = NULL
+        exported.managed.legacy.deleter = delete_legacy
+    exported.tensor.ndim = ndim
+    exported.tensor.shape = <int64_t*>(exported + 1)
+    exported.tensor.strides = exported.tensor.shape + ndim
+    exported.tensor.byte_offset = 0
+    return exported
+
+
+cdef Export* allocate_export(int ndim, Lease* lease) except NULL
+cdef void delete_legacy(DLManagedTensor* managed) noexcept nogil
+cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil
+
 # Owns the export, until a consumer takes it.
 cdef object dlpack_capsule(Export* exported)
 # A capsule over bytes: one dimension of uint8. Takes over one claim of the lease.
@@ -113,6 +151,35 @@ cdef inline bint dlpack_wants_versioned(object max_version) except -1:
 
 
 cdef bint wants_versioned(object max_version) except -1
+
+# ---- calls of __dlpack__ -------------------------------------------------------------------------
+
+cdef extern from *:
+    """
+    /* The method is called through `quick` from now on; returns its own way. */
+    static inline vectorcallfunc gm_call_first(PyObject *method, vectorcallfunc quick) {
+        vectorcallfunc *slot =
+            (vectorcallfunc *)((char *)method + Py_TYPE(method)->tp_vectorcall_offset);
+        vectorcallfunc general = *slot;
+        *slot = quick;
+        return general;
+    }
+    """
+    ctypedef object (*vectorcall "vectorcallfunc")(PyObject* method, PyObject* const* arguments,
+                                                   size_t count, PyObject* names)
+    vectorcall call_first "gm_call_first" (object method, vectorcall quick)
+
+# What a call gave, borrowed; None where it gave nothing.
+cdef struct DLPackCall:
+    PyObject* stream
+    PyObject* max_version
+    PyObject* dl_device
+    PyObject* copy
+
+# Reads a call of a method of `owner`. False: it is not a usual one, and is left to Cython, which
+# also raises for what is wrong.
+cdef bint dlpack_read_call(PyTypeObject* owner, PyObject* const* arguments, size_t count,
+                           PyObject* names, DLPackCall* call) noexcept
 
 # What DLPack calls the device of a MemoryInfo.
 cdef DLDevice dlpack_device_of(object memory) except *

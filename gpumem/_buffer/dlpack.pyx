@@ -2,13 +2,14 @@
 
 from operator import index
 
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport (
     PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName,
 )
-from cpython.ref cimport Py_DECREF
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from gpumem._support.lease cimport Lease, lease_drop
 
@@ -21,6 +22,8 @@ cdef extern from "Python.h":
                                            void (*destructor)(PyObject*) noexcept)
     const char* name_of "PyCapsule_GetName" (PyObject* capsule)
     void* pointer_in "PyCapsule_GetPointer" (PyObject* capsule, const char* name)
+    Py_ssize_t positional "PyVectorcall_NARGS" (size_t count)
+    PyTypeObject* Py_TYPE(PyObject* thing)
 
 
 # Static: a consumer renames the capsule to the "used_" form and keeps the pointer to the name.
@@ -33,8 +36,10 @@ cdef const char* EXCHANGE = "dlpack_exchange_api"
 # ---- out -----------------------------------------------------------------------------------------
 
 cdef inline void end_export(Export* exported) noexcept nogil:
-    lease_drop(exported.lease)
-    free(exported)
+    cdef Lease* lease = exported.lease
+    if not exported.in_lease:
+        free(exported)
+    lease_drop(lease)       # now `view_room` may be another view's, or gone
 
 
 cdef void delete_legacy(DLManagedTensor* managed) noexcept nogil:
@@ -53,29 +58,11 @@ cdef void drop_capsule(PyObject* capsule) noexcept:
         end_export(<Export*>pointer_in(capsule, name))
 
 
-cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
-                           Lease* lease) except NULL:
+cdef Export* allocate_export(int ndim, Lease* lease) except NULL:
     cdef Export* exported = <Export*>malloc(sizeof(Export) + 2 * ndim * sizeof(int64_t))
     if exported == NULL:
         lease_drop(lease)
         raise MemoryError("out of host memory while exporting a DLPack tensor")
-    exported.lease = lease
-    exported.versioned = versioned
-    if versioned:
-        exported.tensor = &exported.managed.versioned.dl_tensor
-        exported.managed.versioned.version.major = DLPACK_MAJOR
-        exported.managed.versioned.version.minor = minor
-        exported.managed.versioned.manager_ctx = NULL
-        exported.managed.versioned.deleter = delete_versioned
-        exported.managed.versioned.flags = flags
-    else:
-        exported.tensor = &exported.managed.legacy.dl_tensor
-        exported.managed.legacy.manager_ctx = NULL
-        exported.managed.legacy.deleter = delete_legacy
-    exported.tensor.ndim = ndim
-    exported.tensor.shape = <int64_t*>(exported + 1)
-    exported.tensor.strides = exported.tensor.shape + ndim
-    exported.tensor.byte_offset = 0
     return exported
 
 
@@ -110,6 +97,66 @@ cdef bint wants_versioned(object max_version) except -1:
     except (TypeError, ValueError) as error:
         raise ValueError(f"max_version {max_version!r} is not a pair of integers") from error
     return major >= DLPACK_MAJOR
+
+
+# ---- calls of __dlpack__ -------------------------------------------------------------------------
+
+# Where a call has each argument; 0: it gives none.
+cdef struct CallShape:
+    PyObject* names         # of the keywords, a reference; NULL: no shape yet
+    uint8_t stream, max_version, dl_device, copy
+
+# A consumer calls with the same tuple each time: its names are compared once. The reference keeps
+# others from its address. Changed with the interpreter lock.
+cdef CallShape[8] known_shapes
+
+
+cdef bint dlpack_read_call(PyTypeObject* owner, PyObject* const* arguments, size_t count,
+                           PyObject* names, DLPackCall* call) noexcept:
+    cdef CallShape* shape
+    if positional(count) != 1 or Py_TYPE(arguments[0]) != owner:
+        return False
+    call.stream = call.max_version = call.dl_device = call.copy = <PyObject*>None
+    if names == NULL:
+        return True
+    shape = &known_shapes[(<uintptr_t>names >> 4) % 8]
+    if shape.names != names and not learn_shape(names, shape):
+        return False
+    if shape.stream:
+        call.stream = arguments[shape.stream]
+    if shape.max_version:
+        call.max_version = arguments[shape.max_version]
+    if shape.dl_device:
+        call.dl_device = arguments[shape.dl_device]
+    if shape.copy:
+        call.copy = arguments[shape.copy]
+    return True
+
+
+cdef bint learn_shape(PyObject* names, CallShape* shape) noexcept:
+    cdef CallShape found
+    cdef PyObject* before = shape.names
+    cdef uint8_t at = 0
+    memset(&found, 0, sizeof(found))
+    for name in <tuple>names:
+        at += 1
+        if type(name) is not str:       # a subclass compares as it likes
+            return False
+        if name == "stream":
+            found.stream = at
+        elif name == "max_version":
+            found.max_version = at
+        elif name == "dl_device":
+            found.dl_device = at
+        elif name == "copy":
+            found.copy = at
+        else:
+            return False
+    found.names = names
+    Py_INCREF(<object>names)
+    shape[0] = found
+    Py_XDECREF(before)
+    return True
 
 
 cdef DLDevice dlpack_device_of(object memory) except *:

@@ -6,6 +6,7 @@ drop calls that function.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport malloc
 
 from gpumem._support.atomics cimport load64, published64, store64
 
@@ -46,6 +47,7 @@ cdef struct Lease:
     void* owner             # what `release` needs; counted by it
     void (*release)(Lease* lease) noexcept nogil    # frees the block and drops the owner
     ViewCount* owner_views  # of all blocks of the owner, this one too; NULL: not counted
+    void* view_room         # host memory for what describes an only view; NULL: none yet
 
 # A lease that holds its buffer's own reference; NULL: no host memory.
 cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream_slot,
@@ -69,6 +71,17 @@ cdef inline void lease_retain(Lease* lease) noexcept:
     view_begin(&lease.views)
     if lease.owner_views != NULL:
         view_begin(lease.owner_views)
+
+
+# Host memory of a size that is always the same, for the view that `lease_retain` just began. The
+# lease keeps and frees it. NULL if another view is alive, which may use it, or without memory.
+# When no other is, each has ended by an atomic operation after its last use of that memory.
+cdef inline void* lease_view_room(Lease* lease, size_t nbytes) noexcept:
+    if views_alive(&lease.views) != 1:
+        return NULL
+    if lease.view_room == NULL:
+        lease.view_room = malloc(nbytes)
+    return lease.view_room
 
 
 # Ends a view. NULL is the lease of an empty buffer.

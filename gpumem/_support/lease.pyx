@@ -21,6 +21,7 @@ cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uin
     lease.owner = owner
     lease.release = release
     lease.owner_views = NULL
+    lease.view_room = NULL
     return lease
 
 
@@ -75,4 +76,5 @@ cdef inline void end(Lease* lease, uint64_t by) noexcept nogil:
     # The lease may be gone after the addition, except for the last end.
     if count64_add(&lease.views.ended, by) == 0:
         lease.release(lease)
+        free(lease.view_room)
         free(lease)

@@ -11,10 +11,11 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, buffer_note_consumer, buffer_share, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED,
-    DL_IS_COPIED, DLDevice, dlpack_capsule, dlpack_check_stream, dlpack_device_from, dlpack_export,
-    dlpack_wants_versioned, drop_share, exchange_capsule, Export, MemoryResource, order_host,
-    order_stream, ResourceBase, own_stream, require_open, same_device,
+    Buffer, buffer_note_consumer, buffer_share, call_first, DL_CPU, DL_CUDA, DL_CUDA_HOST,
+    DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice, dlpack_capsule, dlpack_check_stream,
+    dlpack_device_from, dlpack_export, dlpack_read_call, dlpack_wants_versioned, DLPackCall,
+    drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, ResourceBase,
+    own_stream, require_open, same_device, vectorcall,
 )
 from gpumem._copy cimport copy_elements, Side
 from gpumem._defaults cimport serving
@@ -538,20 +539,12 @@ cdef class Tensor:
         ValueError
             A malformed argument.
         """
-        cdef DLDevice device = self.dl_device
-        cdef bint versioned = dlpack_wants_versioned(max_version)
-        # An explicit device replaces the one that the tensor is exported under by default.
-        if dl_device is not None:
-            device = dlpack_device_from(dl_device)
-        if copy or (dl_device is not None and not export_reaches(self.buffer.home, device)):
-            return export_copy(self, device, versioned, stream, copy)
-        # A capsule from before DLPack 1.0 has no flag for it.
-        if self.is_read_only and not versioned:
-            raise BufferError("read-only memory needs a versioned DLPack capsule: call with "
-                              "max_version=(1, 0)")
-        tensor_find_words(self)
-        export_order(self.buffer, device, stream)
-        return dlpack_capsule(tensor_export(self, device, tensor_flags(self), versioned))
+        cdef DLPackCall call
+        call.stream = <PyObject*>stream
+        call.max_version = <PyObject*>max_version
+        call.dl_device = <PyObject*>dl_device
+        call.copy = <PyObject*>copy
+        return tensor_dlpack(self, &call)
 
 
 cdef inline object numbers(int ndim, const int64_t* values):
@@ -777,6 +770,37 @@ cdef int find_words(Tensor tensor) except -1:
         tensor.dl_steps[i] = tensor.steps[i] >> element.shift
     tensor.is_described = True
     return 0
+
+
+# The body of Tensor.__dlpack__.
+cdef object tensor_dlpack(Tensor tensor, const DLPackCall* call):
+    cdef DLDevice device = tensor.dl_device
+    cdef bint versioned = dlpack_wants_versioned(<object>call.max_version)
+    cdef bint reaches = True
+    # An explicit device replaces the one that the tensor is exported under by default.
+    if call.dl_device != <PyObject*>None:
+        device = dlpack_device_from(<object>call.dl_device)
+        reaches = export_reaches(tensor.buffer.home, device)
+    if not reaches or (call.copy != <PyObject*>None and <object>call.copy):
+        return export_copy(tensor, device, versioned, <object>call.stream, <object>call.copy)
+    # A capsule from before DLPack 1.0 has no flag for it.
+    if tensor.is_read_only and not versioned:
+        raise BufferError("read-only memory needs a versioned DLPack capsule: call with "
+                          "max_version=(1, 0)")
+    tensor_find_words(tensor)
+    export_order(tensor.buffer, device, <object>call.stream)
+    return dlpack_capsule(tensor_export(tensor, device, tensor_flags(tensor), versioned))
+
+
+cdef object quick_dlpack(PyObject* method, PyObject* const* arguments, size_t count,
+                         PyObject* names):
+    cdef DLPackCall call
+    if dlpack_read_call(<PyTypeObject*>Tensor, arguments, count, names, &call):
+        return tensor_dlpack(<Tensor>arguments[0], &call)
+    return general_dlpack(method, arguments, count, names)
+
+
+cdef vectorcall general_dlpack = call_first(Tensor.__dict__["__dlpack__"], quick_dlpack)
 
 
 cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object stream,

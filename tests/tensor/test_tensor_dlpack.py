@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import itertools
+import re
 
 import numpy as np
 import pytest
@@ -34,6 +36,70 @@ def test_capsule_has_the_real_address_and_strides(arena, kind, key):
     assert (seen.data, seen.byte_offset, seen.ndim) == (tensor.ptr, 0, rank)
     assert tuple(seen.shape[:rank]) == tensor.shape
     assert tuple(4 * step for step in seen.strides[:rank]) == tensor.strides
+
+
+def test_exports_that_live_together_have_their_own_numbers(arena, rng):
+    tensor = gpumem.zeros((2, 6), "f4", resource=arena)
+    shapes = [(12,), (2, 6), (6, 2), (3, 4), (1, 2, 2, 3), (1, 2, 1, 2, 3)]
+    alive = []
+    for _ in range(300):
+        if alive and rng.random() < 0.5:
+            alive.pop(rng.randrange(len(alive)))[0].delete()
+        else:
+            view = tensor.reshape(rng.choice(shapes))
+            alive.append((dlpack.consume(export(view, rng.choice(KINDS))), view))
+            export(view, rng.choice(KINDS))  # dropped at once
+        for taken, view in alive:
+            assert tuple(taken.tensor.shape[: view.ndim]) == view.shape
+            assert tuple(4 * step for step in taken.tensor.strides[: view.ndim]) == view.strides
+    for taken, _ in alive:
+        taken.delete()
+
+
+def test_export_outlives_its_tensor_and_buffer(arena):
+    tensor = gpumem.zeros((2, 6), "f4", resource=arena)
+    taken = dlpack.consume(export(tensor, dlpack.VERSIONED))
+    tensor.buffer.close()
+    del tensor
+    assert taken.tensor.shape[:2] == [2, 6]
+    taken.delete()
+    assert arena.stats().in_use == 0
+
+
+@pytest.mark.parametrize("what", ["tensor", "buffer"])
+def test_call_reads_its_keywords_in_every_order(arena, what):
+    tensor = gpumem.zeros(4, "u1", resource=arena)
+    producer = tensor if what == "tensor" else tensor.buffer
+    good = {"stream": None, "max_version": (1, 0), "dl_device": (1, 0), "copy": what == "tensor"}
+    wrong = {"stream": 3, "max_version": 5, "dl_device": (2, 0)}
+    for count in range(len(good) + 1):
+        for names in itertools.permutations(good, count):
+            capsule = producer.__dlpack__(**{name: good[name] for name in names})
+            versioned = "max_version" in names
+            assert dlpack.kind_of(capsule) is (dlpack.VERSIONED if versioned else dlpack.LEGACY)
+            is_copy = dlpack.tensor_of(capsule).data != tensor.ptr
+            assert is_copy == (what == "tensor" and "copy" in names)
+            for name in wrong.keys() & set(names):
+                given = {each: good[each] for each in names} | {name: wrong[name]}
+                with pytest.raises((BufferError, ValueError), match=re.escape(str(wrong[name]))):
+                    producer.__dlpack__(**given)
+
+
+class Name(str):
+    pass
+
+
+@pytest.mark.parametrize("what", ["tensor", "buffer"])
+def test_call_with_other_names_is_read_as_any_call(arena, what):
+    tensor = gpumem.zeros(4, "u1", resource=arena)
+    producer = tensor if what == "tensor" else tensor.buffer
+    capsule = producer.__dlpack__(**{Name("max_version"): (1, 0)})
+    assert dlpack.kind_of(capsule) is dlpack.VERSIONED
+    for names in (["copies"], ["max_version", "copies"], ["copies", "max_version"]):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'copies'"):
+            producer.__dlpack__(**dict.fromkeys(names))
+    with pytest.raises(TypeError, match="positional"):
+        producer.__dlpack__((1, 0), copy=None)
 
 
 @pytest.mark.parametrize("what", ["tensor", "buffer"])
