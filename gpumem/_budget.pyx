@@ -100,10 +100,11 @@ cdef class Budget:
     other streams have finished with, cached chunks, pages that can move, idle memory. Then
     `on_pressure` of the level that refused is called, then of those above it, last of those below
     it down to where the request was made; after each call it is tried again, without the arenas
-    to which nothing refers any more. A callback that freed
-    something, but too little, is called again, up to 16 times for one request. Then the request
-    fails with BudgetExceededError, whose cause is what callbacks raised; if it succeeds after all,
-    that goes to `sys.unraisablehook`.
+    to which nothing refers any more; those of pinned and managed memory a callback has to close,
+    because their end waits for the device. A callback that freed something, but too little, is
+    called again, up to 16 times for one request. Then the request fails with BudgetExceededError,
+    whose cause is what callbacks raised; if it succeeds after all, that goes to
+    `sys.unraisablehook`.
 
     A callback runs without any lock of gpumem's, on the thread that allocates, so on several at
     once. Its own allocations may be refused; it is not called again for them on the same thread.
@@ -510,7 +511,7 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
     relief.calls += 1
     call(<Budget>asked.face, missing_bytes(refusing, nbytes), errors)
     # The arenas that it dropped hold what they charged until they are released.
-    release_retired()
+    release_retired(False)
     return True
 
 
@@ -587,7 +588,7 @@ cdef int call_or_tell(Budget budget, uint64_t nbytes) noexcept:
         errors.append(error)
     tell_errors(errors)
     errors.clear()      # their frames hold what the callback dropped
-    release_retired()
+    release_retired(False)
     return 0
 
 

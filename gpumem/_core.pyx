@@ -13,10 +13,11 @@ from gpumem._buffer cimport (
 from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, ARENA_CAPTURING,
-    arena_close, arena_close_waits, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
-    arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease, ARENA_MISS, arena_move_lease,
-    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
-    arena_reserved_now, arena_reset_peaks, arena_reset_stream, arena_resume, arena_set_limit,
+    arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
+    arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease, arena_leave, ARENA_MISS,
+    arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
+    arena_reserved, arena_reserved_now, arena_reset_peaks, arena_reset_stream, arena_resume,
+    arena_set_limit,
     arena_shrink, arena_stream, arena_suspend, ArenaCore, arenas_release_retired, ArenaSettings,
     Block, heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
 )
@@ -26,7 +27,8 @@ from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, synchronize_device
 from gpumem._resource.arena cimport (
     add_listed_peers, ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool,
-    join_budget, least_limit, make_heap, make_pool, make_source, raise_over_budget, raise_status,
+    join_budget, least_limit, make_heap, make_pool, make_source, note_registration,
+    raise_over_budget, raise_status,
     relieve, require_shareable, require_transport, retained_regions, settings_from, source_keep,
     takes_pages, under_pressure, warn_of_idle_settings,
 )
@@ -62,9 +64,8 @@ cdef class Arena(ArenaBase):
     until then; `shareable` blocks are one memory in both. Pinned memory is not inherited, a GPU's
     is not usable.
 
-    Buffers keep their arena alive; an arena without references releases its memory at the next call
-    of gpumem that may block (a growth, a shrink, a close, `Device.free_bytes`), `close` releases it
-    now.
+    Buffers keep their arena alive; an arena without references releases its memory, once its work
+    is done, at a call of gpumem that may block (growth, shrink, close, `Device.free_bytes`).
 
     Parameters
     ----------
@@ -148,7 +149,7 @@ cdef class Arena(ArenaBase):
                           and takes_pages(self, self.config, least_limit(budget, count)))
         warn_of_idle_settings(self, self.config, settings.paged)
         with nogil:
-            arenas_release_retired()    # it may wait for the device
+            arenas_release_retired(False)
         choose_backing(self, self.config, self.source, &backing)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
@@ -171,6 +172,11 @@ cdef class Arena(ArenaBase):
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
                  default_stream=None, debug_heap=None, name=None):
         pass        # __cinit__ has made it
+
+    def __del__(self):
+        # Before the stream objects end, also where the collector of cycles ends all of them.
+        with nogil:
+            arena_leave(self.core)
 
     def __dealloc__(self):
         if self.core != NULL:
@@ -421,10 +427,10 @@ cdef class Arena(ArenaBase):
     def shrink(self):
         """Give every region without a live block back to the driver.
 
-        Pages go back at once, and those whose work is unfinished stay. The rest waits for
-        everything queued on the device, even by streams that never used the arena: regions of
-        every kind, because the driver's free does, persistent blocks that were freed, and arenas
-        that were dropped with work unfinished. That wait has no bound, and Ctrl-C comes after it.
+        What work of streams that freed blocks, or were recorded for them, may still use stays.
+        Other streams are waited for only where the driver does so: for pinned and managed memory,
+        blocks that were made for a transport or registered, and on a device without memory pools.
+        That wait has no bound; Ctrl-C comes after it.
 
         Returns
         -------
@@ -785,6 +791,9 @@ cdef class Arena(ArenaBase):
             lock_release(&self.core.grow_lock)
         return place
 
+    cdef int before_registration(self, Buffer buffer) except -1:
+        return note_registration(self, self.core, buffer.address)
+
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef Lease* lease = arena_lease(self.core, buffer.handle, buffer.slot)
         if lease == NULL:
@@ -847,10 +856,9 @@ cdef class Arena(ArenaBase):
     def close(self):
         """Give all memory back to the driver now. Idempotent.
 
-        Waits for everything queued on the device, even by streams that never used the arena. With
-        pages only if what was freed may still be used; Ctrl-C ends that wait, and the arena stays
-        open. With regions of every kind always, because the driver's free does: that wait has no
-        bound, and Ctrl-C comes after it.
+        Waits for the streams on which blocks were freed, or which were recorded for them; where one
+        was a raw handle, reset before the free, for everything queued on the device. Ctrl-C ends
+        that wait, and the arena stays open. For other streams the driver waits, as `shrink` tells.
 
         Raises
         ------
@@ -874,14 +882,13 @@ cdef class Arena(ArenaBase):
         True
         """
         cdef int status
-        cdef bint waits
         if self.core.closed == STATE_CLOSED:
             return
         self.require_outside_source()
         with nogil:
-            waits = arena_close_waits(self.core)
-        if waits:
-            synchronize_device(&self.driver_device.context)
+            status = arena_close_wait(self.core)
+        if status == ARENA_INTERRUPTED:
+            raise_interrupt()
         if self.captures is not None:
             self.captures.close()
         with nogil:
@@ -991,10 +998,10 @@ cdef Buffer empty_block(Arena arena, uint32_t slot):
     return empty_buffer(arena, slot)
 
 
-def release_retired_arenas():
+def release_retired_arenas(bint may_wait=True):
     """Release the memory of arenas without references to the driver."""
     with nogil:
-        arenas_release_retired()
+        arenas_release_retired(may_wait)
 
 
 on_release("arenas", release_retired_arenas)

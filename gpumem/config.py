@@ -306,9 +306,10 @@ class ArenaConfig(_Settings):
         Milliseconds, up to an hour, that an allocation waits for other streams' work as the last
         step before `OutOfMemoryError`. Bounded, because that work may itself wait for the calling
         thread. 0: no wait. With stream_reuse="never" only for streams that were recorded for
-        blocks. Ctrl-C ends it. It does not bound what the driver waits for: where memory is out,
-        idle regions go back before this wait, and that waits for everything queued on the device,
-        as `Arena.shrink` tells. Pages do not.
+        blocks, or whose work holds an idle region. Ctrl-C ends it. Idle regions go back to the
+        driver when their work is done. Where its free waits for everything queued on the device, of
+        pinned and managed memory and of blocks for a transport, only an allocation of such memory
+        gives such back, which this does not bound; with 0 none does, but `Arena.shrink`.
     numa_node : int, optional
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the
@@ -394,6 +395,7 @@ class ArenaConfig(_Settings):
         if not self.enable:
             why = "enable = False sends every call to the driver"
             given |= {"backing"} if self.backing == "virtual" else set()
+            given -= {"oom_wait_ms"}  # for blocks that unfinished work may still use
             return dict.fromkeys((name for name in _POLICY_FIELDS if name in given), why)
         found: dict[str, str] = {}
         if self.split_rule == "tight":

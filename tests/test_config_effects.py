@@ -48,11 +48,9 @@ def refusal(arena: Any) -> tuple[int, bool]:
     return arena.stats().limit, False
 
 
-def calls_when_warm(arena: Any) -> int:
+def kept_when_free(arena: Any) -> int:
     arena.allocate(MIB).close()
-    before = arena.stats().driver_calls
-    arena.allocate(MIB).close()
-    return arena.stats().driver_calls - before
+    return arena.stats().reserved
 
 
 def reuse_across_streams(arena: Any) -> bool:
@@ -155,7 +153,7 @@ ARENA = {
     "page_move_budget": Key(0, 1, moves),
     "oom_wait_ms": Key(20, 0, polls_when_full),
     "numa_node": Key(None, 0, growth),
-    "enable": Key(True, False, calls_when_warm),
+    "enable": Key(True, False, kept_when_free),
 }
 POOL = {
     "release_threshold": Key(0, MIB, of_the_pool("release_threshold")),
@@ -217,7 +215,12 @@ WHERE = {
     "source": Where(
         "host", REGIONS, OF_PAGES, OF_POOLS | NO_POOL | {"backing", "numa_node"}, source=True
     ),
-    "disabled": Where("host", {"enable": False}, OF_POLICY | {"backing"}, OF_POOLS | NO_POOL),
+    "disabled": Where(
+        "host",
+        {"enable": False},
+        (OF_POLICY | {"backing"}) - {"oom_wait_ms"},
+        OF_POOLS | NO_POOL,
+    ),
     "pool": Where(
         "host",
         {"use_cuda_mempool": True},

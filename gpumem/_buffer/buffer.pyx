@@ -728,6 +728,9 @@ cdef class ResourceBase:
     cdef Place place_of(self, Buffer buffer) noexcept:
         return PLACE_FIXED
 
+    cdef int before_registration(self, Buffer buffer) except -1:
+        return 0
+
     cdef int require_own(self) except -1:
         require_made(self)
         # A thread of the parent may have held the lock at the fork.

@@ -95,7 +95,8 @@ cdef void ledgers_release_retired() noexcept:
         free(ledger)
 
 
-on_release("callbacks", lambda: ledgers_release_retired())  # what is released may hold arenas
+# What is released may hold arenas.
+on_release("callbacks", lambda may_wait: ledgers_release_retired())
 
 
 cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil:

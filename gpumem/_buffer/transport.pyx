@@ -201,6 +201,7 @@ def register(Buffer buffer not None):
     """Make the registration of a buffer that is open and not empty; see `Buffer.register`."""
     cdef Registration registration
     require_block(buffer)
+    buffer.home.before_registration(buffer)
     registration = Registration.__new__(Registration)
     registration.share = buffer_share(buffer)
     registration.home = buffer.home

@@ -656,10 +656,11 @@ cdef bint is_users(Buffer buffer):
     return buffer.home.ledger != NULL and buffer.home.ledger.is_users
 
 
-def wait_for_releases():
+def wait_for_releases(bint may_wait=True):
     # Wait until the leases of copies that are done have ended.
-    with nogil:
-        wait_for_detached_jobs()
+    if may_wait:
+        with nogil:
+            wait_for_detached_jobs()
 
 
 on_release("copies", wait_for_releases)

@@ -655,4 +655,4 @@ cdef void free_arrived() noexcept:
     free_waiting(None)
 
 
-on_release("callbacks", lambda: free_waiting(None))     # a callback may release arenas
+on_release("callbacks", lambda may_wait: free_waiting(None))     # a callback may release arenas

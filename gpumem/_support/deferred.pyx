@@ -92,7 +92,7 @@ cdef int report_unraisable(object error, object where) noexcept:
     return 0
 
 
-def _run_deferred():
+def _run_deferred(may_wait):
     run_deferred()
 
 

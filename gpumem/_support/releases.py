@@ -11,16 +11,22 @@ __all__ = ["on_release", "release_retired"]
 PHASES = ("copies", "imports", "callbacks", "arenas", "timelines")
 AGAIN = ("imports",)
 
-_functions: dict[str, list[Callable[[], None]]] = {phase: [] for phase in PHASES}
+_functions: dict[str, list[Callable[[bool], None]]] = {phase: [] for phase in PHASES}
 
 
-def on_release(phase: str, function: Callable[[], None]) -> None:
-    """Register a function of one of the `PHASES`; within a phase the latest runs first."""
+def on_release(phase: str, function: Callable[[bool], None]) -> None:
+    """Register a function of one of the `PHASES`; within a phase the latest runs first.
+
+    It is told whether it may wait, for the device or for other threads.
+    """
     _functions[phase].insert(0, function)
 
 
-def release_retired() -> None:
-    """Run every phase: what is free afterwards is free for the driver."""
+def release_retired(may_wait: bool = True) -> None:
+    """Run every phase: what is free afterwards is free for the driver.
+
+    What cannot be released without a wait is left for a call that may wait, unless this one may.
+    """
     for phase in (*PHASES, *AGAIN):
         for function in _functions[phase]:
-            function()
+            function(may_wait)

@@ -48,7 +48,7 @@ C = ctypes.CDLL(None)
 C.malloc.restype = ctypes.c_void_p
 C.malloc.argtypes = [ctypes.c_size_t]
 C.free.argtypes = [ctypes.c_void_p]
-RAW, PIECE = 0x7000_0000_0000, 2048
+PIECE = 2048
 LIMITS = resource.getrlimit(resource.RLIMIT_AS)
 pieces = (ctypes.c_void_p * 1_000_000)()
 
@@ -69,15 +69,16 @@ def leave(nbytes):
 
 arena = gpumem.Arena("host", {"backing": "regions"})
 pin = arena.allocate(256)
+streams = [gpumem.Stream("host") for _ in range(24)]
 gc.collect()
 gc.disable()
 failed = []
 for i in range(24):
-    slots, handle = stream_slots(arena), RAW + i
+    slots, stream = stream_slots(arena), streams[i]
     block = None
     left = leave(1024 * i)
     try:
-        block = arena.allocate(1000, handle)
+        block = arena.allocate(1000, stream)
         block.close()
     except MemoryError:
         failed.append(i)
@@ -86,8 +87,8 @@ for i in range(24):
         C.free(pieces[j])
     arena.check_invariants()
     assert stream_slots(arena) == slots + (block is not None), i
-    with arena.allocate(1000, handle) as again:
-        assert again.stream.ptr == handle
+    with arena.allocate(1000, stream) as again:
+        assert again.stream.ptr == stream.ptr
     assert stream_slots(arena) == slots + 1
     arena.stats()
     arena.check_invariants()

@@ -292,7 +292,7 @@ def test_region_that_the_driver_does_not_take_back_is_tried_once_more(host, drop
     before = host.live()["allocations"]
     arena = gpumem.Arena("host", {"backing": "regions"})
     arena.allocate(MIB).close()
-    host.fail("cuMemFree", 1, 999)
+    host.fail("cuMemFreeAsync", 1, 999)
     try:
         if not dropped:
             arena.close()

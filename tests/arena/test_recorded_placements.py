@@ -90,6 +90,10 @@ class Program:
         self.driver = HostDriver()
         self.streams = [gpumem.Stream("host") for _ in range(3)]
         self.scratch = gpumem.Arena("host").allocate(256)
+        # Persistent blocks are freed on the default stream too.
+        self.working = [*self.streams, gpumem.Stream.from_handle("host", 0)]
+        for stream in self.working:
+            self.scratch.record_stream(stream)
         self.live = []
         self.places = {}
         self.ranges = {} if source is None else {source.begin: source.nbytes}
@@ -110,6 +114,8 @@ class Program:
             self.live.pop().close()
         self.drain()
         said += [self.look(before), str(self.arena.shrink().released_bytes)]
+        for stream in self.working:  # so that nothing of this run goes back during the next
+            stream.synchronize()
         return said
 
     def step(self):
@@ -180,13 +186,13 @@ class Program:
 
     def drain(self):
         self.host.advance_clock(LAG)
-        for stream in self.streams:
+        for stream in self.working:
             stream.synchronize()
         self.work()
 
     def work(self):
         """Queue work that is under way until the next drain, so that no event completes before."""
-        for stream in self.streams:
+        for stream in self.working:
             self.driver.fill(self.scratch, 1, stream)
 
     def look(self, before):

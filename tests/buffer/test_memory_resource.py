@@ -270,8 +270,8 @@ def test_block_goes_back_after_a_wait_if_its_streams_cannot_be_ordered(host):
         buffer = resource.allocate(64)
         buffer.record_stream(side)
         gate = driver.block(side)
-        host.fail(function, 1, UNKNOWN)
         opener = threading.Timer(0.01, gate.open)
+        host.fail(function, 1, UNKNOWN)  # the gate of before has ended
         opener.start()
         buffer.close()
         assert side.query(), function

@@ -53,6 +53,46 @@ def test_freed_block_for_ipc_goes_back_to_the_driver_and_to_no_other_request(con
     assert arena.stats().reserved == 0
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+def test_block_for_ipc_is_freed_by_the_call_that_legacy_handles_follow(host, config):
+    """That a driver takes cuMemFreeAsync for exported memory is written nowhere."""
+    arena = gpumem.Arena("host", config)
+    frees, ordered = host.call_count("cuMemFree"), host.call_count("cuMemFreeAsync")
+    arena.allocate(MIB, transport="ipc").close()
+    arena.shrink()
+    assert host.call_count("cuMemFree") == frees + 1
+    assert host.call_count("cuMemFreeAsync") == ordered
+    arena.close()
+
+
+@pytest.mark.parametrize("config", CONFIGS[1:])
+def test_registered_block_is_freed_by_the_call_that_legacy_handles_follow(host, config):
+    arena = gpumem.Arena("host", config)
+    frees, ordered = host.call_count("cuMemFree"), host.call_count("cuMemFreeAsync")
+    other, buffer = arena.allocate(3 * MIB), arena.allocate(2 * MIB)
+    for _ in range(2):
+        buffer.register().release()
+    buffer.close()
+    arena.shrink()
+    assert host.call_count("cuMemFree") == frees + 1
+    assert host.call_count("cuMemFreeAsync") == ordered
+    other.close()
+    arena.close()
+    assert host.call_count("cuMemFree") == frees + 1
+    assert host.call_count("cuMemFreeAsync") == ordered + 1
+
+
+def test_shareable_block_that_is_registered_goes_back_as_before(host):
+    arena = gpumem.Arena("host", {"backing": "regions"})
+    buffer = arena.allocate(MIB, shareable=True)
+    frees = host.call_count("cuMemFree")
+    buffer.register().release()
+    buffer.close()
+    arena.close()
+    assert arena.stats().reserved == 0
+    assert host.call_count("cuMemFree") == frees
+
+
 def test_block_for_ipc_counts_against_the_limit_and_the_budget():
     budget = gpumem.Budget(8 * MIB)
     arena = gpumem.Arena("host", {"backing": "virtual"}, budget=budget)

@@ -102,18 +102,38 @@ CASES |= {
     ),
     "a region": (
         f"{REGIONS}; arena.allocate(1000).close()",
-        "cuMemFree",
+        "cuMemFreeAsync",
         "arena.shrink()",
     ),
-    "closing an arena": (f"{REGIONS}; arena.allocate(1000).close()", "cuMemFree", "arena.close()"),
+    "closing an arena": (
+        f"{REGIONS}; arena.allocate(1000).close()",
+        "cuMemFreeAsync",
+        "arena.close()",
+    ),
+    "closing an arena with unfinished work": (
+        f"{REGIONS}; arena.allocate(1000, stream).close()",
+        "cuEventRecord",
+        "arena.close()",
+    ),
+    "dropping an arena": (
+        f"{REGIONS}; arena.allocate(1000, stream).close()",
+        "cuStreamQuery",
+        "del arena",
+    ),
+    "a pinned region": (
+        "arena = gpumem.Arena('host/host_accessible', {'backing': 'regions'}); "
+        "arena.allocate(1000).close()",
+        "cuMemFreeHost",
+        "arena.shrink()",
+    ),
     "an arena's end": (
         f"{REGIONS}; arena.allocate(1000).close(); del arena",
-        "cuMemFree",
+        "cuMemFreeAsync",
         "gpumem.Arena('host')",
     ),
     "a region of a logged arena": (
         f"{REGIONS}; logged = adaptors.log(arena, lambda event: None); logged.allocate(9).close()",
-        "cuMemFree",
+        "cuMemFreeAsync",
         "logged.shrink()",
     ),
     "a page": (
@@ -148,33 +168,33 @@ DISABLED_HOST = DISABLED.format("host")
 CASES |= {
     f"a block of {memory} without an arena": (DISABLED.format(memory), call, "buffer.close()")
     for memory, call in {
-        "host": "cuMemFree",
+        "host": "cuMemFreeAsync",
         "host/host_accessible": "cuMemFreeHost",
         "host/managed": "cuMemFree",
     }.items()
 }
 LOGGED = "adaptors.log(arena, lambda event: None).allocate(1000)"
 CASES |= {
-    "a dropped block without an arena": (DISABLED_HOST, "cuMemFree", "del buffer"),
+    "a dropped block without an arena": (DISABLED_HOST, "cuMemFreeAsync", "del buffer"),
     "a view of a block without an arena": (
         f"{DISABLED_HOST}; view = memoryview(buffer); buffer.close()",
-        "cuMemFree",
+        "cuMemFreeAsync",
         "view.release()",
     ),
     "an array over a block without an arena": (
         f"{DISABLED_HOST}; array = np.from_dlpack(buffer); del buffer",
-        "cuMemFree",
+        "cuMemFreeAsync",
         "del array",
     ),
     "a block without an arena through log": (
         f"{DISABLED_HOST}; logged = {LOGGED}",
-        "cuMemFree",
+        "cuMemFreeAsync",
         "logged.close()",
     ),
     "a block of a NUMA node without an arena": (
         "arena = gpumem.Arena('host', {'enable': False, 'numa_node': 0}); "
         "buffer = arena.allocate(1000)",
-        "cuCtxSynchronize",
+        "cuMemRelease",
         "buffer.close()",
     ),
 }

@@ -52,7 +52,8 @@ class Gate:
 
     def __init__(self, driver):
         self._driver = driver
-        self._memory = gpumem.Arena("cuda:0/host_accessible").allocate(8)
+        # Where another stream is held by now, no dropped pinned memory may go back.
+        self._memory = gpumem.Arena("cuda:0/host_accessible", {"oom_wait_ms": 0}).allocate(8)
         self._word = np.frombuffer(self._memory, np.uint64)
         self._word[0] = 0
         self._timers = []

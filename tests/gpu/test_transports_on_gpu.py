@@ -1,54 +1,14 @@
 """Memory that legacy IPC, descriptors and peers reach, as the driver of a GPU tells and does."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from helpers.legacy_ipc import double_in_a_child, legacy_handle
 
 import gpumem
 from gpumem.interop import transports
 
 MIB = 1 << 20
 CONFIGS = {"pages": {"backing": "virtual"}, "regions": {"backing": "regions"}}
-
-# Opens a legacy handle, reads the first bytes and writes them back doubled.
-READER = """
-import ctypes, sys
-from cuda.bindings import driver as cu
-
-def done(result):
-    assert result[0] == 0, result[0]
-    return result[1] if len(result) == 2 else None
-
-done(cu.cuInit(0))
-done(cu.cuCtxSetCurrent(done(cu.cuDevicePrimaryCtxRetain(done(cu.cuDeviceGet(0))))))
-handle = cu.CUipcMemHandle()
-handle.reserved = bytes.fromhex(sys.stdin.readline())
-offset = int(sys.stdin.readline())
-base = int(done(cu.cuIpcOpenMemHandle(handle, 1)))
-found = (ctypes.c_uint8 * 256)()
-done(cu.cuMemcpyDtoH(ctypes.addressof(found), base + offset, 256))
-for i in range(256):
-    found[i] = found[i] * 2 % 256
-done(cu.cuMemcpyHtoD(base + offset, ctypes.addressof(found), 256))
-done(cu.cuCtxSynchronize())
-done(cu.cuIpcCloseMemHandle(base))
-print("done", flush=True)
-"""
-
-
-def legacy_handle(address):
-    """Return the handle, as hexadecimal digits, or the error of cuIpcGetMemHandle."""
-    from cuda.bindings import driver as cu
-
-    gpumem.Device("cuda:0").synchronize()
-    context = cu.cuDevicePrimaryCtxRetain(cu.cuDeviceGet(0)[1])[1]
-    cu.cuCtxPushCurrent(context)
-    status, handle = cu.cuIpcGetMemHandle(address)
-    cu.cuCtxPopCurrent()
-    cu.cuDevicePrimaryCtxRelease(cu.cuDeviceGet(0)[1])
-    return bytes(handle.reserved).hex() if int(status) == 0 else status
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -62,15 +22,7 @@ def test_another_process_opens_a_block_for_ipc(config):
     assert isinstance(handle, str), handle
     with buffer.register():
         # Its handle stands for the whole driver allocation, which begins at the block.
-        child = subprocess.run(
-            [sys.executable, "-c", READER],
-            input=f"{handle}\n0\n",
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    assert child.stdout == "done\n", child.stderr
+        double_in_a_child(handle)
     seen = np.empty(3 * MIB, np.uint8)
     gpumem.copy(seen, tensor)
     expected = np.arange(3 * MIB, dtype=np.uint8)

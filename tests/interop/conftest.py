@@ -17,6 +17,7 @@ ALWAYS_THERE = {"workers", "streams", "events", "handles", "mappings", "reservat
 
 def things_alive(host) -> dict[str, int]:
     """Return what imports hold on the host devices; default arenas hold pages and streams."""
+    gpumem.Device("host").synchronize()  # a dropped arena stays until its work is done
     gpumem.Device("host").free_bytes  # noqa: B018  # gives back what nobody refers to
     gpumem.Device("host").synchronize()  # a pool's blocks go back in stream order
     return {name: count for name, count in host.live().items() if name not in ALWAYS_THERE}

@@ -98,7 +98,7 @@ class ArenaMachine(RuleBasedStateMachine):
             return
         self.coming = buffer
         self.oracle.served_persistent(buffer, nbytes)
-        self.hold(buffer, self.streams[0])
+        self.hold(buffer, buffer.stream)
 
     @rule(number=stream_numbers)
     def allocate_nothing(self, number):

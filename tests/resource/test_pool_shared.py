@@ -17,6 +17,7 @@ from helpers.driver import HostDriver
 from helpers.sharing import receive
 
 import gpumem
+from gpumem._testing.arenas import release_retired
 
 MIB = 1 << 20
 TESTS = Path(__file__).resolve().parents[1]
@@ -278,6 +279,8 @@ def test_failed_driver_call_leaves_both_sides_unchanged(pool, host, function):
 
     everything()
     gc.collect()  # what earlier tests left must not go in between
+    gpumem.Device("host").synchronize()
+    release_retired()
     before = host.live()
     host.fail(function, 1, 999)
     with pytest.raises(gpumem.errors.DriverError):

@@ -30,5 +30,6 @@ def test_stress_finds_no_wrong_byte_and_no_unordered_access(rng):
 @pytest.mark.parametrize("policy", ["completed", "wait", "never"])
 def test_stress_finds_memory_reused_before_its_work_is_done(rng, policy):
     done = run_stress(rng, "--seconds", "20", "--each", "2", "--policy", policy, "--lie")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "WrongBytes" in done.stdout
+    # Or its region went back to the driver before, which the device notices.
+    found = "WrongBytes" if done.returncode == 2 else "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert found in done.stdout, done.stdout + done.stderr

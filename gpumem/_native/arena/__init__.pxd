@@ -6,9 +6,9 @@ from gpumem._native.arena.allocator_hooks cimport (
     hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts, hooks_blocks, hooks_bytes,
 )
 from gpumem._native.arena.arena cimport (
-    arena_check, arena_close, arena_close_waits, arena_copy_chunks, arena_create, arena_debug,
-    arena_drop, arena_lease, arena_move_lease, arena_prepare, arena_reset_peaks, arena_retain_live,
-    arenas_release_retired, arena_set_limit, arena_shrink,
+    arena_check, arena_close, arena_close_wait, arena_copy_chunks, arena_create, arena_debug,
+    arena_drop, arena_lease, arena_leave, arena_move_lease, arena_prepare, arena_reset_peaks,
+    arena_retain_live, arenas_release_retired, arena_set_limit, arena_shrink,
 )
 from gpumem._native.arena.bookkeeping cimport invariant_text
 from gpumem._native.arena.debug_heap.guards cimport (
@@ -23,9 +23,8 @@ from gpumem._native.arena.debug_heap.types cimport (
     HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
 )
 from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
-from gpumem._native.arena.growth cimport arena_add_peer
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
-from gpumem._native.arena.growth cimport arena_add_peer
+from gpumem._native.arena.growth cimport arena_add_peer, list_for_transport
 from gpumem._native.arena.metadata_copy cimport (
     arena_copy, arena_copy_free, ArenaCopy, PageCopy, TableCopy,
 )

@@ -14,9 +14,14 @@ cdef void arena_drop(ArenaCore* arena) noexcept nogil
 # A reference to one that may be at its end, while it cannot be forgotten; False: it is.
 cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef int arena_close(ArenaCore* arena) noexcept nogil
-# Would it wait for the device before it gives pages back? The caller may do that first, in slices.
-cdef bint arena_close_waits(ArenaCore* arena) noexcept nogil
-cdef void arenas_release_retired() noexcept nogil
+# Before a close: waits for the streams that may still use what it will give back; for the device,
+# if it cannot name one of them. ARENA_INTERRUPTED: Ctrl-C ended that, and the exception is set.
+cdef int arena_close_wait(ArenaCore* arena) noexcept nogil
+# The Arena object ends, and what it kept alive: its blocks may live on.
+cdef void arena_leave(ArenaCore* arena) noexcept nogil
+# Releases the arenas that nothing refers to and whose work is done. `may_wait`: also those whose
+# memory the driver takes back only when the device is idle.
+cdef void arenas_release_retired(bint may_wait) noexcept nogil
 
 # Of a paged arena: makes pages for so many bytes more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil

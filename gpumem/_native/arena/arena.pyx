@@ -14,15 +14,15 @@ from gpumem._native.arena.growth cimport (
 )
 from gpumem._native.arena.metadata_copy cimport chunk_copy
 from gpumem._native.arena.streams cimport (
-    add_stream, destroy_events, drain_streams, free_all_pending, release_completed, share_rests,
-    slot_retain, streams_free, streams_may_work,
+    add_stream, complete_streams, destroy_events, drain_streams, free_all_pending, leave_streams,
+    release_completed, share_rests, slot_retain, streams_free, streams_may_work,
 )
 from gpumem._native.arena.suspend cimport copy_forget
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_OK, arena_reserved, arena_reserved_now, ArenaCore,
-    ArenaSettings, IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES,
-    STATE_CLOSED, table_of,
+    apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, ARENA_OK,
+    arena_reserved, arena_reserved_now, ArenaCore, ArenaSettings, IN_SMALL, LARGE_SPACE,
+    PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
@@ -34,7 +34,7 @@ from gpumem._native.driver cimport (
     access_init, context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
-from gpumem._support.atomics cimport count_add, count_retain_live, store64, sum_add
+from gpumem._support.atomics cimport count_add, count_retain_live, load64, store64, sum_add
 from gpumem._support.events cimport event_source_close, REC_SHRINK
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
@@ -75,12 +75,12 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     if arena.heap != NULL:
         heap_release(arena, 0)
     mode = context_relax(arena.context)
-    arenas_release_retired()
+    arenas_release_retired(True)
     caches_flush(arena)
     share_rests(arena, SLOT_RELEASED)
     release_completed(arena, SLOT_RELEASED)
     lock_acquire(&arena.grow_lock)
-    released[0] = release_retired(arena) + release_idle(arena)
+    released[0] = release_retired(arena, True) + release_idle(arena, True, 1)
     # Growth begins anew: the sizes of before belong to a peak that is over.
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
@@ -94,7 +94,7 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef int status
     if context_is_dead(arena.context):
         return ARENA_DEAD
-    arenas_release_retired()
+    arenas_release_retired(False)
     lock_acquire(&arena.grow_lock)
     status = prepare_pages(arena, nbytes)
     lock_release(&arena.grow_lock)
@@ -136,6 +136,8 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     arena.context = backing.context
     access_init(&arena.access, arena.context, backing.node)
     arena.backing.access = &arena.access
+    if settings.paged:
+        arena.backing.waits = False     # an unmap waits for nothing
     if settings.max_mem and first > settings.max_mem:
         first = round_to_quantum(settings.max_mem)
     arena.next_region = first
@@ -214,23 +216,53 @@ on_fork(NULL, NULL, forget_after_fork)
 cdef void arena_drop(ArenaCore* arena) noexcept nogil:
     if count_add(&arena.references, -1) != 0 or context_is_dead(arena.context):
         return                      # in a fork's child the metadata stays as it was
+    # For streams that cannot be named any more: a wait for the device that begins after this.
+    arena.end_wait = load64(&arena.context.waits_begun) + 1
     retire(&retired_arenas, &arena.end, arena)
 
 
-cdef void arenas_release_retired() noexcept nogil:
-    # Destroys the arenas that finalizers left; called where blocking is allowed.
+cdef void arenas_release_retired(bint may_wait) noexcept nogil:
+    # Destroys the arenas that finalizers left. One with unfinished work stays for a later call.
     cdef Retired* link = take_retired(&retired_arenas)
     cdef ArenaCore* arena
     while link != NULL:
         arena = <ArenaCore*>link.thing
         link = link.next
-        if not context_is_dead(arena.context):
-            if arena.heap != NULL:
-                heap_drain(arena)
-            release_memory(arena)
-            destroy_events(arena)
-            destroy_events(arena)       # once more what the driver refused
-        forget(arena)
+        if context_is_dead(arena.context):
+            forget(arena)
+        elif ((may_wait or not arena.backing.waits) and work_is_done(arena)
+              and release_all(arena, may_wait)):
+            forget(arena)
+        else:
+            retire(&retired_arenas, &arena.end, arena)
+
+
+cdef bint work_is_done(ArenaCore* arena) noexcept nogil:
+    return (not streams_may_work(arena)
+            or load64(&arena.context.waits_done) >= arena.end_wait)
+
+
+cdef bint release_all(ArenaCore* arena, bint may_wait) noexcept nogil:
+    # Of a retired arena, whose work is done. False: some is left for a call that may wait. A debug
+    # heap frees now what its owners freed before.
+    complete_streams(arena)
+    if arena.heap != NULL:
+        heap_drain(arena)
+        complete_streams(arena)
+    release_memory(arena, may_wait)
+    destroy_events(arena)
+    destroy_events(arena)       # once more what the driver refused
+    if may_wait or apart_bytes(arena) == 0:
+        return True
+    if arena.settings.paged:
+        trim_pages(arena)       # which needs no wait
+    return False
+
+
+cdef void arena_leave(ArenaCore* arena) noexcept nogil:
+    # NULL: it was not made.
+    if arena != NULL and not arena.closed and not context_is_dead(arena.context):
+        leave_streams(arena)
 
 
 cdef int arena_close(ArenaCore* arena) noexcept nogil:
@@ -238,7 +270,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     if context_is_dead(arena.context):
         arena.closed = STATE_CLOSED
         return ARENA_OK
-    arenas_release_retired()
+    arenas_release_retired(arena.backing.waits)
     if arena.heap != NULL and heap_counts(arena.heap).live == 0:
         heap_drain(arena)
     lock_acquire(&arena.grow_lock)
@@ -253,7 +285,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.lock)
     # Events, addresses and metadata stay until the last reference goes: another thread may be past
     # the check of `closed`; it finds them empty.
-    release_memory(arena)
+    release_memory(arena, True)
     if arena.settings.paged:
         trim_pages(arena)
     # Memory that the driver refused to take back is released once more with the last reference.
@@ -263,34 +295,37 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     return ARENA_OK
 
 
-cdef bint arena_close_waits(ArenaCore* arena) noexcept nogil:
-    # Will arena_close wait for the device, where the caller can do so first? The driver's free of
-    # a region waits by itself.
+cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
     cdef bint used
-    if context_is_dead(arena.context) or arena.closed or not arena.settings.paged:
-        return False
+    cdef bint interrupted = False
+    if context_is_dead(arena.context) or arena.closed:
+        return ARENA_OK
     caches_flush(arena)
     lock_acquire(&arena.lock)
     used = arena.table.used_chunks or arena.small.used_chunks or arena.graphs
     lock_release(&arena.lock)
-    return not used and streams_may_work(arena)
+    # What a debug heap holds back counts as used, and is not in use.
+    if arena.heap != NULL:
+        used = heap_counts(arena.heap).live != 0
+    if not used:
+        drain_streams(arena, &interrupted)
+    return ARENA_INTERRUPTED if interrupted else ARENA_OK
 
 
-cdef void release_memory(ArenaCore* arena) noexcept nogil:
-    # Cached blocks count as used, so they go to the table first. The driver's free waits for queued
-    # work; its unmap does not, so a paged arena drains the streams before.
+cdef void release_memory(ArenaCore* arena, bint may_wait) noexcept nogil:
+    # Cached blocks count as used, so they go to the table first. No release waits for the streams
+    # that use a region.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     caches_flush(arena)
-    if arena.settings.paged:
-        drain_streams(arena)
+    drain_streams(arena, NULL)
     free_all_pending(arena)
-    release_regions(arena)
-    release_regions(arena)      # once more what the driver refused
+    release_regions(arena, may_wait)
+    release_regions(arena, may_wait)        # once more what the driver refused
     context_restore(arena.context, mode)
 
 
-cdef void release_regions(ArenaCore* arena) noexcept nogil:
-    while release_one(arena, False) or release_one(arena, True):
+cdef void release_regions(ArenaCore* arena, bint may_wait) noexcept nogil:
+    while release_one(arena, False, may_wait) or release_one(arena, True, may_wait):
         pass
 
 

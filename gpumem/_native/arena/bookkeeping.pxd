@@ -11,6 +11,7 @@ from gpumem._native.arena.types cimport (
     ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of
+from gpumem._support.atomics cimport store32
 
 cdef extern from *:
     """
@@ -50,16 +51,15 @@ cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle
     if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
         return ARENA_STALE
     cache_publish(arena, cache)
+    # Its region goes back at the next call that may block: this may be a finalizer.
     if table.regions[table.chunks[index].region].persistent:
-        persistent_block_free(arena, index)
-    else:
-        bfc_free(table, index, stream_slot, stamp_free(&arena.streams[stream_slot]))
+        store32(&arena.retired, arena.retired + 1)
+    bfc_free(table, index, stream_slot, stamp_free(&arena.streams[stream_slot]))
     arena.stats.num_frees += 1
     if GM_DEBUG:
         require_sound(arena)
     return ARENA_OK
 
-cdef void persistent_block_free(ArenaCore* arena, uint32_t index) noexcept nogil
 # After growth: updates the highest reserved so far.
 cdef void note_reserved(ArenaCore* arena) noexcept nogil
 # Memory came or went: a graph pool's counts in its parent's limit.

@@ -6,14 +6,14 @@ from gpumem._native.arena.types cimport (
     apart_bytes, arena_reserved, ArenaCore, Block, IN_SMALL, SPACES, STATE_SUSPENDED, table_of,
 )
 from gpumem._native.bfc cimport (
-    Bfc, bfc_check, bfc_free, bfc_invariant, BFC_OK, bfc_resolve, round_to_quantum, SLOT_RELEASED,
+    Bfc, bfc_check, bfc_invariant, BFC_OK, bfc_resolve, round_to_quantum,
 )
 from gpumem._native.budget cimport (
     budget_admit, budget_load, budget_make, budget_room, budget_uncharge, BUDGET_UNLIMITED,
     BudgetCore,
 )
 from gpumem._native.pages cimport bytes_of, pages_check, pages_invariant, Space
-from gpumem._support.atomics cimport store32, store64, sum_add
+from gpumem._support.atomics cimport store64, sum_add
 
 
 cdef extern from *:
@@ -48,12 +48,6 @@ cdef void require_sound(const ArenaCore* arena) noexcept nogil:
     cdef int broken = check_tables(arena, False)
     if broken:
         gm_panic(invariant_text(broken))
-
-
-cdef void persistent_block_free(ArenaCore* arena, uint32_t index) noexcept nogil:
-    # The region goes back at the next call that may block: this may be a finalizer.
-    bfc_free(&arena.table, index, SLOT_RELEASED, 0)
-    store32(&arena.retired, arena.retired + 1)
 
 
 cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:

@@ -165,11 +165,12 @@ cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_s
     if status != ARENA_OK or context_is_dead(arena.context):
         return status
     # A source that has the grow lock may wait for the interpreter lock, which a finalizer holds:
-    # then the region goes back with the next call. The driver waits for all work of the device.
+    # then the region goes back with the next call. For pinned and managed memory the driver waits
+    # for all work of the device.
     if lock_try(&arena.grow_lock):
         interpreter = interpreter_release()
         mode = context_relax(arena.context)
-        release_retired(arena)
+        release_retired(arena, True)
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
         interpreter_restore(interpreter)

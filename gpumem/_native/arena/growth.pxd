@@ -13,12 +13,20 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_
 # With the arena lock: a block at a place as low as swaps of idle pages give; see bfc_allocate.
 cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t stream_slot,
                              int* status) noexcept nogil
-# Gives back what holds no used block; returns the bytes.
-cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil
+# May an allocation that is served by the driver wait for the whole device? Only where the driver
+# takes such memory back in no other way, and the settings let it wait.
+cdef bint miss_may_wait(ArenaCore* arena, uint32_t flags) noexcept nogil
+# A block's region counts as made for transports from here on, and goes back as those do.
+# CUDA_ERROR_OUT_OF_MEMORY: the host has no memory for that.
+cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept nogil
+# Gives back what holds no used block and has no unfinished work; returns the bytes. `may_wait`:
+# also regions whose release waits for the device, without a bound. `tries`: 2 asks once more for
+# what the driver refused.
+cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil
 # Gives back the regions of persistent blocks that were freed.
-cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil
+cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil
 # Gives one idle region back, persistent or not; 0: there is none.
-cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil
+cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noexcept nogil
 # Lets a further device touch what the driver maps for the arena, now and later. A refusal of
 # cuMemSetAccess leaves the list of devices as it was.
 cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil

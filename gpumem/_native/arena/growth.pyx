@@ -8,7 +8,7 @@ from gpumem._native.arena.bookkeeping cimport (
     note_reserved,
 )
 from gpumem._native.arena.streams cimport (
-    forget_waits, release_completed, share_rests, wait_for_device, wait_for_others,
+    forget_waits, has_unknown_work, query_stream, release_completed, share_rests, wait_for_others,
 )
 from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
@@ -16,13 +16,15 @@ from gpumem._native.arena.types cimport (
     APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use,
     ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCore,
     Block, driver_refused, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER,
-    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for,
+    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot, table_for,
 )
-from gpumem._native.backing cimport Backing, backing_release, backing_reserve, backing_set_access
+from gpumem._native.backing cimport (
+    Backing, backing_release, backing_reserve, backing_set_access, mapped_add,
+)
 from gpumem._native.bfc cimport (
     Bfc, bfc_add_region, bfc_allocate, bfc_allocate_at, bfc_allocate_from, bfc_allocate_persistent,
-    bfc_free, bfc_lowest, bfc_note_swap, BFC_OK, bfc_region_is_idle, bfc_remove_region, CHUNK_USED,
-    NIL, QUANTUM, round_to_quantum, SLOT_RELEASED,
+    bfc_free, bfc_lowest, bfc_note_swap, BFC_OK, bfc_region_is_idle, bfc_remove_region, Chunk,
+    CHUNK_USED, NIL, QUANTUM, round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport budget_ceiling, budget_room
 from gpumem._native.driver cimport (
@@ -38,6 +40,7 @@ from gpumem._native.pages cimport (
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64, sum_add
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
+from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -160,25 +163,74 @@ cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
     return (limit - held) & ~<uint64_t>(QUANTUM - 1)
 
 
-cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil:
+cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil:
     # With the grow lock: gives back every region without a used block, except persistent ones.
-    # Also those with queued work: the driver's free waits for it.
+    # Those with unfinished work stay.
     cdef uint64_t total = trim_pages(arena)
-    cdef uint64_t bytes_released = release_one(arena, False)
-    while bytes_released:
-        arena.stats.num_shrinkages += 1
-        total += bytes_released
-        bytes_released = release_one(arena, False)
+    cdef uint64_t bytes_released
+    cdef int _i
+    poll_idle_regions(arena)
+    for _i in range(tries):
+        bytes_released = release_one(arena, False, may_wait)
+        while bytes_released:
+            arena.stats.num_shrinkages += 1
+            total += bytes_released
+            bytes_released = release_one(arena, False, may_wait)
     return total
 
 
-cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
+cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil:
     # With the grow lock: gives back the regions of persistent blocks that were freed. Looks without
     # the arena lock: one that is being freed now goes back the next time.
     cdef uint64_t before = arena_reserved(arena)
-    while load32(&arena.retired) and release_one(arena, True):
+    # A block that was passed through is found by no search, which would poll its streams.
+    if load32(&arena.retired) or arena.settings.passthrough:
+        poll_idle_regions(arena)
+    while load32(&arena.retired) and release_one(arena, True, may_wait):
         pass
     return before - arena_reserved(arena)
+
+
+cdef void poll_idle_regions(ArenaCore* arena) noexcept nogil:
+    # Nothing is polled where no unfinished work keeps memory from going back.
+    cdef uint32_t i
+    cdef const Uses* uses
+    cdef bint polls
+    lock_acquire(&arena.lock)
+    for i in range(1, arena.table.stream_slot_count):
+        arena.streams[i].holds_region = False
+    # Once the recorded streams are done, the block's own one may still hold its region.
+    uses = arena.pending_free
+    polls = uses != NULL
+    while uses != NULL:
+        arena.streams[uses.stream_slot].holds_region = True
+        uses = uses.next
+    for i in range(arena.table.region_count):
+        if bfc_region_is_idle(&arena.table, i) and not region_is_done(arena, i):
+            polls = True
+    for i in range(1, arena.table.stream_slot_count):
+        if arena.streams[i].holds_region and has_unknown_work(arena, i):
+            query_stream(arena, i)
+    lock_release(&arena.lock)
+    if polls:
+        release_completed(arena, SLOT_RELEASED)
+
+
+cdef bint region_is_done(ArenaCore* arena, uint32_t region) noexcept nogil:
+    # Is all work known to be done that was queued when its blocks were freed? Notes on whose work
+    # it waits.
+    cdef const Chunk* chunk
+    cdef StreamSlot* stream
+    cdef uint32_t index = arena.table.regions[region].first
+    cdef bint done = True
+    while index != NIL:
+        chunk = &arena.table.chunks[index]
+        stream = &arena.streams[chunk.stream_slot]
+        if chunk.stream_slot != SLOT_RELEASED and chunk.epoch > stream.done:
+            stream.holds_region = True
+            done = False
+        index = chunk.next
+    return done
 
 
 cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
@@ -189,16 +241,19 @@ cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
         note_memory(arena, kind, address, nbytes)
 
 
-cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
+cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noexcept nogil:
     # Takes one idle region out of the table, then releases it to the driver; if that is refused it
-    # returns to the table, to which nothing has been added since. Returns its bytes.
+    # returns to the table, to which nothing has been added since. Returns its bytes. `may_wait`:
+    # also one whose release waits for the device.
     cdef uint32_t region
     cdef uint64_t address = 0
     cdef uint64_t size = 0
     lock_acquire(&arena.lock)
     for region in range(arena.table.region_count):
         if (bfc_region_is_idle(&arena.table, region)
-                and (arena.table.regions[region].persistent != 0) == persistent):
+                and (arena.table.regions[region].persistent != 0) == persistent
+                and (may_wait or not release_waits(arena, arena.table.regions[region].address))
+                and region_is_done(arena, region)):
             address = arena.table.regions[region].address
             size = arena.table.regions[region].size
             bfc_remove_region(&arena.table, region)
@@ -220,12 +275,23 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
 
 
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil:
+    cdef Backing* backing = backing_of(arena, address)
+    if backing == NULL:
+        return persistent_release(arena, address)
+    return backing_release(backing, address, size) == CUDA_SUCCESS
+
+
+cdef bint release_waits(ArenaCore* arena, uint64_t address) noexcept nogil:
+    cdef const Backing* backing = backing_of(arena, address)
+    return backing != NULL and backing.waits
+
+
+cdef Backing* backing_of(ArenaCore* arena, uint64_t address) noexcept nogil:
+    # NULL: a region that is cut from pages.
     cdef Backing* apart = apart_from(arena, address)
     if apart != NULL:
-        return backing_release(apart, address, size) == CUDA_SUCCESS
-    if arena.settings.paged:
-        return persistent_release(arena, address)
-    return backing_release(&arena.backing, address, size) == CUDA_SUCCESS
+        return apart
+    return NULL if arena.settings.paged else &arena.backing
 
 
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
@@ -276,10 +342,34 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
 cdef Backing* backing_for(ArenaCore* arena, uint32_t flags) noexcept nogil:
     if flags & ALLOCATE_SHAREABLE:
         return &arena.apart[APART_SHAREABLE]
-    # A region is one driver allocation already.
-    if flags & ALLOCATE_TRANSPORT and arena.settings.paged:
+    # None was made where the arena's own regions do.
+    if flags & ALLOCATE_TRANSPORT and arena.apart[APART_TRANSPORT].reserve != NULL:
         return &arena.apart[APART_TRANSPORT]
     return &arena.backing
+
+
+cdef bint miss_may_wait(ArenaCore* arena, uint32_t flags) noexcept nogil:
+    return arena.settings.oom_wait != 0 and backing_for(arena, flags).waits
+
+
+cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept nogil:
+    cdef CUresult code = CUDA_SUCCESS
+    cdef uint64_t begin = 0
+    cdef uint64_t size = 0
+    cdef uint32_t i
+    lock_acquire(&arena.grow_lock)
+    lock_acquire(&arena.lock)
+    for i in range(arena.table.region_count):
+        if arena.table.regions[i].address <= address < (arena.table.regions[i].address
+                                                        + arena.table.regions[i].size):
+            begin = arena.table.regions[i].address
+            size = arena.table.regions[i].size
+    lock_release(&arena.lock)
+    if size and apart_from(arena, begin) == NULL and mapped_add(
+            &arena.apart[APART_TRANSPORT], begin, size, 0) == NULL:
+        code = CUDA_ERROR_OUT_OF_MEMORY
+    lock_release(&arena.grow_lock)
+    return code
 
 
 cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
@@ -694,9 +784,6 @@ cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) 
 cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef Bfc* table = &arena.persistent
     cdef uint32_t index
-    # An unmap does not wait for work that may still use the region.
-    if wait_for_device(arena) != CUDA_SUCCESS:
-        return False
     lock_acquire(&arena.lock)
     for index in range(table.count):
         if table.chunks[index].state == CHUNK_USED and table.chunks[index].address == address:

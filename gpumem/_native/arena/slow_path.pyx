@@ -8,7 +8,8 @@ from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
 from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
-    allocate_lower, grow, memory_is_out, release_idle, release_retired, shrink_may_help,
+    allocate_lower, grow, memory_is_out, miss_may_wait, release_idle, release_retired,
+    shrink_may_help,
 )
 from gpumem._native.arena.streams cimport (
     allocate_behind, release_completed, switch_stream, wait_for_streams,
@@ -36,13 +37,13 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     # Cheapest first, each step only if those before it found no room. No lock is held on entry, nor
     # between two steps.
     cdef bint own_region = flags & ALLOCATE_ALONE
+    cdef bint may_wait = miss_may_wait(arena, flags)
     cdef uint64_t until = 0
     cdef CUstreamCaptureMode mode
     cdef int status, waited
     if arena.settings.passthrough and not own_region:
-        # enable=False: one driver allocation per block. Nothing is pooled that a wait could free.
+        # enable=False: one driver allocation per block.
         own_region = True
-        flags |= ALLOCATE_NO_WAIT
         if stream_slot_captures(arena, stream_slot):
             return ARENA_CAPTURING
     while True:
@@ -86,9 +87,9 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         # 6. The driver, one thread at a time. Arenas without references are released first, so
         #    that it neither counts in max_mem nor takes memory from the growth.
         mode = context_relax(arena.context)
-        arenas_release_retired()
+        arenas_release_retired(may_wait)
         lock_acquire(&arena.grow_lock)
-        release_retired(arena)
+        release_retired(arena, may_wait)
 
         # 7. Search again, because another thread may have grown while this one waited for the lock.
         #    Then grow: a new region, or pages that are made or moved.
@@ -98,9 +99,10 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         if status != ARENA_OK and status != ARENA_CLOSED:
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
 
-        # 8. Give back regions and pages that hold no block, then grow once more. Not earlier:
-        #    idle memory is there to be used again, and its return may wait for the device.
-        if shrink_may_help(arena, nbytes, status) and release_idle(arena) != 0:
+        # 8. Give back regions and pages that hold no block and have no unfinished work, then grow
+        #    once more. Not earlier: idle memory is there to be used again. One call that the driver
+        #    refuses does not end it.
+        if shrink_may_help(arena, nbytes, status) and release_idle(arena, may_wait, 2) != 0:
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)

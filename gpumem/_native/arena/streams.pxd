@@ -22,9 +22,15 @@ from gpumem._support.lease cimport Uses
 cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # The same of every stream.
 cdef void complete_streams(ArenaCore* arena) noexcept nogil
-# The same, after a wait for the device if any stream has work that is not known to be done.
-cdef void drain_streams(ArenaCore* arena) noexcept nogil
+# The same, after a wait for the streams that have work that is not known to be done; for the device
+# if one of them cannot be named any more. `interrupted`: Ctrl-C ended the wait, nothing changed;
+# NULL: nothing ends it.
+cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil
+# Polls every stream: has one work that is not known to be done?
 cdef bint streams_may_work(ArenaCore* arena) noexcept nogil
+# Nobody keeps the handles of streams alive for the arena from here on: records the events that are
+# missing, and names none but the default streams until a caller does.
+cdef void leave_streams(ArenaCore* arena) noexcept nogil
 # Waits until everything queued on the device has finished.
 cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil
 
@@ -41,6 +47,8 @@ cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) 
     return load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch != 0
 # With the lock, released meanwhile: polls a stream's event, records one if there is none.
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
+# With the lock, released meanwhile: if the stream is idle now, what was freed on it is done.
+cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # With the lock: takes another stream's unfinished block and makes the taker's stream wait for
 # that stream on the device; a pending-free block, too. NIL if none fits.
 cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,

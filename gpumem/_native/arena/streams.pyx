@@ -18,9 +18,10 @@ from gpumem._native.bfc cimport (
     CHUNK_UNUSED, NIL, round_to_quantum, SLOT_RELEASED, state_of,
 )
 from gpumem._native.driver cimport (
-    context_enter, context_leave, context_relax, context_restore, CU_EVENT_DISABLE_TIMING,
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUevent, CUgraph, CUresult, CUstream,
-    CUstreamCaptureMode, DeviceContext, stream_captures,
+    AWAIT_EVENT, context_enter, context_leave, context_relax, context_restore, context_synchronize,
+    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUevent, CUgraph,
+    CUresult, CUstream, CUstreamCaptureMode, device_wait, DeviceContext, point_wait,
+    stream_captures,
 )
 from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
 from gpumem._support.clock cimport clock_ns, sleep_ns
@@ -130,8 +131,9 @@ cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil:
 
 cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
                            uint32_t taker) noexcept nogil:
-    # With reuse="never" no epoch is released, but pending frees that wait for the stream end.
-    if arena.streams[stream_slot].pending_frees:
+    # With reuse="never" no epoch is released, but pending frees that wait for the stream end, and
+    # regions without a block go back. They may wait for the taker's own work.
+    if arena.streams[stream_slot].pending_frees or arena.streams[stream_slot].holds_region:
         return True
     return arena.settings.reuse != REUSE_NEVER and stream_slot != taker and (
         has_free(arena, stream_slot) or dormant_views_wait(arena, stream_slot))
@@ -154,9 +156,11 @@ cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # An event from the last switch first; then one behind what was freed since.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
-    if stream.polling or stream.silent:
+    if stream.polling:
         return False
     if stream.event_epoch and not poll_event(arena, stream_slot):
+        return False
+    if stream.silent:
         return False
     if load32(&stream.dirty) and not stream.polling:
         close_epoch(arena, stream_slot)
@@ -185,7 +189,13 @@ cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     arena.stats.events_asked += 1
     if code != CUDA_SUCCESS:
         return False
-    if stream.event_epoch == epoch:
+    end_epoch(arena, stream_slot, epoch)
+    return True
+
+
+cdef void end_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    if stream.event_epoch <= epoch:
         stream.event_epoch = 0
     # Another thread may have polled a later event while the lock was released.
     if epoch > stream.done:
@@ -193,7 +203,44 @@ cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         store64(&arena.completions, arena.completions + 1)
     if epoch > arena.table.bins[stream_slot].completed and arena.settings.reuse != REUSE_NEVER:
         release_epochs(arena, stream_slot, epoch)
-    return True
+
+
+cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # An event that is recorded now is done some microseconds later, even on an idle stream. Another
+    # thread's default stream cannot be named.
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    cdef uint64_t epoch = stream.epoch
+    cdef bint idle
+    if stream.silent or stream.polling or stream.thread != NULL:
+        return
+    # In the order of close_epoch, and for its reason.
+    store32(&stream.dirty, False)
+    publish64(&stream.epoch, epoch + 1)
+    stream.polling = True
+    lock_release(&arena.lock)
+    idle = stream_is_idle(arena.context, stream.handle)
+    lock_acquire(&arena.lock)
+    stream.polling = False
+    if idle:
+        stream.rest = False
+        end_epoch(arena, stream_slot, epoch)
+    else:
+        store32(&stream.dirty, True)
+
+
+cdef bint stream_is_idle(DeviceContext* context, CUstream stream) noexcept nogil:
+    # A query would invalidate a capture.
+    cdef uint64_t capture
+    cdef CUgraph graph
+    cdef bint unknown
+    cdef CUresult code
+    if stream_captures(context, stream, &capture, &graph, &unknown) or unknown:
+        return False
+    code = context_enter(context)
+    if code == CUDA_SUCCESS:
+        code = context.table.cuStreamQuery(stream)
+        context_leave(context)
+    return code == CUDA_SUCCESS
 
 
 cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
@@ -305,8 +352,7 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                      Uses* uses) noexcept nogil:
     cdef Bfc* table = table_of(arena, handle)
     cdef uint32_t index
-    if (arena.settings.passthrough      # the driver's free waits for every stream
-            or bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK):
+    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
         uses_release(arena, uses)
         return False
     # Only the stream of the free, or drained ones: a stamp of that stream covers all.
@@ -505,31 +551,79 @@ cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
 
 # ---- The host has waited: everything is free -----------------------------------------------------
 
-cdef void drain_streams(ArenaCore* arena) noexcept nogil:
-    # By the device: the streams' owners may have destroyed them.
-    if streams_may_work(arena):
-        wait_for_device(arena)
-    complete_streams(arena)
+cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil:
+    # Each by an event behind its frees. A stream that cannot be named any more, by the device.
+    cdef CUstreamCaptureMode mode = context_relax(arena.context)
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        wait_for_stream(arena, stream_slot, interrupted)
+        if interrupted != NULL and interrupted[0]:
+            break
+    if (interrupted == NULL or not interrupted[0]) and streams_may_work(arena):
+        if interrupted == NULL:
+            wait_for_device(arena)
+        else:
+            device_wait(arena.context, interrupted)
+    if interrupted == NULL or not interrupted[0]:
+        complete_streams(arena)
+    context_restore(arena.context, mode)
+
+
+cdef void wait_for_stream(ArenaCore* arena, uint32_t stream_slot, bint* interrupted) noexcept nogil:
+    # Other threads may poll the event meanwhile, or record it again, later in the same stream.
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    cdef CUevent event = NULL
+    lock_acquire(&arena.lock)
+    if load32(&stream.dirty) and not stream.polling:
+        close_epoch(arena, stream_slot)
+    if stream.event_epoch:
+        event = stream.event
+    lock_release(&arena.lock)
+    if event == NULL:
+        return
+    if interrupted != NULL:
+        point_wait(arena.context, AWAIT_EVENT, event, interrupted)
+    elif context_enter(arena.context) == CUDA_SUCCESS:
+        arena.context.table.cuEventSynchronize(event)
+        context_leave(arena.context)
 
 
 cdef bint streams_may_work(ArenaCore* arena) noexcept nogil:
-    cdef bint pending = False
+    cdef bint unknown = False
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        # Its last event may have completed long ago.
-        if arena.streams[stream_slot].event_epoch and not arena.streams[stream_slot].polling:
-            poll_event(arena, stream_slot)
+        if has_unknown_work(arena, stream_slot):
+            end_epochs(arena, stream_slot)
         if has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].polling:
-            pending = True
+            unknown = True
     lock_release(&arena.lock)
-    return pending
+    return unknown
+
+
+cdef void leave_streams(ArenaCore* arena) noexcept nogil:
+    cdef CUstreamCaptureMode mode = context_relax(arena.context)
+    cdef uint32_t stream_slot
+    cdef StreamSlot* stream
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        stream = &arena.streams[stream_slot]
+        if has_unknown_work(arena, stream_slot):
+            query_stream(arena, stream_slot)
+        if load32(&stream.dirty) and not stream.polling:
+            close_epoch(arena, stream_slot)
+        if load32(&stream.dirty) and not stream.polling:
+            close_epoch(arena, stream_slot)     # once more if the driver refused
+        # The default streams do not end.
+        stream.silent = <uint64_t>stream.handle > PER_THREAD_STREAM
+    lock_release(&arena.lock)
+    context_restore(arena.context, mode)
 
 
 cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil:
     cdef CUresult code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
-        code = arena.context.table.cuCtxSynchronize()
+        code = context_synchronize(arena.context)
         context_leave(arena.context)
     return code
 

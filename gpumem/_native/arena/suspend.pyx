@@ -100,7 +100,7 @@ cdef CUresult drain(ArenaCore* arena) noexcept nogil:
     # Everything queued on the device, on whatever stream: any of it may use a live block.
     cdef CUresult code = wait_for_device(arena)
     if code == CUDA_SUCCESS:
-        drain_streams(arena)
+        drain_streams(arena, NULL)
         free_all_pending(arena)
     return code
 
@@ -126,7 +126,7 @@ cdef int resume(ArenaCore* arena) noexcept nogil:
     cdef int status = ARENA_OVER_BUDGET
     # What was freed meanwhile has no work queued on it, and the driver has nothing of it.
     caches_flush(arena)
-    drain_streams(arena)
+    drain_streams(arena, NULL)
     trim_pages(arena)
     # The budget before the driver: a refusal then leaves the arena suspended, as it was.
     if arena_charge_pages_anew(arena):

@@ -139,6 +139,7 @@ cdef struct StreamSlot:
     uint64_t done           # epochs <= done are known to have completed
     int32_t references      # that keep the slot: recorded uses, calls on their way (atomic)
     uint32_t pending_frees  # freed blocks that wait for this stream
+    bint holds_region       # when last looked at, its unfinished work held an idle region
     uint64_t futile_epoch   # the event of this epoch was waited for in vain
     bint silent             # a raw handle, reset and not named since: it may name nothing now
     bint vacant             # names no stream; the next new one gets it
@@ -236,6 +237,7 @@ cdef struct ArenaCore:
     int32_t last_code       # CUresult of the driver's last refusal
     const char* last_call   # the call that was refused; NULL: the backing's own
     Retired end             # in the list of arenas that nothing refers to any more
+    uint64_t end_wait       # a wait for the device of that number has seen the end of its work
     DebugHeap* heap         # a reference; NULL: none. Only where there is a `detour`
 
 # The backing of a region that lies apart, by its first address; NULL: the arena's own.

@@ -1,9 +1,9 @@
 """Where regions come from."""
 
 from gpumem._native.backing.device cimport (
-    Backing, backing_init, backing_note, backing_release, backing_reserve, backing_set_access,
-    HOST_SIDE, listed_init, managed_advise, managed_init, managed_prefetch, Mapped, mapped_around,
-    mapped_find,
+    Backing, backing_frees_in_order, backing_init, backing_note, backing_release, backing_reserve,
+    backing_set_access, HOST_SIDE, listed_init, managed_advise, managed_init, managed_prefetch,
+    Mapped, mapped_add, mapped_around, mapped_find,
 )
 from gpumem._native.backing.physical cimport (
     file_init, numa_init, numa_try, shared_export, shared_init, THE_DEVICE,

@@ -3,8 +3,9 @@
 A backing reserves and releases whole regions, by `backing_reserve` and `backing_release`. They are
 called with the arena's grow lock held and the arena lock not held, without the interpreter lock;
 they may call the driver and may block.
-Addresses are multiples of 256. A refusal leaves nothing behind. A release waits, as the
-driver's own free does, for what is queued on the device: the memory may have another owner next.
+Addresses are multiples of 256. A refusal leaves nothing behind. A region is released when nothing
+that the arena knows of uses it any more: the memory may have another owner next. Where the driver
+has no other free, `waits`, the release waits for everything on the device nevertheless.
 
 The family: plain driver blocks and managed memory (here), pinned host pages (pinned), physical
 handles of a NUMA node or to be shared, and files in memory to be shared (physical), regions that a
@@ -36,6 +37,7 @@ cdef struct Backing:
     uint64_t calls          # driver calls made by this backing
     uint64_t granule        # bytes, a power of two; regions are multiples of it
     int node                # host memory: the NUMA node; -1: the device's nearest
+    bint waits              # a release waits for the device, whoever works there
     bint exportable         # physical handles and files are made to be given to other processes
     bint has_files          # what `Mapped.memory` is: a descriptor
     bint has_handles        # or a physical handle, mapped by the driver
@@ -50,9 +52,12 @@ cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) no
 cdef CUresult backing_set_access(Backing* self, const CUmemAccessDesc* place) noexcept nogil
 
 # Plain blocks by cuMemAlloc: a GPU's own memory, or ordinary memory on the host device. The
-# others of the family begin with it.
+# others of the family begin with it. They go back in stream order, on a stream that has no other
+# work: cuMemFree would wait for every stream, and other threads' calls would wait for it.
 cdef void backing_init(Backing* backing, DeviceContext* context) noexcept nogil
-# The same, with a list of its regions: for an arena that has others, too.
+cdef bint backing_frees_in_order(const Backing* backing) noexcept nogil
+# The same, with a list of its regions, which go back by cuMemFree: for an arena that has others,
+# too.
 cdef void listed_init(Backing* backing, DeviceContext* context) noexcept nogil
 # One cuMemHostAlloc, and its end.
 cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil

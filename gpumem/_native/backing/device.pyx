@@ -7,10 +7,10 @@ from libc.string cimport memset
 from gpumem._native.driver cimport (
     context_enter, context_leave, CU_MEM_ATTACH_GLOBAL, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_HOST, CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE,
-    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmem_advise,
-    CUmemAccessDesc, CUmemLocation, CUresult, CUstream, DeviceContext,
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
+    CUdeviceptr, CUmem_advise, CUmemAccessDesc, CUmemLocation, CUresult, CUstream, DeviceContext,
 )
-from gpumem._support.atomics cimport store64, sum_add
+from gpumem._support.atomics cimport pointer_try, published_pointer, store64, sum_add
 
 
 cdef enum:
@@ -23,8 +23,13 @@ cdef void backing_init(Backing* backing, DeviceContext* context) noexcept nogil:
     backing.granule = QUANTUM
     backing.node = -1
     backing.reserve = device_reserve
-    backing.release = device_release
+    backing.release = device_release if context.frees_in_order else memory_release
+    backing.waits = not context.frees_in_order
     backing.call = "cuMemAlloc"
+
+
+cdef bint backing_frees_in_order(const Backing* backing) noexcept nogil:
+    return backing.release == device_release
 
 
 cdef CUresult device_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
@@ -35,6 +40,37 @@ cdef CUresult device_reserve(Backing* self, uint64_t size, uint64_t* address) no
 
 
 cdef CUresult device_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    cdef CUstream stream = NULL
+    cdef CUresult code = free_stream_of(self, &stream)
+    if code == CUDA_SUCCESS:
+        code = backing_note(self, "cuMemFreeAsync",
+                            self.context.table.cuMemFreeAsync(address, stream))
+    # Only after this wait is the memory free for others. Of its result nothing depends: the free is
+    # queued, and the region is the driver's.
+    if code == CUDA_SUCCESS:
+        self.context.table.cuStreamSynchronize(stream)
+    return code
+
+
+cdef CUresult free_stream_of(Backing* self, CUstream* stream) noexcept nogil:
+    # One per device, made at the first need. It is never destroyed, as the context is not.
+    cdef DeviceContext* context = self.context
+    cdef CUstream made = NULL
+    cdef CUresult code
+    stream[0] = <CUstream>published_pointer(&context.free_stream)
+    if stream[0] != NULL:
+        return CUDA_SUCCESS
+    code = backing_note(self, "cuStreamCreate",
+                        context.table.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING))
+    if code != CUDA_SUCCESS:
+        return code
+    if not pointer_try(<void**>&context.free_stream, NULL, made):
+        context.table.cuStreamDestroy(made)         # another thread was faster
+    stream[0] = <CUstream>published_pointer(&context.free_stream)
+    return CUDA_SUCCESS
+
+
+cdef CUresult memory_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     return backing_note(self, "cuMemFree", self.context.table.cuMemFree(address))
 
 
@@ -52,21 +88,23 @@ cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexc
 
 
 cdef void listed_init(Backing* backing, DeviceContext* context) noexcept nogil:
+    # Other processes may have a region open by a legacy handle, which only cuMemFree accepts.
     backing_init(backing, context)
     backing.reserve = listed_reserve
     backing.release = listed_release
+    backing.waits = True
 
 
 cdef CUresult listed_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef CUresult code = device_reserve(self, size, address)
     if code == CUDA_SUCCESS and mapped_add(self, address[0], size, 0) == NULL:
-        device_release(self, address[0], size)
+        memory_release(self, address[0], size)
         return CUDA_ERROR_OUT_OF_MEMORY
     return code
 
 
 cdef CUresult listed_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    cdef CUresult code = device_release(self, address, size)
+    cdef CUresult code = memory_release(self, address, size)
     if code == CUDA_SUCCESS:
         free(mapped_remove(self, address))
     return code
@@ -170,6 +208,8 @@ cdef Mapped* mapped_remove(Backing* self, uint64_t address) noexcept nogil:
 cdef void managed_init(Backing* backing, DeviceContext* context) noexcept nogil:
     backing_init(backing, context)
     backing.reserve = managed_reserve
+    backing.release = memory_release        # the driver has no other free for it
+    backing.waits = True
     backing.call = "cuMemAllocManaged"
 
 

@@ -29,6 +29,7 @@ cdef void numa_init(Backing* backing, DeviceContext* context, int node) noexcept
     backing_init(backing, context)
     backing.reserve = physical_reserve
     backing.release = physical_release
+    backing.waits = False
     backing.call = "cuMemCreate"
     backing.granule = GRANULE
     backing.node = node
@@ -114,14 +115,12 @@ cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcep
 
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # Unmapping does not wait for the device, so it is waited for here. After a refusal the region
-    # is whole and its record stays, to be tried again: a mapping keeps memory whose handle was
-    # released. Once unmapped the addresses are not used again.
+    # After a refusal the region is whole and its record stays, to be tried again: a mapping keeps
+    # memory whose handle was released. Once unmapped the addresses are not used again.
     cdef Mapped* mapped = mapped_find(self, address)
-    cdef CUresult code = backing_note(self, "cuCtxSynchronize",
-                                      self.context.table.cuCtxSynchronize())
-    if code != CUDA_SUCCESS or mapped == NULL:
-        return code
+    cdef CUresult code
+    if mapped == NULL:
+        return CUDA_SUCCESS
     if mapped.memory != 0:
         code = backing_note(self, "cuMemRelease", self.context.table.cuMemRelease(mapped.memory))
         if code != CUDA_SUCCESS:
@@ -161,6 +160,8 @@ cdef CUresult clear(Backing* self, uint64_t address, uint64_t size) noexcept nog
     if code == CUDA_SUCCESS:
         code = backing_note(self, "cuStreamSynchronize",
                             self.context.table.cuStreamSynchronize(stream))
+        if code != CUDA_SUCCESS:
+            self.context.table.cuCtxSynchronize()   # the caller unmaps what is being cleared
     self.context.table.cuStreamDestroy(stream)
     return code
 
@@ -218,6 +219,7 @@ cdef void file_init(Backing* backing, DeviceContext* context) noexcept nogil:
     backing.call = "cuMemHostRegister"
     backing.granule = PAGE
     backing.has_files = True
+    backing.waits = True
 
 
 cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
@@ -235,13 +237,11 @@ cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noex
 
 
 cdef CUresult file_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # Pages that the device may still use are not unmapped.
+    # Pages that the driver still has are not unmapped.
     cdef Mapped* mapped
-    cdef CUresult code = backing_note(self, "cuCtxSynchronize",
-                                      self.context.table.cuCtxSynchronize())
-    if code == CUDA_SUCCESS:
-        code = backing_note(self, "cuMemHostUnregister",
-                            self.context.table.cuMemHostUnregister(<void*><uintptr_t>address))
+    cdef CUresult code = backing_note(
+        self, "cuMemHostUnregister",
+        self.context.table.cuMemHostUnregister(<void*><uintptr_t>address))
     if code != CUDA_SUCCESS:
         return code
     # The descriptor goes with the mapping; other processes keep theirs.

@@ -34,6 +34,7 @@ cdef void pinned_init(Backing* backing, DeviceContext* context) noexcept nogil:
     backing_init(backing, context)
     backing.reserve = host_reserve
     backing.release = host_release
+    backing.waits = True
     backing.call = "cuMemHostAlloc"
     if not can_register(context):
         return

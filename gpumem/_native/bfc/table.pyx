@@ -510,7 +510,7 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
     for index in range(table.count):
         chunk = &table.chunks[index]
         if (state_of(table, index) == CHUNK_FREE and chunk.stream_slot == stream_slot
-                and chunk.epoch <= completed):
+                and chunk.epoch <= completed and not table.regions[chunk.region].persistent):
             # Out of the bins of its slot before the slot changes: both are found by it.
             bin_remove(table, index)
             chunk.stream_slot = SLOT_RELEASED
@@ -553,10 +553,7 @@ cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
     table.pending_free_chunks -= 1
     region.used -= 1
     store32(&table.chunks[index].state, CHUNK_FREE)
-    # A persistent block hangs in no bin, so it has no mark: completing an epoch would look for it
-    # in the bin of its slot.
-    if region.persistent:
-        chunk_mark(table, index, SLOT_RELEASED, 0)
-    else:
-        chunk_mark(table, index, stream_slot, epoch)
+    # A persistent block hangs in no bin; the mark says when its region may go.
+    chunk_mark(table, index, stream_slot, epoch)
+    if not region.persistent:
         chunk_coalesce(table, index)

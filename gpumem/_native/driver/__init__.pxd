@@ -1,8 +1,9 @@
 """The driver table, contexts and what a driver refuses."""
 
 from gpumem._native.driver.table cimport (
-    Access, access_apply, access_has, access_init, access_next, check, context_allow, context_enter,
-    context_is_dead, context_leave, context_relax, context_restore,
+    Access, access_apply, access_has, access_init, access_next, AWAIT_EVENT, check, context_allow,
+    context_enter, context_is_dead, context_leave, context_relax, context_restore,
+    context_synchronize,
     CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
     CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
     CU_EVENT_DISABLE_TIMING, CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
@@ -34,7 +35,7 @@ from gpumem._native.driver.table cimport (
     CUexternalSemaphoreHandleType, CUgraph, CUgraphExec, CUhostFn, CUmem_advise, CUmemAccess_flags,
     CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool,
     CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUpointer_attribute, CUresult,
-    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, DeviceContext, DriverDevice,
-    pointer_attribute, pointer_value, require, stream_captures, synchronize_device,
-    synchronize_event, synchronize_stream,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, device_wait, DeviceContext,
+    DriverDevice, point_wait, pointer_attribute, pointer_value, require, stream_captures,
+    synchronize_device, synchronize_event, synchronize_stream,
 )

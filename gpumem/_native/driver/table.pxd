@@ -45,6 +45,7 @@ cdef extern from "driver_table.h" nogil:
         CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
         CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
         CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
 
     enum:
@@ -370,6 +371,10 @@ cdef struct DeviceContext:
     uint64_t calls              # driver calls made through it by arenas (atomic)
     uint64_t (*now)() noexcept nogil    # nanoseconds, on the clock of the device's calls
     bint (*clock_is_virtual)() noexcept nogil   # only calls move it; NULL: it never is
+    bint frees_in_order         # the driver frees memory of cuMemAlloc in stream order
+    CUstream free_stream        # for that, and idle otherwise; NULL until the first (atomic)
+    uint64_t waits_begun        # waits for everything on the device, numbered from 1 (atomic)
+    uint64_t waits_done         # the number of the latest that has ended (atomic)
 
 
 cdef enum:
@@ -427,6 +432,13 @@ cdef int synchronize_event(DeviceContext* context, CUevent event) except -1
 # Everything queued on the device, on whatever stream. A driver before CUDA 12.5 has no query for
 # that: it is waited for in the driver, and Ctrl-C comes afterwards.
 cdef int synchronize_device(DeviceContext* context) except -1
+# The same below the interpreter; `interrupted`: Ctrl-C ended the wait, and the exception is set.
+# The device's may not be called where a capture is under way.
+cdef CUresult point_wait(DeviceContext* context, Awaited what, void* point,
+                         bint* interrupted) noexcept nogil
+cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept nogil
+# cuCtxSynchronize of the current context, counted.
+cdef CUresult context_synchronize(DeviceContext* context) noexcept nogil
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1
 cdef int require(const void* entry, str call, str what) except -1

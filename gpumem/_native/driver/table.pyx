@@ -6,7 +6,7 @@ import threading
 cimport cython
 from libc.string cimport strcmp
 
-from gpumem._support.atomics cimport load32
+from gpumem._support.atomics cimport load32, store64, sum_add
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.deferred cimport expect_at_exit
 from gpumem._support.instances cimport forbid_instantiation
@@ -168,7 +168,7 @@ cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept no
     if code != CUDA_SUCCESS:
         return code
     if context.table.cuCtxRecordEvent == NULL or not wants_slices(context):
-        code = context.table.cuCtxSynchronize()
+        code = context_synchronize(context)
     else:
         code = context.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
         if code == CUDA_SUCCESS:
@@ -179,8 +179,17 @@ cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept no
         # A driver's pool gives memory back only after this call (seen on an H200). It returns at
         # once unless other threads have queued more.
         if code == CUDA_SUCCESS and not interrupted[0]:
-            code = context.table.cuCtxSynchronize()
+            code = context_synchronize(context)
     context_leave(context)
+    return code
+
+
+cdef CUresult context_synchronize(DeviceContext* context) noexcept nogil:
+    # What began after a moment, and has ended, has seen the end of all work queued before it.
+    cdef uint64_t number = sum_add(&context.waits_begun, 1)
+    cdef CUresult code = context.table.cuCtxSynchronize()
+    if code == CUDA_SUCCESS:
+        store64(&context.waits_done, number)
     return code
 
 
@@ -297,6 +306,9 @@ cdef DriverDevice open_driver_device(const DriverTable* table, str type, int ord
     opened.context.is_host = type == "host"
     check(table, table.cuDeviceGet(&device, ordinal), "cuDeviceGet")
     opened.context.device = device
+    opened.context.frees_in_order = (
+        table.cuMemFreeAsync != NULL
+        and opened.attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED) != 0)
     with nogil:
         code = table.cuDevicePrimaryCtxRetain(&context, device)
     check(table, code, "cuDevicePrimaryCtxRetain")

@@ -666,6 +666,10 @@ cdef void add_chunk(const ArenaCore* arena, const ArenaCopy* copy, bint small, u
         sums.pending_free += chunk.size
     elif chunk.state == CHUNK_FREE:
         sums.free += chunk.size
+        # A persistent block serves no other request: its region waits for work to be done.
+        if copy.tables[small].regions[chunk.region].persistent:
+            sums.waiting += chunk.size
+            return
         # Free for its own stream, but for this one only after an event.
         if chunk.stream_slot != SLOT_RELEASED and chunk.stream_slot != sums.stream_slot:
             sums.waiting += chunk.size

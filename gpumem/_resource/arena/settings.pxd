@@ -32,7 +32,9 @@ cdef tuple peers_of(MemoryResource arena, const ArenaCore* core)
 # has none.
 cdef int require_shareable(MemoryResource arena, object config, Source source,
                            ArenaCore* core) except -1
-# The same of blocks in driver allocations of their own, apart from a paged arena's pages. Raises
-# ValueError for another transport than "ipc".
+# The same of blocks in driver allocations of their own, which other processes may have open: pages
+# cannot be, and regions go back otherwise. Raises ValueError for another transport than "ipc".
 cdef int require_transport(MemoryResource arena, object transport, bint shareable, Source source,
                            ArenaCore* core) except -1
+# A transport registers the block at this address: its region goes back as one made for transports.
+cdef int note_registration(MemoryResource arena, ArenaCore* core, uint64_t address) except -1

@@ -8,16 +8,17 @@ from libc.string cimport memset
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
     APART_SHAREABLE, APART_TRANSPORT, arena_add_peer, ArenaCore, ArenaSettings,
-    EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT,
+    EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, list_for_transport, REUSE_COMPLETED,
+    REUSE_NEVER, REUSE_WAIT,
 )
 from gpumem._native.backing cimport (
-    Backing, backing_init, file_init, listed_init, managed_init, numa_init, numa_try, pinned_init,
-    shared_init, THE_DEVICE,
+    Backing, backing_frees_in_order, backing_init, file_init, listed_init, managed_init, numa_init,
+    numa_try, pinned_init, shared_init, THE_DEVICE,
 )
 from gpumem._native.bfc cimport round_to_quantum
 from gpumem._native.driver cimport (
-    access_has, check, context_allow, CU_MEM_LOCATION_TYPE_DEVICE, CUresult, DeviceContext,
-    DriverDevice,
+    access_has, check, context_allow, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS, CUresult,
+    DeviceContext, DriverDevice,
 )
 from gpumem._resource.arena.source cimport Source, source_init
 from gpumem._resource.device_memory cimport no_way_between, peer_is_reached
@@ -124,7 +125,6 @@ cdef int require_shareable(MemoryResource arena, object config, Source source,
 
 cdef int require_transport(MemoryResource arena, object transport, bint shareable, Source source,
                            ArenaCore* core) except -1:
-    cdef Backing backing
     if not isinstance(transport, str) or transport != "ipc":
         raise ValueError(f"invalid transport = {transport!r}: expected None or 'ipc'")
     if shareable:
@@ -134,11 +134,31 @@ cdef int require_transport(MemoryResource arena, object transport, bint shareabl
     if reason:
         raise ConfigError(f"invalid transport = 'ipc' for arena {arena.name!r} on {arena.memory}: "
                           f"{reason}")
+    return make_for_transport(arena, core)
+
+
+cdef int make_for_transport(MemoryResource arena, ArenaCore* core) except -1:
+    # Not where the arena's own regions go back as memory must that others may have open.
+    cdef Backing backing
+    if not core.settings.paged and not backing_frees_in_order(&core.backing):
+        return 0
     if core.apart[APART_TRANSPORT].reserve == NULL:
         listed_init(&backing, &arena.driver_device.context)
         core.apart[APART_TRANSPORT] = backing
         for device in peers_of(arena, core):
             allow_context(core, device._open())
+    return 0
+
+
+cdef int note_registration(MemoryResource arena, ArenaCore* core, uint64_t address) except -1:
+    cdef CUresult code
+    make_for_transport(arena, core)
+    if core.settings.paged or core.apart[APART_TRANSPORT].reserve == NULL:
+        return 0
+    with nogil:
+        code = list_for_transport(core, address)
+    if code != CUDA_SUCCESS:
+        raise MemoryError("out of host memory while noting a registration")
     return 0
 
 

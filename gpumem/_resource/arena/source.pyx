@@ -12,13 +12,14 @@ from libc.stdint cimport uint64_t, uintptr_t
 
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport ArenaCore
-from gpumem._native.backing cimport Backing, backing_init, backing_note, pages_exist
+from gpumem._native.backing cimport Backing, backing_init, pages_exist
 from gpumem._native.bfc cimport QUANTUM
 from gpumem._native.driver cimport (
-    context_enter, context_leave, CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    context_is_dead, CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS,
-    CUdeviceptr, CUpointer_attribute, CUresult, DeviceContext, DriverDevice, pointer_attribute,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUdeviceptr, CUpointer_attribute, CUresult, DeviceContext,
+    DriverDevice, pointer_attribute,
 )
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.instances cimport forbid_instantiation
@@ -252,6 +253,7 @@ cdef void source_init(Backing* backing, DeviceContext* context) noexcept:
     backing.reserve = source_reserve
     backing.release = source_release
     backing.forget = source_forget
+    backing.waits = False
     backing.call = "a source"
 
 
@@ -266,18 +268,13 @@ cdef CUresult source_reserve(Backing* self, uint64_t size, uint64_t* address) no
 
 
 cdef CUresult source_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # A driver's free waits for queued work; a source cannot. So wait first: memory that may still
-    # be in use is not freed.
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuCtxSynchronize", self.context.table.cuCtxSynchronize())
-    context_leave(self.context)
-    if code == CUDA_SUCCESS:
-        # The grow lock is held; see the top of this file.
-        with gil:
-            (<Source>self.source).release(address, size)
-    return code
+    # In a fork's child the memory is the parent's.
+    if context_is_dead(self.context):
+        return CUDA_ERROR_DEINITIALIZED
+    # The grow lock is held; see the top of this file.
+    with gil:
+        (<Source>self.source).release(address, size)
+    return CUDA_SUCCESS
 
 
 cdef void source_forget(Backing* self) noexcept nogil:

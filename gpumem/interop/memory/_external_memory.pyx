@@ -474,10 +474,11 @@ def keeper(ExternalMemory memory not None):
                        memory.nbytes)
 
 
-def release_retired():
+def release_retired(bint may_wait=True):
     """Release imports that are no longer referenced; waits for work on the device."""
-    with nogil:
-        release_retired_mappings()
+    if may_wait:
+        with nogil:
+            release_retired_mappings()
 
 
 on_release("imports", release_retired)

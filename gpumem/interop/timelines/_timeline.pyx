@@ -589,9 +589,10 @@ cdef class TimelinePoint:
         return f"<gpumem.interop.TimelinePoint {self.value} of {self.timeline!r}>"
 
 
-def _release_retired():
-    with nogil:
-        release_retired_cores()
+def _release_retired(bint may_wait):
+    if may_wait:        # the driver unregisters their pages when the device is idle
+        with nogil:
+            release_retired_cores()
 
 
 on_release("timelines", _release_retired)

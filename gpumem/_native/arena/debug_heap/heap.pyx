@@ -603,7 +603,6 @@ cdef uint64_t release_block(ArenaCore* arena, HeapBlock* block) noexcept nogil:
 
 
 cdef void drain(ArenaCore* arena) noexcept nogil:
-    cdef CUstreamCaptureMode mode
     if not holds_any(arena.heap):
         return
     if arena.closed == STATE_SUSPENDED:
@@ -611,9 +610,7 @@ cdef void drain(ArenaCore* arena) noexcept nogil:
         release_all(arena, HEAP_FREED)
         release_all(arena, HEAP_QUARANTINED)
         return
-    mode = context_relax(arena.context)
-    drain_streams(arena)
-    context_restore(arena.context, mode)
+    drain_streams(arena, NULL)
     examine_and_release(arena, 0, True)
 
 

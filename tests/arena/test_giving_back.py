@@ -1,0 +1,520 @@
+"""Memory goes back to the driver without a wait for work that the arena has nothing to do with.
+
+A held stream never ends here: whatever waits for it fails, see `without_waiting`.
+"""
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+from helpers.driver import HostDriver
+from helpers.interrupting import interrupted, more_calls
+from helpers.waiting import wait_until, without_waiting
+
+import gpumem
+from gpumem import interop
+from gpumem._testing.arenas import release_retired
+
+MIB = 1 << 20
+HOUR_MS = 3_600_000
+UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
+POLICIES = ["completed", "wait", "never"]
+WAITS = [0, 50]
+REGIONS = {"backing": "regions", "extend_strategy": "same_as_requested", "split_rule": "tight"}
+
+
+@pytest.fixture
+def streams():
+    return [gpumem.Stream("host") for _ in range(3)]
+
+
+@pytest.fixture
+def driver():
+    return HostDriver()
+
+
+@pytest.fixture
+def gate(streams, driver):
+    """Hold streams[0]."""
+    quiet()
+    with driver.block(streams[0]) as gate:
+        yield gate
+        gate.open()
+        for stream in streams:
+            stream.synchronize()
+
+
+def memory(host):
+    """How much the driver has given: regions, and pages."""
+    live = host.live()
+    return live["allocations"] + live["handles"]
+
+
+def alive(host):
+    live = host.live()
+    return {name: live[name] for name in ("allocations", "handles", "mappings", "imports")}
+
+
+def quiet():
+    """Let what earlier tests dropped go back, also what waits for streams that are gone."""
+    gc.collect()
+    gpumem.Device("host").synchronize()
+    release_retired()
+
+
+def free_behind(arena, driver, stream, nbytes=3 * MIB, recorded=None):
+    """Free a block that a stream still writes; its region is idle."""
+    buffer = arena.allocate(nbytes, recorded or stream)
+    if recorded is not None:
+        buffer.record_stream(stream)
+    driver.fill(buffer, 1, stream)
+    buffer.close()
+
+
+# ---- allocate ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("wait_ms", WAITS)
+@pytest.mark.parametrize("taker", [0, 1])
+def test_allocate_leaves_a_region_with_unfinished_work(
+    make_arena, streams, driver, gate, policy, wait_ms, taker
+):
+    """Also one of the stream that asks: its work is as endless."""
+    arena = make_arena(
+        REGIONS | {"max_mem": 4 * MIB, "stream_reuse": policy, "oom_wait_ms": wait_ms}
+    )
+    free_behind(arena, driver, streams[0])
+    with without_waiting(gate), pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(4 * MIB, streams[taker])
+    assert arena.stats().reserved == 3 * MIB
+    gate.open()
+    streams[0].synchronize()
+    arena.allocate(4 * MIB, streams[taker]).close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("wait_ms", WAITS)
+def test_allocate_leaves_a_region_that_a_recorded_stream_uses(
+    make_arena, streams, driver, gate, policy, wait_ms
+):
+    arena = make_arena(
+        REGIONS | {"max_mem": 4 * MIB, "stream_reuse": policy, "oom_wait_ms": wait_ms}
+    )
+    free_behind(arena, driver, streams[0], recorded=streams[1])
+    with without_waiting(gate), pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(4 * MIB, streams[1])
+    gate.open()
+    streams[0].synchronize()
+    arena.allocate(4 * MIB, streams[1]).close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("wait_ms", WAITS)
+def test_allocate_gives_a_region_back_beside_a_stream_it_never_saw(
+    make_arena, streams, driver, gate, policy, wait_ms
+):
+    arena = make_arena(
+        REGIONS | {"max_mem": 4 * MIB, "stream_reuse": policy, "oom_wait_ms": wait_ms}
+    )
+    free_behind(arena, driver, streams[1])
+    streams[1].synchronize()
+    with without_waiting(gate):
+        arena.allocate(4 * MIB, streams[2]).close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_allocate_waits_for_work_that_holds_a_region(make_arena, streams, driver, host, policy):
+    arena = make_arena(REGIONS | {"max_mem": 4 * MIB, "stream_reuse": policy})
+    host.set_lag(30_000_000)
+    free_behind(arena, driver, streams[0])
+    arena.allocate(4 * MIB, streams[0]).close()
+
+
+def test_allocation_does_not_wait_twice_for_the_same_work(make_arena, streams, driver, gate, host):
+    arena = make_arena(REGIONS | {"max_mem": 4 * MIB, "oom_wait_ms": 20})
+    free_behind(arena, driver, streams[0])
+    queries = []
+    for _ in range(2):
+        with without_waiting(gate), pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(4 * MIB, streams[1])
+        queries.append(host.call_count("cuEventQuery"))
+    assert queries[1] - queries[0] <= 4
+
+
+def test_interrupt_ends_the_wait_for_work_that_holds_a_region(
+    make_arena, streams, driver, gate, host
+):
+    arena = make_arena(REGIONS | {"max_mem": 4 * MIB, "oom_wait_ms": HOUR_MS})
+    free_behind(arena, driver, streams[0])
+    with interrupted(more_calls(host, "cuEventQuery", 20), gate):
+        arena.allocate(4 * MIB, streams[0])
+    assert arena.stats().reserved == 3 * MIB
+
+
+@pytest.mark.parametrize("memory", ["host", "host/host_accessible"])
+def test_allocate_gives_freed_persistent_blocks_back_when_their_work_is_done(
+    make_arena, streams, driver, gate, memory
+):
+    arena = make_arena(REGIONS, memory, default_stream=streams[0])
+    buffer = arena.allocate_persistent(MIB)
+    driver.fill(buffer, 1, streams[0])
+    buffer.close()
+    with without_waiting(gate):
+        kept = arena.allocate(MIB, streams[1])
+    assert arena.stats().reserved == 2 * MIB
+    gate.open()
+    streams[0].synchronize()
+    more = arena.allocate(3 * MIB, streams[1])
+    assert arena.stats().reserved == 4 * MIB
+    del kept, more
+
+
+# ---- shrink and close ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_shrink_leaves_a_region_with_unfinished_work(make_arena, streams, driver, gate, policy):
+    arena = make_arena(REGIONS | {"stream_reuse": policy})
+    free_behind(arena, driver, streams[0])
+    free_behind(arena, driver, streams[1], nbytes=4 * MIB)
+    streams[1].synchronize()
+    with without_waiting(gate):
+        report = arena.shrink()
+    assert report.released_bytes == 4 * MIB
+    (region,) = report.retained
+    assert "whose work is not known to be done" in region.reason
+    gate.open()
+    streams[0].synchronize()
+    assert arena.shrink().released_bytes == 3 * MIB
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shareable", [False, True])
+def test_shrink_and_close_do_not_wait_for_a_stream_they_never_saw(
+    make_arena, streams, driver, gate, policy, shareable
+):
+    arena = make_arena(REGIONS | {"stream_reuse": policy, "numa_node": 0 if shareable else None})
+    for end in (arena.shrink, arena.close):
+        if shareable:
+            arena.allocate(MIB, streams[1], shareable=True).close()
+        free_behind(arena, driver, streams[1])
+        streams[1].synchronize()
+        with without_waiting(gate):
+            end()
+        assert arena.stats().reserved == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_close_waits_for_the_streams_of_its_arena(streams, driver, gate, policy):
+    arena = gpumem.Arena("host", REGIONS | {"stream_reuse": policy})
+    free_behind(arena, driver, streams[0])
+    opener = threading.Timer(0.02, gate.open)
+    opener.start()
+    arena.close()
+    assert streams[0].query(), "given back while a stream used it"
+    opener.join()
+
+
+@pytest.mark.parametrize("debug_heap", [False, True])
+def test_interrupt_ends_a_close_of_regions(streams, driver, gate, host, debug_heap):
+    arena = gpumem.Arena("host", REGIONS, debug_heap=debug_heap)
+    free_behind(arena, driver, streams[0])
+    with interrupted(more_calls(host, "cuEventQuery", 20), gate):
+        arena.close()
+    assert not arena.closed
+    arena.allocate(256, streams[1]).close()
+    gate.open()
+    arena.close()
+
+
+def test_region_that_a_closing_arena_cannot_return_is_returned_at_its_end(host):
+    quiet()
+    before = memory(host)
+    arena = gpumem.Arena("host", REGIONS)
+    arena.allocate(MIB).close()
+    host.fail("cuMemFreeAsync", 1, UNKNOWN, 0)
+    arena.close()
+    host.clear_faults()
+    assert memory(host) == before + 1
+    del arena
+    release_retired()
+    assert memory(host) == before
+
+
+def test_source_gets_its_memory_back_beside_a_stream_the_arena_never_saw(streams, driver, gate):
+    below = gpumem.Arena("host")
+    arena = gpumem.Arena("host", source=below)
+    free_behind(arena, driver, streams[1])
+    streams[1].synchronize()
+    with without_waiting(gate):
+        assert arena.shrink().released_bytes > 0
+        arena.close()
+    below.close()
+
+
+def test_disabled_arena_does_not_wait_for_a_stream_it_never_saw(make_arena, streams, driver, gate):
+    arena = make_arena({"enable": False})
+    with without_waiting(gate):
+        arena.allocate(MIB, streams[1]).close()
+    assert arena.stats().reserved == 0
+
+
+def test_disabled_arena_keeps_a_block_until_its_streams_are_done(make_arena, streams, driver, gate):
+    arena = make_arena({"enable": False, "max_mem": 4 * MIB, "oom_wait_ms": 0})
+    with without_waiting(gate):
+        free_behind(arena, driver, streams[0])
+        free_behind(arena, driver, streams[0], nbytes=MIB, recorded=streams[1])
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(MIB, streams[1])
+    assert arena.stats().reserved == 4 * MIB
+    gate.open()
+    streams[0].synchronize()
+    arena.allocate(4 * MIB, streams[1]).close()
+    assert arena.stats().reserved == 0
+
+
+# ---- memory whose free waits in the driver -------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
+def test_allocation_that_may_not_wait_gives_no_pinned_or_managed_region_back(
+    make_arena, streams, gate, memory
+):
+    arena = make_arena(REGIONS | {"max_mem": 4 * MIB, "oom_wait_ms": 0}, memory)
+    arena.allocate(3 * MIB, streams[1]).close()
+    streams[1].synchronize()
+    with without_waiting(gate), pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(4 * MIB, streams[1])
+    gate.open()
+    arena.shrink()
+    arena.allocate(4 * MIB, streams[1]).close()
+
+
+@pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
+def test_allocation_that_may_wait_gives_pinned_and_managed_regions_back(
+    make_arena, streams, memory
+):
+    arena = make_arena(REGIONS | {"max_mem": 4 * MIB}, memory)
+    arena.allocate(3 * MIB, streams[1]).close()
+    arena.allocate(4 * MIB, streams[1]).close()
+
+
+def of_pinned(stream):
+    gpumem.Arena("host/host_accessible", REGIONS).allocate(MIB, stream)
+
+
+def of_managed(stream):
+    gpumem.Arena("host/managed", REGIONS).allocate(MIB, stream)
+
+
+def for_ipc(stream):
+    gpumem.Arena("host", {"backing": "virtual"}).allocate(MIB, stream, transport="ipc")
+
+
+def of_file(stream):
+    gpumem.Arena("host/host_accessible", REGIONS).allocate(MIB, stream, shareable=True)
+
+
+def a_registered_region(stream):
+    gpumem.Arena("host", REGIONS).allocate(MIB, stream).register()
+
+
+def an_import(stream):
+    fd = os.memfd_create("test")
+    os.truncate(fd, MIB)
+    kind = interop.MemoryHandleType.OPAQUE_FD
+    importer = interop.Importer.for_device("host")
+    importer.import_memory(interop.MemoryDescriptor(fd, kind, MIB)).tensor(MIB, "u1")
+    os.close(fd)
+
+
+DROPPED = [of_pinned, of_managed, for_ipc, of_file, a_registered_region, an_import]
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+@pytest.mark.parametrize("wait_ms", WAITS)
+@pytest.mark.parametrize("drop", DROPPED)
+def test_allocation_leaves_dropped_memory_whose_release_waits(
+    make_arena, streams, gate, host, drop, wait_ms, backing
+):
+    arena = make_arena({"backing": backing, "max_mem": 4 * MIB, "oom_wait_ms": wait_ms})
+    before = alive(host)
+    kept = arena.allocate(2 * MIB, streams[1])
+    drop(streams[1])
+    streams[1].synchronize()
+    gc.collect()
+    with without_waiting(gate):
+        arena.allocate(2 * MIB, streams[1]).close()
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(4 * MIB, streams[1])
+        kept.close()
+        arena.close()
+    assert alive(host) != before
+    gate.open()
+    streams[0].synchronize()
+    gpumem.Device("host").free_bytes  # noqa: B018  # may wait
+    assert alive(host) == before
+
+
+@pytest.mark.parametrize("wait_ms", WAITS)
+def test_pressure_callback_that_drops_pinned_memory_makes_no_request_wait(
+    make_arena, streams, gate, host, wait_ms
+):
+    dropped = [gpumem.Arena("host/host_accessible", REGIONS)]
+    dropped[0].allocate(MIB).close()
+
+    def drop(budget, nbytes):
+        dropped.clear()
+
+    budget = gpumem.Budget(4 * MIB, on_pressure=drop)
+    arena = make_arena(REGIONS | {"oom_wait_ms": wait_ms}, budget=budget)
+    before = alive(host)
+    with without_waiting(gate), pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(5 * MIB, streams[1])
+    assert not dropped
+    assert alive(host) == before
+    gate.open()
+    arena.shrink()
+    assert alive(host) != before
+
+
+# ---- dropped arenas ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+@pytest.mark.parametrize("default_stream", [False, True])
+def test_dropped_arena_with_unfinished_work_stays_for_a_later_call(
+    make_arena, host, backing, default_stream
+):
+    """Its streams end with it, so that nobody could record an event on them later."""
+    quiet()
+    arena = make_arena(REGIONS)
+    kept, driver, stream = arena.allocate(MIB), HostDriver(), gpumem.Stream("host")
+    if default_stream:
+        stream = gpumem.Stream.from_handle("host", 0)
+    with driver.block(stream) as gate:
+        before = memory(host)
+        dropped = gpumem.Arena("host", {"backing": backing})
+        free_behind(dropped, driver, stream)
+        held = memory(host)
+        del dropped, stream
+        gc.collect()
+        with without_waiting(gate):
+            arena.allocate(3 * MIB, gpumem.Stream("host")).close()
+            arena.shrink()
+            gpumem.Arena("host").close()
+        assert memory(host) == held > before
+    gpumem.Device("host").synchronize()
+    arena.shrink()
+    assert memory(host) == before
+    kept.close()
+
+
+def test_arena_in_a_cycle_records_its_streams_before_they_end(host):
+    quiet()
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    with driver.block(stream) as gate:
+        before = memory(host)
+        arena = gpumem.Arena("host", REGIONS)
+        free_behind(arena, driver, stream)
+        cycle = [arena, stream]
+        cycle.append(cycle)
+        del arena, cycle, stream
+        with without_waiting(gate):
+            gc.collect()
+            release_retired()
+        assert memory(host) > before
+    gpumem.Device("host").synchronize()
+    release_retired()
+    assert memory(host) == before
+
+
+def test_view_that_outlives_its_arena_keeps_the_memory_until_the_device_is_waited_for(host):
+    """The stream that it is freed on may be gone, so only the whole device can be asked."""
+    quiet()
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    arena = gpumem.Arena("host", REGIONS)
+    buffer = arena.allocate(MIB, stream)
+    array = np.from_dlpack(buffer)
+    with driver.block(stream) as gate:
+        driver.fill(buffer, 1, stream)
+        held = memory(host)
+        del buffer, arena
+        gc.collect()
+        release_retired()
+        del array, stream
+        with without_waiting(gate):
+            release_retired()
+        assert memory(host) == held
+    gpumem.Device("host").synchronize()
+    release_retired()
+    assert memory(host) == held - 1
+
+
+def test_dropped_graph_pool_gives_its_memory_back(make_arena, host):
+    arena = make_arena(REGIONS)
+    stream = gpumem.Stream("host")
+    quiet()
+    before = memory(host)
+    for _ in range(3):
+        with arena.capture(stream) as pool:
+            arena.allocate(MIB, stream).close()
+        del pool
+        quiet()
+        assert memory(host) == before
+
+
+# ---- captures and threads ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["shrink", "close", "allocate", "drop"])
+def test_region_goes_back_under_another_threads_capture(streams, driver, end):
+    """In mode global a free that is not relaxed fails, and invalidates the capture."""
+    arena = gpumem.Arena("host", REGIONS | {"max_mem": 4 * MIB})
+    other = gpumem.Arena("host", REGIONS)
+    arena.allocate(3 * MIB, streams[1]).close()
+    graph = np.zeros(1, np.uint64)
+    driver.call("cuStreamBeginCapture", streams[2].ptr, 0)
+    work = {
+        "shrink": arena.shrink,
+        "close": arena.close,
+        "allocate": lambda: arena.allocate(4 * MIB, streams[1]).close(),
+        "drop": lambda: other.allocate(MIB).close(),
+    }
+    act = work.pop(end)
+    work.clear()
+    if end == "drop":
+        del arena
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+    driver.call("cuStreamEndCapture", streams[2].ptr, graph.ctypes.data)
+    driver.call("cuGraphDestroy", int(graph[0]))
+
+
+def test_other_threads_give_regions_back_while_one_waits_for_memory(
+    make_arena, streams, driver, gate, host
+):
+    arena = make_arena(REGIONS | {"max_mem": 4 * MIB, "oom_wait_ms": HOUR_MS})
+    free_behind(arena, driver, streams[0])
+    served = []
+    queried = more_calls(host, "cuEventQuery", 20)
+    waiter = threading.Thread(target=lambda: served.append(arena.allocate(4 * MIB, streams[1])))
+    waiter.start()
+    wait_until(queried)
+    with without_waiting(gate):
+        other = gpumem.Arena("host", REGIONS)
+        for _ in range(20):
+            other.allocate(MIB, streams[2]).close()
+            other.shrink()
+            arena.shrink()
+            arena.allocate(MIB, streams[2]).close()
+        other.close()
+    assert not served
+    gate.open()
+    waiter.join()
+    assert len(served) == 1
+    served.clear()
