@@ -84,8 +84,8 @@ cdef class Arena(ArenaBase):
         goes back, work queued on the device is waited for. A source must not call its arena. One
         that refers to its arena keeps it alive until it is closed.
     budget : Budget, optional
-        What it charges, beside ``max_mem``: a block is refused rather than a limit passed. Under
-        256 MiB, "auto" backing is regions, as it is for ``max_mem``.
+        What it charges, beside ``max_mem``: a block is refused rather than a limit passed. A
+        small one makes "auto" backing regions, as a small ``max_mem`` does.
     count : {"reserved", "in_use"}
         What of it counts there: the bytes that it holds from the device, charged before it asks for
         them; or its blocks that are in use, padding included. A driver may round a region up, to

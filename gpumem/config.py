@@ -30,8 +30,8 @@ MAX_BYTES = (1 << 63) - 1
 MAX_UNSIGNED = (1 << 64) - 1
 MAX_NODE = 1023
 
-# "auto" takes pages where at most two half-filled ones of 2 MiB are under 2 % of the limit.
-_PAGED_FROM = 256 * MIB
+_PAGED_FROM = 8 * MIB
+_PAGE = 2 * MIB
 
 Parser: TypeAlias = Callable[[str, object], Any]
 
@@ -257,6 +257,11 @@ def _must_be_true(key: str, value: object) -> bool:
     return True
 
 
+def _suits_limit(nbytes: int) -> bool:
+    """Whether pages serve a limit well. What it has beyond whole ones they cannot use."""
+    return nbytes >= _PAGED_FROM and nbytes % _PAGE <= nbytes // 6
+
+
 @dataclass(frozen=True)
 class ArenaConfig(_Settings):
     """How an arena grows, splits and shares.
@@ -285,8 +290,8 @@ class ArenaConfig(_Settings):
     backing : {"auto", "regions", "virtual"}
         Source of the bytes. "regions": one driver allocation per region. "virtual": reserved
         address ranges in which physical pages are mapped, and moved, on demand. "auto": "virtual"
-        for a device's own memory if the device supports it, unless `max_mem` is below 256 MiB
-        (pages have at least 2 MiB: above it their rounding is under 2 %) or a setting applies to
+        for a device's own memory if the device supports it, unless `max_mem` is below 8 MiB
+        or more than a sixth of it is left over beyond whole pages of 2 MiB, or a setting applies to
         regions only: growth fields other than the defaults, or the "ort" split rule.
     split_rule : {"tight", "ort"}
         "tight": always split off the rest of a block; the default. "ort": split only if the rest is
@@ -361,12 +366,12 @@ class ArenaConfig(_Settings):
 
     @property
     def suits_pages(self) -> bool:
-        """Whether "auto" may use pages: the limit is large, and no setting requires regions."""
+        """Whether "auto" may use pages: the limit holds enough, and no setting requires regions."""
         given = [self.extend_strategy, self.initial_chunk_size_bytes]
         given += [self.initial_growth_chunk_size_bytes, self.max_power_of_two_extend_bytes]
         usual = ["next_power_of_two", MIB, 2 * MIB, GIB]
-        large = self.max_mem == 0 or self.max_mem >= _PAGED_FROM
-        return large and given == usual and self.split_rule == "tight"
+        limited = self.max_mem == 0 or _suits_limit(self.max_mem)
+        return limited and given == usual and self.split_rule == "tight"
 
     def _require_arena(self) -> None:
         """Raise ConfigError if these settings are for a driver's pool."""

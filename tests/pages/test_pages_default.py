@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import random
+import statistics
 
 import numpy as np
 import pytest
@@ -39,7 +41,8 @@ def test_device_without_virtual_memory_uses_regions(make_arena, monkeypatch):
 @pytest.mark.parametrize(
     "config",
     [
-        {"max_mem": 256 * MIB - 1},
+        {"max_mem": 8 * MIB - 1},
+        {"max_mem": 10 * MIB - 1},
         {"extend_strategy": "same_as_requested"},
         {"initial_chunk_size_bytes": 4 * KIB},
         {"initial_growth_chunk_size_bytes": 4 * KIB},
@@ -50,7 +53,7 @@ def test_device_without_virtual_memory_uses_regions(make_arena, monkeypatch):
 )
 def test_options_of_regions_select_regions(make_arena, config):
     assert make_arena(config).backing == "regions"
-    assert make_arena({"max_mem": 256 * MIB}).backing == "virtual"
+    assert make_arena({"max_mem": 8 * MIB}).backing == "virtual"
 
 
 def test_split_rule_is_tight_unless_regions_are_selected():
@@ -59,7 +62,7 @@ def test_split_rule_is_tight_unless_regions_are_selected():
     assert gpumem.ArenaConfig(backing="regions").split_rule == "ort"
 
 
-@pytest.mark.parametrize("limit", [256, 64 * KIB, MIB, 10_000_128, 64 * MIB])
+@pytest.mark.parametrize("limit", [256, 64 * KIB, MIB, 7_000_064, 64 * MIB])
 def test_small_max_mem_is_used_to_the_last_byte(make_arena, limit):
     arena = make_arena({"arena.max_mem": limit})
     whole = arena.allocate(limit)
@@ -208,3 +211,56 @@ def test_request_beyond_device_memory_is_refused_without_making_pages(make_arena
             arena.allocate_persistent(size)
     assert host.call_count("cuMemCreate") == created
     keep.close()
+
+
+LIMITS = [size * MIB for size in (8, 9, 10, 12, 16, 20, 30, 36, 60, 64, 100, 128, 200, 256, 500)]
+LIMITS += [limit + rest for limit in LIMITS[:9] for rest in (4 * KIB, MIB, 2 * MIB - 256)]
+
+
+def blocks_until_refused(arena, nbytes):
+    """Hold as many blocks as fit; at most 7."""
+    held = []
+    with contextlib.suppress(gpumem.OutOfMemoryError):
+        while len(held) < 7:
+            held.append(arena.allocate(nbytes))
+    return held
+
+
+@pytest.mark.parametrize("limit", sorted(LIMITS))
+def test_of_blocks_of_a_sixth_of_a_limit_at_least_five_fit(make_arena, limit):
+    held = blocks_until_refused(make_arena({"max_mem": limit}), limit // 6)
+    assert 5 <= len(held) <= 6
+
+
+@pytest.mark.parametrize("limit", [8 * MIB, 30 * MIB, 60 * MIB, 200 * MIB])
+def test_of_blocks_of_a_sixth_of_a_budget_at_least_five_fit(make_arena, limit):
+    budget = gpumem.Budget(limit)
+    held = blocks_until_refused(make_arena(budget=budget), limit // 6)
+    assert 5 <= len(held) <= 6
+
+
+def in_use_at_refusal(arena, limit, seed):
+    """Shuffle blocks of all sizes in a nearly full arena until one is refused; the share in use."""
+    rng = random.Random(seed)
+    live: list[gpumem.Buffer] = []
+    with contextlib.suppress(gpumem.OutOfMemoryError):
+        while True:
+            if arena.stats().in_use >= 0.8 * limit:
+                live.pop(rng.randrange(len(live))).close()
+            nbytes = math.exp(rng.uniform(math.log(4 * KIB), math.log(limit / 8)))
+            live.append(arena.allocate(int(nbytes)))
+    return arena.stats().in_use / limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "least"),
+    [(size * MIB, 0.75) for size in (8, 9, 20, 40)]
+    + [(size * MIB, 0.85) for size in (64, 100, 200)]
+    + [(size * MIB, 0.90) for size in (256, 512, 1024)],
+)
+def test_a_shuffled_arena_refuses_a_block_only_when_it_is_nearly_full(make_arena, limit, least):
+    # An allocator that could use every free byte would have 0.93 to 0.97 in use.
+    seeds = range(20)
+    shares = [in_use_at_refusal(make_arena({"max_mem": limit}), limit, seed) for seed in seeds]
+    print("seeds 0 to 19:", shares)
+    assert statistics.median(shares) >= least

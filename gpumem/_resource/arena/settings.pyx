@@ -24,7 +24,7 @@ from gpumem._resource.arena.source cimport Source, source_init
 from gpumem._resource.device_memory cimport no_way_between, peer_is_reached
 from gpumem._support.atomics cimport load32
 
-from gpumem.config import _PAGED_FROM
+from gpumem.config import _suits_limit
 from gpumem.device import Device, MemoryKind
 from gpumem.errors import ConfigError, ConfigWarning, DriverError
 
@@ -61,8 +61,7 @@ cdef int warn_of_idle_settings(MemoryResource arena, object config, bint paged) 
 cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *:
     if config.backing == "regions" or not config.enable:
         return False
-    # Pages are of 2 MiB and more: under a small limit they waste more than they save.
-    if config.backing == "auto" and (not config.suits_pages or limit < _PAGED_FROM):
+    if config.backing == "auto" and not (config.suits_pages and _suits_limit(limit)):
         return False
     # "auto" falls back to regions; a backing that was named must not change silently.
     problem = pages_problem(arena.memory)
