@@ -43,7 +43,7 @@ cdef CUresult pool_take(LedgerBlock* block) noexcept nogil:
     cdef CUresult code = context_enter(context)
     if code == CUDA_SUCCESS:
         code = context.table.cuMemAllocFromPoolAsync(
-            &block.base, block.size, pool_core(block.ledger).pool,
+            <CUdeviceptr*>&block.base, block.size, pool_core(block.ledger).pool,
             ledger_stream(block.ledger, block.slot))
         context_leave(context)
         # Counted also when it failed: it is a count of calls, not of blocks.

@@ -34,9 +34,7 @@ def peers(arena):
 
 
 def run(script, count=2):
-    child.run_quietly(
-        START.format(count=count) + textwrap.dedent(script), env={"PYTHONPATH": "tests"}
-    )
+    child.run_quietly(START.format(count=count) + textwrap.dedent(script))
 
 
 # ---- on use --------------------------------------------------------------------------------------

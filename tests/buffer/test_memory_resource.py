@@ -398,8 +398,7 @@ def test_forked_child_leaves_the_parents_blocks_alone():
         buffer.close()
         view.release()
         assert not resource.blocks
-        """,
-        env={"PYTHONPATH": "tests"},
+        """
     )
 
 
@@ -415,8 +414,7 @@ def test_interpreter_exit_calls_no_method():
 
         resource = Tells()
         kept = resource.allocate(8), memoryview(resource.allocate(8))
-        """,
-        env={"PYTHONPATH": "tests"},
+        """
     )
 
 

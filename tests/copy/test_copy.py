@@ -160,8 +160,7 @@ def test_copy_between_a_device_and_anothers_pinned_memory_on_any_stream():
         assert not host_device.misuse_count("unordered access"), host_device.misuse_report()
         assert not host_device.misuse_count("wrong context"), host_device.misuse_report()
         host_device.find_misuse(False)
-        """,
-        env={"PYTHONPATH": "tests"},
+        """
     )
 
 

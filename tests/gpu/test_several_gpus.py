@@ -90,7 +90,7 @@ def run(library, script):
         pytest.skip(f"needs 2 CUDA devices: {len(GPUS)} found")
     if find_spec(library.partition(".")[0]) is None or find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    done = child.run(START + textwrap.dedent(script), env={"PYTHONPATH": "tests"} | ON_GPUS)
+    done = child.run(START + textwrap.dedent(script), env=ON_GPUS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -6,15 +6,21 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
+TESTS = str(Path(__file__).resolve().parents[1])
 PYTHON_CHECKS = ("-X", "faulthandler", "-W", "error")
 
 
 def run(script: str, *arguments: str, env: dict[str, str] | None = None):
-    """Run a script to its end; returns what it printed and its exit code."""
+    """Run a script to its end; returns what it printed and its exit code.
+
+    It imports the helpers as tests do, and everything else as this process does.
+    """
+    path = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, *PYTHON_CHECKS, "-c", textwrap.dedent(script), *arguments],
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
         capture_output=True,
         text=True,
         timeout=180,

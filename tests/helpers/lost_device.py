@@ -136,6 +136,7 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
     gpumem.DriverPool: {
         "current": lambda it, world: type(it).current("host").allocate(100),
         "default": lambda it, world: type(it).default("host").allocate(100),
+        "enable_peer": lambda it, world: it.enable_peer("host"),
         "export_buffer": lambda it, world: it.export_buffer(world.pooled),
         "export_handle": lambda it, world: it.export_handle(),
         "import_buffer": lambda it, world: it.import_buffer(bytes(64)),

@@ -48,7 +48,7 @@ def library(tmp_path_factory):
 def run(library):
     def run(script):
         whole = START + textwrap.dedent(script)
-        child.run_quietly(whole, str(library), env={"PYTHONPATH": "tests"})
+        child.run_quietly(whole, str(library))
 
     return run
 

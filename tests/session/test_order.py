@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 
-import pytest
 from helpers import child
 from helpers.driver import HostDriver
 
@@ -65,13 +63,11 @@ def launch(stream, function):
 """
 
 
-@pytest.fixture
-def run_on_two_devices(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    return lambda script: child.run_quietly(TWO_DEVICES + script)
+def run_on_two_devices(script):
+    child.run_quietly(TWO_DEVICES + script)
 
 
-def test_run_comes_after_what_is_queued_on_an_inputs_stream_of_another_device(run_on_two_devices):
+def test_run_comes_after_what_is_queued_on_an_inputs_stream_of_another_device():
     run_on_two_devices(
         """
 x = other.allocate(4096, loader)
@@ -92,7 +88,7 @@ with gpumem.Session("host:0") as session:
     )
 
 
-def test_output_on_another_device_is_written_after_what_used_its_memory(run_on_two_devices):
+def test_output_on_another_device_is_written_after_what_used_its_memory():
     run_on_two_devices(
         """
 default = gpumem.Stream.from_handle("host:1", 1)

@@ -21,5 +21,5 @@ def run_alone(name: str, devices: Sequence[str]) -> None:
         from several_devices.cases import CASES
         CASES[{name!r}]({list(devices)!r})
         """,
-        env={"PYTHONPATH": "tests"} | ON_GPUS,
+        env=ON_GPUS,
     )
