@@ -7,8 +7,8 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
 from gpumem._buffer cimport (
-    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, Place, PLACE_EXPORTABLE,
-    PLACE_FIXED, PLACE_SUSPENDABLE, resource_init, size_of, Stream, stream_handle,
+    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, keeps_itself, Place,
+    PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SUSPENDABLE, resource_init, size_of, Stream, stream_handle,
 )
 from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
@@ -17,9 +17,8 @@ from gpumem._native.arena cimport (
     arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease, arena_leave, ARENA_MISS,
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
     arena_reserved, arena_reserved_now, arena_reset_peaks, arena_reset_stream, arena_resume,
-    arena_set_limit,
-    arena_shrink, arena_stream, arena_suspend, ArenaCore, arenas_release_retired, ArenaSettings,
-    Block, heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
+    arena_set_limit, arena_shrink, arena_stream, arena_suspend, ArenaCore, arenas_release_retired,
+    ArenaSettings, Block, heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -28,9 +27,9 @@ from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, synchroni
 from gpumem._resource.arena cimport (
     add_listed_peers, ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool,
     join_budget, least_limit, make_heap, make_pool, make_source, note_registration,
-    raise_over_budget, raise_status,
-    relieve, require_shareable, require_transport, retained_regions, settings_from, source_keep,
-    takes_pages, under_pressure, warn_of_idle_settings,
+    raise_over_budget, raise_status, relieve, require_shareable, require_transport,
+    retained_regions, settings_from, source_keep, takes_pages, under_pressure,
+    warn_of_idle_settings,
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -957,8 +956,7 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
 
 
 cdef inline uint64_t extra_for(uint64_t alignment) noexcept:
-    # Bytes that a block, a multiple of the quantum, needs more to hold an aligned part.
-    return max(alignment, <uint64_t>QUANTUM) - QUANTUM
+    return max(alignment, <uint64_t>QUANTUM) - QUANTUM  # a block is a multiple of the quantum
 
 
 cdef inline Buffer deliver(Arena arena, Block* block, uint64_t asked, uint64_t extra,
@@ -983,11 +981,6 @@ cdef Captures captures_of(Arena arena):
 cdef bint may_end(Arena arena, uint32_t slot) noexcept:
     # Only a raw handle: the default streams stay, and an object keeps its own stream.
     return slot not in arena.streams and arena.stream_at(slot) > PER_THREAD_STREAM
-
-
-cdef bint keeps_itself(object stream) noexcept:
-    """Tell whether a stream ends with its object, so that no other object may replace it."""
-    return isinstance(stream, Stream) and (<Stream>stream).owned
 
 
 cdef Buffer empty_block(Arena arena, uint32_t slot):

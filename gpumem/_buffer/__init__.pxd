@@ -31,5 +31,5 @@ from gpumem._buffer.resource cimport (
     resource_deliver, resource_init, set_resource_hook, watch,
 )
 from gpumem._buffer.stream cimport (
-    device_of_stream, is_capturing, Stream, stream_handle, stream_is_capturing,
+    device_of_stream, is_capturing, keeps_itself, Stream, stream_handle, stream_is_capturing,
 )

@@ -29,5 +29,7 @@ cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext
 cdef CUresult stream_is_capturing(DeviceContext* context, CUstream stream,
                                   bint* capturing) noexcept nogil
 cdef bint is_capturing(DriverDevice driver_device, CUstream stream) except -1
+# Whether a stream ends with its object, so that no other object may replace it.
+cdef bint keeps_itself(object stream) noexcept
 # Of a stream object of any library; None where it does not say, as a bare handle.
 cdef object device_of_stream(object stream)

@@ -388,6 +388,10 @@ def _native_handle(stream):
     raise _no_stream(stream)
 
 
+cdef bint keeps_itself(object stream) noexcept:
+    return isinstance(stream, Stream) and (<Stream>stream).owned
+
+
 cdef object device_of_stream(object stream):
     """Return the device that a stream of any library is on; None where it does not say."""
     if isinstance(stream, Stream):
