@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from helpers.given_out import given_out
 
 import gpumem
 from gpumem._testing.arenas import release_retired
@@ -93,7 +94,7 @@ class Scenario:
 
 def alive(host):
     release_retired()  # ended arenas give their memory back
-    return {name: count for name, count in host.live().items() if name != "workers"}
+    return given_out()
 
 
 def in_a_thread(call):

@@ -14,6 +14,7 @@ from gpumem._testing import host_device
 from gpumem._testing.arenas import release_retired
 
 from ..helpers.descriptors import open_descriptors
+from ..helpers.given_out import given_out
 from ..helpers.threads import in_a_thread
 from .stage import Fault, Stage, Wrong
 
@@ -114,8 +115,7 @@ def left() -> Left:
     device.free_bytes  # noqa: B018  # releases what nothing refers to
     with gpumem.Arena(device, {"backing": "regions"}) as arena:
         arena.allocate(256).close()  # the stream that gives regions back stays for good
-    live = {name: count for name, count in host_device.live().items() if name != "workers"}
-    return Left(live, host_device.used(0), open_descriptors())
+    return Left(given_out(), host_device.used(0), open_descriptors())
 
 
 def leaked(stage: Stage, expected: Left, found: Left) -> str | None:

@@ -17,6 +17,7 @@ from gpumem._testing import host_device
 from gpumem._testing.arenas import release_retired
 
 from ..helpers.driver import HostDriver
+from ..helpers.given_out import given_out
 from .blocks import Shared
 from .patterns import Patterns
 from .worker import Worker
@@ -158,7 +159,5 @@ def _alive() -> dict[str, int]:
     """What the host devices hold; for a GPU, nothing can tell its own from other programs'."""
     gc.collect()
     release_retired()
-    alive = dict(host_device.live())
-    del alive["workers"]  # kept for the next stream
     ordinals = [each.index for each in gpumem.devices() if each.type == "host"]
-    return alive | {"bytes": sum(map(host_device.used, ordinals))}
+    return given_out() | {"bytes": sum(map(host_device.used, ordinals))}

@@ -27,9 +27,8 @@ def alive() -> dict[str, int]:
     """What the host device holds, once everything that is retired is released."""
     from gpumem._testing import host_device
     from gpumem._testing.arenas import release_retired
+    from tests.helpers.given_out import given_out
 
     gc.collect()
     release_retired()
-    found = dict(host_device.live())
-    del found["workers"]  # kept for the next stream
-    return found | {"bytes": host_device.used(0)}
+    return given_out() | {"bytes": host_device.used(0)}
