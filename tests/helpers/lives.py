@@ -8,12 +8,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import os
 import threading
 from itertools import pairwise
 from statistics import median
 
 import gpumem
 from gpumem.planning import IterationPlan, PlannedResource
+from helpers.waiting import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
 RAW = 0x7000_0000_0000  # handles of streams that are never passed to the driver
@@ -36,6 +38,8 @@ def in_another_thread(work, *arguments) -> None:
     thread = threading.Thread(target=work, args=arguments)
     thread.start()
     thread.join()
+    # Python's part of it has ended; what the C library and gpumem keep for it ends with the rest.
+    wait_until(lambda: not os.path.exists(f"/proc/self/task/{thread.native_id}"))
 
 
 def arena_of(backing: str) -> None:
@@ -89,6 +93,8 @@ def heap_bytes() -> int:
     look = ctypes.CDLL(None).mallinfo2
     look.restype = Mallinfo
     gc.collect()
+    gpumem.Device("host").synchronize()  # what is queued is on the heap until a worker has done it
+    gpumem.Device("host").free_bytes  # noqa: B018  # gives back what nothing refers to
     found = look()
     return found.handed_out + found.mapped
 
