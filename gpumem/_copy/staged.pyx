@@ -252,7 +252,9 @@ def staging_arena(device):
     arena = arenas.get(device)
     if arena is None or arena.closed or context_is_dead(&arena.driver_device.context):
         memory = MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
-        arena = arenas[device] = Arena(memory, {"max_mem": STAGING_LIMIT},
+        # It waits for nothing: dropped pinned memory goes back only when the device is idle, and
+        # whoever gets no ring goes the slower way.
+        arena = arenas[device] = Arena(memory, {"max_mem": STAGING_LIMIT, "oom_wait_ms": 0},
                                        name=f"staging for {device}")
     return arena
 
