@@ -93,6 +93,7 @@ class Scenario:
 
 
 def alive(host):
+    gpumem.Device("host").synchronize()  # where a call failed, an arena stays until such a wait
     release_retired()  # ended arenas give their memory back
     return given_out()
 
