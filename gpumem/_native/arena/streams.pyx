@@ -83,13 +83,18 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         store32(&stream.dirty, True)
 
 
-cdef CUresult record_event(DeviceContext* context, CUstream stream, CUevent* event) noexcept nogil:
-    # Never into a capture: the event would become a part of the graph and never complete.
+cdef bint may_capture(DeviceContext* context, CUstream stream) noexcept nogil:
+    # Also where the driver does not say.
     cdef uint64_t capture
     cdef CUgraph graph
     cdef bint unknown
+    return stream_captures(context, stream, &capture, &graph, &unknown) or unknown
+
+
+cdef CUresult record_event(DeviceContext* context, CUstream stream, CUevent* event) noexcept nogil:
+    # Never into a capture: the event would become a part of the graph and never complete.
     cdef CUresult code
-    if stream_captures(context, stream, &capture, &graph, &unknown) or unknown:
+    if may_capture(context, stream):
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     code = context_enter(context)
     if code != CUDA_SUCCESS:
@@ -230,11 +235,8 @@ cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
 
 cdef bint stream_is_idle(DeviceContext* context, CUstream stream) noexcept nogil:
     # A query would invalidate a capture.
-    cdef uint64_t capture
-    cdef CUgraph graph
-    cdef bint unknown
     cdef CUresult code
-    if stream_captures(context, stream, &capture, &graph, &unknown) or unknown:
+    if may_capture(context, stream):
         return False
     code = context_enter(context)
     if code == CUDA_SUCCESS:
