@@ -14,6 +14,8 @@ from hypothesis import settings
 PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 os.environ.setdefault("GPUMEM_HOST_CAPACITY", str(PHYSICAL))
 
+from helpers.given_out import bring_to_rest  # noqa: E402
+
 import gpumem  # noqa: E402
 from gpumem._testing import host_device  # noqa: E402
 
@@ -34,6 +36,12 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def at_rest():
+    """A file's tests count what exists: what earlier files left ends before, not in between."""
+    bring_to_rest()
 
 
 @pytest.fixture

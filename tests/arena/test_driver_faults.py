@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
-from helpers.given_out import given_out
+from helpers.given_out import bring_to_rest, given_out
 
 import gpumem
-from gpumem._testing.arenas import release_retired
 
 MIB = 1 << 20
 EDGE = 256  # bytes at either end of a block
@@ -92,9 +91,8 @@ class Scenario:
         assert self.arena.closed
 
 
-def alive(host):
-    gpumem.Device("host").synchronize()  # where a call failed, an arena stays until such a wait
-    release_retired()  # ended arenas give their memory back
+def left():
+    bring_to_rest()
     return given_out()
 
 
@@ -131,13 +129,13 @@ def test_arena_survives_a_failure_of_any_driver_call(host, backing, error, part,
     streams = [gpumem.Stream("host"), gpumem.Stream("host")]
     with gpumem.Arena("host", {"backing": "regions"}) as arena:
         arena.allocate(256).close()  # the stream that gives regions back stays for good
-    before = alive(host)
+    before = left()
     calls = host.call_count()
     scenario = Scenario(config, streams)
     in_a_thread(scenario.go)
     assert not scenario.errors
     del scenario
-    assert alive(host) == before
+    assert left() == before
     total = host.call_count() - calls
     failed = 0
     for number in range(part + 1, total + 1, parts):
@@ -150,5 +148,5 @@ def test_arena_survives_a_failure_of_any_driver_call(host, backing, error, part,
             host.clear_faults()
         failed += bool(scenario.errors)
         del scenario
-        assert alive(host) == before
+        assert left() == before
     assert failed, "no call mattered"

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+
+import gpumem
 from gpumem._testing import host_device
+from gpumem._testing.arenas import release_retired
 
 
 def given_out() -> dict[str, int]:
     """Count it by kind, without the workers of streams: they are kept, and end when idle."""
     return {name: count for name, count in host_device.live().items() if name != "workers"}
+
+
+def bring_to_rest() -> None:
+    """Let go of what only cycles and unfinished work keep: earlier tests leave some of either."""
+    gc.collect()
+    gpumem.Device("host").synchronize()  # an arena whose end failed stays until such a wait
+    release_retired()
