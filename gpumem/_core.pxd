@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._buffer cimport Buffer, Stream
 from gpumem._native.arena cimport Block
-from gpumem._resource.arena cimport ArenaBase, Captures, GraphPool
+from gpumem._resource.arena cimport Captures, GraphPool, SleepingArena
 
 # Where a block lies: among others; alone; alone in memory that other processes may be given; alone
 # in memory that transports can register.
@@ -14,8 +14,7 @@ cdef enum Region:
     SHARED_REGION
     TRANSPORT_REGION
 
-cdef class Arena(ArenaBase):
-    cdef uint32_t default_slot          # of the default stream
+cdef class Arena(SleepingArena):
     cdef Stream last_stream             # named last, while it has its slot; one of gpumem's own
     cdef uint32_t last_slot
     cdef list stale                     # released stream objects, until no call is under way

@@ -16,24 +16,24 @@ from gpumem._native.arena cimport (
     arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
     arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease, arena_leave, ARENA_MISS,
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
-    arena_reserved, arena_reserved_now, arena_reset_peaks, arena_reset_stream, arena_resume,
-    arena_set_limit, arena_shrink, arena_stream, arena_suspend, ArenaCore, arenas_release_retired,
-    ArenaSettings, Block, heap_suspend, slot_drop, slot_retain, STATE_CLOSED, STATE_SUSPENDED,
+    arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_stream,
+    arenas_release_retired, ArenaSettings, Block, slot_drop, slot_retain, STATE_CLOSED,
+    STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, synchronize_device
+from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream
 from gpumem._resource.arena cimport (
     add_listed_peers, ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool,
     join_budget, least_limit, make_heap, make_pool, make_source, note_registration,
     raise_over_budget, raise_status, relieve, require_shareable, require_transport,
-    retained_regions, settings_from, source_keep, takes_pages, under_pressure,
+    retained_regions, settings_from, SleepingArena, source_keep, takes_pages, under_pressure,
     warn_of_idle_settings,
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lock cimport lock_acquire, lock_release
-from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
+from gpumem._support.lease cimport Lease, Uses, uses_free
 from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
@@ -50,7 +50,7 @@ cdef enum:
 
 
 @cython.final
-cdef class Arena(ArenaBase):
+cdef class Arena(SleepingArena):
     """A stream-aware best-fit-with-coalescing arena over one memory.
 
     Takes regions from the driver and hands out blocks of them. A block is at least 256-byte
@@ -512,119 +512,6 @@ cdef class Arena(ArenaBase):
         with nogil:
             arena_reset_peaks(self.core)
 
-    # ---- sleeping --------------------------------------------------------------------------------
-
-    def suspend(self):
-        """Give all memory back to the driver; the bytes of live blocks wait on the host.
-
-        Addresses stay: after `resume`, pointers, tensors over them and captured graphs are valid
-        as before. Waits for everything queued on the device; Ctrl-C ends that wait, and the arena
-        goes on. From here to `resume` no work may be queued on the arena's blocks, and allocating
-        raises `SuspendedError`; buffers may be dropped, and are then not copied back. Persistent
-        blocks are included. Shareable blocks and those for a transport stay as they are, as others
-        may use them. Idempotent.
-
-        Returns
-        -------
-        int
-            Bytes that the device has back.
-
-        Raises
-        ------
-        InUseError
-            A registration of a block is held (see `Buffer.register`), other than of a block for
-            ``transport="ipc"``. Or, of memory that the CPU reads, a view of a block is alive.
-            Nothing is changed.
-        ConfigError
-            The arena has regions: their addresses cannot be kept.
-        OutOfMemoryError
-            The host has no memory for the copy; the arena goes on as before.
-        DriverError
-            The driver refused; the arena goes on as before.
-        SuspendedError
-            The driver refused to unmap a page, and then to undo what was done: the arena is
-            suspended, its bytes are in the copy, and some memory has not gone back. `resume` can
-            be tried.
-        ClosedError
-            The arena is closed, or belongs to the parent of a fork.
-
-        Examples
-        --------
-        >>> arena = Arena("host")
-        >>> weights = arena.allocate_persistent(1 << 20)
-        >>> arena.suspend(), arena.stats().reserved
-        (2097152, 0)
-        >>> arena.resume()
-        >>> weights.close()
-        """
-        cdef uint64_t held = arena_reserved(self.core)
-        cdef int status
-        self._require_awake_or_asleep()
-        if self.core.closed == STATE_SUSPENDED:
-            return 0
-        if self.registered:
-            raise InUseError(f"arena {self.name!r} cannot be suspended: {self.registered} "
-                             "registrations of its blocks are held")
-        # A registration counts as a view; those left are of blocks that a suspend leaves.
-        views = views_alive(&self.core.views) - self.registered_fixed
-        if self.cpu_can_read and views:
-            raise InUseError(f"arena {self.name!r} cannot be suspended: {views} views of its "
-                             "blocks are alive, and the CPU could read them")
-        # Ctrl-C ends this wait; the one below is for what was queued meanwhile.
-        synchronize_device(&self.driver_device.context)
-        with nogil:
-            if self.core.heap != NULL:
-                status = heap_suspend(self.core)
-            else:
-                status = arena_suspend(self.core)
-        if status != ARENA_OK:
-            raise_status(self, self.stats().in_use, 0, self.default_slot, status)
-        return held - arena_reserved_now(self.core)
-
-    def resume(self):
-        """Make the memory of a suspended arena again, at the same addresses, with its bytes.
-
-        Returns when they are there: copies on the device's legacy default stream, and so waits for
-        what is queued on it. Idempotent.
-
-        Raises
-        ------
-        OutOfMemoryError, DriverError
-            The driver refused, or its budget (BudgetExceededError); the arena is still suspended,
-            and this can be tried again.
-        ConfigError, ClosedError
-            As `suspend`.
-
-        Examples
-        --------
-        >>> import gpumem
-        >>> arena = gpumem.Arena("host")
-        >>> buffer = arena.allocate(1000)
-        >>> with memoryview(buffer) as view:
-        ...     view[0] = 7
-        >>> address, _ = buffer.ptr, arena.suspend()
-        >>> arena.resume()
-        >>> buffer.ptr == address, memoryview(buffer)[0]
-        (True, 7)
-        """
-        cdef int status
-        self._require_awake_or_asleep()
-        with nogil:
-            status = arena_resume(self.core)
-        if status == ARENA_OVER_BUDGET:
-            status = under_pressure(self, resume_again, self.stats().in_use)
-        if status != ARENA_OK:
-            raise_status(self, self.stats().in_use, 0, self.default_slot, status)
-
-    def _require_awake_or_asleep(self):
-        self.require_own()
-        self.require_open()
-        if context_is_dead(&self.driver_device.context):
-            raise_status(self, 0, 0, self.default_slot, ARENA_DEAD)
-        if not self.core.settings.paged:
-            raise ConfigError(f"arena {self.name!r} has backing = 'regions', which cannot be "
-                              "suspended; backing = 'virtual' can")
-
     # ---- graphs ----------------------------------------------------------------------------------
 
     def capture(self, stream=None, *, pool=None):
@@ -908,10 +795,6 @@ cdef class Arena(ArenaBase):
         self.stale = []
         if self.heap is not None:
             self.heap.tell()
-
-
-cdef int resume_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
-    return arena_resume(core)
 
 
 cdef void open_event_source(Arena arena) except *:

@@ -134,8 +134,8 @@ def test_folders_stay_small_enough_to_look_through():
             assert len(names) <= 30, f"{folder.relative_to(PACKAGE)} holds {len(names)} modules"
 
 
-def test_compiled_modules_are_at_most_eighty():
-    assert len([path for path in sources() if path.suffix == ".pyx"]) <= 80
+def test_compiled_modules_are_at_most_ninety():
+    assert len([path for path in sources() if path.suffix == ".pyx"]) <= 90
 
 
 def test_picture_of_the_layers_shows_what_the_test_holds():

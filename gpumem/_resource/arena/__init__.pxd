@@ -10,4 +10,5 @@ from gpumem._resource.arena.settings cimport (
     add_listed_peers, choose_backing, note_registration, require_shareable, require_transport,
     settings_from, takes_pages, warn_of_idle_settings,
 )
+from gpumem._resource.arena.sleep cimport SleepingArena
 from gpumem._resource.arena.source cimport make_source, Source, source_keep

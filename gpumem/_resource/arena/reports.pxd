@@ -15,6 +15,7 @@ cdef class ArenaBase(MemoryResource):
     cdef ArenaCore* core
     cdef readonly object config         # ArenaConfig
     cdef Heap heap                      # None without debug
+    cdef uint32_t default_slot          # of the default stream
     cdef Source source                  # where regions come from instead of the driver; or None
 
     cdef int require_outside_source(self) except -1

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cpython.object cimport Py_TPFLAGS_HEAPTYPE
+from cpython.object cimport Py_TPFLAGS_BASETYPE
 from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free, qsort
 
@@ -48,9 +48,9 @@ cdef class ArenaBase(MemoryResource):
     """The counters, blocks, peers and checks of an arena; `gpumem.Arena` adds the rest."""
 
     def __cinit__(self, *arguments, **keywords):
-        # Only Arena, which is final, makes a core: another class would have none.
-        if type(self) is ArenaBase or type(self).__flags__ & Py_TPFLAGS_HEAPTYPE:
-            raise TypeError("an ArenaBase is made as an Arena")
+        # Only Arena makes a core, and it alone is final: another class would have none.
+        if type(self).__flags__ & Py_TPFLAGS_BASETYPE:
+            raise TypeError(f"{type(self).__name__} is made as an Arena")
 
     def stats(self):
         """Return the counters of this moment as `Stats`.
