@@ -89,6 +89,8 @@ class SessionOptions:
         object.__setattr__(self, "external_allocator", _allocator(self.external_allocator))
         if self.arena is not None and not isinstance(self.arena, ArenaConfig | Mapping):
             raise _bad("arena", self.arena, "an ArenaConfig or a mapping")
+        if isinstance(self.arena, Mapping):
+            read_prefixes(self.arena)
         self._require_no_conflict()
         object.__setattr__(self, "use_ep_level_unified_stream", self.unified_stream)
 
@@ -97,7 +99,7 @@ class SessionOptions:
         if isinstance(stream, str):
             stream = _handle("user_compute_stream", stream)
             object.__setattr__(self, "user_compute_stream", stream)
-        if isinstance(stream, bool) or (isinstance(stream, int) and not 0 <= stream < 1 << 64):
+        if isinstance(stream, int) and not _is_handle(stream):
             raise _bad("user_compute_stream", stream, "a stream, or a handle from 0 to 2**64 - 1")
         given = stream is not None
         if flag is None:
@@ -271,9 +273,13 @@ def _handle(key: str, text: str) -> int:
     """Read a handle or an address: the whole text is one number."""
     if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}", text):
         number = int(text, 16 if text[:2] in ("0x", "0X") else 10)
-        if number < 1 << 64:
+        if _is_handle(number):
             return number
     raise _bad(key, text, "a whole number, decimal or 0x..., from 0 to 2**64 - 1")
+
+
+def _is_handle(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
 def _allocator(given: Any) -> MemoryResource | tuple[Any, Any, Any] | None:
@@ -298,9 +304,10 @@ def _allocator(given: Any) -> MemoryResource | tuple[Any, Any, Any] | None:
                 f"external_allocator has no {name}: alloc and free are given together, "
                 "with or without empty_cache"
             )
-        no_address = isinstance(part, bool) or not isinstance(part, int)
-        if not missing and not callable(part) and no_address:
-            raise _bad(f"external_allocator's {name}", part, "a callable or an address")
+        if not missing and not callable(part) and not _is_handle(part):
+            raise _bad(
+                f"external_allocator's {name}", part, "a callable, or an address below 2**64"
+            )
     return (parts[0], parts[1], parts[2] or None)
 
 

@@ -116,6 +116,27 @@ def test_incomplete_callbacks_are_refused(parts):
         SessionOptions.from_mapping(parts)
 
 
+@pytest.mark.parametrize("bad", [-1, 1 << 64, pytest.param(1 << 20_000, id="2**20000"), True, 1.5])
+@pytest.mark.parametrize("place", range(3))
+def test_callbacks_by_address_are_within_the_address_space(place, bad):
+    parts = [4096, 8192, 12288]
+    parts[place] = bad
+    with pytest.raises(ConfigError, match=r"external_allocator's .*an address below 2\*\*64"):
+        SessionOptions(external_allocator=tuple(parts))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_mem": 1 << 20_000}, "invalid max_mem = of type int and too large to show"),
+        ({"nonsense": 1}, "unknown key 'nonsense'"),
+    ],
+)
+def test_settings_of_the_arena_are_checked_when_options_are_made(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        SessionOptions(arena=settings)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
