@@ -1,8 +1,8 @@
 """Build the compiled modules; everything declarative is in pyproject.toml.
 
 Each module is cythonized, compiled and linked in one go, beside others on every core. Only what
-changed is built: a module is made from its .pyx, the .pxd files that it cimports, and the headers
-that these and its C files include.
+changed is built: a module is made from its .pyx, the .pxd files that it cimports, the headers that
+these and its C files include, and this file.
 
 Switches, each an environment variable set to 1:
 
@@ -88,9 +88,11 @@ CYTHON = {
         "wraparound": False,
         "cdivision": True,
         "initializedcheck": DEBUG,
+        # Methods are descriptors, which check the type of self; plain functions would not. Their
+        # signatures lie where the interpreter looks for them, and docstrings are clean.
+        "binding": False,
         "embedsignature": True,
-        "embedsignature.format": "python",
-        "binding": True,
+        "embedsignature.format": "clinic",
         "auto_pickle": False,
         "linetrace": COVERAGE,
     },
@@ -181,10 +183,16 @@ class BuildModules(build_ext):
 
     def build_one(self, module: Extension) -> None:
         """Cythonize, compile and link one module, if it is out of date."""
-        anew = self.force and (OTHER_C or not SANITIZED)
+        anew = (self.force and (OTHER_C or not SANITIZED)) or is_outdated(module)
         (generated,) = cythonize([module], force=anew, **CYTHON)
         module.sources = generated.sources
         self.build_extension(module)
+
+
+def is_outdated(module: Extension) -> bool:
+    """Return whether a module's C was made before this file changed: by other directives."""
+    generated = Path(str(CYTHON["build_dir"]), *module.name.split(".")).with_suffix(".c")
+    return generated.exists() and generated.stat().st_mtime < os.path.getmtime(__file__)
 
 
 def source_bytes(module: Extension) -> int:

@@ -624,7 +624,7 @@ cdef void end_lease(void* kept, int64_t number) noexcept nogil:
 
 # ---- Memory that work of others uses -------------------------------------------------------------
 
-def order_behind(Buffer buffer, Stream stream):
+def order_behind(Buffer buffer not None, Stream stream not None):
     """Order later work of `stream` after what a buffer's stream has, and what copies use of it.
 
     Where an arena gives access on use, the stream's device gets it. The CPU waits where no event
@@ -638,7 +638,7 @@ def order_behind(Buffer buffer, Stream stream):
         order_stream(buffer, stream.handle, stream.driver_device)
 
 
-def retain_until_done(Buffer buffer, Stream stream):
+def retain_until_done(Buffer buffer not None, Stream stream not None):
     """Retain a buffer's memory until what is queued on `stream` now is done.
 
     Nothing waits: a block of the same device is held back by `Buffer.record_stream` when it is

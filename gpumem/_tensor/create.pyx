@@ -265,7 +265,7 @@ def _seen(array, name):
     return tensor
 
 
-def _require_alike(Tensor dst, Tensor src):
+def _require_alike(Tensor dst not None, Tensor src not None):
     if dst.element.dtype != src.element.dtype:
         raise TypeError(f"dst has dtype {dst.dtype} and src {src.dtype}: a copy converts nothing, "
                         "so view() or convert one of them first")
@@ -274,7 +274,7 @@ def _require_alike(Tensor dst, Tensor src):
                          "nothing, so give src the shape of dst first")
 
 
-def _require_writable(Tensor dst):
+def _require_writable(Tensor dst not None):
     if dst.is_read_only:
         raise BufferError(f"{dst!r} is read-only: it cannot be copied into")
     # The order of the writes is not defined, so no two elements may share a byte.

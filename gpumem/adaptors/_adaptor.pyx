@@ -271,7 +271,7 @@ cdef class Adaptor(MemoryResource):
         block.stream = (<MemoryResource>block.home).stream_at(slot)
 
 
-def serve_from(MemoryResource upstream, nbytes, stream, options, persistent):
+def serve_from(MemoryResource upstream not None, nbytes, stream, options, persistent):
     """Allocate from one upstream with the arguments of the adaptor's call."""
     if persistent:
         return upstream.allocate_persistent(nbytes)
@@ -283,7 +283,7 @@ def report(error, where):
     report_unraisable(error, where)
 
 
-def handle_or_zero(MemoryResource resource, stream):
+def handle_or_zero(MemoryResource resource not None, stream):
     """Return a stream's handle for the event of a failure; 0 if the stream is the reason."""
     cdef CUstream handle = NULL
     try:

@@ -13,11 +13,18 @@ PACKAGE = ROOT / "gpumem"
 
 
 @pytest.fixture(scope="module")
-def modules():
+def script():
+    """What setup.py defines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+
+
+@pytest.fixture(scope="module")
+def modules(script):
     """Every module's extension by its name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        script = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
         return {module.name: module for module in script["extensions"]()}
 
 
@@ -97,3 +104,19 @@ def test_missing_headers_of_python_are_one_line_before_anything_is_built(tmp_pat
     line = refusal(tmp_path, before="sysconfig.get_path = lambda name: '/nowhere'")
     assert "needs Python's headers" in line
     assert "/nowhere" in line
+
+
+def test_module_made_before_setup_py_changed_is_made_anew(script, modules, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = modules["gpumem._native.bfc.table"]
+    assert not script["is_outdated"](module)  # there is nothing yet
+    made = tmp_path.joinpath(script["CYTHON"]["build_dir"], *module.name.split(".")).with_suffix(
+        ".c"
+    )
+    made.parent.mkdir(parents=True)
+    made.touch()
+    changed = os.path.getmtime(ROOT / "setup.py")
+    os.utime(made, (changed - 1, changed - 1))
+    assert script["is_outdated"](module)
+    os.utime(made, (changed + 1, changed + 1))
+    assert not script["is_outdated"](module)

@@ -57,7 +57,7 @@ def _fill():
     # 1: the legacy default stream is stream 0; 2: each thread's own is.
     flags = 2 if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") == "1" else 1
     ask = functools.partial(_address_of, driver.cuGetProcAddress, flags)
-    version = spoken = _driver_version(ask(b"cuDriverGetVersion", 2020))
+    version = spoken = driver_version(ask(b"cuDriverGetVersion", 2020))
     for i in range(DRIVER_ENTRY_COUNT):
         address = 0
         if driver_entries[i].version <= version:
@@ -89,8 +89,8 @@ def _address_of(get, flags, name, version):
     return address if int(status) == 0 and address else 0
 
 
-def _driver_version(uintptr_t address):
-    """Return the CUDA version that the driver speaks; 0 where it cannot be asked."""
+cdef int driver_version(uintptr_t address) except -1:
+    # 0 where it cannot be asked.
     cdef int version = 0
     if address:
         (<CUresult (*)(int*) noexcept nogil><void*>address)(&version)
@@ -116,5 +116,7 @@ def missing_functions():
 
 
 def open_device(int ordinal):
-    """Open a CUDA device; the caller has seen that `ordinal` is below device_count()."""
+    """Open a CUDA device; raise ValueError if there is none of that number."""
+    if not 0 <= ordinal < device_count():
+        raise ValueError(f"unknown device 'cuda:{ordinal}'")
     return open_driver_device(&table, "cuda", ordinal)

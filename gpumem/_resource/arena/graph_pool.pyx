@@ -167,6 +167,7 @@ cdef class GraphPool:
         return f"<gpumem.GraphPool {self.name!r}{', closed' if self.closed else ''}>"
 
 
+@cython.embedsignature(False)     # its functions have theirs
 class Capture:
     """The context in which a pool serves a stream; made by `Arena.capture`."""
 

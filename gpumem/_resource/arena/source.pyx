@@ -84,6 +84,7 @@ cdef object callable_of(object given, str name):
     return method
 
 
+@cython.embedsignature(False)     # its functions have theirs
 class Upstream:
     """A resource as a source: each region of the arena is one of its buffers.
 

@@ -499,7 +499,7 @@ cdef enum:
 
 # ---- Memory of a graphics driver -----------------------------------------------------------------
 
-def import_external(wanted, int driver_type, Handle file, start=0):
+def import_external(wanted, int driver_type, Handle file not None, start=0):
     """Import an allocation by the driver's external memory, and map it whole.
 
     `start` is how many bytes of the file come before the allocation.
@@ -511,7 +511,7 @@ def import_external(wanted, int driver_type, Handle file, start=0):
     return map_external(wanted, &handle, file, start)
 
 
-def import_windows(wanted, int driver_type, Handle handle):
+def import_windows(wanted, int driver_type, Handle handle or None):
     """The same by an NT handle, or by a name where `handle` is None; the handle stays ours."""
     cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC given
     cdef bytes name
@@ -561,7 +561,7 @@ cdef object map_external(object wanted, CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle
 
 # ---- Physical memory of the driver's virtual memory management -----------------------------------
 
-def import_physical(wanted, Handle file):
+def import_physical(wanted, Handle file not None):
     """Import a physical allocation and map it whole."""
     cdef Mapping* mapping = new_mapping(wanted, 0, None)
     cdef CUmemAllocationProp prop
@@ -636,7 +636,7 @@ cdef CUresult allow(Mapping* mapping, const CUmemAllocationProp* prop,
 
 # ---- Host memory ---------------------------------------------------------------------------------
 
-def import_file(wanted, Handle file):
+def import_file(wanted, Handle file not None):
     """Map a file in memory, shared, and make its pages known to the driver."""
     cdef Mapping* mapping
     cdef bint read_only = wanted.descriptor.read_only
@@ -734,7 +734,7 @@ cdef int require_success(Mapping* mapping, CUresult code, const char* call) exce
     return check(context.table, code, call.decode())
 
 
-def require_bytes(Handle file, size):
+def require_bytes(Handle file not None, size):
     """Raise BadHandleError for a file that is smaller than described."""
     try:
         there = os.fstat(file.fileno()).st_size
