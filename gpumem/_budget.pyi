@@ -10,9 +10,9 @@ _Count: TypeAlias = Literal["reserved", "in_use"]
 class Budget:
     def __init__(
         self,
-        limit: SupportsIndex | None,
+        limit: SupportsIndex | str | None,
         *,
-        soft: SupportsIndex | None = None,
+        soft: SupportsIndex | str | None = None,
         parent: Budget | None = None,
         name: str | None = None,
         on_pressure: _Callback | None = None,
@@ -44,7 +44,7 @@ class Budget:
     @property
     def free(self) -> int | None: ...
     def holders(self) -> tuple[tuple[str, int], ...]: ...
-    def reserve(self, nbytes: SupportsIndex) -> Reservation: ...
+    def reserve(self, nbytes: SupportsIndex | str) -> Reservation: ...
 
 @final
 class Reservation:

@@ -18,6 +18,7 @@ from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._support.arguments import require
 from gpumem._support.releases import release_retired
+from gpumem._support.sizes import whole_bytes
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
 
@@ -56,11 +57,12 @@ cdef class Budget:
 
     Parameters
     ----------
-    limit : int or None
-        Bytes, 0 to 2**63 - 1, that are never passed. None: only the levels above limit it.
-    soft : int, optional
-        Bytes, `limit` at most, from which on `on_pressure` is called, once each time that `used`
-        passes them; no request fails because of it.
+    limit : int, str or None
+        Bytes, 0 to 2**63 - 1, or a text such as ``"20GiB"``, that are never passed. None: only the
+        levels above limit it.
+    soft : int or str, optional
+        Bytes, alike, `limit` at most, from which on `on_pressure` is called, once each time that
+        `used` passes them; no request fails because of it.
     parent : Budget, optional
         The level above.
     name : str, optional
@@ -257,8 +259,8 @@ cdef class Budget:
 
         Parameters
         ----------
-        nbytes : int
-            Bytes, 0 or more.
+        nbytes : int or str
+            Bytes, 0 or more, or a text such as ``"2GiB"``.
 
         Returns
         -------
@@ -400,10 +402,7 @@ cdef uint64_t bytes_of(str what, object value, bint needed=False) except? <uint6
     """Read a number of bytes; None, where it is allowed, means no limit."""
     if value is None and not needed:
         return BUDGET_UNLIMITED
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        accepted = "an integer" if needed else "an integer or None"
-        raise TypeError(f"{what} must be {accepted}, not {type(value).__name__}")
-    number = value.__index__()
+    number = whole_bytes(what, value)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"invalid {what} = {number}: expected 0 to {(1 << 63) - 1} bytes")
     return number

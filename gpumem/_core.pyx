@@ -72,6 +72,9 @@ cdef class Arena(SleepingArena):
         Where the bytes live: ``"cuda:0"``, ``"cuda:0/host_accessible"``, ``"host"``.
     config : ArenaConfig or Mapping, optional
         Settings; a mapping is read by `ArenaConfig.from_mapping`.
+    **settings
+        Fields of `ArenaConfig` by name, as ``max_mem="1GiB"``. They replace those of an ArenaConfig
+        in `config`; a mapping there may not give them other values.
     source : optional
         Where regions come from instead of the driver: an object with ``allocate(nbytes)``, which
         returns an address or None, and ``free(address, nbytes)``; a `MemoryResource` of the same
@@ -104,7 +107,7 @@ cdef class Arena(SleepingArena):
     ValueError
         The memory does not exist here.
     TypeError
-        `budget` is not a Budget.
+        `budget` is not a Budget, or a keyword is no setting.
     ConfigError
         A setting is invalid.
     DriverError
@@ -118,7 +121,7 @@ cdef class Arena(SleepingArena):
     Examples
     --------
     >>> import gpumem
-    >>> arena = gpumem.Arena("host")
+    >>> arena = gpumem.Arena("host", max_mem="1GiB")
     >>> with arena.allocate(4096) as buffer:
     ...     memoryview(buffer)[0] = 7
     >>> arena.stats().in_use
@@ -130,16 +133,11 @@ cdef class Arena(SleepingArena):
     """
 
     def __cinit__(self, memory, config=None, *, source=None, budget=None, count="reserved",
-                  default_stream=None, debug_heap=None, name=None):
+                  default_stream=None, debug_heap=None, name=None, **given):
         cdef ArenaSettings settings
         cdef Backing backing
         resource_init(self, memory, name)
-        if config is None:
-            self.config = ArenaConfig()
-        elif isinstance(config, ArenaConfig):
-            self.config = config
-        else:
-            self.config = ArenaConfig.from_mapping(config)
+        self.config = ArenaConfig._given(config, given)
         self.config._require_arena()
         settings_from(self.config, &settings)
         self.extra = extra_for(alignment_in(self.memory))
@@ -169,7 +167,7 @@ cdef class Arena(SleepingArena):
         self.obtains_slowly = self.default_per_thread or self.extra != 0
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
-                 default_stream=None, debug_heap=None, name=None):
+                 default_stream=None, debug_heap=None, name=None, **settings):
         pass        # __cinit__ has made it
 
     def __del__(self):
@@ -392,8 +390,8 @@ cdef class Arena(SleepingArena):
 
         Parameters
         ----------
-        nbytes : int
-            Bytes to have free beyond what is in use now.
+        nbytes : int or str
+            Bytes, or a text such as ``"2GiB"``, to have free beyond what is in use now.
 
         Raises
         ------
@@ -473,8 +471,8 @@ cdef class Arena(SleepingArena):
 
         Parameters
         ----------
-        nbytes : int
-            Bytes; 0 is unlimited.
+        nbytes : int or str
+            Bytes, or a text such as ``"2GiB"``; 0 is unlimited.
 
         Raises
         ------

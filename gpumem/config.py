@@ -1,8 +1,9 @@
 """Settings of arenas and pools: typed fields and their string keys.
 
-A mapping may name a field bare (``max_mem``), as ``arena.max_mem``, or under a prefix of ONNX
-Runtime's style, ``ep.<name>.arena.max_mem`` (a session's) or ``ep_factory.<name>.arena.max_mem``
-(an environment's). Nothing is ignored: an unknown key, a malformed or out-of-range value, or one
+A number of bytes may be a text with a unit, ``"512MiB"`` or ``"2GB"``. A mapping may name a field
+bare (``max_mem``), as ``arena.max_mem``, or under a prefix of ONNX Runtime's style,
+``ep.<name>.arena.max_mem`` (a session's) or ``ep_factory.<name>.arena.max_mem`` (an environment's).
+Nothing is ignored: an unknown key, a malformed or out-of-range value, or one
 option given twice with different values is a ConfigError naming key, value and accepted range. A
 valid setting that has no effect on an object gives a ConfigWarning when the object is made, or is
 refused where it asks for what the object cannot be.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 from gpumem._support.arguments import is_integer
+from gpumem._support.sizes import MOST_BYTES, is_size_with_unit, parse_size
 from gpumem._support.texts import shown, visible
 from gpumem.device import Device, _means
 from gpumem.errors import ConfigError
@@ -26,7 +28,6 @@ __all__ = ["ArenaConfig", "PoolConfig"]
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
-MAX_BYTES = (1 << 63) - 1
 MAX_UNSIGNED = (1 << 64) - 1
 MAX_NODE = 1023
 
@@ -49,6 +50,21 @@ def _integer(low: int, high: int) -> Callable[[str, object], int]:
         if not is_integer or not low <= operator.index(number) <= high:
             raise _bad(key, value, f"an integer from {low} to {high}")
         return operator.index(number)
+
+    return parse
+
+
+def _size(low: int, high: int) -> Callable[[str, object], int]:
+    integer = _integer(low, high)
+
+    def parse(key: str, value: object) -> int:
+        try:
+            if isinstance(value, str) and is_size_with_unit(value):
+                value = parse_size(value)
+            return integer(key, value)
+        except ConfigError:
+            accepted = f'an integer from {low} to {high}, or a size such as "512MiB"'
+            raise _bad(key, value, accepted) from None
 
     return parse
 
@@ -181,10 +197,34 @@ class _Settings:
         ConfigError
             Unknown key, bad value, or one option given twice with different values.
         """
+        return cls(**cls._values(cls._items_of(mapping), name))
+
+    @classmethod
+    def _given(
+        cls, config: Self | Mapping[str, object] | None, settings: Mapping[str, object]
+    ) -> Self:
+        """Return `config` with the settings that a constructor was given as keywords.
+
+        They replace those of an object; a mapping may give none of them with another value.
+        """
+        for name in settings:
+            if name not in cls._parsers():
+                raise TypeError(
+                    f"unexpected keyword argument {name!r}; the settings of {cls._OF} are "
+                    + ", ".join(cls._parsers())
+                )
+        if isinstance(config, cls):
+            return replace(config, **settings) if settings else config
+        if config is None:
+            return cls(**settings)
+        return cls(**cls._values([*cls._items_of(config), *settings.items()]))
+
+    @classmethod
+    def _items_of(cls, mapping: object) -> Iterable[tuple[object, object]]:
         if not isinstance(mapping, Mapping):
             kind = type(mapping).__name__
             raise TypeError(f"{cls._OF} takes {cls.__name__} or a mapping, not {kind}")
-        return cls(**cls._values(mapping.items(), name))
+        return mapping.items()
 
     @classmethod
     def from_text(cls, text: str, name: str | None = None) -> Self:
@@ -337,14 +377,14 @@ class ArenaConfig(_Settings):
     extend_strategy: str = _setting(
         "next_power_of_two", _choice(next_power_of_two="0", same_as_requested="1")
     )
-    initial_chunk_size_bytes: int = _setting(MIB, _integer(1, 2**31 - 1))
-    max_dead_bytes_per_chunk: int = _setting(128 * MIB, _integer(1, 2**31 - 1))
-    initial_growth_chunk_size_bytes: int = _setting(2 * MIB, _integer(1, 2**31 - 1))
-    max_power_of_two_extend_bytes: int = _setting(GIB, _integer(1, MAX_BYTES))
-    max_mem: int = _setting(0, _integer(0, MAX_BYTES))
+    initial_chunk_size_bytes: int = _setting(MIB, _size(1, 2**31 - 1))
+    max_dead_bytes_per_chunk: int = _setting(128 * MIB, _size(1, 2**31 - 1))
+    initial_growth_chunk_size_bytes: int = _setting(2 * MIB, _size(1, 2**31 - 1))
+    max_power_of_two_extend_bytes: int = _setting(GIB, _size(1, MOST_BYTES))
+    max_mem: int = _setting(0, _size(0, MOST_BYTES))
     use_cuda_mempool: bool = _setting(False, _boolean)
-    cuda_mempool_release_threshold: int = _setting(0, _integer(0, MAX_UNSIGNED))
-    cuda_mempool_bytes_to_keep_on_shrink: int = _setting(0, _integer(0, MAX_UNSIGNED))
+    cuda_mempool_release_threshold: int = _setting(0, _size(0, MAX_UNSIGNED))
+    cuda_mempool_bytes_to_keep_on_shrink: int = _setting(0, _size(0, MAX_UNSIGNED))
     backing: str = _setting("auto", _choice(auto="", regions="", virtual=""))
     split_rule: str = _setting(None, _choice(tight="", ort=""))  # None: by the backing
     stream_reuse: str = _setting("completed", _choice(completed="", wait="", never=""))
@@ -480,9 +520,9 @@ class PoolConfig(_Settings):
     1024
     """
 
-    release_threshold: int = _setting(0, _integer(0, MAX_UNSIGNED))
-    bytes_to_keep_on_shrink: int = _setting(0, _integer(0, MAX_UNSIGNED))
-    max_size: int = _setting(0, _integer(0, MAX_BYTES))
+    release_threshold: int = _setting(0, _size(0, MAX_UNSIGNED))
+    bytes_to_keep_on_shrink: int = _setting(0, _size(0, MAX_UNSIGNED))
+    max_size: int = _setting(0, _size(0, MOST_BYTES))
     shareable: bool = _setting(False, _boolean)
     reuse_follow_event_dependencies: bool = _setting(True, _boolean)
     reuse_allow_opportunistic: bool = _setting(True, _boolean)

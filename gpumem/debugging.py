@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from gpumem._support.sizes import MOST_BYTES
 from gpumem.config import (
-    MAX_BYTES,
     _bad,
     _boolean,
     _choice,
@@ -24,6 +24,7 @@ from gpumem.config import (
     _optional,
     _setting,
     _Settings,
+    _size,
 )
 from gpumem.errors import ConfigError
 
@@ -100,7 +101,7 @@ class DebugHeapOptions(_Settings):
     guard_byte: int = _setting(0xFD, _integer(0, 255))
     fresh_byte: int | None = _setting(0xFF, _pattern)
     freed_byte: int | None = _setting(0xDD, _pattern)
-    quarantine_bytes: int = _setting(64 << 20, _integer(0, MAX_BYTES))
+    quarantine_bytes: int = _setting(64 << 20, _size(0, MOST_BYTES))
     stack_depth: int = _setting(16, _integer(0, 1000))
     stack_every: int = _setting(1, _integer(1, 1 << 31))
     on_error: str | Callable[[HeapReport], object] = _setting("raise", _on_error)  # noqa: RUF009

@@ -125,6 +125,45 @@ def test_ends_of_a_range_are_accepted_and_what_lies_beyond_is_not(field, low, hi
             ArenaConfig(**{field: value})
 
 
+SIZES = [field for field in NUMBERS if field != "oom_wait_ms"]
+
+
+@pytest.mark.parametrize("field", SIZES)
+def test_bytes_may_have_a_unit(field):
+    assert getattr(ArenaConfig(**{field: "512MiB"}), field) == 512 << 20
+    text = ArenaConfig.from_mapping({f"arena.{field}": "1.5 GB"}).to_mapping()
+    assert text[f"arena.{field}"] == "1500000000"
+
+
+@pytest.mark.parametrize("value", ["512MiBs", "MiB", "1.5B", "-1GiB", "9000000TiB", "1 2MiB"])
+@pytest.mark.parametrize("field", SIZES)
+def test_invalid_size_is_refused_with_key_value_and_range(field, value):
+    with pytest.raises(ConfigError, match=f"^invalid {field} = '{value}': expected .*512MiB"):
+        ArenaConfig(**{field: value})
+
+
+def test_number_of_milliseconds_has_no_unit_of_bytes():
+    with pytest.raises(ConfigError, match="invalid oom_wait_ms = '1kB'"):
+        ArenaConfig(oom_wait_ms="1kB")
+
+
+@pytest.mark.parametrize(
+    ("made", "config"), [(gpumem.Arena, ArenaConfig), (gpumem.DriverPool, gpumem.PoolConfig)]
+)
+def test_settings_may_be_keywords(made, config):
+    name = "max_mem" if config is ArenaConfig else "max_size"
+    expected = config(**{name: 64 << 20})
+    assert made("host", **{name: "64MiB"}).config == expected
+    assert made("host", {name: 64 << 20}, **{name: "64MiB"}).config == expected
+    assert made("host", config(**{name: 1 << 30}), **{name: "64MiB"}).config == expected
+    with pytest.raises(ConfigError, match=f"{name} is given twice with different values"):
+        made("host", {f"arena.{name}": 1 << 30}, **{name: "64MiB"})
+    with pytest.raises(TypeError, match=f"unexpected keyword argument 'limit'; .*{name}"):
+        made("host", limit=5)
+    with pytest.raises(ConfigError, match=f"invalid {name} = 'much'"):
+        made("host", **{name: "much"})
+
+
 @pytest.mark.parametrize(
     ("field", "value", "means"),
     [

@@ -8,6 +8,7 @@ from libc.stdint cimport uint64_t
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 
 from gpumem._support.arguments import power_of_two
+from gpumem._support.sizes import whole_bytes
 from gpumem.errors import ConfigError, OutOfMemoryError
 
 
@@ -17,9 +18,7 @@ cdef enum:
 cdef uint64_t size_of(object nbytes, object resource) except? <uint64_t>-1:
     cdef Py_ssize_t size
     if type(nbytes) is not int:
-        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
-            raise TypeError(f"nbytes must be an integer, not {type(nbytes).__name__}")
-        nbytes = nbytes.__index__()
+        nbytes = whole_bytes("nbytes", nbytes)
     try:
         size = PyLong_AsSsize_t(nbytes)
     except OverflowError:

@@ -229,8 +229,9 @@ cdef class MemoryResource(ResourceBase):
 
         Parameters
         ----------
-        nbytes : int
-            Size in bytes; 0 gives a valid empty Buffer with pointer 0.
+        nbytes : int or str
+            Size in bytes, or a text such as ``"512MiB"``; 0 gives a valid empty Buffer with
+            pointer 0.
         stream : stream, optional
             The stream whose work uses the block first, and on which it goes back; None is the
             device's legacy default stream.
@@ -279,8 +280,8 @@ cdef class MemoryResource(ResourceBase):
 
         Parameters
         ----------
-        nbytes : int
-            Size in bytes.
+        nbytes : int or str
+            Size in bytes, or a text such as ``"512MiB"``.
 
         Raises
         ------

@@ -28,6 +28,7 @@ class DriverPool(MemoryResource):
         count: _Count = "reserved",
         default_stream: _StreamLike = None,
         name: str | None = None,
+        **settings: Any,
     ) -> None: ...
     @classmethod
     def default(

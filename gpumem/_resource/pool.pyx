@@ -62,6 +62,8 @@ cdef class DriverPool(MemoryResource):
         A device whose capability ``memory_pools`` holds.
     config : PoolConfig or Mapping, optional
         Settings of a private pool; a mapping is read by `PoolConfig.from_mapping`.
+    **settings
+        Fields of `PoolConfig` by name, as ``max_size="2GiB"``; as `Arena`.
     handle : int, optional
         A native pool (CUmemoryPool) of that device with another owner. It must outlive this
         object and its buffers.
@@ -78,9 +80,9 @@ cdef class DriverPool(MemoryResource):
     ------
     ConfigError
         The device has no pools, or none that can be shared, or a setting is invalid, or both
-        `config` and `handle` are given.
+        settings and `handle` are given.
     TypeError, ValueError
-        `handle` is not an integer from 1 to 2**64 - 1.
+        `handle` is not an integer from 1 to 2**64 - 1, or a keyword is no setting.
     DriverError
         The driver refused.
 
@@ -105,19 +107,19 @@ cdef class DriverPool(MemoryResource):
     """
 
     def __init__(self, device, config=None, *, handle=None, budget=None, count="reserved",
-                 default_stream=None, name=None):
+                 default_stream=None, name=None, **settings):
         cdef PoolCore* core
         if self.ledger != NULL:
             raise TypeError("DriverPool.__init__ called twice")
-        if handle is not None and config is not None:
-            raise ConfigError("a pool given by its handle is used as it is: config must be None")
+        if handle is not None and (config is not None or settings):
+            raise ConfigError("a pool given by its handle is used as it is: expected no config "
+                              "and no settings")
         # Every argument is read before the first object of the driver is made.
         memory = require_pools(MemoryInfo.parse(device))
         given = None if handle is None else pool_number(handle)
         core = begin(self, memory, default_stream, name, budget, count)
         if given is None:
-            self.config = (config if isinstance(config, PoolConfig)
-                           else PoolConfig.from_mapping({} if config is None else config))
+            self.config = PoolConfig._given(config, settings)
             core.pool = pool_make(self.driver_device, self.config)
             # Destroyed with the last block, which may outlive this object.
             core.owned = True

@@ -1,8 +1,90 @@
-"""Sizes as people read them."""
+"""Sizes as people write and read them."""
 
 from __future__ import annotations
 
-__all__ = ["format_size"]
+import operator
+import re
+from typing import Any
+
+from gpumem._support.texts import shown
+
+__all__ = ["MOST_BYTES", "format_size", "is_size_with_unit", "parse_size", "whole_bytes"]
+
+MOST_BYTES = (1 << 63) - 1
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+_SIZE = r"([0-9]{1,30})(?:\.([0-9]{1,30}))?\s*([a-z]*)"  # compiled at its first use
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes.
+
+    Parameters
+    ----------
+    text : str
+        Plain bytes, or a number and a unit: B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB,
+        GB, TB (powers of 1000), in any case. A fraction must give whole bytes.
+
+    Returns
+    -------
+    int
+        Bytes, 0 to 2**63 - 1.
+
+    Raises
+    ------
+    ConfigError
+        Anything else.
+
+    Examples
+    --------
+    >>> parse_size("512MiB"), parse_size("2GB"), parse_size("1.5 KiB")
+    (536870912, 2000000000, 1536)
+    """
+    match = _match(text)
+    unit = _UNITS.get(match[3].lower()) if match else None
+    if match and unit:
+        decimals = match[2] or ""
+        scale: int = 10 ** len(decimals)
+        nbytes, part = divmod(int(match[1] + decimals) * unit, scale)
+        if part == 0 and nbytes <= MOST_BYTES:
+            return nbytes
+    from gpumem.errors import ConfigError  # it needs this module to write sizes
+
+    raise ConfigError(
+        f"invalid size {shown(text, 60)}: expected whole bytes from 0 to 2**63 - 1, plain "
+        "or with a unit such as 512MiB or 2GB"
+    )
+
+
+def is_size_with_unit(text: str) -> bool:
+    """Tell whether `text` is a number with a unit of size behind it."""
+    match = _match(text)
+    return match is not None and match[3].lower() in _UNITS and match[3] != ""
+
+
+def _match(text: str) -> re.Match[str] | None:
+    return re.fullmatch(_SIZE, text.strip(), re.IGNORECASE | re.ASCII)
+
+
+def whole_bytes(name: str, value: Any) -> int:
+    """Return bytes given as an integer, of whatever range, or as a text with a unit of size."""
+    if isinstance(value, str) and is_size_with_unit(value):
+        return parse_size(value)
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        given = repr(value[:40]) if isinstance(value, str) else type(value).__name__
+        raise TypeError(f'{name} must be an integer or a size such as "512MiB", not {given}')
+    return operator.index(value)
 
 
 def format_size(nbytes: int) -> str:

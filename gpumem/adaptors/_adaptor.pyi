@@ -15,7 +15,7 @@ class Adaptor(MemoryResource):
         upstreams: tuple[MemoryResource, ...],
         *,
         name: str | None = None,
-        limit: SupportsIndex | Budget | None = None,
+        limit: SupportsIndex | str | Budget | None = None,
         tells: bool = False,
     ) -> None: ...
     @property

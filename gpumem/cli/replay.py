@@ -84,7 +84,7 @@ def replay(
 
 
 def _config(settings: Sequence[str], max_mem: int | None) -> dict[str, object]:
-    """Read KEY=VALUE settings; a value may be a size with a unit."""
+    """Read KEY=VALUE settings; sizes are compared as bytes, however they are written."""
     given = [_setting(text) for text in settings]
     if max_mem is not None:
         given.append(("arena.max_mem", str(max_mem)))

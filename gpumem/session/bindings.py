@@ -183,7 +183,7 @@ class Forwarding(MemoryResource):
 
     def allocate(
         self,
-        nbytes: SupportsIndex,
+        nbytes: SupportsIndex | str,
         stream: Any = None,
         *,
         alignment: int | None = None,
@@ -197,7 +197,7 @@ class Forwarding(MemoryResource):
             more["transport"] = transport
         return self._resource.allocate(nbytes, stream, alignment=alignment, **more)
 
-    def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:
+    def allocate_persistent(self, nbytes: SupportsIndex | str) -> Buffer:
         """Allocate a long-lived block of the resource, which belongs to its default stream."""
         return self._resource.allocate_persistent(nbytes)
 
@@ -219,7 +219,7 @@ class _OfStream(Forwarding):
     def __hash__(self) -> int:
         return hash(self._resource)
 
-    def allocate(self, nbytes: SupportsIndex, stream: Any = None, **options: Any) -> Buffer:
+    def allocate(self, nbytes: SupportsIndex | str, stream: Any = None, **options: Any) -> Buffer:
         """Allocate a block of the resource, of the run's stream unless another is named."""
         return super().allocate(nbytes, self._stream if stream is None else stream, **options)
 

@@ -105,11 +105,11 @@ class Keeping(Forwarding):
         self.leases = Leases()
         self._stream = stream
 
-    def allocate(self, nbytes: SupportsIndex, stream: Any = None, **options: Any) -> Buffer:
+    def allocate(self, nbytes: SupportsIndex | str, stream: Any = None, **options: Any) -> Buffer:
         """Allocate a block of the resource."""
         return self._kept(super().allocate(nbytes, stream, **options))
 
-    def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:
+    def allocate_persistent(self, nbytes: SupportsIndex | str) -> Buffer:
         """Allocate a long-lived block of the resource."""
         return self._kept(super().allocate_persistent(nbytes))
 

@@ -211,3 +211,15 @@ def test_other_resources_have_the_alignment_of_their_memory():
 def test_memory_with_an_alignment_beyond_two_mebibytes_is_refused(make):
     with pytest.raises(gpumem.ConfigError, match="invalid alignment = 4194304 of host:0"):
         make(gpumem.MemoryInfo("host", alignment=1 << 22))
+
+
+def test_sizes_may_be_texts_with_a_unit(make_arena):
+    arena = make_arena({"max_mem": "64MiB"})
+    assert arena.allocate("1.5 KiB").nbytes == 1536
+    assert arena.allocate_persistent("1kB").nbytes == 1000
+    arena.prepare("8MiB")
+    arena.set_limit("32MiB")
+    assert arena.stats().limit == 32 << 20
+    for value in ("1.5B", "5", "MiB", ""):
+        with pytest.raises((gpumem.ConfigError, TypeError), match="512MiB"):
+            arena.allocate(value)

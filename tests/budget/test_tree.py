@@ -583,3 +583,12 @@ def test_process_exits_with_live_budgets_callbacks_and_reservations():
         held.append(held[-1].allocate(100))
         """
     )
+
+
+def test_sizes_of_a_budget_may_be_texts_with_a_unit():
+    budget = gpumem.Budget("1GiB", soft="512MiB")
+    assert (budget.limit, budget.soft) == (1 << 30, 512 << 20)
+    budget.limit = "2GiB"
+    assert budget.limit == 2 << 30
+    with budget.reserve("1MiB") as reservation:
+        assert reservation.nbytes == 1 << 20

@@ -82,7 +82,7 @@ with gpumem.ExternalAllocator(allocate_somewhere, print, memory="host") as exter
     assert_type(external.shrink(), gpumem.ShrinkReport)
 
 # What a checker must refuse: each line is an error, and an unneeded "ignore" is one too.
-arena.allocate("4096")  # type: ignore[arg-type]
+arena.allocate(4096.0)  # type: ignore[arg-type]
 gpumem.Arena()  # type: ignore[call-arg]
 gpumem.ExternalAllocator(1, 2)  # type: ignore[call-arg]
 gpumem.ExternalAllocator("malloc", 2, memory="host")  # type: ignore[arg-type]
