@@ -34,7 +34,16 @@ from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
 from gpumem._support.providers import provide
-from gpumem._tensor import Tensor, asarray, copy, empty, from_dlpack, full, zeros
+from gpumem._tensor import (
+    Tensor,
+    VirtualTensor,
+    asarray,
+    copy,
+    empty,
+    from_dlpack,
+    full,
+    zeros,
+)
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
     Capability,
@@ -100,6 +109,7 @@ __all__ = [
     "Stats",
     "Stream",
     "Tensor",
+    "VirtualTensor",
     "asarray",
     "can_access",
     "copy",

@@ -27,6 +27,8 @@ cdef class Arena(SleepingArena):
                   Block* block) except -1
     cdef int take_slow(self, uint64_t nbytes, uint32_t slot, Region region,
                        Block* block) except -1
+    cdef int take_relieved(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
+                           int status, Block* block) except -1
     cdef int take_under_pressure(self, uint64_t asked, uint64_t extra, uint32_t slot,
                                  Region region, Block* block) except -1
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,

@@ -1,11 +1,14 @@
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex, TypeAlias, final
+
+import numpy.typing as npt
 
 from gpumem._budget import Budget, _Count
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem._resource.arena.graph_pool import Capture, GraphPool
+from gpumem._tensor.virtual import VirtualTensor
 from gpumem.config import ArenaConfig
 from gpumem.debugging import DebugHeapOptions, HeapReport, OutstandingBlock
 from gpumem.device import Device, MemoryInfo
@@ -34,6 +37,18 @@ class Arena(MemoryResource):
         name: str | None = None,
         **settings: Any,
     ) -> None: ...
+    def virtual(
+        self,
+        shape: SupportsIndex | Sequence[SupportsIndex],
+        dtype: npt.DTypeLike,
+        *,
+        committed: SupportsIndex = 0,
+        step: SupportsIndex | None = None,
+        ahead: SupportsIndex = 0,
+        stream: _StreamLike = None,
+        on_pressure: Callable[[VirtualTensor, int], object] | None = None,
+        name: str | None = None,
+    ) -> VirtualTensor: ...
     @classmethod
     def staging(cls, device: Device | str) -> Arena: ...
     def prepare(self, nbytes: SupportsIndex | str) -> None: ...

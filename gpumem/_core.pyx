@@ -25,11 +25,11 @@ from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream
 from gpumem._resource.arena cimport (
-    add_listed_peers, ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool,
+    add_listed_peers, ArenaBase, Asking, capture_on, Captures, choose_backing, count_of, GraphPool,
     join_budget, least_limit, make_heap, make_pool, make_source, note_registration,
     raise_over_budget, raise_status, relieve, require_shareable, require_transport,
-    retained_regions, settings_from, SleepingArena, source_keep, takes_pages, under_pressure,
-    warn_of_idle_settings,
+    retained_regions, settings_from, SleepingArena, source_keep, takes_pages, tensors_relieve,
+    under_pressure, warn_of_idle_settings,
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -299,6 +299,21 @@ cdef class Arena(SleepingArena):
             status = self.take_slow(nbytes, slot, region, block)
         elif self.core.detour and budget_has_crossed():
             tell_of_crossings()
+        if status != ARENA_OK and status != ARENA_CAPTURING:
+            return self.take_relieved(asked, extra, slot, region, status, block)
+        return status
+
+    cdef int take_relieved(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
+                           int status, Block* block) except -1:
+        # Callbacks of the arena's own tensors first, then those of budgets. They may also close the
+        # arena or reset the stream: the slot keeps its stream.
+        cdef Asking asking = Asking(0, 0)
+        slot_retain(self.core, slot)
+        try:
+            while tensors_relieve(self, status, asked, None, &asking):
+                status = self.take_slow(asked + extra, slot, region, block)
+        finally:
+            slot_drop(self.core, slot)
         if status == ARENA_OVER_BUDGET:
             status = self.take_under_pressure(asked, extra, slot, region, block)
         if status != ARENA_OK and status != ARENA_CAPTURING:
@@ -348,6 +363,66 @@ cdef class Arena(SleepingArena):
             raise_over_budget(self, asked, extra, slot, errors)
         tell_errors(errors)
         return status
+
+    def virtual(self, shape, dtype, *, committed=0, step=None, ahead=0, stream=None,
+                on_pressure=None, name=None):
+        """Make a tensor whose rows get memory and give it back, while its addresses stay.
+
+        Of the device's own memory, by the driver's virtual memory, whatever backs the blocks.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            The first number is the most rows it may ever have: only addresses are reserved.
+        dtype : dtype
+            As for `gpumem.empty`.
+        committed : int, optional
+            Rows that have memory from the beginning.
+        step : int, optional
+            Rows by which it will mostly grow and shrink; it decides the size of a page, see
+            `gpumem.VirtualTensor`. None: a 64th of all rows.
+        ahead : int, optional
+            A commit that has to call the driver makes memory for so many rows more, if there is
+            room. They count as reserved, and go where memory is out or by `shrink`.
+        stream : stream, optional
+            Whose work uses the rows; see `gpumem.VirtualTensor.record_stream` for others. None is
+            the arena's default stream.
+        on_pressure : callable, optional
+            ``on_pressure(tensor, nbytes)``, called without a lock when an allocation or a commit of
+            this arena's other tensors is refused for want of `nbytes`, on the thread that asks. It
+            may release rows; then the request is tried again.
+        name : str, optional
+            Name used in error messages.
+
+        Returns
+        -------
+        VirtualTensor
+            It keeps the arena open.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An invalid argument.
+        ConfigError
+            The memory has no pages: it is not a device's own or comes from a source, or the driver
+            has no virtual memory.
+        OutOfMemoryError, DriverError, ClosedError, SuspendedError
+            As `VirtualTensor.commit`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> cache = arena.virtual((100_000, 64), "float16", committed=100)
+        >>> cache.full.shape, cache.tensor().shape
+        ((100000, 64), (100, 64))
+        """
+        from gpumem._tensor.virtual import make_virtual
+
+        self.require_own()
+        self.require_open()
+        return make_virtual(self, shape, dtype, committed=committed, step=step, ahead=ahead,
+                            stream=stream, on_pressure=on_pressure, name=name)
 
     @classmethod
     def staging(cls, device):
@@ -787,6 +862,8 @@ cdef class Arena(SleepingArena):
             raise InUseError(f"arena {self.name!r} cannot be closed: {stats.in_use} bytes in "
                              f"{stats.num_allocs - stats.num_frees} blocks are in use, and "
                              f"{self.core.graphs} graphs use its graph pools"
+                             + (f", and {self.core.live_spans} virtual tensors are open"
+                                if self.core.live_spans else "")
                              + (self.heap.live_text() if self.heap is not None else ""))
         self.streams.clear()
         self.last_stream = None

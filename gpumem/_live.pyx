@@ -29,8 +29,8 @@ from posix.unistd cimport close
 
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
-    apart_bytes, arena_extensions, arena_shrinkages, ArenaCore, backing_calls, DebugHeap,
-    HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE, STATE_CLOSED,
+    apart_bytes, arena_extensions, arena_max_in_use, arena_shrinkages, ArenaCore, backing_calls,
+    DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE, STATE_CLOSED,
     STATE_SUSPENDED, ThreadCache,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
@@ -477,8 +477,10 @@ cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept no
     subtract_caches(arena, counters)
     if arena.heap != NULL:
         subtract_quarantine(arena.heap, counters)
-    counters.reserved = reserved(arena)
-    counters.max_in_use = max(load64(&arena.stats.max_in_use), counters.in_use)
+    counters.in_use += load64(&arena.span_used)
+    counters.requested_in_use += load64(&arena.span_used)
+    counters.reserved = reserved(arena) + load64(&arena.spanned)
+    counters.max_in_use = max(arena_max_in_use(arena), counters.in_use)
     counters.max_reserved = load64(&arena.stats.max_reserved)
     counters.num_reserves = load64(&arena.stats.num_reserves)
     counters.num_extensions = arena_extensions(arena)

@@ -56,6 +56,9 @@ class Stats:
         used up.
     suspended_bytes : int
         Bytes of live blocks that wait on the host while the arena is suspended.
+    virtual : int
+        Of `reserved`, bytes that virtual tensors hold; their pages in use count in `in_use` and
+        `requested_in_use`, too.
 
     Examples
     --------
@@ -85,6 +88,7 @@ class Stats:
     driver_calls: int
     moves_refused: int = field(default=0, kw_only=True)
     suspended_bytes: int = field(default=0, kw_only=True)
+    virtual: int = field(default=0, kw_only=True)
 
     @property
     def total_allocated(self) -> int:

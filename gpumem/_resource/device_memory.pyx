@@ -6,6 +6,7 @@ from libc.string cimport memcpy, strcmp
 from gpumem._buffer cimport BlockLedger, ledger_counters, LedgerCounters, MemoryResource
 from gpumem._native.arena cimport arena_in_use, arena_reserved, ArenaCore
 from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, DeviceContext
+from gpumem._support.atomics cimport load64
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 
 from gpumem._resource.nvml import processes_on
@@ -57,8 +58,8 @@ cdef void add_held(EventSource* source, void* context) noexcept nogil:
 
 
 cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:
-    cdef uint64_t reserved = arena_reserved(arena)
-    cdef uint64_t in_use = arena_in_use(arena)
+    cdef uint64_t reserved = arena_reserved(arena) + load64(&arena.spanned)
+    cdef uint64_t in_use = arena_in_use(arena) + load64(&arena.span_used)
     if arena.backing.source != NULL:
         return              # its source is counted, if that is a resource of gpumem
     held.here += reserved

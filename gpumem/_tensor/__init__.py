@@ -1,16 +1,19 @@
 """Typed views of memory.
 
 ``tensor`` has `Tensor`, ``layout`` shapes and strides as numbers, ``create`` makes tensors of new
-memory, ``imports`` of memory that others made, ``exchange`` is DLPack's C exchange API.
+memory, ``imports`` of memory that others made, ``exchange`` is DLPack's C exchange API; ``virtual``
+has `VirtualTensor`, whose rows come and go.
 """
 
 import gpumem._tensor.exchange  # noqa: F401  (fills in the table that the type of Tensor shows)
 from gpumem._tensor.create import copy, empty, full, zeros
 from gpumem._tensor.imports import asarray, from_dlpack
 from gpumem._tensor.tensor import Tensor
+from gpumem._tensor.virtual import VirtualTensor
 
 __all__ = [
     "Tensor",
+    "VirtualTensor",
     "asarray",
     "copy",
     "empty",

@@ -198,7 +198,9 @@ class Program:
     def look(self, before):
         self.arena.check_invariants()
         budget = self.arena.budget
-        stats = vars(self.arena.stats()), budget and (budget.used, budget.peak)
+        figures = dict(vars(self.arena.stats()))
+        assert figures.pop("virtual") == 0  # no program makes a virtual tensor
+        stats = figures, budget and (budget.used, budget.peak)
         calls = [self.host.call_count(name) - before[name] for name in CALLS]
         (found,) = self.arena.snapshot().resources
         self.ranges |= {one.address: one.nbytes for one in found.regions if one.kind == "range"}

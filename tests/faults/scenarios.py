@@ -8,6 +8,7 @@ import pickle
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,7 +28,7 @@ from gpumem.errors import BudgetExceededError, OutOfMemoryError
 from gpumem.interop import Handle, Importer, MemoryDescriptor, MemoryHandleType
 
 from ..helpers.driver import HostDriver
-from .stage import Stage
+from .stage import Stage, Wrong
 
 KIB, MIB = 1 << 10, 1 << 20
 LAG_NS = 200_000  # so that work is unfinished when its memory is wanted
@@ -399,6 +400,41 @@ def suspending(stage: Stage) -> None:
         stage.drop(*blocks)
         stage.do("shrink", arena.shrink)
         stage.close(arena)
+
+
+@scenario
+def growing(stage: Stage) -> None:
+    """Virtual tensors grow and shrink under a limit, with queued work, spare pages and views."""
+    stream, other = streams_of(stage, 2)
+    driver = HostDriver()
+    arena = arena_of(stage, "growing", config=PAGED | {"max_mem": 32 * MIB})
+    make = partial(arena.virtual, (64, MIB), "uint8", step=2, ahead=4, stream=stream)
+    rows: Any = stage.do("make", make)
+    stage.do("commit", rows.commit, 3)
+    rows.numpy()[:] = 5
+    stage.do("commit", rows.commit, 10, 13)
+    block = stage.take(arena, sized(stage, 6 * MIB), stream)
+    stage.refuse("too much", OutOfMemoryError, rows.commit, 40)
+    stage.do("record", rows.record_stream, other)
+    host_device.set_lag(LAG_NS)
+    driver.call("cuMemsetD8Async", rows.ptr + 10 * MIB, 7, MIB, other.ptr)
+    stage.do("release", rows.release, 10, 13)
+    stage.do("grow", rows.resize, 20)  # rows 10 to 13 may still be there
+    view: Any = stage.do("view", rows.tensor, 0, 3)
+    stage.refuse("in use", gpumem.errors.InUseError, rows.resize, 2)
+    host_device.set_lag(0)
+    if not (view.numpy() == 5).all():
+        raise Wrong("rows that were committed have other bytes")
+    stage.do("shrink", rows.resize, 3)
+    stage.drop(block)
+    stage.do("shrink", arena.shrink)
+    more: Any = stage.do("make", arena.virtual, (16, MIB), "uint8", committed=5, name="more")
+    stage.do("close", more.close)
+    del view
+    stage.do("close", rows.close)
+    del rows, more
+    stage.do("shrink", arena.shrink)
+    stage.close(arena)
 
 
 @scenario

@@ -117,6 +117,15 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
         "transports": lambda it, world: it.transports(),
         "view": lambda it, world: it.view("u1"),
     },
+    gpumem.VirtualTensor: {
+        "commit": lambda it, world: it.commit(40),
+        "release": lambda it, world: it.release(1, 2),
+        "resize": lambda it, world: it.resize(8),
+        "tensor": lambda it, world: it.tensor(0, 1).numpy(),
+        "numpy": lambda it, world: it.numpy(),
+        "record_stream": lambda it, world: it.record_stream(world.other),
+        "close": lambda it, world: it.close(),
+    },
     gpumem.Arena: {
         "blocks": lambda it, world: it.blocks(),
         "capture": lambda it, world: it.capture(world.other).__enter__(),
@@ -131,6 +140,7 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
         "staging": lambda it, world: gpumem.Arena.staging("host"),
         "suspend": lambda it, world: it.suspend(),
         "resume": lambda it, world: it.resume(),
+        "virtual": lambda it, world: it.virtual((64, MIB), "u1", committed=2),
         **_RESOURCE,
     },
     gpumem.DriverPool: {
@@ -205,6 +215,7 @@ def make_world(folder: str, busy: bool) -> SimpleNamespace:
     world.filled = gpumem.full(1 << 16, 1, "u1", memory="host", stream=world.stream)
     world.shareable = world.arena.allocate(4096, shareable=True)
     world.handle = interop.export(world.shareable)
+    world.grown = world.arena.virtual((64, MIB), "u1", committed=4, stream=world.stream)
     world.session, world.second_session = gpumem.Session("host"), gpumem.Session("host")
     for session in (world.session, world.second_session):
         session.bind_input("x", np.arange(4, dtype="f4"))

@@ -211,6 +211,21 @@ def peers_of_one_arena_write_in_the_order_of_events(devices):
 
 
 @case
+def work_of_every_peer_reaches_virtual_tensors(devices):
+    """Pages that were there before a peer was enabled, and pages that came after."""
+    for device, peer in pairs(devices):
+        arena = gpumem.Arena(device)
+        rows = arena.virtual((16, MIB), "u1", step=2, committed=2)
+        arena.enable_peer(peer)
+        rows.commit(6)
+        stream = gpumem.Stream(peer)
+        rows_there = rows.tensor(0, 6)
+        HostDriver(peer).call("cuMemsetD8Async", rows.ptr, 7, 6 * MIB, stream.ptr)
+        stream.synchronize()
+        assert (fetch(rows_there) == 7).all()
+
+
+@case
 def pages_of_peers_are_counted_once(devices):
     arenas = [gpumem.Arena(device) for device in devices]
     blocks = [arena.allocate((number + 1) * MIB) for number, arena in enumerate(arenas)]

@@ -30,6 +30,7 @@ from gpumem._native.arena.metadata_copy cimport (
 )
 from gpumem._native.arena.planned cimport arena_place_fast, arena_place_slow, arena_places_init
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
+from gpumem._native.arena.spans cimport span_release, spans_trim
 from gpumem._native.arena.streams cimport (
     arena_record, arena_reset_stream, arena_stream, slot_drop, slot_retain,
 )
@@ -37,11 +38,17 @@ from gpumem._native.arena.suspend cimport arena_resume, arena_suspend
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    apart_bytes, APART_SHAREABLE, APART_TRANSPORT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD,
+    apart_bytes, APART_SHAREABLE, APART_TRANSPORT, arena_beside, ARENA_CAPTURING, ARENA_CLOSED,
+    ARENA_DEAD,
     ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_SUSPENDED, ARENA_IN_USE, arena_in_use,
-    ARENA_INTERRUPTED, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages, ARENA_STALE, ArenaCore,
-    ArenaSettings, ArenaStats, backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO,
-    EXTEND_SAME_AS_REQUESTED, LARGE_SPACE, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of,
-    SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED, ThreadCache,
+    ARENA_INTERRUPTED, arena_max_in_use, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OK,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
+    ARENA_STALE, ArenaCore, ArenaSettings, ArenaSpan, ArenaStats, backing_calls, Block, BlockNote,
+    EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE, REUSE_COMPLETED, REUSE_NEVER,
+    REUSE_WAIT, root_of, SMALL_SPACE, SpanView, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+    ThreadCache,
+)
+from gpumem._native.arena.virtual cimport (
+    span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,
+    span_view_end,
 )

@@ -13,6 +13,7 @@ from gpumem._native.arena.growth cimport (
     prepare_pages, release_idle, release_one, release_retired, trim_pages,
 )
 from gpumem._native.arena.metadata_copy cimport chunk_copy
+from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
     add_stream, complete_streams, destroy_events, drain_streams, free_all_pending, leave_streams,
     release_completed, share_rests, slot_retain, streams_free, streams_may_work,
@@ -113,6 +114,7 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.lock)
     # Flushed above: cached bytes count as used until then.
     arena.stats.max_in_use = arena_in_use(arena)
+    arena.span_peak = arena.block_peak = 0
     arena.stats.max_reserved = arena_reserved_now(arena)
     lock_release(&arena.lock)
 
@@ -178,6 +180,7 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     forget_backing(arena)
     for i in range(SPACES):
         space_destroy(&arena.spaces[i])
+    spans_forget(arena)
     if arena.parent != NULL:
         sum_add(&arena.parent.lent, -arena.charged)
         arena_drop(arena.parent)
@@ -277,7 +280,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     # Cached blocks count as used.
     caches_flush(arena)
     lock_acquire(&arena.lock)
-    if arena.table.used_chunks or arena.small.used_chunks or arena.graphs:
+    if is_used(arena):
         lock_release(&arena.lock)
         lock_release(&arena.grow_lock)
         return ARENA_IN_USE
@@ -295,6 +298,11 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     return ARENA_OK
 
 
+cdef inline bint is_used(const ArenaCore* arena) noexcept nogil:
+    return (arena.table.used_chunks or arena.small.used_chunks or arena.graphs
+            or arena.live_spans)
+
+
 cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
     cdef bint used
     cdef bint interrupted = False
@@ -302,11 +310,11 @@ cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
         return ARENA_OK
     caches_flush(arena)
     lock_acquire(&arena.lock)
-    used = arena.table.used_chunks or arena.small.used_chunks or arena.graphs
+    used = is_used(arena)
     lock_release(&arena.lock)
     # What a debug heap holds back counts as used, and is not in use.
     if arena.heap != NULL:
-        used = heap_counts(arena.heap).live != 0
+        used = heap_counts(arena.heap).live != 0 or arena.live_spans
     if not used:
         drain_streams(arena, &interrupted)
     return ARENA_INTERRUPTED if interrupted else ARENA_OK
@@ -321,6 +329,8 @@ cdef void release_memory(ArenaCore* arena, bint may_wait) noexcept nogil:
     free_all_pending(arena)
     release_regions(arena, may_wait)
     release_regions(arena, may_wait)        # once more what the driver refused
+    spans_sweep(arena)
+    spans_sweep(arena)
     context_restore(arena.context, mode)
 
 

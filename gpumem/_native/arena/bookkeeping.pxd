@@ -60,6 +60,8 @@ cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle
         require_sound(arena)
     return ARENA_OK
 
+# Bytes that max_mem still allows to reserve. Without the lock, with the grow lock.
+cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
 # After growth: updates the highest reserved so far.
 cdef void note_reserved(ArenaCore* arena) noexcept nogil
 # Memory came or went: a graph pool's counts in its parent's limit.

@@ -3,17 +3,18 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport (
-    apart_bytes, arena_reserved, ArenaCore, Block, IN_SMALL, SPACES, STATE_SUSPENDED, table_of,
+    apart_bytes, arena_beside, arena_reserved, ArenaCore, Block, IN_SMALL, root_of, SPACES,
+    STATE_SUSPENDED, table_of,
 )
 from gpumem._native.bfc cimport (
-    Bfc, bfc_check, bfc_invariant, BFC_OK, bfc_resolve, round_to_quantum,
+    Bfc, bfc_check, bfc_invariant, BFC_OK, bfc_resolve, QUANTUM, round_to_quantum,
 )
 from gpumem._native.budget cimport (
     budget_admit, budget_load, budget_make, budget_room, budget_uncharge, BUDGET_UNLIMITED,
     BudgetCore,
 )
 from gpumem._native.pages cimport bytes_of, pages_check, pages_invariant, Space
-from gpumem._support.atomics cimport store64, sum_add
+from gpumem._support.atomics cimport load64, store64, sum_add
 
 
 cdef extern from *:
@@ -30,8 +31,9 @@ cdef extern from *:
 
 
 cdef void note_reserved(ArenaCore* arena) noexcept nogil:
-    if arena_reserved(arena) > arena.stats.max_reserved:
-        arena.stats.max_reserved = arena_reserved(arena)
+    cdef uint64_t reserved = arena_reserved(arena) + arena.spanned
+    if reserved > arena.stats.max_reserved:
+        arena.stats.max_reserved = reserved
     charge_parent(arena)
 
 
@@ -65,6 +67,18 @@ cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:
 
 cdef const char* invariant_text(int number) noexcept nogil:
     return bfc_invariant(number) if number < 40 else pages_invariant(number)
+
+
+cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
+    # In quanta; an arena's graph pools and virtual tensors count with it.
+    cdef const ArenaCore* root = root_of(arena)
+    cdef uint64_t held = arena_reserved(root) + arena_beside(root)
+    cdef uint64_t limit = load64(&root.settings.max_mem)
+    if limit == 0:
+        return <uint64_t>1 << 63
+    if held >= limit:
+        return 0
+    return (limit - held) & ~<uint64_t>(QUANTUM - 1)
 
 
 # ---- Charging an arena's budget ------------------------------------------------------------------
@@ -115,7 +129,7 @@ cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted)
 
 cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil:
     cdef uint64_t held = arena_held(arena)
-    cdef uint64_t wanted = arena_reserved(arena)
+    cdef uint64_t wanted = arena_reserved(arena) + arena.spanned
     return wanted <= held or arena_charge(arena, wanted - held)
 
 
@@ -132,12 +146,12 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
 
 cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
     # The tables of a suspended arena say what it will hold again; its pages, what it holds now.
-    cdef uint64_t held = apart_bytes(arena)
+    cdef uint64_t held = apart_bytes(arena) + arena.spanned
     cdef const Space* space
     cdef uint32_t page
     cdef int i
     if arena.closed != STATE_SUSPENDED:
-        return arena_reserved(arena)
+        return arena_reserved(arena) + arena.spanned
     for i in range(SPACES):
         space = &arena.spaces[i]
         for page in range(space.page_count):

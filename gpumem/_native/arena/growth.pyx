@@ -4,19 +4,21 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.allocation_events cimport note_memory, note_plan
 from gpumem._native.arena.bookkeeping cimport (
-    arena_charge, arena_charge_region, arena_reconcile, charge_parent, finish_allocate,
+    arena_charge, arena_charge_region, arena_reconcile, arena_room, charge_parent, finish_allocate,
     note_reserved,
 )
+from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
     forget_waits, has_unknown_work, query_stream, release_completed, share_rests, wait_for_others,
 )
 from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE,
-    APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use,
-    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCore,
-    Block, driver_refused, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER,
-    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot, table_for,
+    APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_beside, ARENA_CLOSED, ARENA_DRIVER_REFUSED,
+    arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
+    ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE,
+    PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot,
+    table_for,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, mapped_add,
@@ -36,7 +38,7 @@ from gpumem._native.pages cimport (
     ACTION_CREATE, budget_allows, budget_spend, bytes_of, Demand, GRANULE, MAX_PAGE_GRANULES,
     orphans_release, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range,
     range_reserve, round_to_granule, Space, space_add_range, space_allocate_lower, space_execute,
-    space_finish, space_plan, space_plan_trim, space_set_access, space_undo,
+    space_finish, space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64, sum_add
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
@@ -151,22 +153,10 @@ cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noex
     return nbytes & ~(arena.backing.granule - 1)
 
 
-cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
-    # Bytes that max_mem still allows to reserve, in quanta; an arena's graph pools count with it.
-    cdef const ArenaCore* root = root_of(arena)
-    cdef uint64_t held = arena_reserved(root) + load64(&root.lent)
-    cdef uint64_t limit = load64(&root.settings.max_mem)
-    if limit == 0:
-        return <uint64_t>1 << 63
-    if held >= limit:
-        return 0
-    return (limit - held) & ~<uint64_t>(QUANTUM - 1)
-
-
 cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil:
     # With the grow lock: gives back every region without a used block, except persistent ones.
     # Those with unfinished work stay.
-    cdef uint64_t total = trim_pages(arena)
+    cdef uint64_t total = trim_pages(arena) + spans_trim(arena)
     cdef uint64_t bytes_released
     cdef int _i
     poll_idle_regions(arena)
@@ -424,12 +414,16 @@ cdef CUresult add_peer(ArenaCore* arena, CUmemAccessDesc* place) noexcept nogil:
 
 cdef CUresult set_access(ArenaCore* arena, const CUmemAccessDesc* place) noexcept nogil:
     cdef CUresult code = backing_set_access(&arena.backing, place)
+    cdef const ArenaSpan* span = arena.spans
     cdef int i
     if code == CUDA_SUCCESS:
         code = backing_set_access(&arena.apart[APART_SHAREABLE], place)
     for i in range(SPACES):
         if code == CUDA_SUCCESS:
             code = space_set_access(&arena.spaces[i], place)
+    while span != NULL and code == CUDA_SUCCESS:
+        code = span_set_access(&span.pages, place)
+        span = span.next
     return code
 
 
@@ -523,7 +517,7 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
     demand.stream_slot = stream_slot
     demand.hard_limit = <uint64_t>1 << 62
     if limit:
-        demand.hard_limit = limit - min(limit, load64(&arena.lent))
+        demand.hard_limit = limit - min(limit, arena_beside(arena))
     demand.spare_moves = False
     demand.by_budget = False
 
@@ -684,7 +678,8 @@ cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil
 
 
 cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexcept nogil:
-    demand.live_peak = max(arena_in_use(arena) + demand.size, arena.stats.max_in_use)
+    demand.live_peak = max(arena_in_use(arena) + demand.size, arena.stats.max_in_use,
+                           arena.block_peak)
     demand.reserved = arena_reserved(arena)
     if space == &arena.spaces[PERSISTENT_SPACE]:
         demand.share_limit = demand.hard_limit      # nothing in it is idle for long

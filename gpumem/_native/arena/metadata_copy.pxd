@@ -26,7 +26,8 @@ cdef struct ArenaCopy:
     uint64_t* streams       # handle by slot
     uint32_t stream_count
     ArenaStats stats        # of that moment, with counts that caches had not published
-    uint64_t reserved
+    uint64_t reserved       # with what virtual tensors hold
+    uint64_t span_used      # by virtual tensors, which are in no table
     uint64_t persistent_free    # bytes of pages that only persistent blocks may have
     uint64_t limit
     uint32_t closed

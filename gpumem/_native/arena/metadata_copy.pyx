@@ -5,7 +5,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from gpumem._native.arena.thread_cache cimport caches_hold, caches_thaw
-from gpumem._native.arena.types cimport arena_reserved, ArenaCore, SPACES, ThreadCache
+from gpumem._native.arena.types cimport (
+    arena_max_in_use, arena_reserved, ArenaCore, SPACES, ThreadCache,
+)
 from gpumem._native.bfc cimport Bfc, Chunk, NIL, Region
 from gpumem._native.pages cimport address_of, GRANULE_BITS, Page, Space
 from gpumem._support.atomics cimport load32, load64
@@ -124,8 +126,10 @@ cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     for i in range(copy.stream_count):
         copy.streams[i] = <uint64_t>arena.streams[i].handle
     copy.stats = arena.stats
+    copy.stats.max_in_use = arena_max_in_use(arena)
+    copy.span_used = arena.span_used
     add_unpublished(arena, copy)
-    copy.reserved = arena_reserved(arena)
+    copy.reserved = arena_reserved(arena) + arena.spanned
     copy.persistent_free = arena.persistent.reserved - arena.persistent.in_use
     copy.limit = arena.settings.max_mem
     copy.closed = arena.closed

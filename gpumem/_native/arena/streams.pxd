@@ -103,6 +103,8 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                      Uses* uses) noexcept nogil
 # Ends recorded uses of a block that nothing waits for any more. Needs no lock.
 cdef void uses_release(ArenaCore* arena, Uses* uses) noexcept nogil
+# Has the work of every stamped use been done?
+cdef bint uses_done(const ArenaCore* arena, const Uses* uses) noexcept nogil
 # Frees the blocks whose uses are all done; was there any?
 cdef bint free_completed(ArenaCore* arena) noexcept nogil
 # Without the lock: frees everything, done or not; no block is in use any more.

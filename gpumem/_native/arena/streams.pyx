@@ -407,7 +407,7 @@ cdef bint free_completed(ArenaCore* arena) noexcept nogil:
     cdef bint found = False
     while link[0] != NULL:
         uses = link[0]
-        if is_done(arena, uses):
+        if uses_done(arena, uses):
             link[0] = uses.next
             free_pending(arena, uses, uses.stream_slot, uses.epoch)
             found = True
@@ -416,7 +416,7 @@ cdef bint free_completed(ArenaCore* arena) noexcept nogil:
     return found
 
 
-cdef bint is_done(const ArenaCore* arena, const Uses* uses) noexcept nogil:
+cdef bint uses_done(const ArenaCore* arena, const Uses* uses) noexcept nogil:
     cdef uint32_t i
     for i in range(uses.count):
         # `until` is the epoch that ran on the stream at the free.

@@ -28,7 +28,7 @@ from gpumem._native.backing cimport Backing, mapped_find
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport Access, CUevent, CUresult, CUstream, DeviceContext
-from gpumem._native.pages cimport MoveBudget, Space
+from gpumem._native.pages cimport MoveBudget, Space, Span
 from gpumem._support.atomics cimport load32, load64, published64, store32
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Uses, ViewCount
@@ -169,6 +169,9 @@ cdef struct ThreadCache:
     ThreadMark* owner
     ThreadCache* next
 
+cdef struct ArenaCore       # below
+cdef struct ArenaSpan
+
 # A block that was live when its arena was suspended; its bytes follow those before it in the copy.
 cdef struct SavedBlock:
     uint64_t address
@@ -185,6 +188,32 @@ cdef struct BlockNote:
     uint64_t seal           # as in include/recorder.h: framework, thread, tag, stack
     uint32_t recorder       # serial, low half
     uint32_t generation     # of the chunk; 0 while the others are written
+
+# A range of addresses, of rows that a view shows: they are not released while it lives.
+cdef struct SpanView:
+    ArenaSpan* span         # a reference
+    uint64_t first          # bytes from the span's base
+    uint64_t last
+    SpanView* next          # in the span's list; a view that holds no rows is in none
+    SpanView** link
+
+# The memory of a virtual tensor: pages that its user commits and releases. grow_lock, but for what
+# names another.
+cdef struct ArenaSpan:
+    Span pages
+    ArenaCore* arena        # a reference, as long as `references` is not 0
+    ArenaSpan* next         # of the arena
+    int32_t references      # the tensor's and its views' (atomic); 0: it goes when its work is done
+    bint closed             # nothing is committed any more
+    uint32_t stream_slot    # of its own stream, retained
+    Uses* uses              # further streams, retained; arena lock
+    Uses* leaving           # releases whose work may not be done, the first one first: their
+    Uses* newest            # streams and epochs, and as `handle` their number; arena lock
+    Uses* end               # for the last one; NULL: it is stamped
+    uint64_t releases       # the number of the latest
+    uint64_t done           # and of the latest that is done
+    Lock lock               # of `views`
+    SpanView* views
 
 # What the fast path reads without the lock comes first; a cache line apart, what threads change.
 cdef struct ArenaCore:
@@ -234,6 +263,12 @@ cdef struct ArenaCore:
     uint64_t charged        # graph pool: bytes that its parent counts for it
     uint64_t lent           # bytes that graph pools hold of this arena's max_mem (atomic)
     int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
+    ArenaSpan* spans        # of virtual tensors; grow_lock
+    int32_t live_spans      # of those, not closed and with references (atomic)
+    uint64_t spanned        # bytes that they hold; changed with both locks
+    uint64_t span_used      # of those, bytes in use
+    uint64_t span_peak      # the most blocks and spans had in use before `span_used` changed last
+    uint64_t block_peak     # the highest `max_in_use` before that, which counts blocks alone
     int32_t last_code       # CUresult of the driver's last refusal
     const char* last_call   # the call that was refused; NULL: the backing's own
     Retired end             # in the list of arenas that nothing refers to any more
@@ -274,7 +309,17 @@ cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
 
 cdef inline uint64_t arena_reserved_now(const ArenaCore* arena) noexcept nogil:
     # What the driver has given it now: of a suspended arena's pages nothing.
-    return apart_bytes(arena) if arena.closed == STATE_SUSPENDED else arena_reserved(arena)
+    return load64(&arena.spanned) + (
+        apart_bytes(arena) if arena.closed == STATE_SUSPENDED else arena_reserved(arena))
+
+cdef inline uint64_t arena_beside(const ArenaCore* arena) noexcept nogil:
+    # What counts in its limit and is not in its tables.
+    return load64(&arena.lent) + load64(&arena.spanned)
+
+cdef inline uint64_t arena_max_in_use(const ArenaCore* arena) noexcept nogil:
+    # Blocks and virtual tensors: while the tensors do not change, `max_in_use` counts blocks.
+    return max(load64(&arena.span_peak),
+               load64(&arena.stats.max_in_use) + load64(&arena.span_used))
 
 cdef inline uint64_t arena_extensions(const ArenaCore* arena) noexcept nogil:
     # Regions added, and pages made, for ordinary blocks.

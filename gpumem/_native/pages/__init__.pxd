@@ -10,6 +10,10 @@ from gpumem._native.pages.space cimport (
     budget_allows, budget_init, budget_spend, MoveBudget, orphans_release, pages_check,
     pages_invariant, range_reserve, space_add_range, space_create, space_destroy, space_set_access,
 )
+from gpumem._native.pages.span cimport (
+    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, span_reserve,
+    span_set_access, SPAN_SPARE, span_unmap, SPAN_USED,
+)
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand, GRANULE,
     GRANULE_BITS, MAX_PAGE_GRANULES, Page, Plan, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult,

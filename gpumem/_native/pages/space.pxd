@@ -60,6 +60,9 @@ cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
 # ---- Driver calls behind pages, with the device's context current --------------------------------
 
 
+# Addresses that begin where a page of any size may.
+cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
+                              uint64_t* address) noexcept nogil
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil
 # Sets one device's access to every view of a page that has memory; stops where the driver refuses.
 # With the grow lock.

@@ -17,6 +17,7 @@ cdef class ArenaBase(MemoryResource):
     cdef Heap heap                      # None without debug
     cdef uint32_t default_slot          # of the default stream
     cdef Source source                  # where regions come from instead of the driver; or None
+    cdef list relievers                 # of virtual tensors with a callback, weak; None: none yet
 
     cdef int require_outside_source(self) except -1
 
@@ -56,3 +57,16 @@ cdef int under_pressure(ArenaBase arena,
                         uint64_t nbytes) except -1
 cdef int raise_over_budget(ArenaBase arena, uint64_t asked, uint64_t extra,
                            uint32_t slot, list errors) except -1
+
+
+# ---- Virtual tensors that give pages back --------------------------------------------------------
+
+# How far one request has come in asking them; zeros at first.
+cdef struct Asking:
+    uint32_t reliever       # the one whose turn it is
+    uint32_t calls
+
+# Memory is out, as the status says. Calls a callback; True: it released rows, try again. What it
+# raises goes to sys.unraisablehook. No lock is held; `but`: the tensor that asks, or None.
+cdef bint tensors_relieve(ArenaBase arena, int status, uint64_t nbytes, object but,
+                          Asking* asking) except -1

@@ -1,6 +1,7 @@
 """Reports and exceptions of an arena."""
 
 from dataclasses import replace
+from threading import get_ident
 
 from cpython.object cimport Py_TPFLAGS_BASETYPE
 from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
@@ -11,13 +12,13 @@ from gpumem._budget cimport (
 )
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free,
+    arena_beside, arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free,
     ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_SUSPENDED, arena_in_use,
-    ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
-    arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats, backing_calls,
-    block_note, BlockNote, caches_flush, DebugHeap, heap_check, heap_copy, heap_counts, HEAP_LIVE,
-    HeapBlock, HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE,
-    STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+    arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
+    arena_reserved, arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats,
+    backing_calls, block_note, BlockNote, caches_flush, DebugHeap, heap_check, heap_copy,
+    heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE,
+    PageCopy, root_of, SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -32,6 +33,7 @@ from gpumem._resource.arena.settings cimport add_peer, pages_problem, peers_of
 from gpumem._resource.arena.source cimport source_error
 from gpumem._resource.device_memory cimport device_figures
 from gpumem._support.atomics cimport load64
+from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process
 
@@ -316,8 +318,9 @@ cdef class ArenaBase(MemoryResource):
     def __repr__(self):
         if self.core.closed == STATE_CLOSED:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
-        return (f"<gpumem.Arena {self.name!r} on {self.memory}: {arena_in_use(self.core)} of "
-                f"{arena_reserved(self.core)} bytes in use>")
+        return (f"<gpumem.Arena {self.name!r} on {self.memory}: "
+                f"{arena_in_use(self.core) + load64(&self.core.span_used)} of "
+                f"{arena_reserved(self.core) + load64(&self.core.spanned)} bytes in use>")
 
     cdef int require_outside_source(self) except -1:
         # A source that calls its own arena would wait for itself.
@@ -349,13 +352,14 @@ cdef int require_heap(ArenaBase arena) except -1:
 cdef object arena_stats(ArenaCore* core):
     cdef ArenaStats stats
     cdef HeapCounts heap
-    cdef uint64_t in_use, reserved, largest, regions, extensions, shrinkages, spared
+    cdef uint64_t in_use, reserved, most, largest, regions, extensions, shrinkages, spared
     # Cached blocks would count as in use; afterwards the figures under the lock are consistent.
     caches_flush(core)
     lock_acquire(&core.lock)
     stats = core.stats
-    in_use = arena_in_use(core)
+    in_use = arena_in_use(core) + core.span_used
     reserved = arena_reserved_now(core)
+    most = arena_max_in_use(core)
     regions = regions_held(core)
     extensions, shrinkages = arena_extensions(core), arena_shrinkages(core)
     spared = core.spaces[LARGE_SPACE].spared + core.spaces[SMALL_SPACE].spared
@@ -369,9 +373,10 @@ cdef object arena_stats(ArenaCore* core):
     return Stats(
         limit=load64(&core.settings.max_mem),
         in_use=in_use - min(heap.held_bytes, in_use),
-        requested_in_use=heap.live_bytes,
+        requested_in_use=heap.live_bytes + core.span_used,
+        virtual=load64(&core.spanned),
         reserved=reserved,
-        max_in_use=stats.max_in_use,
+        max_in_use=most,
         max_reserved=stats.max_reserved,
         num_allocs=stats.num_allocs,
         num_frees=stats.num_frees + heap.held,
@@ -592,7 +597,8 @@ cdef object report_of(ArenaBase arena, uint64_t asked, uint64_t rounded, uint32_
     cdef ArenaCore* core = arena.core
     held = memory_of(core, slot)
     if held is None:            # out of host memory: what is known without a copy
-        held = {"in_use": arena_in_use(core), "reserved": arena_reserved(core)}
+        held = {"in_use": arena_in_use(core) + load64(&core.span_used),
+                "reserved": arena_reserved(core) + load64(&core.spanned)}
     # The only limit an arena has of its own; budgets add theirs to the report.
     limit = limit_of(core)
     from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
@@ -612,7 +618,7 @@ cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:
 
 cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
     cdef const ArenaCore* root = root_of(arena)
-    return arena_reserved(root) + load64(&root.lent)
+    return arena_reserved(root) + arena_beside(root)
 
 
 cdef dict memory_of(ArenaCore* arena, uint32_t slot):
@@ -633,8 +639,10 @@ cdef dict memory_of(ArenaCore* arena, uint32_t slot):
                     sum_up(arena, &copy, sums)
         if not done:
             return None
-        found = described(sums)
+        found = described(sums, load64(&arena.span_used))
         found["reserved"] = copy.reserved
+        found["free"] += load64(&arena.spanned) - min(load64(&arena.span_used),
+                                                      load64(&arena.spanned))
         return found
     finally:
         if done:
@@ -719,7 +727,7 @@ cdef uint64_t pages_inside(const ArenaCopy* copy, uint64_t begin, uint64_t end) 
     return found
 
 
-cdef dict described(const Sums* sums):
+cdef dict described(const Sums* sums, uint64_t span_used):
     # A hook counts its callers' bytes also without a recording; noted bytes are among them.
     by_owner = {tag_texts[tag]: sums.by_tag[tag] for tag in range(1, len(tag_texts))
                 if sums.by_tag[tag]}
@@ -735,8 +743,10 @@ cdef dict described(const Sums* sums):
     rest = sums.in_use - min(sums.in_use, sum(by_owner.values()))
     if rest:
         by_owner["untagged"] = rest
+    if span_used:
+        by_owner["virtual tensors"] = span_used
     return {
-        "in_use": sums.in_use, "free": sums.free, "cached": sums.cached,
+        "in_use": sums.in_use + span_used, "free": sums.free, "cached": sums.cached,
         "pending_free": sums.pending_free, "waiting": sums.waiting, "movable": sums.movable,
         "largest_free": sums.largest_free,
         "by_owner": dict(sorted(by_owner.items(), key=lambda item: -item[1])),
@@ -805,3 +815,47 @@ cdef int raise_over_budget(ArenaBase arena, uint64_t asked, uint64_t extra,
     rounded = round_to_quantum(asked + extra)
     report = report_of(arena, asked, rounded, slot, "budget")
     raise_exceeded(account(arena.core), load64(&arena.core.over_budget), errors, {"report": report})
+
+
+# ---- Virtual tensors that give pages back --------------------------------------------------------
+
+
+cdef enum:
+    MOST_CALLS = 16         # of callbacks, for one request
+
+# (thread, tensor) whose callback runs: its own allocations do not call it again.
+cdef set relieving = set()
+
+
+cdef bint tensors_relieve(ArenaBase arena, int status, uint64_t nbytes, object but,
+                          Asking* asking) except -1:
+    cdef uint64_t used
+    if arena.relievers is None or status not in (
+            ARENA_OVER_LIMIT, ARENA_OVER_BUDGET, ARENA_DRIVER_REFUSED):
+        return False
+    while asking.reliever < len(arena.relievers) and asking.calls < MOST_CALLS:
+        tensor = arena.relievers[asking.reliever]()
+        used = load64(&arena.core.span_used)
+        if tensor is not None and tensor is not but:
+            asking.calls += 1
+            call_reliever(tensor, nbytes)
+        # It is asked again as long as it gives something.
+        if load64(&arena.core.span_used) < used:
+            return True
+        asking.reliever += 1
+    return False
+
+
+cdef int call_reliever(object tensor, uint64_t nbytes) except -1:
+    key = (get_ident(), id(tensor))
+    callback = tensor.on_pressure
+    if callback is None or key in relieving:
+        return 0
+    relieving.add(key)
+    try:
+        callback(tensor, nbytes)
+    except Exception as error:
+        report_unraisable(error, callback)
+    finally:
+        relieving.discard(key)
+    return 0

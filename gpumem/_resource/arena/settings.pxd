@@ -22,6 +22,8 @@ cdef str pages_problem(object memory)
 # Raises ConfigError for a setting that the memory has no use for.
 cdef int choose_backing(MemoryResource arena, object config, Source source,
                         Backing* backing) except -1
+# Raises ConfigError for an arena that cannot have virtual tensors.
+cdef int require_pages(MemoryResource arena, bint has_source) except -1
 # Lets a further device touch an arena's memory; raises where that is not possible.
 cdef int add_peer(MemoryResource arena, ArenaCore* core, object device) except -1
 # Those of the settings, when the arena is made.

@@ -77,6 +77,15 @@ cdef str pages_problem(object memory):
     return "" if capability else capability.reason
 
 
+cdef int require_pages(MemoryResource arena, bint has_source) except -1:
+    # What a virtual tensor's pages need, whatever backs the arena's blocks.
+    problem = "its memory comes from a source" if has_source else pages_problem(arena.memory)
+    if problem:
+        raise ConfigError(f"arena {arena.name!r} on {arena.memory} cannot have virtual tensors: "
+                          f"{problem}")
+    return 0
+
+
 # ---- The choice of a backing ---------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from gpumem._native.arena cimport (
-    ARENA_DEAD, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved, arena_reserved_now, arena_resume,
+    ARENA_DEAD, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now, arena_resume,
     arena_suspend, ArenaCore, heap_suspend, STATE_SUSPENDED,
 )
 from gpumem._native.driver cimport context_is_dead, synchronize_device
@@ -60,7 +60,7 @@ cdef class SleepingArena(ArenaBase):
         >>> arena.resume()
         >>> weights.close()
         """
-        cdef uint64_t held = arena_reserved(self.core)
+        cdef uint64_t held = arena_reserved_now(self.core)
         cdef int status
         self._require_awake_or_asleep()
         if self.core.closed == STATE_SUSPENDED:

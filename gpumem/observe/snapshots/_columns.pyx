@@ -348,8 +348,8 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
     of_free = blocks["allocated_nbytes"][blocks["state"] == <int>FREE]
     marked = blocks["allocated_nbytes"][(blocks["state"] == <int>FREE) & (blocks["stream"] != 0)]
     return {
-        "in_use": used,
-        "requested_in_use": int(blocks["nbytes"].sum()),
+        "in_use": used + copy.span_used,
+        "requested_in_use": int(blocks["nbytes"].sum()) + copy.span_used,
         "reserved": copy.reserved,
         "free": free_,
         "cached": cached,
@@ -357,7 +357,7 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
         "waiting": int(marked.sum()),
         "holes": holes,
         "largest_free": int(of_free.max(initial=0)),
-        "max_in_use": max(copy.stats.max_in_use, used),
+        "max_in_use": max(copy.stats.max_in_use, used + copy.span_used),
         "max_reserved": copy.stats.max_reserved,
         "num_allocs": copy.stats.num_allocs,
         "num_frees": copy.stats.num_frees,

@@ -1,0 +1,201 @@
+"""The life of a span, its views, and a commit with every step that makes room for it."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from gpumem._native.arena.arena cimport arena_drop, arena_retain, arenas_release_retired
+from gpumem._native.arena.growth cimport memory_is_out, release_idle, shrink_may_help
+from gpumem._native.arena.spans cimport span_release, span_stamp, span_take, spans_poll, spans_sweep
+from gpumem._native.arena.streams cimport (
+    release_completed, share_rests, slot_retain, wait_for_streams,
+)
+from gpumem._native.arena.thread_cache cimport caches_flush
+from gpumem._native.arena.types cimport (
+    ALLOCATE_INTERRUPTIBLE, ARENA_DEAD, ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA,
+    ARENA_OK, ArenaCore, ArenaSpan, driver_refused, SpanView,
+)
+from gpumem._native.bfc cimport SLOT_RELEASED
+from gpumem._native.driver cimport (
+    context_is_dead, context_relax, context_restore, CUDA_SUCCESS, CUresult, CUstreamCaptureMode,
+)
+from gpumem._native.pages cimport span_lacks, span_reserve
+from gpumem._support.atomics cimport count_add
+from gpumem._support.lease cimport uses_add, uses_free
+from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
+
+
+# ---- a commit ------------------------------------------------------------------------------------
+
+cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
+    # The steps of an allocation that reaches the driver, see slow_path.
+    cdef ArenaCore* arena = span.arena
+    cdef uint64_t until = 0
+    cdef uint64_t missing
+    cdef CUstreamCaptureMode mode
+    cdef int status, waited
+    while True:
+        if context_is_dead(arena.context):
+            return ARENA_DEAD
+        mode = context_relax(arena.context)
+        arenas_release_retired(False)
+        lock_acquire(&arena.grow_lock)
+        missing = span_lacks(&span.pages, first, spare)
+        status = take_ahead(span, first, spare, last)
+        if missing and shrink_may_help(arena, missing, status):
+            # Cached blocks and completed epochs first, so that their regions and pages are idle.
+            caches_flush(arena)
+            share_rests(arena, SLOT_RELEASED)
+            release_completed(arena, SLOT_RELEASED)
+            release_idle(arena, False, 2)
+            status = span_take(span, first, spare, spare)
+        lock_release(&arena.grow_lock)
+        context_restore(arena.context, mode)
+        if missing == 0 or not memory_is_out(arena, missing, status):
+            return status
+        waited = wait_for_streams(arena, SLOT_RELEASED, ALLOCATE_INTERRUPTIBLE, &until)
+        if waited != ARENA_OK:
+            return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
+
+
+cdef int take_ahead(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
+    # Without the memory ahead, if that is refused. A commit that lacks nothing takes none.
+    cdef int status = ARENA_IN_USE
+    if span_lacks(&span.pages, first, spare) == 0:
+        last = spare
+    spans_poll(span.arena)
+    if last > spare:
+        status = span_take(span, first, spare, last)
+    return span_take(span, first, spare, spare) if status != ARENA_OK else status
+
+
+# ---- life ----------------------------------------------------------------------------------------
+
+cdef int span_open(ArenaCore* arena, uint64_t nbytes, uint64_t page_bytes, uint32_t stream_slot,
+                   ArenaSpan** out) noexcept nogil:
+    cdef ArenaSpan* span = <ArenaSpan*>calloc(1, sizeof(ArenaSpan))
+    cdef const char* call = NULL
+    cdef CUresult code
+    cdef bint added
+    out[0] = span
+    if span == NULL:
+        return ARENA_NO_METADATA
+    if not uses_add(&span.end, stream_slot, &added):
+        free(span)
+        return ARENA_NO_METADATA
+    span.pages.context = arena.context
+    span.pages.access = &arena.access
+    span.pages.calls = &arena.backing.calls
+    code = span_reserve(&span.pages, nbytes, page_bytes, &call)
+    if code != CUDA_SUCCESS:
+        uses_free(span.end)
+        free(span)
+        return driver_refused(arena, code, call) if call != NULL else ARENA_NO_METADATA
+    lock_init(&span.lock)
+    span.arena = arena
+    span.references = 1
+    span.stream_slot = stream_slot
+    slot_retain(arena, stream_slot)
+    arena_retain(arena)
+    lock_acquire(&arena.grow_lock)
+    spans_sweep(arena)
+    span.next = arena.spans
+    arena.spans = span
+    count_add(&arena.live_spans, 1)
+    lock_release(&arena.grow_lock)
+    return ARENA_OK
+
+
+cdef int span_close(ArenaSpan* span) noexcept nogil:
+    cdef int status
+    lock_acquire(&span.lock)
+    if span.views != NULL:
+        lock_release(&span.lock)
+        return ARENA_IN_USE
+    span.closed = True
+    lock_release(&span.lock)
+    status = span_release(span, 0, span.pages.count, 0, 0)
+    if status == ARENA_OK:
+        count_add(&span.arena.live_spans, -1)
+    else:
+        span.closed = False
+    return status
+
+
+cdef void span_drop(ArenaSpan* span) noexcept nogil:
+    cdef ArenaCore* arena = span.arena
+    if count_add(&span.references, -1) != 0 or context_is_dead(arena.context):
+        return
+    # A stamp needs no memory here: this may be a finalizer. Once it is there, another thread may
+    # forget the span.
+    if not span.closed:
+        count_add(&arena.live_spans, -1)
+    lock_acquire(&arena.lock)
+    span_stamp(span, span.end)
+    span.end = NULL
+    lock_release(&arena.lock)
+    arena_drop(arena)
+
+
+cdef int span_record(ArenaSpan* span, uint32_t stream_slot) noexcept nogil:
+    # Room for it in the last release, too, which may be a finalizer's.
+    cdef bint added
+    cdef bint done
+    lock_acquire(&span.arena.lock)
+    done = uses_add(&span.end, stream_slot, &added) and uses_add(&span.uses, stream_slot, &added)
+    if done and added:
+        slot_retain(span.arena, stream_slot)
+    lock_release(&span.arena.lock)
+    return ARENA_OK if done else ARENA_NO_METADATA
+
+
+# ---- views ---------------------------------------------------------------------------------------
+
+cdef SpanView* span_view(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil:
+    cdef SpanView* view = <SpanView*>calloc(1, sizeof(SpanView))
+    if view == NULL:
+        return NULL
+    view.span = span
+    view.first = first
+    view.last = last
+    lock_acquire(&span.lock)
+    if span.closed:
+        lock_release(&span.lock)
+        free(view)
+        return NULL
+    if first != last:
+        view.link = &span.views
+        view.next = span.views
+        if view.next != NULL:
+            view.next.link = &view.next
+        span.views = view
+    count_add(&span.references, 1)
+    lock_release(&span.lock)
+    return view
+
+
+cdef void span_view_end(void* ended) noexcept nogil:
+    cdef SpanView* view = <SpanView*>ended
+    cdef ArenaSpan* span = view.span
+    # In a fork's child the lock may be another thread's of the parent.
+    if context_is_dead(span.arena.context):
+        return
+    lock_acquire(&span.lock)
+    if view.link != NULL:
+        view.link[0] = view.next
+        if view.next != NULL:
+            view.next.link = view.link
+    lock_release(&span.lock)
+    free(view)
+    span_drop(span)
+
+
+cdef bint span_is_held(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil:
+    cdef const SpanView* view
+    cdef bint held = False
+    lock_acquire(&span.lock)
+    view = span.views
+    while view != NULL and not held:
+        held = view.first < last and first < view.last
+        view = view.next
+    lock_release(&span.lock)
+    return held

@@ -1,0 +1,55 @@
+"""A span: reserved addresses whose pages come and go at their own places and never move.
+
+All pages of a span have one size, the last one excepted, so that a page's number says where it
+lies. Everything here is called with the arena's grow lock and the device's context current; these
+are the only driver calls behind a span.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.driver cimport Access, CUmemAccessDesc, CUresult, DeviceContext
+
+cdef enum SpanPageState:
+    SPAN_EMPTY = 0              # no memory is wanted here
+    SPAN_SPARE = 1              # mapped ahead of need
+    SPAN_USED = 2               # mapped, and in use
+    SPAN_LEAVING = 3            # to be given back once the work of its release is done
+
+cdef struct SpanPage:
+    uint64_t memory             # physical handle; 0: none
+    uint64_t release            # number of the release it leaves in
+    SpanPageState state
+    bint mapped
+    bint fresh                  # during one call: mapped, or made, by it
+
+cdef struct Span:
+    DeviceContext* context      # of the arena, as the two others
+    const Access* access        # who may touch the pages
+    uint64_t* calls             # where calls of the driver are counted
+    uint64_t base
+    uint64_t nbytes             # of all pages; reserved is one granule more, as of a range
+    uint64_t page_bytes         # of every page but the last, a power of two
+    uint32_t count
+    SpanPage* page
+    uint64_t held               # bytes that have memory
+    uint64_t used               # bytes of the pages in use
+    uint32_t leaving            # pages that do
+
+cdef inline uint64_t span_page_bytes(const Span* span, uint32_t page) noexcept nogil:
+    return min(span.page_bytes, span.nbytes - page * span.page_bytes)
+
+# Reserves the addresses; no memory. `call` names what was refused; NULL: out of host memory.
+cdef CUresult span_reserve(Span* span, uint64_t nbytes, uint64_t page_bytes,
+                           const char** call) noexcept nogil
+# Bytes of memory that pages [first, last) lack.
+cdef uint64_t span_lacks(const Span* span, uint32_t first, uint32_t last) noexcept nogil
+# Makes, maps and opens what pages [first, last) lack. After a refusal all of that is undone; a page
+# that the driver does not take back leaves with the next release.
+cdef CUresult span_map(Span* span, uint32_t first, uint32_t last, const char** call) noexcept nogil
+# Unmaps and gives back the pages that leave in releases up to `done`; what is refused stays, for
+# the next time.
+cdef void span_unmap(Span* span, uint64_t done) noexcept nogil
+# Sets one device's access to every page; stops where the driver refuses.
+cdef CUresult span_set_access(const Span* span, const CUmemAccessDesc* place) noexcept nogil
+# Gives the addresses back, of a span without memory. False: the driver refused.
+cdef bint span_free(Span* span) noexcept nogil

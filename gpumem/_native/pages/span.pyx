@@ -1,0 +1,200 @@
+"""The driver calls behind a span; see span.pxd."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from gpumem._native.driver cimport (
+    access_apply, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUmemAccessDesc, CUresult,
+)
+from gpumem._native.pages.space cimport address_reserve, page_create
+from gpumem._native.pages.types cimport GRANULE
+from gpumem._support.atomics cimport sum_add
+
+
+cdef CUresult span_reserve(Span* span, uint64_t nbytes, uint64_t page_bytes,
+                           const char** call) noexcept nogil:
+    cdef CUresult code
+    span.nbytes = nbytes
+    span.page_bytes = page_bytes
+    span.count = <uint32_t>((nbytes + page_bytes - 1) // page_bytes)
+    span.page = <SpanPage*>calloc(span.count, sizeof(SpanPage))
+    if span.page == NULL:
+        call[0] = NULL
+        return CUDA_ERROR_OUT_OF_MEMORY
+    code = note(span, call, "cuMemAddressReserve",
+                address_reserve(span.context, nbytes + GRANULE, &span.base))
+    if code != CUDA_SUCCESS:
+        free(span.page)
+    return code
+
+
+cdef inline CUresult note(const Span* span, const char** refused, const char* call,
+                          CUresult code) noexcept nogil:
+    # Counts a driver call and, if it failed, keeps its name.
+    sum_add(span.calls, 1)
+    if code != CUDA_SUCCESS:
+        refused[0] = call
+    return code
+
+
+cdef inline uint64_t place_of(const Span* span, uint32_t page) noexcept nogil:
+    return span.base + page * span.page_bytes
+
+
+cdef uint64_t span_lacks(const Span* span, uint32_t first, uint32_t last) noexcept nogil:
+    cdef uint64_t missing = 0
+    cdef uint32_t i
+    for i in range(first, last):
+        if span.page[i].memory == 0:
+            missing += span_page_bytes(span, i)
+    return missing
+
+
+# ---- more ----------------------------------------------------------------------------------------
+
+cdef CUresult span_map(Span* span, uint32_t first, uint32_t last, const char** call) noexcept nogil:
+    # First what can run out: memory. Where that fails nothing has been mapped.
+    cdef CUresult code = make(span, first, last, call)
+    cdef uint32_t i = first
+    while i < last and code == CUDA_SUCCESS:
+        if span.page[i].mapped:
+            i += 1
+        else:
+            code = map_run(span, &i, last, call)
+    for i in range(first, last):
+        if code != CUDA_SUCCESS and span.page[i].fresh:
+            undo(span, i)
+        span.page[i].fresh = False
+    return code
+
+
+cdef CUresult make(Span* span, uint32_t first, uint32_t last, const char** call) noexcept nogil:
+    cdef SpanPage* page
+    cdef CUresult code
+    cdef uint32_t i
+    for i in range(first, last):
+        page = &span.page[i]
+        if page.memory:
+            continue
+        code = note(span, call, "cuMemCreate",
+                    page_create(span.context, span_page_bytes(span, i), &page.memory))
+        if code != CUDA_SUCCESS:
+            page.memory = 0         # what the driver left there is not a handle
+            return code
+        page.fresh = True
+        span.held += span_page_bytes(span, i)
+    return CUDA_SUCCESS
+
+
+cdef CUresult map_run(Span* span, uint32_t* next_page, uint32_t last,
+                      const char** call) noexcept nogil:
+    # Pages side by side get access in one call, which costs as much as it has handles.
+    cdef uint64_t begin = place_of(span, next_page[0])
+    cdef uint64_t end = begin
+    cdef SpanPage* page
+    cdef CUresult code
+    while next_page[0] < last and not span.page[next_page[0]].mapped:
+        page = &span.page[next_page[0]]
+        code = note(span, call, "cuMemMap", span.context.table.cuMemMap(
+            end, span_page_bytes(span, next_page[0]), 0, page.memory, 0))
+        if code != CUDA_SUCCESS:
+            return code
+        page.mapped = page.fresh = True
+        end += span_page_bytes(span, next_page[0])
+        next_page[0] += 1
+    return note(span, call, "cuMemSetAccess",
+                access_apply(span.context, span.access, begin, end - begin))
+
+
+cdef void undo(Span* span, uint32_t number) noexcept nogil:
+    # The page was leaving, or had no memory: it leaves, at once if the driver lets it.
+    cdef SpanPage* page = &span.page[number]
+    span.leaving += page.state != SPAN_LEAVING
+    page.state = SPAN_LEAVING
+    page.release = 0
+    unmap_run(span, number, number + 1)
+
+
+# ---- less ----------------------------------------------------------------------------------------
+
+cdef void span_unmap(Span* span, uint64_t done) noexcept nogil:
+    # One unmap for pages side by side.
+    cdef uint32_t first = 0
+    cdef uint32_t last
+    while first < span.count:
+        last = first
+        while last < span.count and goes(&span.page[last], done):
+            last += 1
+        if last > first:
+            unmap_run(span, first, last)
+        first = last + 1
+
+
+cdef inline bint goes(const SpanPage* page, uint64_t done) noexcept nogil:
+    return page.state == SPAN_LEAVING and page.release <= done
+
+
+cdef void unmap_run(Span* span, uint32_t first, uint32_t last) noexcept nogil:
+    cdef uint32_t i, begin
+    i = first
+    while i < last:
+        begin = i
+        while i < last and span.page[i].mapped:
+            i += 1
+        if i > begin and not unmap(span, begin, i):
+            return
+        i += i == begin
+    for i in range(first, last):
+        give_back(span, i)
+
+
+cdef bint unmap(Span* span, uint32_t first, uint32_t last) noexcept nogil:
+    # One call for all of them: a refusal leaves all mapped.
+    cdef uint32_t i
+    cdef uint64_t begin = place_of(span, first)
+    cdef uint64_t end = place_of(span, last - 1) + span_page_bytes(span, last - 1)
+    sum_add(span.calls, 1)
+    if span.context.table.cuMemUnmap(begin, end - begin) != CUDA_SUCCESS:
+        return False
+    for i in range(first, last):
+        span.page[i].mapped = False
+    return True
+
+
+cdef void give_back(Span* span, uint32_t number) noexcept nogil:
+    cdef SpanPage* page = &span.page[number]
+    if page.memory:
+        sum_add(span.calls, 1)
+        if span.context.table.cuMemRelease(page.memory) != CUDA_SUCCESS:
+            return
+        page.memory = 0
+        span.held -= span_page_bytes(span, number)
+    page.state = SPAN_EMPTY
+    span.leaving -= 1
+
+
+cdef bint span_free(Span* span) noexcept nogil:
+    sum_add(span.calls, 1)
+    if span.context.table.cuMemAddressFree(span.base, span.nbytes + GRANULE) != CUDA_SUCCESS:
+        return False
+    free(span.page)
+    return True
+
+
+# ---- peers ---------------------------------------------------------------------------------------
+
+cdef CUresult span_set_access(const Span* span, const CUmemAccessDesc* place) noexcept nogil:
+    cdef CUresult code = CUDA_SUCCESS
+    cdef uint32_t first = 0
+    cdef uint32_t last
+    while first < span.count and code == CUDA_SUCCESS:
+        last = first
+        while last < span.count and span.page[last].mapped:
+            last += 1
+        if last > first:
+            sum_add(span.calls, 1)
+            code = span.context.table.cuMemSetAccess(
+                place_of(span, first), place_of(span, last - 1) + span_page_bytes(span, last - 1)
+                - place_of(span, first), place, 1)
+        first = last + 1
+    return code

@@ -1,0 +1,696 @@
+"""VirtualTensor: a tensor whose rows get memory and give it back, at addresses that stay."""
+
+from bisect import bisect_left, bisect_right
+from weakref import ref
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+from gpumem._budget cimport Relief, tell_errors
+from gpumem._buffer cimport (
+    BorrowedMemory, Buffer, buffer_of, empty_buffer, MemoryResource, resource_init,
+)
+from gpumem._core cimport Arena
+from gpumem._native.arena cimport (
+    ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
+    slot_drop, slot_retain, span_close, span_commit, span_drop, span_is_held, span_open,
+    span_record, span_release, span_view, span_view_end, SpanView,
+)
+from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
+from gpumem._resource.arena cimport (
+    Asking, raise_over_budget, raise_status, relieve, require_pages, tensors_relieve,
+)
+from gpumem._support.atomics cimport load64
+from gpumem._support.instances cimport forbid_instantiation
+from gpumem._support.lease cimport Uses
+from gpumem._support.process cimport raise_interrupt
+from gpumem._tensor.layout cimport (
+    element_of, ElementType, layout_c_strides, layout_size, MAX_RANK, shape_from,
+)
+from gpumem._tensor.tensor cimport Tensor, tensor_new
+
+from gpumem._support.arguments import require
+from gpumem._support.forks import ForkLock
+from gpumem.errors import ClosedError, InUseError
+
+
+cdef enum:
+    DEFAULT_STEPS = 64          # of a tensor's rows, where no step is named
+
+
+@cython.final
+cdef class SpanMemory(BorrowedMemory):
+    """The resource of buffers over a virtual tensor; what is allocated comes from its arena."""
+
+    cdef Arena arena
+    cdef ArenaSpan* span        # alive as long as one of the buffers
+
+    def allocate(self, nbytes, stream=None, **settings):
+        """Hand out a block of the tensor's arena."""
+        return self.arena.allocate(nbytes, stream, **settings)
+
+    cdef Buffer obtain(self, uint64_t nbytes):
+        return (<MemoryResource>self.arena).obtain(nbytes)
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        return self.arena.slot_of(stream, slot)
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return self.arena.stream_at(slot)
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        # For all rows: a release does not know which of them the work touches.
+        if span_record(self.span, slot) != ARENA_OK:
+            raise MemoryError("out of host memory while recording a stream")
+        return 0
+
+    cdef int require_present(self) except -1:
+        if self.span.closed:
+            raise ClosedError(f"{self.name} is closed")
+        return 0
+
+    cdef int before_registration(self, Buffer buffer) except -1:
+        cdef const SpanView* view = <const SpanView*><uintptr_t>buffer.handle
+        if view.first == view.last:
+            raise ValueError(f"{self.name}: expected a tensor of committed rows, which cannot be "
+                             "released while it is registered")
+        return 0
+
+
+@cython.final
+cdef class VirtualTensor:
+    """A tensor whose rows get memory and give it back, while its addresses stay.
+
+    Made by `Arena.virtual`. Addresses of all rows are reserved once; `commit` puts memory behind
+    rows, `release` takes it away. Kernels, captured graphs and tensors of other libraries that have
+    the address of a row may use it whenever the row is committed: neither its address nor the
+    access to it changes. To touch a row that is not committed is an error of the program, as any
+    other address without memory: the device reports an illegal address, the CPU a fault.
+
+    Memory comes in pages, driver allocations of `page_nbytes` each, all of one size, which is the
+    largest power of two from 2 to 32 MiB that is at most one step: a driver call costs as much for
+    a large page as for a small one, and a page goes back only when none of its rows is committed.
+    A commit makes what its rows lack, and gives access to neighbouring pages in one call.
+
+    A release returns at once. Work that is queued on the tensor's stream, and on every stream that
+    was recorded by `record_stream`, may still use the rows: their pages leave when an event behind
+    it has completed, which later commits, releases, shrinks and allocations that are out of memory
+    look for. Until then they count in `Arena.stats` as reserved, and a commit of the same rows
+    takes them back as they are. If a limit is reached meanwhile, a commit waits for that work at
+    most for ``ArenaConfig.oom_wait_ms``.
+
+    Pages are charged to the arena's limit and budget like blocks, and count in its statistics.
+    Safe to use from many threads.
+
+    Attributes
+    ----------
+    arena : Arena
+        Where the memory comes from.
+    full : Tensor
+        All rows, committed or not, at one address; give it to kernels and libraries once, before
+        anything is committed or later. It does not hold rows: what is queued through it on a
+        stream other than the tensor's is recorded by `record_stream`. It is valid as long as this
+        object is not closed, and keeps the memory if this object ends before it.
+    shape : tuple of int
+        The most rows, and the shape of one.
+    dtype : numpy.dtype
+    ptr : int
+        Address of row 0.
+    row_nbytes, page_nbytes : int
+        Bytes of a row, and of a page.
+    ahead : int
+        Rows for which a commit that makes pages makes some more, behind its last row.
+    on_pressure : callable or None
+        May be set.
+    name : str
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> cache = arena.virtual((1 << 20, 16), "float32", committed=1000)
+    >>> cache.numpy()[:] = 1.0
+    >>> cache.commit(100_000)
+    >>> rows = cache.tensor(0, 1000)
+    >>> float(rows.numpy().sum()), cache.ptr == rows.ptr == cache.full.ptr
+    (16000.0, True)
+    >>> del rows
+    >>> cache.resize(500)
+    >>> cache.committed, cache.held_nbytes
+    (500, 2097152)
+    """
+
+    cdef readonly Arena arena
+    cdef readonly Tensor full
+    cdef readonly tuple shape
+    cdef readonly uint64_t row_nbytes
+    cdef readonly uint64_t page_nbytes
+    cdef readonly uint64_t ahead
+    cdef readonly str name
+    cdef object pressure
+    cdef SpanMemory home
+    cdef ElementType element
+    cdef ArenaSpan* span
+    cdef uint64_t max_rows
+    cdef uint32_t slot
+    cdef object lock            # no callback is called under it
+    cdef list edges             # where committed rows begin and end, in turn
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        if self.span != NULL:
+            span_drop(self.span)
+
+    # ---- what it is ------------------------------------------------------------------------------
+
+    @property
+    def dtype(self):
+        """The numpy.dtype of its elements."""
+        return self.element.dtype
+
+    @property
+    def ptr(self):
+        """Address of row 0; it never changes."""
+        return self.span.pages.base
+
+    @property
+    def memory(self):
+        """The MemoryInfo it lives in."""
+        return self.arena.memory
+
+    @property
+    def device(self):
+        """The Device of its memory."""
+        return self.arena.memory.device
+
+    @property
+    def rows(self):
+        """The committed rows, a tuple of (first, last) pairs in order, each `last` exclusive."""
+        edges = self.edges
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+    @property
+    def committed(self):
+        """How many rows are committed, from row 0 on without a gap."""
+        return self.edges[1] if self.edges and self.edges[0] == 0 else 0
+
+    @property
+    def held_nbytes(self):
+        """Bytes of memory it holds: its pages, those ahead and those that leave included."""
+        return load64(&self.span.pages.held)
+
+    @property
+    def used_nbytes(self):
+        """Bytes of the pages that committed rows lie in."""
+        return load64(&self.span.pages.used)
+
+    @property
+    def on_pressure(self):
+        """The callback, or None. May be set."""
+        return self.pressure
+
+    @on_pressure.setter
+    def on_pressure(self, value):
+        if value is not None and not callable(value):
+            raise TypeError(f"invalid on_pressure = {value!r}: expected a callable or None")
+        self.pressure = value
+        if value is None:
+            return
+        if self.arena.relievers is None:
+            self.arena.relievers = []
+        with self.lock:
+            # Those that ended leave the list here.
+            known = [each for each in self.arena.relievers if each() not in (None, self)]
+            self.arena.relievers = [*known, ref(self)]
+
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        return bool(self.span.closed)
+
+    def __len__(self):
+        return self.max_rows
+
+    def __repr__(self):
+        if self.span.closed:
+            return f"<gpumem.VirtualTensor {self.name!r}, closed>"
+        return (f"<gpumem.VirtualTensor {self.name!r} {self.shape} {self.dtype} at {self.ptr:#x} "
+                f"in {self.memory}: {self.held_nbytes} of {self.span.pages.nbytes} bytes held>")
+
+    # ---- more and fewer rows ---------------------------------------------------------------------
+
+    def commit(self, first, last=None):
+        """Put memory behind rows; nothing to do for those that have it.
+
+        ``commit(rows)`` is for the first `rows` rows, ``commit(first, last)`` for those from
+        `first` to `last`, exclusive, as in `range`. The bytes of rows that had no memory are
+        arbitrary. Needs no order: the memory is there when the call returns. It may be called while
+        a graph is captured.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No such rows.
+        OutOfMemoryError
+            The arena's limit, its budget (BudgetExceededError) or the driver refused, after idle
+            memory of the arena and the callbacks of its other virtual tensors; nothing is changed.
+        DriverError
+            The driver failed; nothing is changed.
+        SuspendedError
+            The arena is suspended.
+        ClosedError
+            The tensor or its arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> cache = gpumem.Arena("host").virtual((1000, 1 << 20), "int8", step=2)
+        >>> cache.commit(3)
+        >>> cache.commit(10, 12)
+        >>> cache.rows, cache.held_nbytes
+        (((0, 3), (10, 12)), 6291456)
+        """
+        cdef uint64_t begin, end
+        self.read_rows(0 if last is None else first, first if last is None else last, &begin, &end)
+        self.bring(begin, end)
+
+    def release(self, first, last):
+        """Take rows away, from `first` to `last`, exclusive; those without memory stay without.
+
+        Returns at once; a page without a committed row goes back to the driver when work queued
+        on the tensor's stream and the recorded ones until now is done. Pages ahead stay for `ahead`
+        rows behind the last one that is still committed.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No such rows.
+        InUseError
+            A tensor of some of these rows, or a view of one, is alive; nothing is changed.
+        ClosedError
+            The tensor is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> cache = gpumem.Arena("host").virtual((1000, 1 << 20), "int8", committed=10)
+        >>> rows = cache.tensor(0, 2)
+        >>> cache.release(4, 8)
+        >>> try:
+        ...     cache.release(0, 4)
+        ... except gpumem.errors.InUseError:
+        ...     cache.rows
+        ((0, 4), (8, 10))
+        """
+        cdef uint64_t begin, end
+        self.read_rows(first, last, &begin, &end)
+        with self.lock:
+            self.require_usable()
+            self.require_free(begin, end)
+            self.take_away(begin, end)
+
+    def resize(self, rows):
+        """Commit the first `rows` rows, and release all behind them.
+
+        Raises
+        ------
+        InUseError
+            As `release`; nothing is changed.
+        TypeError, ValueError, OutOfMemoryError, DriverError, SuspendedError, ClosedError
+            As `commit`; nothing is changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> cache = gpumem.Arena("host").virtual((1000, 1 << 20), "int8", committed=10, step=2)
+        >>> cache.resize(4)
+        >>> cache.rows, cache.held_nbytes
+        (((0, 4),), 4194304)
+        """
+        cdef uint64_t begin, end
+        self.read_rows(0, rows, &begin, &end)
+        with self.lock:
+            self.require_usable()
+            self.require_free(end, self.max_rows)
+        self.bring(begin, end)
+        with self.lock:
+            self.require_free(end, self.max_rows)
+            self.take_away(end, self.max_rows)
+
+    cdef int bring(self, uint64_t first, uint64_t last) except -1:
+        cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+        cdef Asking asking = Asking(0, 0)
+        cdef uint32_t begin, end, ahead
+        cdef list errors = []
+        cdef int status
+        cdef uint64_t nbytes
+        begin = self.page_at(first)
+        end = self.page_behind(last) if last > first else begin
+        ahead = self.page_behind(min(last + self.ahead, self.max_rows)) if last > first else begin
+        while True:
+            with self.lock:
+                self.require_usable()
+                with nogil:
+                    status = span_commit(self.span, begin, end, ahead)
+                if status == ARENA_OK:
+                    with_rows(self.edges, first, last)
+                    break
+            if status == ARENA_INTERRUPTED:
+                raise_interrupt()
+            nbytes = rows_missing(self.edges, first, last) * self.row_nbytes
+            # Callbacks run without the lock: they may release rows of any tensor.
+            if tensors_relieve(self.arena, status, nbytes, self, &asking):
+                continue
+            if status == ARENA_OVER_BUDGET and relieve(self.arena.core, &relief, errors):
+                continue
+            if status == ARENA_OVER_BUDGET:
+                raise_over_budget(self.arena, nbytes, 0, self.slot, errors)
+            raise_status(self.arena, nbytes, 0, self.slot, status)
+        tell_errors(errors)
+        return 0
+
+    cdef int take_away(self, uint64_t first, uint64_t last) except -1:
+        # Of the pages that the rows lie in, the first and the last may have others.
+        cdef list edges = list(self.edges)
+        cdef uint32_t begin, end, ahead, ahead_end
+        cdef uint64_t behind
+        cdef int status
+        without_rows(edges, first, last)
+        begin = self.page_at(first)
+        end = self.page_behind(last) if last > first else begin
+        while begin < end and self.has_rows(edges, begin):
+            begin += 1
+        while begin < end and self.has_rows(edges, end - 1):
+            end -= 1
+        behind = edges[len(edges) - 1] if edges else 0
+        ahead = self.page_behind(behind)
+        ahead_end = self.page_behind(min(behind + self.ahead, self.max_rows))
+        with nogil:
+            status = span_release(self.span, begin, end, ahead, ahead_end)
+        if status != ARENA_OK:
+            raise_status(self.arena, 0, 0, self.slot, status)
+        self.edges = edges
+        return 0
+
+    cdef bint has_rows(self, list edges, uint32_t page) except -1:
+        cdef uint64_t begin = page * self.page_nbytes // self.row_nbytes
+        cdef uint64_t end = ((page + 1) * self.page_nbytes + self.row_nbytes - 1) // self.row_nbytes
+        place = bisect_right(edges, begin)
+        return place % 2 == 1 or (place < len(edges) and edges[place] < end)
+
+    cdef inline uint32_t page_at(self, uint64_t row) noexcept:
+        return <uint32_t>(row * self.row_nbytes // self.page_nbytes)
+
+    cdef inline uint32_t page_behind(self, uint64_t row) noexcept:
+        # The first one without a byte of the rows before `row`.
+        return <uint32_t>((row * self.row_nbytes + self.page_nbytes - 1) // self.page_nbytes)
+
+    cdef int read_rows(self, object first, object last, uint64_t* begin,
+                       uint64_t* end) except -1:
+        begin[0] = row_number("first", first, 0, self.max_rows)
+        end[0] = row_number("last", last, begin[0], self.max_rows)
+        return 0
+
+    cdef int require_usable(self) except -1:
+        self.arena.require_own()
+        if self.span.closed:
+            raise ClosedError(f"{self.name} is closed")
+        return 0
+
+    cdef int require_free(self, uint64_t first, uint64_t last) except -1:
+        if first != last and span_is_held(self.span, first * self.row_nbytes,
+                                          last * self.row_nbytes):
+            raise InUseError(f"rows {first} to {last} of {self.name} cannot be released: a tensor "
+                             "of some of them, or a view of it, is alive")
+        return 0
+
+    # ---- its rows as tensors ---------------------------------------------------------------------
+
+    def tensor(self, first=0, last=None):
+        """Return committed rows as a Tensor, which holds them: they are not released meanwhile.
+
+        Views of it, in NumPy, PyTorch or any library, hold them too.
+
+        Parameters
+        ----------
+        first, last : int, optional
+            As in `range`; None: up to the end of the committed rows that begin with `first`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No such rows, or some are not committed.
+        ClosedError
+            The tensor is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> cache = gpumem.Arena("host").virtual((1000, 8), "int32", committed=10)
+        >>> cache.tensor().shape, cache.tensor(4, 6).shape
+        ((10, 8), (2, 8))
+        """
+        cdef uint64_t begin = row_number("first", first, 0, self.max_rows)
+        cdef uint64_t end = begin
+        with self.lock:
+            self.require_usable()
+            place = bisect_right(self.edges, begin)
+            behind = self.edges[place] if place % 2 else begin
+            end = behind if last is None else row_number("last", last, begin, self.max_rows)
+            if end > behind:
+                raise ValueError(f"rows {begin} to {end} of {self.name} are not all committed: "
+                                 f"expected last = {behind} at most")
+            return self.tensor_of(begin, end, end - begin)
+
+    cdef Tensor tensor_of(self, uint64_t first, uint64_t last, uint64_t count):
+        # `count` rows, of which those from `first` to `last` are held.
+        cdef uint64_t address = self.span.pages.base + first * self.row_nbytes
+        cdef uint64_t nbytes = count * self.row_nbytes
+        cdef SpanView* view
+        cdef Buffer buffer
+        cdef Tensor made
+        cdef int i
+        if count == 0:
+            buffer = empty_buffer(self.home, self.slot)
+        else:
+            view = span_view(self.span, first * self.row_nbytes, last * self.row_nbytes)
+            if view == NULL:
+                raise MemoryError("out of host memory while viewing a virtual tensor")
+            buffer = buffer_of(self.home, address, nbytes, nbytes, <uintptr_t>view, self.slot)
+        made = tensor_new(buffer, self.element, address, <int>len(self.shape))
+        made.lengths[0] = count
+        made.count = count
+        for i in range(1, made.rank):
+            made.lengths[i] = self.shape[i]
+            made.count *= made.lengths[i]
+        layout_c_strides(made.rank, made.lengths, self.element.itemsize, made.steps)
+        return made
+
+    def numpy(self):
+        """Return the committed rows from row 0 on as a NumPy array, which holds them.
+
+        Waits for what gpumem queued on the tensor's stream, as `Tensor.numpy` does.
+
+        Raises
+        ------
+        BufferError
+            The CPU cannot read the memory.
+        ClosedError
+            The tensor is closed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> cache = gpumem.Arena("host").virtual(1000, "int32", committed=10)
+        >>> cache.numpy().shape
+        (10,)
+        """
+        return self.tensor().numpy()
+
+    def __dlpack_device__(self):
+        """Return DLPack's (device type, device id)."""
+        return self.full.__dlpack_device__()
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Return a DLPack capsule over the committed rows from row 0 on, as `Tensor.__dlpack__`.
+
+        The consumer's tensor holds these rows. `full` exports all rows and holds none.
+        """
+        return self.tensor().__dlpack__(stream=stream, max_version=max_version,
+                                        dl_device=dl_device, copy=copy)
+
+    def record_stream(self, stream):
+        """Note that work on another stream uses the rows, from now on: releases come behind it.
+
+        The tensor's own stream needs no note, nor do the default streams of DLPack's consumers.
+        A note stays; while graphs with rows of the tensor are launched on a stream, note that one.
+
+        Parameters
+        ----------
+        stream : stream
+            Of the same device.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `stream` is not a stream, or is one of another device.
+        ClosedError
+            The tensor is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> side = gpumem.Stream("host")
+        >>> cache = gpumem.Arena("host").virtual(1000, "int32", committed=10)
+        >>> cache.record_stream(side)       # queue work there, then:
+        >>> cache.release(0, 10)            # the memory goes when that work is done
+        """
+        cdef uint32_t slot = 0
+        self.require_usable()
+        self.arena.slot_of(stream, &slot)
+        self.home.record(NULL, slot)
+
+    def close(self):
+        """Release all rows. Idempotent; the addresses go with the last view of `full`.
+
+        Raises
+        ------
+        InUseError
+            A tensor of rows, or a view of one, is alive; nothing is changed.
+        ClosedError
+            The tensor belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> with arena.virtual(1000, "int32", committed=10) as cache:
+        ...     cache.held_nbytes
+        2097152
+        >>> arena.stats().virtual
+        0
+        """
+        cdef int status
+        if self.span.closed:
+            return
+        self.arena.require_own()
+        with self.lock:
+            with nogil:
+                status = span_close(self.span)
+            if status == ARENA_IN_USE:
+                raise InUseError(f"{self.name} cannot be closed: a tensor of its rows, or a view "
+                                 "of one, is alive")
+            if status != ARENA_OK:
+                raise_status(self.arena, 0, 0, self.slot, status)
+            self.edges = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+cdef uint64_t row_number(str name, object value, uint64_t least,
+                         uint64_t most) except? <uint64_t>-1:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"invalid {name} = {value!r}: expected an integer")
+    number = value.__index__()
+    if not least <= number <= most:
+        raise ValueError(f"invalid {name} = {number}: expected {least} to {most}")
+    return number
+
+
+cdef int with_rows(list edges, uint64_t first, uint64_t last) except -1:
+    # Rows are committed between an edge of even place and the next one. What lies in between goes,
+    # and an end that lies in or at committed rows is not one.
+    if first == last:
+        return 0
+    low = bisect_left(edges, first)
+    high = bisect_right(edges, last)
+    edges[low:high] = [first] * (low % 2 == 0) + [last] * (high % 2 == 0)
+    return 0
+
+
+cdef uint64_t rows_missing(list edges, uint64_t first, uint64_t last) except? <uint64_t>-1:
+    cdef uint64_t missing = last - first
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        if begin < last and end > first:
+            missing -= min(end, last) - max(begin, first)
+    return missing
+
+
+cdef int without_rows(list edges, uint64_t first, uint64_t last) except -1:
+    if first == last:
+        return 0
+    low = bisect_left(edges, first)
+    high = bisect_right(edges, last)
+    edges[low:high] = [first] * (low % 2) + [last] * (high % 2)
+    return 0
+
+
+# ---- making one ----------------------------------------------------------------------------------
+
+def make_virtual(Arena arena not None, shape, dtype, *, committed, step, ahead, stream, on_pressure,
+                 name):
+    """Make a virtual tensor; the body of `Arena.virtual`."""
+    cdef int64_t lengths[MAX_RANK]
+    cdef int rank = shape_from(shape, lengths)
+    cdef VirtualTensor made = VirtualTensor.__new__(VirtualTensor)
+    cdef int64_t size
+    cdef uint64_t nbytes, page
+    cdef int status
+    require("name", name, (str, type(None)), "a str or None")
+    made.element = element_of(dtype)
+    size = layout_size(rank, lengths, made.element.itemsize)
+    if rank == 0 or size == 0:
+        raise ValueError(f"invalid shape = {shape!r}: expected one dimension or more, and elements")
+    if size < 0:
+        raise ValueError(f"shape {shape!r} of {made.element.dtype} has more than 2**63 - 1 bytes")
+    require_pages(arena, arena.source is not None)
+    made.arena = arena
+    made.shape = tuple([lengths[i] for i in range(rank)])
+    made.max_rows = lengths[0]
+    made.row_nbytes = size // lengths[0] * made.element.itemsize
+    made.name = "virtual tensor" if name is None else name
+    made.ahead = row_number("ahead", ahead, 0, made.max_rows)
+    row_number("committed", committed, 0, made.max_rows)
+    if step is None:
+        step = max(made.max_rows // DEFAULT_STEPS, 1)
+    page = page_for(row_number("step", step, 1, made.max_rows) * made.row_nbytes)
+    made.page_nbytes = page
+    made.lock = ForkLock()
+    made.edges = []
+    made.home = SpanMemory.__new__(SpanMemory)
+    resource_init(made.home, arena.memory, made.name)
+    made.home.release = span_view_end
+    made.home.arena = arena
+    arena.slot_of(stream, &made.slot)
+    # Other threads may run from here on: the slot keeps its stream.
+    slot_retain(arena.core, made.slot)
+    nbytes = round_to_granule(made.max_rows * made.row_nbytes)
+    with nogil:
+        status = span_open(arena.core, nbytes, page, made.slot, &made.span)
+    slot_drop(arena.core, made.slot)
+    if status != ARENA_OK:
+        made.span = NULL
+        raise_status(arena, nbytes, 0, made.slot, status)
+    made.home.span = made.span
+    made.full = made.tensor_of(0, 0, made.max_rows)
+    made.on_pressure = on_pressure
+    made.commit(committed)
+    return made
+
+
+cdef uint64_t page_for(uint64_t nbytes) noexcept:
+    # The largest page that is at most one step.
+    cdef uint64_t page = GRANULE
+    while page < <uint64_t>GRANULE * MAX_PAGE_GRANULES and page * 2 <= nbytes:
+        page *= 2
+    return page
+
+
+forbid_instantiation(SpanMemory)
+forbid_instantiation(VirtualTensor)

@@ -1,0 +1,249 @@
+"""Rows of virtual tensors that queued work uses, while they are released: nothing waits."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+
+import pytest
+from helpers import child
+from helpers.driver import HostDriver
+from helpers.waiting import without_waiting
+
+import gpumem
+from gpumem.errors import OutOfMemoryError
+
+MIB = 1 << 20
+
+
+def cache_of(arena, rows=64, **settings):
+    return arena.virtual((rows, MIB), "uint8", **{"step": 2} | settings)
+
+
+def fill(cache, value, stream):
+    """Queue a fill of the first row."""
+    HostDriver().call("cuMemsetD8Async", cache.ptr, value, MIB, stream.ptr)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_pages_leave_when_the_work_before_their_release_is_done(arena, own):
+    stream = gpumem.Stream("host")
+    cache = cache_of(arena, committed=4, stream=stream if own else None)
+    if not own:
+        cache.record_stream(stream)
+    with HostDriver().block(stream) as gate:
+        fill(cache, 5, stream)
+        with without_waiting(gate):
+            cache.release(0, 4)
+            assert cache.rows == ()
+            assert (cache.held_nbytes, cache.used_nbytes) == (4 * MIB, 0)
+            stats = arena.stats()
+            assert (stats.in_use, stats.reserved) == (0, 4 * MIB)
+            arena.shrink()
+            assert cache.held_nbytes == 4 * MIB
+    stream.synchronize()
+    arena.shrink()
+    assert cache.held_nbytes == arena.stats().reserved == 0
+
+
+def test_work_queued_after_the_release_does_not_hold_pages(arena):
+    stream = gpumem.Stream("host")
+    cache = cache_of(arena, committed=4, stream=stream)
+    fill(cache, 5, stream)
+    cache.release(0, 4)
+    stream.synchronize()
+    with HostDriver().block(stream):
+        arena.shrink()
+        assert cache.held_nbytes == 0
+
+
+def test_commit_takes_leaving_pages_back_as_they_are(arena):
+    stream = gpumem.Stream("host")
+    cache = cache_of(arena, committed=4, stream=stream)
+    with HostDriver().block(stream) as gate:
+        fill(cache, 5, stream)
+        cache.release(0, 4)
+        calls = arena.stats().driver_calls
+        with without_waiting(gate):
+            cache.commit(2)
+        assert cache.used_nbytes == 2 * MIB
+        # Nothing was made or mapped: what came are questions about the events.
+        assert arena.stats().driver_calls - calls <= 3
+    stream.synchronize()
+    arena.shrink()
+    assert cache.held_nbytes == 2 * MIB
+    assert (cache.tensor(0, 1).numpy() == 5).all()
+
+
+def test_releases_end_in_order_each_behind_its_own_work(arena):
+    one, two = gpumem.Stream("host"), gpumem.Stream("host")
+    cache = cache_of(arena, committed=6, stream=one)
+    with HostDriver().block(one) as first:
+        cache.release(0, 2)
+        cache.record_stream(two)
+        with HostDriver().block(two):
+            cache.release(2, 4)
+            first.open()
+            one.synchronize()
+            arena.shrink()
+            assert cache.held_nbytes == 4 * MIB
+    two.synchronize()
+    arena.shrink()
+    assert cache.held_nbytes == 2 * MIB
+
+
+def test_closed_and_dropped_tensors_wait_for_their_work(arena):
+    stream = gpumem.Stream("host")
+    kept, dropped = (cache_of(arena, committed=2, stream=stream) for _ in range(2))
+    with HostDriver().block(stream) as gate, without_waiting(gate):
+        for cache in (kept, dropped):
+            fill(cache, 1, stream)
+        kept.close()
+        del cache, dropped
+        arena.shrink()
+        assert arena.stats().virtual == 4 * MIB
+    stream.synchronize()
+    arena.shrink()
+    assert arena.stats().virtual == 0
+
+
+def test_arena_waits_for_the_work_when_it_closes():
+    arena = gpumem.Arena("host")
+    stream = gpumem.Stream("host")
+    cache = cache_of(arena, committed=2, stream=stream)
+    gate = HostDriver().block(stream)
+    fill(cache, 1, stream)
+    cache.close()
+    closing = threading.Thread(target=arena.close)
+    closing.start()
+    gate.open()
+    closing.join()
+    assert arena.stats().virtual == 0
+
+
+def test_commit_at_a_limit_waits_for_released_rows_of_others(make_arena):
+    arena = make_arena({"max_mem": 8 * MIB, "oom_wait_ms": 60_000})
+    stream = gpumem.Stream("host")
+    old, new = cache_of(arena, committed=8, stream=stream), cache_of(arena)
+    gate = HostDriver().block(stream)
+    fill(old, 1, stream)
+    old.release(0, 8)
+    committing = threading.Thread(target=new.commit, args=(8,))
+    committing.start()
+    gate.open()
+    committing.join()
+    assert (old.held_nbytes, new.held_nbytes) == (0, 8 * MIB)
+
+
+def test_commit_at_a_limit_gives_up_after_its_time(make_arena):
+    arena = make_arena({"max_mem": 8 * MIB, "oom_wait_ms": 1})
+    stream = gpumem.Stream("host")
+    old, new = cache_of(arena, committed=8, stream=stream), cache_of(arena)
+    with HostDriver().block(stream):
+        fill(old, 1, stream)
+        old.release(0, 8)
+        with pytest.raises(OutOfMemoryError):
+            new.commit(2)
+        old.commit(8)  # its own rows are there
+        assert (old.held_nbytes, new.held_nbytes) == (8 * MIB, 0)
+
+
+def test_block_at_a_limit_waits_for_released_rows(make_arena):
+    arena = make_arena({"max_mem": 8 * MIB, "oom_wait_ms": 60_000})
+    stream = gpumem.Stream("host")
+    cache = cache_of(arena, committed=8, stream=stream)
+    gate = HostDriver().block(stream)
+    fill(cache, 1, stream)
+    cache.release(0, 8)
+    made = []
+    taking = threading.Thread(target=lambda: made.append(arena.allocate(7 * MIB)))
+    taking.start()
+    gate.open()
+    taking.join()
+    assert made[0].nbytes == 7 * MIB
+
+
+def test_default_stream_of_a_dlpack_consumer_is_recorded(arena):
+    stream = gpumem.Stream("host")
+    cache = cache_of(arena, committed=2, stream=stream)
+    managed = gpumem.Stream("host")
+    cache.full.buffer.record_stream(managed)  # as any buffer
+    with HostDriver().block(managed):
+        cache.release(0, 2)
+        arena.shrink()
+        assert cache.held_nbytes == 2 * MIB
+
+
+def test_captured_work_uses_rows_through_growing_and_shrinking(arena):
+    """A graph that was captured once is launched while other rows come and go."""
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    cache = cache_of(arena, committed=2, stream=stream)
+    graph, made = ctypes.c_uint64(), ctypes.c_uint64()
+    driver.call("cuStreamBeginCapture", stream.ptr, 2)
+    fill(cache, 9, stream)
+    cache.commit(6)  # while it captures
+    cache.release(4, 6)
+    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
+    driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph.value, 0)
+    for turn in range(20):
+        cache.numpy()[:] = 0
+        cache.resize(1 + turn % 50)
+        driver.call("cuGraphLaunch", made.value, stream.ptr)
+        cache.release(1, 1 + turn % 50)
+        assert (cache.tensor(0, 1).numpy() == 9).all()
+    driver.call("cuGraphExecDestroy", made.value)
+    driver.call("cuGraphDestroy", graph.value)
+
+
+def test_many_threads_commit_and_release(arena, rng):
+    caches = [cache_of(arena, committed=1) for _ in range(2)]
+    seeds = [rng.random() for _ in range(4)]
+    errors = []
+
+    def work(number):
+        mine = random.Random(seeds[number])
+        first = 1 + number * 15
+        try:
+            for _ in range(100):
+                cache = mine.choice(caches)
+                last = first + mine.randrange(1, 15)
+                cache.commit(first, last)
+                array = cache.tensor(first, last).numpy()
+                array[:, ::4096] = number
+                assert (array[:, ::4096] == number).all()
+                del array
+                cache.release(first, last)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    arena.shrink()
+    assert [cache.held_nbytes for cache in caches] == [2 * MIB] * 2
+
+
+def test_forks_child_cannot_use_it():
+    child.run_quietly("""
+        import os, warnings, gpumem
+        warnings.simplefilter("ignore", DeprecationWarning)
+        arena = gpumem.Arena("host")
+        cache = arena.virtual((64, 1 << 20), "uint8", committed=2)
+        array = cache.numpy()
+        if os.fork() == 0:
+            for call in (lambda: cache.commit(4), lambda: cache.release(3, 4), cache.tensor):
+                try:
+                    call()
+                except gpumem.errors.ClosedError:
+                    continue
+                print("the parent's tensor served its child")
+            del array, cache
+        else:
+            assert os.wait()[1] == 0
+            array[:] = 1
+            cache.commit(4)
+    """)
