@@ -6,7 +6,7 @@ import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
 SCAN_LIMIT = 8  # chunks looked at in one bin
-PACK_LIMIT = 16  # chunks that fit among which a packed arena takes the lowest
+PACK_LIMIT = 10  # bins that fit among whose heads a packed arena takes the lowest
 PACK_BYTES = 64 * KIB  # up to so many any place does
 
 
@@ -148,17 +148,26 @@ def test_packed_arena_takes_the_lowest_of_the_smallest_that_fit(holes, count):
     assert place(arena, addresses, MIB) == count - PACK_LIMIT
 
 
-def test_packed_arena_counts_only_chunks_that_fit(holes):
+def test_packed_arena_counts_bins_not_chunks(holes):
     size = 4096 * 256
-    sizes = [*distinct(PACK_LIMIT)[:-1], size + 256, size, size, size]
+    sizes = [*distinct(PACK_LIMIT)[:-1], size, size, size, size + 256]
     arena, addresses = holes(sizes, backing="virtual")
     assert place(arena, addresses, size + 256) == 0
 
 
-@pytest.mark.parametrize(("count", "lowest"), [(SCAN_LIMIT, 0), (SCAN_LIMIT + 3, 3)])
-def test_packed_arena_looks_at_so_many_chunks_of_a_bin(holes, count, lowest):
-    arena, addresses = holes([MIB] * count, backing="virtual")
-    assert place(arena, addresses, MIB - 256) == lowest
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_packed_arena_takes_the_lowest_chunk_of_a_bin(holes, order):
+    arena, addresses = holes([MIB] * 4, order, backing="virtual")
+    assert place(arena, addresses, MIB - 256) == 0
+    arena.check_invariants()
+
+
+@pytest.mark.parametrize(("count", "taken"), [(SCAN_LIMIT, 1), (SCAN_LIMIT + 1, -1)])
+def test_packed_arena_looks_at_so_many_chunks_of_a_bin(holes, count, taken):
+    # Those that were freed since lie before it in the bin, and are too small.
+    sizes = [MIB, MIB + 256] + [MIB] * (count - 2)
+    arena, addresses = holes(sizes, backing="virtual")
+    assert place(arena, addresses, MIB + 256) == taken
 
 
 @pytest.mark.parametrize(("nbytes", "taken"), [(PACK_BYTES, 1), (PACK_BYTES + 1, 0)])

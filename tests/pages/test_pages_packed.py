@@ -71,9 +71,9 @@ def test_beside_pending_memory_the_tightest_chunk_is_allocated(make_arena):
         assert [block.ptr for block in taken] == places
 
 
-def test_at_most_sixteen_chunks_are_compared(make_arena):
+def test_at_most_ten_bins_are_compared(make_arena):
     arena = make_arena(VIRTUAL)
-    sizes = [64] + [4 + i / 8 for i in range(16)]  # of which each has a bin of its own
+    sizes = [64] + [4 + i / 8 for i in range(10)]  # of which each has a bin of its own
     blocks = [block for size in sizes for block in row(arena, size, 2)]
     lowest = blocks[0].ptr
     second = blocks[2].ptr

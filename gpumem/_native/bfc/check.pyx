@@ -6,7 +6,7 @@ from libc.string cimport memset
 
 from gpumem._native.bfc.table cimport (
     Bfc, bin_of, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED,
-    CHUNK_USED, LEVELS, NIL, QUANTUM, Region, SLOT_RELEASED, state_of, STEPS, StreamBins,
+    CHUNK_USED, LEVELS, NIL, place_of, QUANTUM, Region, SLOT_RELEASED, state_of, STEPS, StreamBins,
 )
 
 
@@ -166,6 +166,8 @@ cdef int check_bins(const Bfc* table, uint32_t slot_index, uint64_t* binned) noe
             index = bins.head[level][step]
             if (index != NIL) != ((bins.steps[level] >> step) & 1):
                 return 21
+            if index != NIL and bins.place[level][step] != place_of(&table.chunks[index]):
+                return 27
             prev = NIL
             while index != NIL:
                 chunk = &table.chunks[index]
@@ -220,6 +222,7 @@ cdef extern from *:
             [24] = "a slot's free_bytes and free_chunks are the sums over its bins",
             [25] = "bins_filled counts the slots, but slot 0, that have free chunks",
             [26] = "the epoch of a free chunk has not completed; in slot 0 it is 0",
+            [27] = "a bin knows the place of its head",
             [30] = "a cache's stack holds cached chunks of its size and stream, and counts them",
         };
         const char *text = number < sizeof texts / sizeof *texts ? texts[number] : 0;

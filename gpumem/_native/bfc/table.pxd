@@ -18,14 +18,16 @@ Search (after TLSF: M. Masmano, I. Ripoll, A. Crespo, J. Real, ECRTS 2004, with 
 fit in front): sizes fall into two-level bins, 32 linear steps per power of two, so every
 bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the own bin, take
 the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
-free runs over more than SCAN_LIMIT chunks, or PACK_LIMIT more where the table packs. Free merges
+free runs over more than SCAN_LIMIT chunks, or PACK_LIMIT bins where the table packs. Free merges
 with both neighbours at once.
 
-A table that *packs* takes for blocks above PACK_BYTES the lowest of the PACK_LIMIT smallest that
-fit: long lives gather at low addresses, and what is free above them stays in one piece (serving
-with caches that grow, nothing moved: 1.05 of the requested bytes instead of 1.19). While other
-streams hold unfinished memory it takes the smallest: low places are theirs as much as ours, and to
-mix them keeps both from merging.
+A table that *packs* takes for blocks above PACK_BYTES the lowest of the heads of the PACK_LIMIT
+smallest bins that fit: long lives gather at low addresses, and what is free above them stays in one
+piece (serving with caches that grow, nothing moved: 1.05 of the requested bytes instead of 1.19).
+The head of a bin lies below what was freed into the bin since it is the head, and the bins know
+where their heads lie, so that no other chunk is looked at. While other streams hold unfinished
+memory the table takes the smallest: low places are theirs as much as ours, and to mix them keeps
+both from merging.
 
 A small block may stay in a thread's cache (arena/thread_cache) after its free, before it comes
 here: such a chunk is *cached*. To the table it is still used; it counts in `in_use`, and only the
@@ -47,7 +49,8 @@ cdef enum:
     STEPS = 32
     LEVELS = 36             # sizes below 2**48 bytes
     SCAN_LIMIT = 8          # chunks looked at in one bin
-    PACK_LIMIT = 16         # chunks that fit among which a table that packs takes the lowest
+    PACK_LIMIT = 10         # bins that fit among whose heads a table that packs takes the lowest
+    PLACE_BITS = 17         # a place is a step of 128 KiB
     PACK_BYTES = 65536      # up to so many a block's place does not matter enough to look for it
     SWAP_BYTES = 2097152    # from so many on a block may take a place that swaps fill, see pages
     SWAP_SKIPS = 3          # such searches that are left out after one that found nothing, for
@@ -110,6 +113,7 @@ cdef struct StreamBins:
     uint64_t levels
     uint32_t steps[LEVELS]
     uint32_t head[LEVELS][STEPS]
+    uint32_t place[LEVELS][STEPS]   # place_of the head, so that a search need not look at it
     uint64_t free_bytes
     uint64_t free_chunks
     uint64_t completed      # epochs <= completed are known to have ended
@@ -154,6 +158,10 @@ cdef extern from *:
     int gm_low_bit32(uint32_t word) noexcept nogil
     int gm_low_bit64(uint64_t word) noexcept nogil
     int gm_high_bit64(uint64_t word) noexcept nogil
+
+cdef inline uint32_t place_of(const Chunk* chunk) noexcept nogil:
+    # Which step it begins in; below NIL, since addresses have less than 49 bits.
+    return <uint32_t>(chunk.address >> PLACE_BITS)
 
 cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
     return (size + (QUANTUM - 1)) & ~<uint64_t>(QUANTUM - 1)

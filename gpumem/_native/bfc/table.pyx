@@ -133,33 +133,44 @@ cdef inline bint may_swap(Bfc* table, uint32_t index, uint64_t size) noexcept no
 
 
 cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t size) noexcept nogil:
-    # The lowest of up to PACK_LIMIT chunks that fit, from the smallest bin upward. In the request's
-    # own bin SCAN_LIMIT are looked at, of the later bins every chunk fits.
-    cdef uint32_t level, step, steps, index
+    # The lowest of the heads of PACK_LIMIT bins, from the smallest that fit upward. Chunks of the
+    # request's own bin may be too small: there the first that is not counts as the head.
+    cdef uint32_t level, step, steps, lowest
+    cdef uint32_t lowest_place = NIL
     cdef uint64_t levels
-    cdef uint32_t lowest = NIL
-    cdef int fitting = 0
     cdef int looked = 0
     bin_of(size, &level, &step)
-    steps = bins.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFF << step)
+    lowest = bin_first(table, bins.head[level][step], size)
+    if lowest != NIL:
+        lowest_place = place_of(&table.chunks[lowest])
+        looked = 1
+    steps = bins.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFE << step)
     levels = bins.levels & (<uint64_t>-2 << level)
     while True:
-        while steps != 0:
+        while steps != 0 and looked < PACK_LIMIT:
             # `steps & steps - 1` clears the lowest bit: the bins are visited from the smallest up.
-            index = bins.head[level][gm_low_bit32(steps)]
+            step = gm_low_bit32(steps)
             steps &= steps - 1
-            looked = 0
-            while index != NIL and looked < SCAN_LIMIT and fitting < PACK_LIMIT:
-                if table.chunks[index].size >= size:
-                    lowest = lower_of(table, lowest, index)
-                    fitting += 1
-                looked += 1
-                index = table.chunks[index].bin_next
-        if levels == 0 or fitting == PACK_LIMIT:
+            looked += 1
+            if bins.place[level][step] < lowest_place:
+                lowest_place = bins.place[level][step]
+                lowest = bins.head[level][step]
+        if levels == 0 or looked == PACK_LIMIT:
             return lowest
         level = <uint32_t>gm_low_bit64(levels)
         levels &= levels - 1
         steps = bins.steps[level]
+
+
+cdef inline uint32_t bin_first(const Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
+    # The first that fits among the first SCAN_LIMIT of a bin.
+    cdef int looked = 0
+    while index != NIL and looked < SCAN_LIMIT:
+        if table.chunks[index].size >= size:
+            return index
+        index = table.chunks[index].bin_next
+        looked += 1
+    return NIL
 
 
 cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
@@ -189,9 +200,15 @@ cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
 cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef StreamBins* bins = table.bins[chunk.stream_slot]
+    cdef uint32_t place = place_of(chunk)
     cdef uint32_t level, step, head
     bin_of(chunk.size, &level, &step)
     head = bins.head[level][step]
+    bins.free_bytes += chunk.size
+    bins.free_chunks += 1
+    if head != NIL and table.packs and bins.place[level][step] < place:
+        link_behind(table, head, index)
+        return
     if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
         store32(&table.bins_filled, table.bins_filled + 1)
     # At the head: what was freed last is taken first, and insertion costs no search.
@@ -200,10 +217,18 @@ cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     if head != NIL:
         table.chunks[head].bin_prev = index
     bins.head[level][step] = index
+    bins.place[level][step] = place
     bins.steps[level] |= <uint32_t>1 << step
     bins.levels |= <uint64_t>1 << level
-    bins.free_bytes += chunk.size
-    bins.free_chunks += 1
+
+
+cdef inline void link_behind(Bfc* table, uint32_t before, uint32_t index) noexcept nogil:
+    cdef uint32_t after = table.chunks[before].bin_next
+    table.chunks[index].bin_prev = before
+    table.chunks[index].bin_next = after
+    table.chunks[before].bin_next = index
+    if after != NIL:
+        table.chunks[after].bin_prev = index
 
 
 cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
@@ -218,7 +243,9 @@ cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
     else:
         bin_of(chunk.size, &level, &step)
         bins.head[level][step] = chunk.bin_next
-        if chunk.bin_next == NIL:
+        if chunk.bin_next != NIL:
+            bins.place[level][step] = place_of(&table.chunks[chunk.bin_next])
+        else:
             bins.steps[level] &= ~(<uint32_t>1 << step)
             if bins.steps[level] == 0:
                 bins.levels &= ~(<uint64_t>1 << level)
