@@ -58,6 +58,25 @@ def test_cached_blocks_are_flushed_for_a_large_request(make_arena, other_thread)
     assert arena.allocate(MIB).nbytes == MIB
 
 
+def test_miss_that_the_own_cache_serves_leaves_the_caches_of_other_threads(
+    make_arena, other_thread
+):
+    arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
+
+    def fill_and_free(count):
+        held = [arena.allocate(64 * KIB) for _ in range(count)]
+        addresses = [buffer.ptr for buffer in held]
+        for buffer in held:
+            buffer.close()
+        return addresses
+
+    theirs = other_thread(lambda: fill_and_free(2))
+    fill_and_free(14)
+    with arena.allocate(14 * 64 * KIB):
+        # The one freed last; of two that have merged it would be the lower one.
+        assert other_thread(lambda: arena.allocate(64 * KIB).ptr) == theirs[1]
+
+
 def test_cached_block_freed_on_another_stream_is_not_reused_on_its_first(make_arena):
     arena = make_arena({"stream_reuse": "never"})
     mine, theirs = gpumem.Stream("host"), gpumem.Stream("host")

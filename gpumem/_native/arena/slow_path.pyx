@@ -14,7 +14,9 @@ from gpumem._native.arena.growth cimport (
 from gpumem._native.arena.streams cimport (
     allocate_behind, release_completed, switch_stream, wait_for_streams,
 )
-from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_flush
+from gpumem._native.arena.thread_cache cimport (
+    cache_find, cache_flush, cache_publish, caches_flush,
+)
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_INTERRUPTED,
     ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block, REUSE_WAIT,
@@ -58,8 +60,13 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
                 return status
 
             # 3. Flush the threads' caches: cached blocks count as used, and their neighbours can
-            #    only merge with them once they are free. It interrupts other threads, but costs no
-            #    driver call, so it comes before all steps that do.
+            #    only merge with them once they are free. First the thread's own, because the others'
+            #    interrupts their threads; both cost no driver call, so they come before all steps
+            #    that do.
+            if cache_flush(arena):
+                status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+                if status != ARENA_OVER_LIMIT:
+                    return status
             caches_flush(arena)
             status = allocate_from_table(arena, nbytes, stream_slot, False, block)
             if status != ARENA_OVER_LIMIT:

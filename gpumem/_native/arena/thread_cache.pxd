@@ -112,6 +112,8 @@ cdef ThreadMark* thread_now() noexcept nogil
 cdef void thread_retain(ThreadMark* thread) noexcept nogil
 cdef void thread_drop(ThreadMark* thread) noexcept nogil
 
+# Every block that the calling thread has cached becomes free; was there any?
+cdef bint cache_flush(ArenaCore* arena) noexcept nogil
 # Every cached block becomes free, and every count is the arena's.
 cdef void caches_flush(ArenaCore* arena) noexcept nogil
 # No cache changes until it is thawed; the arena lock is not held yet.

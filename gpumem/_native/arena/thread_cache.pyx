@@ -254,6 +254,19 @@ cdef inline Stacks* stacks_of(ThreadCache* cache, uint32_t stream_slot) noexcept
 
 # ---- all caches of an arena ----------------------------------------------------------------------
 
+cdef bint cache_flush(ArenaCore* arena) noexcept nogil:
+    cdef ThreadCache* cache = cache_find(arena)
+    cdef bint held
+    if cache == NULL:
+        return False
+    owner_enter(&cache.lock)
+    held = cache.cached_bytes != 0 or load64(&cache.remote) != 0
+    if held:
+        flush(arena, cache)
+    owner_leave(&cache.lock)
+    return held
+
+
 cdef void caches_flush(ArenaCore* arena) noexcept nogil:
     cdef ThreadCache* cache
     lock_acquire(&arena.caches_lock)
