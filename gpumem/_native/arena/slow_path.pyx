@@ -60,9 +60,9 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
                 return status
 
             # 3. Flush the threads' caches: cached blocks count as used, and their neighbours can
-            #    only merge with them once they are free. First the thread's own, because the others'
-            #    interrupts their threads; both cost no driver call, so they come before all steps
-            #    that do.
+            #    only merge with them once they are free. First the thread's own, because to flush
+            #    the others' interrupts their threads. It costs no driver call, so it comes before
+            #    all steps that do.
             if cache_flush(arena):
                 status = allocate_from_table(arena, nbytes, stream_slot, False, block)
                 if status != ARENA_OVER_LIMIT:

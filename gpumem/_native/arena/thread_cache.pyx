@@ -8,7 +8,8 @@ from gpumem._native.arena.types cimport (
     ArenaCore, Block, IN_SMALL, Stacks, stamp_free, table_of, ThreadCache, ThreadMark,
 )
 from gpumem._native.bfc cimport (
-    Bfc, bfc_free, Chunk, CHUNK_CACHED, CHUNK_USED, handle_of, QUANTUM_BITS, round_to_quantum,
+    Bfc, bfc_expect_free, bfc_free, Chunk, CHUNK_CACHED, CHUNK_USED, handle_of, QUANTUM_BITS,
+    round_to_quantum,
 )
 from gpumem._support.atomics cimport (
     head_take, head_try, load32, load64, publish64, publish_pointer, store32, store64,
@@ -170,6 +171,7 @@ cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
         cache_publish(arena, cache)
         cache_free_last(arena, cache)
         lock_release(&arena.lock)
+    bfc_expect_free(table, index)
     store64(&cache.last_size, chunk.size)
     cache.last_slot = chunk.stream_slot
     cache.last = index | (IN_SMALL if table == &arena.small else 0)

@@ -154,10 +154,13 @@ cdef extern from *:
     static inline int gm_low_bit32(uint32_t word) { return __builtin_ctz(word); }
     static inline int gm_low_bit64(uint64_t word) { return __builtin_ctzll(word); }
     static inline int gm_high_bit64(uint64_t word) { return 63 - __builtin_clzll(word); }
+    /* Any address will do; it is not read. */
+    static inline void gm_prefetch(const void *at) { __builtin_prefetch(at, 1); }
     """
     int gm_low_bit32(uint32_t word) noexcept nogil
     int gm_low_bit64(uint64_t word) noexcept nogil
     int gm_high_bit64(uint64_t word) noexcept nogil
+    void gm_prefetch(const void* at) noexcept nogil
 
 cdef inline uint32_t place_of(const Chunk* chunk) noexcept nogil:
     # Which step it begins in; below NIL, since addresses have less than 49 bits.
@@ -237,6 +240,14 @@ cdef inline int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) 
         return BFC_STALE
     index[0] = slot
     return BFC_OK
+# Says that a chunk will be freed soon: its neighbours, which decide whether it merges, are on their
+# way to this core's cache meanwhile.
+cdef inline void bfc_expect_free(const Bfc* table, uint32_t index) noexcept nogil:
+    cdef const Chunk* chunk = &table.chunks[index]
+    if chunk.prev != NIL:
+        gm_prefetch(&table.chunks[chunk.prev])
+    if chunk.next != NIL:
+        gm_prefetch(&table.chunks[chunk.next])
 # Frees a used or cached chunk: it becomes free in `stream_slot`, stamped `epoch`, and merges with
 # its neighbours.
 cdef void bfc_free(Bfc* table, uint32_t index, uint32_t stream_slot, uint64_t epoch) noexcept nogil
