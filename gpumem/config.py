@@ -354,7 +354,8 @@ class ArenaConfig(_Settings):
         blocks, or whose work holds an idle region. Ctrl-C ends it. Idle regions go back to the
         driver when their work is done. Where its free waits for everything queued on the device, of
         pinned and managed memory and of blocks for a transport, only an allocation of such memory
-        gives such back, which this does not bound; with 0 none does, but `Arena.shrink`.
+        gives such back, when every stream that an arena has blocks of has ended its work; with 0
+        none does, but `Arena.shrink`.
     numa_node : int, optional
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the

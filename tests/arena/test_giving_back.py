@@ -302,6 +302,83 @@ def test_allocation_that_may_wait_gives_pinned_and_managed_regions_back(
     arena.allocate(4 * MIB, streams[1]).close()
 
 
+@pytest.fixture(params=["a live block", "a freed block"])
+def at_work(request, make_arena, streams, gate):
+    """The held stream has a block of another arena."""
+    arena = make_arena(REGIONS)
+    block = arena.allocate(MIB, streams[0])
+    if request.param == "a freed block":
+        block.close()
+    yield arena
+    block.close()
+
+
+@pytest.mark.parametrize("wait_ms", WAITS)
+@pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
+def test_growth_leaves_dropped_memory_whose_release_waits_while_a_stream_is_at_work(
+    make_arena, streams, gate, host, at_work, memory, wait_ms
+):
+    arena = make_arena(REGIONS | {"oom_wait_ms": wait_ms}, memory)
+    before = alive(host)
+    drop = {"host/managed": of_managed, "host/host_accessible": of_pinned}[memory]
+    drop(streams[1])
+    streams[1].synchronize()
+    gc.collect()
+    with without_waiting(gate):
+        arena.allocate(2 * MIB, streams[1]).close()
+    gate.open()
+    streams[0].synchronize()
+    arena.shrink()
+    assert alive(host) == before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
+@pytest.mark.parametrize("debug_heap", [False, True])
+def test_allocation_waits_no_longer_than_its_limit_for_a_region_whose_release_waits(
+    streams, gate, at_work, memory, policy, debug_heap
+):
+    settings = REGIONS | {"max_mem": 5 * MIB, "oom_wait_ms": 50, "stream_reuse": policy}
+    arena = gpumem.Arena(memory, settings, debug_heap=debug_heap)
+    arena.allocate(3 * MIB, streams[1]).close()
+    streams[1].synchronize()
+    with without_waiting(gate), pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(4 * MIB, streams[1])
+    gate.open()
+    streams[0].synchronize()
+    arena.allocate(4 * MIB, streams[1]).close()
+
+
+@pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
+def test_allocation_waits_until_a_region_whose_release_waits_can_go_back(
+    make_arena, streams, gate, host, at_work, memory
+):
+    arena = make_arena(REGIONS | {"max_mem": 5 * MIB, "oom_wait_ms": HOUR_MS}, memory)
+    arena.allocate(3 * MIB, streams[1]).close()
+    streams[1].synchronize()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(arena.allocate(4 * MIB, streams[1])))
+    asked = host.call_count("cuStreamQuery")
+    thread.start()
+    wait_until(lambda: host.call_count("cuStreamQuery") > asked + 100)
+    assert not found
+    gate.open()
+    thread.join()
+    assert found[0].nbytes == 4 * MIB
+
+
+@pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
+def test_interrupt_ends_the_wait_for_a_region_whose_release_waits(
+    make_arena, streams, gate, host, at_work, memory
+):
+    arena = make_arena(REGIONS | {"max_mem": 5 * MIB, "oom_wait_ms": HOUR_MS}, memory)
+    arena.allocate(3 * MIB, streams[1]).close()
+    streams[1].synchronize()
+    with interrupted(more_calls(host, "cuStreamQuery", 100), gate):
+        arena.allocate(4 * MIB, streams[1])
+    assert arena.stats().reserved == 3 * MIB
+
+
 def of_pinned(stream):
     gpumem.Arena("host/host_accessible", REGIONS).allocate(MIB, stream)
 

@@ -1,7 +1,8 @@
 """The life of an arena: its creation, limits, shrink, close and leases."""
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memset
 
 from gpumem._native.arena.allocation_events cimport note_event, notes_free
 from gpumem._native.arena.bookkeeping cimport check_tables
@@ -15,15 +16,16 @@ from gpumem._native.arena.growth cimport (
 from gpumem._native.arena.metadata_copy cimport chunk_copy
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
-    add_stream, complete_streams, destroy_events, drain_streams, free_all_pending, leave_streams,
-    release_completed, share_rests, slot_retain, streams_free, streams_may_work,
+    add_stream, complete_streams, destroy_events, drain_streams, FIRST_PAUSE, free_all_pending,
+    leave_streams, LONGEST_PAUSE, pause, release_completed, share_rests, slot_retain,
+    streams_are_idle, streams_free, streams_may_work,
 )
 from gpumem._native.arena.suspend cimport copy_forget
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
     apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, ARENA_OK,
-    arena_reserved, arena_reserved_now, ArenaCore, ArenaSettings, IN_SMALL, LARGE_SPACE,
-    PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
+    ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ArenaCore, ArenaSettings, IN_SMALL,
+    LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
@@ -36,7 +38,10 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
 from gpumem._support.atomics cimport count_add, count_retain_live, load64, store64, sum_add
-from gpumem._support.events cimport event_source_close, REC_SHRINK
+from gpumem._support.clock cimport clock_ns
+from gpumem._support.events cimport (
+    event_source_close, event_sources_visit, EventSource, OWNER_ARENA, REC_SHRINK,
+)
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 from gpumem._support.memory cimport lines_alloc
@@ -224,10 +229,11 @@ cdef void arena_drop(ArenaCore* arena) noexcept nogil:
     retire(&retired_arenas, &arena.end, arena)
 
 
-cdef void arenas_release_retired(bint may_wait) noexcept nogil:
+cdef bint arenas_release_retired(bint may_wait) noexcept nogil:
     # Destroys the arenas that finalizers left. One with unfinished work stays for a later call.
     cdef Retired* link = take_retired(&retired_arenas)
     cdef ArenaCore* arena
+    cdef bint held_back = False
     while link != NULL:
         arena = <ArenaCore*>link.thing
         link = link.next
@@ -237,7 +243,9 @@ cdef void arenas_release_retired(bint may_wait) noexcept nogil:
               and release_all(arena, may_wait)):
             forget(arena)
         else:
+            held_back = held_back or arena.backing.waits or apart_bytes(arena) != 0
             retire(&retired_arenas, &arena.end, arena)
+    return held_back
 
 
 cdef bint work_is_done(ArenaCore* arena) noexcept nogil:
@@ -260,6 +268,62 @@ cdef bint release_all(ArenaCore* arena, bint may_wait) noexcept nogil:
     if arena.settings.paged:
         trim_pages(arena)       # which needs no wait
     return False
+
+
+# ---- memory that the driver takes back only when the device is idle ------------------------------
+
+cdef struct Found:
+    ArenaCore** arenas          # each retained
+    size_t count
+    size_t room
+    bint failed
+
+
+cdef bint devices_are_quiet() noexcept nogil:
+    # An event behind all work of a context would invalidate every capture in it.
+    cdef Found found
+    cdef bint quiet
+    cdef size_t i
+    memset(&found, 0, sizeof(found))
+    event_sources_visit(find_arena, &found)
+    quiet = not found.failed
+    for i in range(found.count):
+        quiet = quiet and streams_are_idle(found.arenas[i])
+        arena_drop(found.arenas[i])
+    free(found.arenas)
+    return quiet
+
+
+cdef void find_arena(EventSource* source, void* context) noexcept nogil:
+    # Under the sources' lock, so that the driver is asked later.
+    cdef Found* found = <Found*>context
+    cdef ArenaCore* arena = <ArenaCore*>source.owner
+    cdef ArenaCore** grown
+    if source.owner_is != OWNER_ARENA or not arena_retain_live(arena):
+        return
+    if found.count == found.room:
+        grown = <ArenaCore**>realloc(found.arenas, 2 * (found.room + 8) * sizeof(ArenaCore*))
+        if grown == NULL:
+            found.failed = True
+            arena_drop(arena)
+            return
+        found.arenas = grown
+        found.room = 2 * (found.room + 8)
+    found.arenas[found.count] = arena
+    found.count += 1
+
+
+cdef int wait_for_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil:
+    cdef uint64_t next_pause = FIRST_PAUSE
+    cdef uint64_t now = clock_ns()
+    while now < until:
+        if devices_are_quiet():
+            return ARENA_OK
+        if pause(min(next_pause, until - now), flags):
+            return ARENA_INTERRUPTED
+        next_pause = min(next_pause * 2, <uint64_t>LONGEST_PAUSE)
+        now = clock_ns()
+    return ARENA_OVER_LIMIT
 
 
 cdef void arena_leave(ArenaCore* arena) noexcept nogil:

@@ -13,8 +13,8 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_
 # With the arena lock: a block at a place as low as swaps of idle pages give; see bfc_allocate.
 cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t stream_slot,
                              int* status) noexcept nogil
-# May an allocation that is served by the driver wait for the whole device? Only where the driver
-# takes such memory back in no other way, and the settings let it wait.
+# May an allocation that is served by the driver give back what the driver takes back only when the
+# device is idle? Only where the settings let it wait.
 cdef bint miss_may_wait(ArenaCore* arena, uint32_t flags) noexcept nogil
 # A block's region counts as made for transports from here on, and goes back as those do.
 # CUDA_ERROR_OUT_OF_MEMORY: the host has no memory for that.
@@ -25,6 +25,8 @@ cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept no
 cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil
 # Gives back the regions of persistent blocks that were freed.
 cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil
+# Has it an idle region whose release waits for the device?
+cdef bint holds_back(ArenaCore* arena) noexcept nogil
 # Gives one idle region back, persistent or not; 0: there is none.
 cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noexcept nogil
 # Lets a further device touch what the driver maps for the arena, now and later. A refusal of

@@ -276,6 +276,18 @@ cdef bint release_waits(ArenaCore* arena, uint64_t address) noexcept nogil:
     return backing != NULL and backing.waits
 
 
+cdef bint holds_back(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t region
+    cdef bint found = False
+    lock_acquire(&arena.lock)
+    for region in range(arena.table.region_count):
+        if (bfc_region_is_idle(&arena.table, region)
+                and release_waits(arena, arena.table.regions[region].address)):
+            found = True
+    lock_release(&arena.lock)
+    return found
+
+
 cdef Backing* backing_of(ArenaCore* arena, uint64_t address) noexcept nogil:
     # NULL: a region that is cut from pages.
     cdef Backing* apart = apart_from(arena, address)

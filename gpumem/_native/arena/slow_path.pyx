@@ -3,12 +3,14 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.allocation_events cimport note_allocate, note_event
-from gpumem._native.arena.arena cimport arenas_release_retired
+from gpumem._native.arena.arena cimport (
+    arenas_release_retired, devices_are_quiet, wait_for_quiet,
+)
 from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
 from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
-    allocate_lower, grow, memory_is_out, miss_may_wait, release_idle, release_retired,
+    allocate_lower, grow, holds_back, memory_is_out, miss_may_wait, release_idle, release_retired,
     shrink_may_help,
 )
 from gpumem._native.arena.streams cimport (
@@ -39,7 +41,8 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     # Cheapest first, each step only if those before it found no room. No lock is held on entry, nor
     # between two steps.
     cdef bint own_region = flags & ALLOCATE_ALONE
-    cdef bint may_wait = miss_may_wait(arena, flags)
+    cdef bint gives_back = miss_may_wait(arena, flags)
+    cdef bint may_wait, held_back
     cdef uint64_t until = 0
     cdef CUstreamCaptureMode mode
     cdef int status, waited
@@ -92,9 +95,13 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             publish_cached(arena)   # as each search does
 
         # 6. The driver, one thread at a time. Arenas without references are released first, so
-        #    that it neither counts in max_mem nor takes memory from the growth.
+        #    that it neither counts in max_mem nor takes memory from the growth. What the driver
+        #    takes back only when the device is idle stays if a stream is at work now.
         mode = context_relax(arena.context)
-        arenas_release_retired(may_wait)
+        held_back = arenas_release_retired(False)
+        may_wait = gives_back and (held_back or holds_back(arena)) and devices_are_quiet()
+        if may_wait:
+            arenas_release_retired(True)
         lock_acquire(&arena.grow_lock)
         release_retired(arena, may_wait)
 
@@ -111,16 +118,20 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         #    refuses does not end it.
         if shrink_may_help(arena, nbytes, status) and release_idle(arena, may_wait, 2) != 0:
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
+        held_back = gives_back and not may_wait and (held_back or holds_back(arena))
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
 
         # 9. Wait on the host until work of other streams has completed, at most for `oom_wait`, and
         #    begin anew. Last, because it stops this thread; without a lock, because the work may
-        #    depend on what other threads still have to queue. A debug heap waits by itself.
+        #    depend on what other threads still have to queue. A debug heap waits by itself. Then
+        #    until no stream is at work, if step 6 or 8 left memory for that.
         # 10. Refuse: `status` says what was missing.
         if flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status):
             return status
         waited = wait_for_streams(arena, stream_slot, flags, &until)
+        if waited == ARENA_OVER_LIMIT and held_back:
+            waited = wait_for_quiet(arena, flags, until)
         if waited != ARENA_OK:
             return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
 

@@ -49,6 +49,9 @@ cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) 
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # With the lock, released meanwhile: if the stream is idle now, what was freed on it is done.
 cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
+# Has every stream ended its work that a block is marked with, or whose work has no known end? Asks
+# the driver now; a stream that is being captured counts as idle.
+cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil
 # With the lock: takes another stream's unfinished block and makes the taker's stream wait for
 # that stream on the device; a pending-free block, too. NIL if none fits.
 cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
@@ -115,6 +118,10 @@ cdef void free_all_pending(ArenaCore* arena) noexcept nogil
 # The last resort, when the driver and every other source have refused. No lock is held meanwhile.
 # The wait is bounded, because a stream may itself wait for what this thread does next; an event
 # that did not complete in one wait is not waited for again until it has completed.
+
+cdef enum:
+    FIRST_PAUSE = 20000         # ns between two looks at the driver; doubles
+    LONGEST_PAUSE = 1000000
 
 # ARENA_OK: something has become free since, try again. ARENA_OVER_LIMIT: nothing has. `flags` are
 # AllocateFlags. `until` is 0 at first, then the moment (ns of the monotonic clock) at which the

@@ -245,6 +245,31 @@ cdef bint stream_is_idle(DeviceContext* context, CUstream stream) noexcept nogil
     return code == CUDA_SUCCESS
 
 
+cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    cdef uint8_t* marked
+    cdef CUstream handle
+    cdef bint idle = True
+    lock_acquire(&arena.lock)
+    marked = marked_stream_slots(arena)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if arena.streams[stream_slot].vacant or arena.streams[stream_slot].silent or (
+                marked != NULL and is_idle(arena, stream_slot, marked)):
+            continue        # the handle may name nothing any more
+        handle = arena.streams[stream_slot].handle
+        if arena.streams[stream_slot].thread != NULL:
+            handle = <CUstream><uint64_t>LEGACY_STREAM      # which waits for it
+        lock_release(&arena.lock)
+        # What is captured now does not run.
+        idle = may_capture(arena.context, handle) or stream_is_idle(arena.context, handle)
+        lock_acquire(&arena.lock)
+        if not idle:
+            break
+    lock_release(&arena.lock)
+    free(marked)
+    return idle
+
+
 cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     # What was freed on the stream up to this epoch becomes free for every stream.
     bfc_release_completed(&arena.table, stream_slot, epoch)
@@ -490,8 +515,6 @@ cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noex
 # ---- Out of memory: the host waits ---------------------------------------------------------------
 
 cdef enum:
-    FIRST_PAUSE = 20000         # ns between two looks at the events; doubles
-    LONGEST_PAUSE = 1000000
     SIGNALS_EVERY = 50000000    # ns: a look takes the interpreter lock
 
 
