@@ -44,6 +44,7 @@ from gpumem._tensor import (
     full,
     zeros,
 )
+from gpumem._tensor import tensor_of as _tensor_of
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
     Capability,
@@ -144,6 +145,7 @@ provide(
     report=_report,
     resource_from_config=resource_from_config,
     register=_register,
+    tensor_of=_tensor_of,
     transports=_transports,
 )
 

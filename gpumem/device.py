@@ -70,7 +70,7 @@ class MemoryKind(enum.Enum):
     DEVICE = "device"
     """A GPU's own memory; the CPU cannot read it."""
     HOST_ACCESSIBLE = "host_accessible"
-    """Pinned host memory, mapped into a GPU: both read and write it."""
+    """Pinned host memory, mapped into a GPU: both read and write it. Also named ``"pinned"``."""
     MANAGED = "managed"
     """Migrates between CPU and GPU on demand."""
     HOST = "host"
@@ -328,6 +328,8 @@ def _kind_named(name: object) -> MemoryKind:
     for kind in MemoryKind:
         if kind.value == name:
             return kind
+    if name == "pinned":
+        return MemoryKind.HOST_ACCESSIBLE
     accepted = ", ".join(f'"{kind.value}"' for kind in MemoryKind)
     raise ValueError(f"unknown memory kind {name!r}: expected {accepted}")
 
@@ -367,6 +369,8 @@ def _open_device(device: Device) -> DriverDevice:
     count = provider.device_count()
     if device.index >= count:
         why = reason or f"there are {count} {device.type} devices"
+        if count == 0:
+            why += '; "host" is the device of a machine without a GPU'
         raise ValueError(f"unknown device {str(device)!r}: {why}")
     opened: DriverDevice = provider.open_device(device.index)
     current = _opened.get(device)

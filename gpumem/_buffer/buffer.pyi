@@ -1,8 +1,10 @@
-from typing import Any, Self, final
+from collections.abc import Sequence
+from typing import Any, Self, SupportsIndex, final
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _StreamLike
 from gpumem._buffer.transport import Registration, Transports
+from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo
 
 @final
@@ -23,6 +25,9 @@ class Buffer:
     def closed(self) -> bool: ...
     def close(self, stream: _StreamLike = None) -> None: ...
     def record_stream(self, stream: _StreamLike) -> None: ...
+    def tensor(
+        self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any, *, offset: int = 0
+    ) -> Tensor: ...
     def register(self) -> Registration: ...
     def transports(self) -> Transports: ...
     def prefetch(

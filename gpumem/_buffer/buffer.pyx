@@ -226,6 +226,38 @@ cdef class Buffer:
 
     # ---- what others do with the memory ----------------------------------------------------------
 
+    def tensor(self, shape, dtype, *, offset=0):
+        """Return the block, or a part of it, as elements in C order.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+        dtype : dtype
+            As `gpumem.empty`.
+        offset : int
+            Bytes from the start of the block, a multiple of the dtype's alignment.
+
+        Returns
+        -------
+        Tensor
+            Keeps the block, as every view.
+
+        Raises
+        ------
+        ValueError
+            The elements do not fit.
+        ClosedError
+            The buffer is closed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> buffer = gpumem.Arena("host").allocate("1KiB")
+        >>> buffer.tensor((4, 8), "float32", offset=512).shape
+        (4, 8)
+        """
+        return provided("tensor_of")(self, shape, dtype, offset)
+
     def register(self):
         """Keep the block in place while a transport (UCX, NCCL, a network card) has it registered.
 

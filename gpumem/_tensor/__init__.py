@@ -6,7 +6,7 @@ has `VirtualTensor`, whose rows come and go.
 """
 
 import gpumem._tensor.exchange  # noqa: F401  (fills in the table that the type of Tensor shows)
-from gpumem._tensor.create import copy, empty, full, zeros
+from gpumem._tensor.create import copy, empty, full, tensor_of, zeros
 from gpumem._tensor.imports import asarray, from_dlpack
 from gpumem._tensor.tensor import Tensor
 from gpumem._tensor.virtual import VirtualTensor
@@ -19,5 +19,6 @@ __all__ = [
     "empty",
     "from_dlpack",
     "full",
+    "tensor_of",
     "zeros",
 ]

@@ -3,6 +3,7 @@ from typing import Any, SupportsIndex
 
 import numpy.typing as npt
 
+from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem._tensor.tensor import Tensor
@@ -16,6 +17,7 @@ def empty(
     resource: MemoryResource | None = None,
     environment: Any = None,
     stream: _StreamLike = None,
+    shareable: bool = False,
 ) -> Tensor: ...
 def zeros(
     shape: SupportsIndex | Sequence[SupportsIndex],
@@ -25,6 +27,7 @@ def zeros(
     resource: MemoryResource | None = None,
     environment: Any = None,
     stream: _StreamLike = None,
+    shareable: bool = False,
 ) -> Tensor: ...
 def full(
     shape: SupportsIndex | Sequence[SupportsIndex],
@@ -35,6 +38,10 @@ def full(
     resource: MemoryResource | None = None,
     environment: Any = None,
     stream: _StreamLike = None,
+    shareable: bool = False,
+) -> Tensor: ...
+def tensor_of(
+    buffer: Buffer, shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any, offset: int
 ) -> Tensor: ...
 def _seen(array: object, name: str) -> Tensor: ...
 def copy(dst: object, src: object, stream: object = None) -> None: ...

@@ -1,4 +1,4 @@
-"""Making tensors of new memory."""
+"""Making tensors of new memory, and writing elements of any array into any other."""
 
 from libc.stdint cimport int64_t
 
@@ -7,18 +7,21 @@ from gpumem._copy cimport fill_elements
 from gpumem._defaults cimport serving
 from gpumem._tensor.imports cimport tensor_seeing
 from gpumem._tensor.layout cimport (
-    element_of, ElementType, layout_extent, MAX_RANK, numpy, shape_from,
+    element_of, ElementType, layout_extent, layout_is_c, layout_size,
+    MAX_RANK, numpy, shape_from,
 )
 from gpumem._tensor.tensor cimport (
-    resource_beside, Tensor, tensor_allocate, tensor_copy, tensor_move,
+    resource_beside, Tensor, tensor_allocate, tensor_copy, tensor_move, tensor_within,
 )
 
-from gpumem._support.arguments import refuse
+from gpumem._support.arguments import is_integer, refuse
+from gpumem._support.texts import shown
 from gpumem.device import MemoryInfo
 from gpumem.errors import NoAllocatorError
 
 
-def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=None):
+def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=None,
+          shareable=False):
     """Return a tensor of new memory, whatever is in it.
 
     Parameters
@@ -36,6 +39,9 @@ def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=
         Its allocator of the memory is used.
     stream : stream, optional
         Whose work uses the memory first; None is the resource's default stream.
+    shareable : bool
+        Memory of its own that `gpumem.interop.export` can give to other processes, as
+        `Arena.allocate`.
 
     Returns
     -------
@@ -66,7 +72,23 @@ def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=
         source = serving(memory)
     else:
         source = chosen_resource(memory, resource, environment)
-    return tensor_allocate(source, element, ndim, lengths, stream)
+    return tensor_allocate(source, element, ndim, lengths, stream, shareable)
+
+
+def tensor_of(Buffer buffer not None, shape, dtype, offset):
+    """Do what `Buffer.tensor` describes."""
+    cdef int64_t lengths[MAX_RANK]
+    cdef ElementType element = element_of(dtype)
+    cdef int ndim = shape_from(shape, lengths)
+    cdef int64_t count = layout_size(ndim, lengths, element.itemsize)
+    require_open(buffer)
+    if not is_integer(offset, 0, buffer.nbytes) or offset % element.dtype.alignment:
+        raise ValueError(f"invalid offset = {shown(offset)}: expected a multiple of "
+                         f"{element.dtype.alignment} from 0 to {buffer.nbytes} bytes")
+    if count < 0 or count * element.itemsize > buffer.nbytes - offset:
+        raise ValueError(f"shape {shape} of {element.dtype} does not fit into {buffer!r} from "
+                         f"offset {offset} on: it has {buffer.nbytes - offset} bytes there")
+    return tensor_within(buffer, element, offset, ndim, lengths, count)
 
 
 cdef MemoryResource chosen_resource(object memory, object resource, object environment):
@@ -91,12 +113,13 @@ cdef MemoryResource chosen_resource(object memory, object resource, object envir
     return resource
 
 
-def zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=None):
+def zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=None,
+          shareable=False):
     """Return a tensor of new memory whose bytes are all zero.
 
     Parameters
     ----------
-    shape, dtype, memory, resource, environment, stream
+    shape, dtype, memory, resource, environment, stream, shareable
         As `empty`. On a GPU, in managed memory, and wherever `stream` is given, the fill is queued
         on the buffer's stream; `Tensor.numpy` and other consumers wait for it.
 
@@ -112,14 +135,14 @@ def zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=
     array([0, 0, 0], dtype=int16)
     """
     cdef Tensor tensor = empty(shape, dtype, memory=memory, resource=resource,
-                               environment=environment, stream=stream)
+                               environment=environment, stream=stream, shareable=shareable)
     fill_elements(tensor.buffer, tensor.address, tensor.count, bytes(tensor.element.itemsize),
                   stream)
     return tensor
 
 
 def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environment=None,
-         stream=None):
+         stream=None, shareable=False):
     """Return a tensor of new memory with one value everywhere.
 
     Parameters
@@ -128,7 +151,7 @@ def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environme
         Converted by NumPy's rules of assignment.
     dtype : dtype, optional
         None: the one NumPy gives the value.
-    shape, memory, resource, environment, stream
+    shape, memory, resource, environment, stream, shareable
         As `zeros`.
 
     Returns
@@ -152,23 +175,50 @@ def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environme
     # The value is checked before the memory is allocated.
     if dtype is None:
         dtype = numpy().asarray(fill_value).dtype
-    value = _element_from(fill_value, element_of(dtype).dtype)
+    value = _element_from("fill_value", fill_value, element_of(dtype).dtype)
     cdef Tensor tensor = empty(shape, dtype, memory=memory, resource=resource,
-                               environment=environment, stream=stream)
+                               environment=environment, stream=stream, shareable=shareable)
     fill_elements(tensor.buffer, tensor.address, tensor.count, value.tobytes(), stream)
     return tensor
 
 
-def _element_from(given, dtype):
+def _element_from(name, given, dtype):
     if isinstance(given, int) and dtype.kind in "iu":
         limits = numpy().iinfo(dtype)       # older NumPy wraps around, with a warning
         if not limits.min <= given <= limits.max:
-            raise OverflowError(f"fill_value {given} is not from {limits.min} to {limits.max}, "
+            raise OverflowError(f"{name} {given} is not from {limits.min} to {limits.max}, "
                                 f"the range of {dtype}")
     value = numpy().array(given, dtype)
     if value.ndim:
-        raise ValueError(f"fill_value {given!r} is not a scalar")
+        raise ValueError(f"{name} {given!r} is not a scalar")
     return value
+
+
+# ---- assignment ----------------------------------------------------------------------------------
+
+def fill(Tensor dst not None, value, stream):
+    """Do what `Tensor.fill` describes."""
+    element = _element_from("value", value, dst.element.dtype)
+    _require_writable(dst)
+    require_open(dst.buffer)
+    if layout_is_c(dst.rank, dst.lengths, dst.steps, dst.element.itemsize):
+        fill_elements(dst.buffer, dst.address, dst.count, element.tobytes(), stream)
+    else:
+        copy(dst, numpy().broadcast_to(element, dst.shape), stream)
+
+
+def assign(Tensor dst not None, value):
+    """Write a scalar or an array into all of `dst`, as `Tensor.__setitem__` describes."""
+    np = numpy()
+    is_hosts = isinstance(value, (np.ndarray, np.generic, int, float, complex, list, tuple))
+    if not is_hosts:
+        copy(dst, value)
+    elif np.ndim(value) == 0:
+        fill(dst, value, None)
+    else:
+        if isinstance(value, np.ndarray):
+            value = value.astype(dst.element.dtype, casting="same_kind", copy=False)
+        copy(dst, np.broadcast_to(np.asarray(value, dst.element.dtype), dst.shape))
 
 
 # ---- copy(): elements from any array into any other ----------------------------------------------

@@ -81,7 +81,7 @@ cdef int allocate_like(const DLTensor* prototype, DLManagedTensorVersioned** out
         raise BufferError(f"no tensor is allocated on DLPack device "
                           f"({prototype.device.device_type}, {prototype.device.device_id})")
     tensor = tensor_allocate(serving(memory), element_named(prototype.dtype), prototype.ndim,
-                             prototype.shape, None)
+                             prototype.shape, None, False)
     return from_py_object(<void*>tensor, out)
 
 

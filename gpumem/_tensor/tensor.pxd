@@ -33,7 +33,10 @@ cdef class Tensor:
 cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim)
 # Adjacent elements in C order, in a new buffer of the resource.
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
-                            const int64_t* shape, object stream)
+                            const int64_t* shape, object stream, object shareable)
+# The same in a buffer that there is, which has room for the `count` elements.
+cdef Tensor tensor_within(Buffer buffer, ElementType element, int64_t offset, int ndim,
+                          const int64_t* shape, int64_t count)
 cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
 # Copies the elements of one tensor into another of the same shape and element type.
 cdef int tensor_move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1

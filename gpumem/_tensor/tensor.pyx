@@ -152,6 +152,15 @@ cdef class Tensor:
         return tensor_view(self, self.element, self.address + offset, layout.ndim, layout.shape,
                            layout.strides)
 
+    @property
+    def T(self):
+        """A view with the dimensions in reverse order."""
+        cdef Tensor made = tensor_whole(self)
+        for i in range(self.rank):
+            made.lengths[i] = self.lengths[self.rank - 1 - i]
+            made.steps[i] = self.steps[self.rank - 1 - i]
+        return made
+
     def reshape(self, *shape, copy=None):
         """Return the same elements, in C order, in another shape.
 
@@ -282,6 +291,49 @@ cdef class Tensor:
         if not export_reaches(self.buffer.home, made.dl_device):
             raise export_refusal(self.buffer.home, made.dl_device)
         return made
+
+    # ---- assignment ------------------------------------------------------------------------------
+
+    def __setitem__(self, key, value):
+        """Write a scalar or the elements of an array into a part.
+
+        What the host holds, as numbers, lists and NumPy's arrays, is converted and broadcast by
+        NumPy's rules of assignment; another library's array and a Tensor are taken as by `copy`.
+        Queued as by `fill` and `copy`, without a stream of the caller's.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros((2, 3), "int16", memory="host")
+        >>> tensor[:, 1] = 7
+        >>> tensor[0] = [1, 2, 3]
+        >>> tensor.tolist()
+        [[1, 2, 3], [0, 7, 0]]
+        """
+        from gpumem._tensor.create import assign    # it needs this module
+        assign(self[key], value)
+
+    def fill(self, value, stream=None):
+        """Write one value into every element.
+
+        Parameters
+        ----------
+        value : scalar
+            Converted by NumPy's rules of assignment.
+        stream : stream, optional
+            Where the fill is queued. None: the buffer's own; host memory is filled at once.
+
+        Raises
+        ------
+        ValueError
+            The value is not a scalar.
+        OverflowError
+            The dtype does not hold it.
+        BufferError
+            The tensor is read-only.
+        """
+        from gpumem._tensor.create import fill
+        fill(self, value, stream)
 
     # ---- copies ----------------------------------------------------------------------------------
 
@@ -415,6 +467,10 @@ cdef class Tensor:
         if not self.buffer.home.cpu_can_read:
             return self.to("host").item()
         return self.numpy(writable=False).item()
+
+    def tolist(self):
+        """Return the elements as nested lists of Python scalars; waits and copies as `item`."""
+        return self.to("host").numpy(writable=False).tolist()
 
     def __bool__(self):
         return bool(self.item())
@@ -628,29 +684,35 @@ dealloc_untracked = track_some(<PyTypeObject*>Tensor, is_tracked, traverse, deal
 
 
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
-                            const int64_t* shape, object stream):
+                            const int64_t* shape, object stream, object shareable):
     cdef int64_t size = layout_size(ndim, shape, element.itemsize)
     cdef Buffer buffer
-    cdef Tensor tensor
     if size < 0:
         raise ValueError(f"shape {numbers(ndim, shape)} of {element.dtype} has more than "
                          "2**63 - 1 bytes")
     # `obtain` reads no stream: it is the short way to a block on the resource's own.
-    if stream is None:
+    if shareable is not False:
+        buffer = resource.allocate(size * element.itemsize, stream, shareable=shareable)
+    elif stream is None:
         buffer = resource.obtain(size * element.itemsize)
     else:
         buffer = resource.allocate(size * element.itemsize, stream)
-    tensor = tensor_new(buffer, element, buffer.address, ndim)
+    # Not written yet: the bytes are those of an earlier block.
+    return tensor_within(buffer, element, 0, ndim, shape, size)
+
+
+cdef Tensor tensor_within(Buffer buffer, ElementType element, int64_t offset, int ndim,
+                          const int64_t* shape, int64_t count):
+    cdef Tensor tensor = tensor_new(buffer, element, buffer.address + offset, ndim)
     memcpy(tensor.lengths, shape, ndim * sizeof(int64_t))
     layout_c_strides(ndim, shape, element.itemsize, tensor.steps)
-    # Not written yet: the bytes are those of an earlier block.
-    tensor.count = size
+    tensor.count = count
     return tensor
 
 
 cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
     cdef Tensor made = tensor_allocate(resource, source.element, source.rank, source.lengths,
-                                       stream)
+                                       stream, False)
     tensor_move(made, source, stream, False)
     return made
 

@@ -502,3 +502,59 @@ def test_tensors_of_other_lengths_are_no_scalars():
 def test_only_integers_are_an_index():
     with pytest.raises(TypeError, match="float32 is not an integer"):
         [0][gpumem.zeros((), "f4", memory="host")]
+
+
+# ---- a buffer's bytes as elements ----------------------------------------------------------------
+
+
+def test_buffer_is_seen_as_elements_in_place():
+    buffer = gpumem.Arena("host").allocate(64)
+    whole = buffer.tensor((4, 4), "float32")
+    assert (whole.ptr, whole.shape, whole.dtype) == (buffer.ptr, (4, 4), np.dtype("float32"))
+    part = buffer.tensor(3, "int16", offset=8)
+    part.fill(0x0101)
+    assert bytes(memoryview(buffer)[8:14]) == b"\x01" * 6
+    assert buffer.tensor((0, 5), "int64", offset=64).size == 0
+    del buffer, whole  # a tensor keeps the block
+    assert part.tolist() == [0x0101] * 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "offset", "told"),
+    [
+        (17, "float32", 0, "does not fit"),
+        (16, "float32", 4, "does not fit"),
+        ((1 << 40, 1 << 40), "float32", 0, "does not fit"),
+        (1, "float32", 2, "invalid offset = 2: expected a multiple of 4"),
+        (1, "int8", 65, "invalid offset = 65"),
+        (1, "int8", -1, "invalid offset = -1"),
+        (1, "int8", "1", "invalid offset = '1'"),
+        (-1, "int8", 0, "-1"),
+    ],
+)
+def test_elements_beyond_a_buffer_are_refused(shape, dtype, offset, told):
+    buffer = gpumem.Arena("host").allocate(64)
+    with pytest.raises(ValueError, match=told):
+        buffer.tensor(shape, dtype, offset=offset)
+
+
+def test_closed_buffer_has_no_elements():
+    buffer = gpumem.Arena("host").allocate(64)
+    buffer.close()
+    with pytest.raises(gpumem.errors.ClosedError):
+        buffer.tensor(1, "int8")
+
+
+@pytest.mark.parametrize("make", [gpumem.empty, gpumem.zeros])
+def test_new_tensors_may_be_shareable(make):
+    tensor = make((4, 4), "int32", memory="host", shareable=True)
+    gpumem.interop.export(tensor)
+    assert gpumem.full(3, 7, memory="host", shareable=True).tolist() == [7, 7, 7]
+    with pytest.raises(Exception, match="shareable"):
+        gpumem.interop.export(make((4, 4), "int32", memory="host"))
+
+
+def test_pinned_is_another_name_of_host_accessible():
+    assert gpumem.MemoryInfo.parse("host/pinned") == gpumem.MemoryInfo.parse("host/host_accessible")
+    assert gpumem.MemoryInfo("host", "pinned").kind is gpumem.MemoryKind.HOST_ACCESSIBLE
+    assert str(gpumem.empty(3, "int8", memory="host/pinned").memory) == "host:0/host_accessible"
