@@ -119,7 +119,7 @@ def test_memory_info_is_parsed_from_its_name(name, device, kind, text):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", "host/", "host/host ", "cuda:0/host", "cuda:0/pinned", "cuda:0/DEVICE",
+    "name", ["", "/", "host/", "host/host ", "cuda:0/host", "cuda:0/pinned ", "cuda:0/DEVICE",
              "host/managed/x", "cpu/managed"]
 )  # fmt: skip
 def test_unknown_memory_name_is_refused(name):
