@@ -69,6 +69,7 @@ _PACKAGES = (
     "debugging",
     "integrations",
     "interop",
+    "kv",
     "observe",
     "planning",
     "replay",
@@ -156,6 +157,7 @@ if TYPE_CHECKING:
     from gpumem import debugging as debugging
     from gpumem import integrations as integrations
     from gpumem import interop as interop
+    from gpumem import kv as kv
     from gpumem import observe as observe
     from gpumem import planning as planning
     from gpumem import replay as replay

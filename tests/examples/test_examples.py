@@ -41,6 +41,18 @@ def test_example_numpy_sees_pinned_memory_written_by_a_device():
     ]
 
 
+def test_example_paged_server_grows_shrinks_and_attends_rightly():
+    lines = run("examples/paged_server.py", "--steps", "44")
+    waves = [line for line in lines if line.startswith("step ")]
+    assert [line.split()[1] for line in waves] == ["15:", "30:"]
+    assert all(int(line.split()[6]) > 0 for line in waves)
+    assert lines[-3].startswith("8192 MiB of addresses, ")
+    assert lines[-2:] == [
+        "attention differs from contiguous memory's by less than 1e-4: True",
+        "at the end 0 bytes held",
+    ]
+
+
 @needs_vulkan
 def test_example_numpy_reads_vulkan_output():
     assert run("examples/vulkan_producer.py", "--device", "host", "--frames", "6") == [

@@ -32,7 +32,7 @@ LAYERS = [
     ["_defaults", "_factory", "observe"],
     ["_copy", "integrations"],
     ["_tensor", "traces"],
-    ["session", "planning", "interop", "replay"],
+    ["session", "planning", "interop", "replay", "kv"],
     ["gpumem", "report"],
     ["cli", "_testing"],
 ]

@@ -1,0 +1,564 @@
+"""Blocks of a cache that grows and shrinks: numbers for an engine, memory in virtual tensors.
+
+`BlockPool` hands out block numbers. A block is a row (or some) of every tensor of the pool, such as
+the keys and the values of each layer: block 7 lies at row 7 of all of them. The pool decides which
+numbers have memory; it never touches bytes and queues no work. The engine does both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gpumem._support.arguments import is_integer, refuse, require
+from gpumem._support.forks import ForkLock
+from gpumem.errors import ClosedError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from gpumem._tensor import VirtualTensor
+
+__all__ = ["BlockPool"]
+
+Blocks: TypeAlias = npt.NDArray[np.int64]
+Numbers: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
+OnEvict: TypeAlias = Callable[[Blocks], object]
+
+FREE, LIVE, CACHED, TARGET = range(4)  # of a block; TARGET: bytes are about to be copied there
+
+
+class BlockPool:
+    """Numbers of blocks over virtual tensors that grow and shrink with them.
+
+    Blocks are handed out so that whole pages become free: a *group* is the blocks that fill a whole
+    number of pages in every tensor. `allocate` fills the fullest groups that have memory, and only
+    then gives memory to a new one, by one commit for each tensor and run of groups. A group
+    without a block loses its memory, by one release likewise, behind the work that is queued on the
+    tensors' streams (see `gpumem.VirtualTensor`). What long-lived blocks hold half empty `compact`
+    frees.
+
+    A block has a count of references, so that requests with the same beginning share blocks. With
+    ``free(blocks, cache=True)`` a block whose count ends keeps its bytes until it is evicted:
+    `share` brings it back; otherwise it goes when memory is wanted, the blocks that free a group
+    first.
+
+    Safe to use from many threads; it is their engine's matter that work on freed blocks is queued
+    before.
+
+    Parameters
+    ----------
+    tensors : sequence of VirtualTensor
+        All with the same number of rows; nothing else commits or releases their rows.
+    block_rows : int, optional
+        Rows of a block.
+    spare : int, optional
+        Groups without blocks that keep their memory, so that a pool whose size swings by a few
+        blocks does not call the driver each time.
+    on_evict : callable, optional
+        ``on_evict(blocks)`` is called with cached blocks that the pool is about to give to others,
+        so that the engine forgets their contents. It must not use the pool.
+
+    Attributes
+    ----------
+    tensors : tuple of VirtualTensor
+    capacity : int
+        Blocks that there can be.
+    group_blocks : int
+        Blocks of a group.
+    block_nbytes : int
+        Bytes of a block in all tensors together.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An invalid argument.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem.kv import BlockPool
+    >>> arena = gpumem.Arena("host")
+    >>> keys, values = (arena.virtual((4096, 16, 512), "float32", step=64) for _ in range(2))
+    >>> pool = BlockPool([keys, values])
+    >>> pool.group_blocks, pool.held_nbytes
+    (64, 0)
+    >>> prompt = pool.allocate(100)
+    >>> pool.held_nbytes == pool.floor_nbytes == 2 * 128 * 32768
+    True
+    >>> pool.free(prompt[10:])
+    >>> [(int(a), int(b)) for a, b in pool.compact()], pool.held_nbytes
+    ([], 4194304)
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[VirtualTensor],
+        *,
+        block_rows: int = 1,
+        spare: int = 0,
+        on_evict: OnEvict | None = None,
+    ) -> None:
+        self.tensors = tuple(tensors)
+        if not self.tensors:
+            raise ValueError("a BlockPool needs at least one tensor")
+        most = min(len(tensor) for tensor in self.tensors)
+        if most != max(len(tensor) for tensor in self.tensors):
+            raise ValueError("the tensors of a BlockPool have the same number of rows")
+        _require_number("block_rows", block_rows, 1, most)
+        _require_number("spare", spare, 0, most)
+        if on_evict is not None and not callable(on_evict):
+            refuse("on_evict", on_evict, "a callable or None")
+        self.block_rows = block_rows
+        self.capacity = most // block_rows
+        self.block_nbytes = sum(tensor.row_nbytes * block_rows for tensor in self.tensors)
+        self.group_blocks = min(_group_of(self.tensors, block_rows), self.capacity)
+        self.spare = spare
+        self.on_evict = on_evict
+        groups = -(-self.capacity // self.group_blocks)
+        self._sizes = np.full(groups, self.group_blocks, np.int64)  # blocks of each group
+        self._sizes[-1] = self.capacity - (groups - 1) * self.group_blocks
+        self._references = np.zeros(self.capacity, np.int32)
+        self._states = np.zeros(self.capacity, np.int8)
+        self._freed_at = np.zeros(self.capacity, np.int64)  # of cached blocks, a running number
+        self._taken = np.zeros(groups, np.int64)  # blocks of each group that are not free
+        self._has_memory = np.zeros(groups, bool)
+        self._turn = 0
+        self._lock = ForkLock()
+
+    # ---- what it holds ---------------------------------------------------------------------------
+
+    @property
+    def live(self) -> int:
+        """Blocks with references."""
+        return int((self._states == LIVE).sum())
+
+    @property
+    def cached(self) -> int:
+        """Blocks without references that keep their bytes."""
+        return int((self._states == CACHED).sum())
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes that the tensors hold."""
+        return sum(tensor.held_nbytes for tensor in self.tensors)
+
+    @property
+    def floor_nbytes(self) -> int:
+        """Bytes that blocks with contents need at least: of each tensor, rounded up to pages."""
+        taken = int(self._taken.sum()) * self.block_rows
+        pages = ((-(-taken * t.row_nbytes // t.page_nbytes), t.page_nbytes) for t in self.tensors)
+        return sum(count * size for count, size in pages)
+
+    def references(self, blocks: Numbers) -> npt.NDArray[np.int32]:
+        """Return the count of references of each block; 0 for cached and free ones."""
+        return self._references[self._read(blocks)]
+
+    def __repr__(self) -> str:
+        return (
+            f"<gpumem.kv.BlockPool of {self.capacity} blocks in {len(self.tensors)} tensors: "
+            f"{self.live} live, {self.cached} cached, {self.held_nbytes} bytes held>"
+        )
+
+    # ---- blocks ----------------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> Blocks:
+        """Hand out blocks, with one reference each.
+
+        Of what has memory, the fullest groups come first. Then groups get memory; if that is
+        refused, cached blocks are evicted, and it is tried again.
+
+        Parameters
+        ----------
+        count : int
+            How many.
+
+        Returns
+        -------
+        ndarray of int64
+            Their numbers. Their bytes are arbitrary.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `count` is not an integer, or negative.
+        OutOfMemoryError
+            There are not so many numbers, or the tensors got no memory; nothing but cached blocks
+            has changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> from gpumem.kv import BlockPool
+        >>> pool = BlockPool([gpumem.Arena("host").virtual((1024, 1 << 20), "int8", step=4)])
+        >>> pool.allocate(3), pool.held_nbytes
+        (array([0, 1, 2]), 4194304)
+        """
+        _require_number("count", count, 0, None)
+        with self._lock:
+            self._make_room(count)
+            found = self._choose(count)
+            self._states[found] = LIVE
+            self._references[found] = 1
+            np.add.at(self._taken, found // self.group_blocks, 1)
+            return found
+
+    def share(self, blocks: Numbers) -> None:
+        """Add a reference to each block, live or cached.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No such blocks, or some are free; nothing is changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> from gpumem.kv import BlockPool
+        >>> pool = BlockPool([gpumem.Arena("host").virtual((1024, 4096), "int8")])
+        >>> prefix = pool.allocate(2)
+        >>> pool.share(prefix)
+        >>> pool.free(prefix)
+        >>> pool.live
+        2
+        """
+        with self._lock:
+            found = self._read(blocks)
+            self._require(found, "shared", LIVE, CACHED)
+            self._states[found] = LIVE
+            np.add.at(self._references, found, 1)
+
+    def free(self, blocks: Numbers, *, cache: bool = False) -> None:
+        """Drop a reference to each block; groups that have no block left lose their memory.
+
+        Parameters
+        ----------
+        blocks : sequence of int
+            The same block may be there twice, if it has two references.
+        cache : bool, optional
+            What has no reference left keeps its bytes until it is evicted.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No such blocks, or more than there are references; nothing is changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> from gpumem.kv import BlockPool
+        >>> pool = BlockPool([gpumem.Arena("host").virtual((1024, 4096), "int8")])
+        >>> blocks = pool.allocate(2)
+        >>> pool.free(blocks, cache=True)
+        >>> pool.live, pool.cached, pool.held_nbytes
+        (0, 2, 2097152)
+        >>> pool.evict(2).tolist(), pool.held_nbytes
+        ([0, 1], 0)
+        """
+        require("cache", cache, bool, "True or False")
+        with self._lock:
+            found = self._read(blocks)
+            self._require(found, "freed", LIVE)
+            dropped, times = np.unique(found, return_counts=True)
+            if (self._references[dropped] < times).any():
+                raise ValueError("blocks are freed more often than they have references")
+            self._references[dropped] -= times.astype(np.int32)
+            ended = dropped[self._references[dropped] == 0]
+            if cache:
+                self._states[ended] = CACHED
+                self._turn += 1
+                self._freed_at[ended] = self._turn
+            else:
+                self._release(ended)
+
+    # ---- eviction --------------------------------------------------------------------------------
+
+    def eviction_order(self, count: int | None = None) -> Blocks:
+        """Return cached blocks in the order in which they are best evicted.
+
+        First those of groups without live blocks, with the fewest blocks to evict: each of them
+        gives pages back. Then the others, the longest unused first.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> from gpumem.kv import BlockPool
+        >>> pool = BlockPool([gpumem.Arena("host").virtual((1024, 1 << 20), "int8", step=2)])
+        >>> blocks = pool.allocate(4)
+        >>> pool.free(blocks[[0, 2, 3]], cache=True)    # pages of blocks 0 and 1, 2 and 3
+        >>> pool.eviction_order()
+        array([2, 3, 0])
+        """
+        _require_number("count", 0 if count is None else count, 0, None)
+        with self._lock:
+            return self._eviction_order()[0][:count]
+
+    def _eviction_order(self) -> tuple[Blocks, int]:
+        """Return it, and how many of its first blocks lie in groups without live ones."""
+        cached = np.flatnonzero(self._states == CACHED)
+        groups = cached // self.group_blocks
+        held = np.bincount(groups, minlength=len(self._taken))
+        # A group with anything else than cached blocks stays, whatever is evicted.
+        stays = (held < self._taken)[groups]
+        cost = np.where(stays, self._freed_at[cached], held[groups])
+        order = np.lexsort((cached, np.where(stays, 0, groups), cost, stays))
+        return cached[order], int((~stays).sum())
+
+    def evict(self, count: int) -> Blocks:
+        """Free up to so many cached blocks, in `eviction_order`, and return them.
+
+        Groups that have no block left lose their memory. Calls `on_evict` before.
+
+        Examples
+        --------
+        See `free`.
+        """
+        _require_number("count", count, 0, None)
+        with self._lock:
+            return self._evict(self._eviction_order()[0][:count])
+
+    def _evict(self, found: Blocks) -> Blocks:
+        if len(found):
+            if self.on_evict is not None:
+                self.on_evict(found)
+            self._release(found)
+        return found
+
+    def relieve(self, nbytes: int) -> int:
+        """Evict cached blocks until pages of so many bytes are unused; return the bytes.
+
+        Whole groups go; cached blocks beside live ones stay, as they would give nothing back.
+        For `VirtualTensor.on_pressure` and `Budget.on_pressure`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> from gpumem.kv import BlockPool
+        >>> arena = gpumem.Arena("host", {"max_mem": 8 << 20})
+        >>> rows = arena.virtual((64, 1 << 20), "int8", step=2)
+        >>> pool = BlockPool([rows])
+        >>> rows.on_pressure = lambda tensor, nbytes: pool.relieve(nbytes)
+        >>> pool.free(pool.allocate(8), cache=True)
+        >>> arena.allocate(4 << 20).nbytes, pool.cached
+        (4194304, 4)
+        """
+        _require_number("nbytes", nbytes, 0, None)
+        with self._lock:
+            before = sum(tensor.used_nbytes for tensor in self.tensors)
+            order, useful = self._eviction_order()
+            groups = order[:useful] // self.group_blocks
+            count = min(-(-nbytes // self.block_nbytes), useful)
+            self._evict(order[:useful][np.isin(groups, groups[:count])])
+            return before - sum(tensor.used_nbytes for tensor in self.tensors)
+
+    # ---- compaction ------------------------------------------------------------------------------
+
+    def compact(self, limit: int | None = None) -> Blocks:
+        """Plan moves after which blocks with contents lie in as few groups as they fit into.
+
+        The emptiest groups are emptied into the fullest. The numbers moved to are taken from here
+        on: copy the rows in every tensor, on the streams that use them, change the engine's
+        tables, then call `moved` with the same pairs.
+
+        Parameters
+        ----------
+        limit : int, optional
+            The most moves. Groups are emptied whole: fewer moves empty fewer groups.
+
+        Returns
+        -------
+        ndarray of int64, of shape (moves, 2)
+            From, to.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> from gpumem.kv import BlockPool
+        >>> rows = gpumem.Arena("host").virtual((64, 1 << 20), "int8", step=4)
+        >>> pool = BlockPool([rows])
+        >>> blocks = pool.allocate(8)
+        >>> pool.free(blocks[[0, 1, 5, 6, 7]])      # 2, 3 and 4 are left, in two pages
+        >>> moves = pool.compact()
+        >>> moves.tolist()
+        [[4, 0]]
+        >>> for here, there in moves:
+        ...     rows.full.numpy()[there] = rows.full.numpy()[here]
+        >>> pool.moved(moves)
+        >>> pool.held_nbytes == pool.floor_nbytes == 4 << 20
+        True
+        """
+        _require_number("limit", 0 if limit is None else limit, 0, None)
+        with self._lock:
+            order = np.argsort(-self._taken, kind="stable")
+            order = order[self._taken[order] > 0]
+            needed = _enough(self._sizes[order], int(self._taken.sum()))
+            kept, emptied = order[:needed], order[needed:][::-1]
+            targets = self._free_in(kept, self.capacity)
+            sources: list[Blocks] = []
+            count = 0
+            for group in emptied:
+                inside = self._blocks_of(np.array([group]))
+                # What is being copied to cannot be copied from.
+                blocks = inside[(self._states[inside] == LIVE) | (self._states[inside] == CACHED)]
+                more = count + len(blocks)
+                if more > len(targets) or (limit is not None and more > limit):
+                    break
+                sources.append(blocks)
+                count = more
+            origin = np.concatenate([np.empty(0, np.int64), *sources])
+            targets = targets[:count]
+            self._states[targets] = TARGET
+            np.add.at(self._taken, targets // self.group_blocks, 1)
+            return np.stack([origin, targets], axis=1)
+
+    def moved(self, moves: Blocks | Sequence[Sequence[int]]) -> None:
+        """End the moves that `compact` planned: references go to the new numbers.
+
+        A block that was freed meanwhile is not moved; the number that it would have got is free.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not moves of `compact`; nothing is changed.
+        """
+        with self._lock:
+            pairs = np.asarray(moves, np.int64).reshape(-1, 2)
+            origin, targets = self._read(pairs[:, 0]), self._read(pairs[:, 1])
+            self._require(targets, "moved to", TARGET)
+            states, references = self._states[origin], self._references[origin]
+            self._references[targets] = references
+            self._freed_at[targets] = self._freed_at[origin]
+            self._states[targets] = states
+            self._references[origin] = 0
+            there = (states == LIVE) | (states == CACHED)
+            self._release(np.concatenate([origin[there], targets[~there]]))
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def trim(self) -> None:
+        """Take the memory of all groups without blocks, the spare ones too."""
+        with self._lock:
+            self._give_back(0)
+
+    def _make_room(self, count: int) -> None:
+        """See to it that so many free blocks have memory."""
+        while True:
+            missing = count - int((self._sizes - self._taken)[self._has_memory].sum())
+            if missing <= 0:
+                return
+            try:
+                self._grow(missing)
+            except OutOfMemoryError:
+                if not len(self._evict(self._eviction_order()[0][:missing])):
+                    raise
+
+    def _grow(self, missing: int) -> None:
+        empty = np.flatnonzero(~self._has_memory)
+        groups = _enough(self._sizes[empty], missing)
+        if groups > len(empty):
+            raise OutOfMemoryError(
+                f"a BlockPool of {self.capacity} blocks has {self.live} live and "
+                f"{self.cached} cached ones: {missing} more are not there"
+            )
+        chosen = empty[:groups]
+        done: list[VirtualTensor] = []
+        runs = self._runs(chosen)
+        try:
+            for tensor in self.tensors:
+                done.append(tensor)
+                for first, last in runs:
+                    tensor.commit(first, last)
+        except BaseException:
+            for tensor in done:
+                self._release_rows(tensor, runs)
+            raise
+        self._has_memory[chosen] = True
+
+    def _release(self, blocks: Blocks) -> None:
+        self._states[blocks] = FREE
+        np.subtract.at(self._taken, blocks // self.group_blocks, 1)
+        self._give_back(self.spare)
+
+    def _give_back(self, spare: int) -> None:
+        # The highest ones, so that what is left stays low.
+        idle = np.flatnonzero(self._has_memory & (self._taken == 0))[spare:]
+        runs = self._runs(idle)
+        for tensor in self.tensors:
+            self._release_rows(tensor, runs)
+        self._has_memory[idle] = False
+
+    def _release_rows(self, tensor: VirtualTensor, runs: list[tuple[int, int]]) -> None:
+        for first, last in runs:
+            try:
+                tensor.release(first, last)
+            except ClosedError:
+                return  # the engine has closed it: its memory is gone
+
+    def _runs(self, groups: Blocks) -> list[tuple[int, int]]:
+        """Return the rows of groups, those side by side in one piece."""
+        if not len(groups):
+            return []
+        cuts = [0, *(np.flatnonzero(np.diff(groups) != 1) + 1), len(groups)]
+        rows = self.group_blocks * self.block_rows
+        most = self.capacity * self.block_rows
+        return [
+            (int(groups[a]) * rows, min((int(groups[b - 1]) + 1) * rows, most))
+            for a, b in pairwise(cuts)
+        ]
+
+    def _choose(self, count: int) -> Blocks:
+        """Return free blocks with memory: of the fullest groups first, low numbers first."""
+        return self._free_in(np.flatnonzero(self._has_memory), count)
+
+    def _free_in(self, groups: Blocks, count: int) -> Blocks:
+        room = self._sizes[groups] - self._taken[groups]
+        order = np.argsort(np.where(room, -self._taken[groups], 1), kind="stable")
+        order = order[: _enough(room[order], count)]
+        blocks = self._blocks_of(groups[order])
+        found: Blocks = blocks[self._states[blocks] == FREE]
+        return found[:count]
+
+    def _blocks_of(self, groups: Blocks) -> Blocks:
+        blocks = (groups[:, None] * self.group_blocks + np.arange(self.group_blocks)).reshape(-1)
+        return blocks[blocks < self.capacity]
+
+    # ---- arguments -------------------------------------------------------------------------------
+
+    def _read(self, blocks: Numbers) -> Blocks:
+        found = np.asarray(blocks)
+        if found.size and found.dtype.kind not in "iu":
+            raise TypeError(f"blocks are {found.dtype}: expected integers")
+        found = found.astype(np.int64).reshape(-1)
+        if found.size and not (found.min() >= 0 and found.max() < self.capacity):
+            raise ValueError(f"invalid blocks: expected numbers from 0 to {self.capacity - 1}")
+        return found
+
+    def _require(self, blocks: Blocks, what: str, *states: int) -> None:
+        wrong = blocks[~np.isin(self._states[blocks], states)]
+        if len(wrong):
+            raise ValueError(f"block {wrong[0]} cannot be {what}: it is not handed out")
+
+
+def _group_of(tensors: tuple[VirtualTensor, ...], block_rows: int) -> int:
+    """Return the blocks that fill whole pages in every tensor."""
+    sizes = (
+        tensor.page_nbytes // math.gcd(tensor.page_nbytes, tensor.row_nbytes * block_rows)
+        for tensor in tensors
+    )
+    return math.lcm(*sizes)
+
+
+def _enough(sizes: npt.NDArray[np.int64], count: int) -> int:
+    """Return how many of the first sizes it takes for a sum of `count`; one more than all: none."""
+    return int(np.searchsorted(np.cumsum(sizes), count)) + 1
+
+
+def _require_number(name: str, value: object, least: int, most: int | None) -> None:
+    if not is_integer(value, least, most if most is not None else (1 << 62)):
+        if isinstance(value, int) and not isinstance(value, bool):
+            bound = f"{least} to {most}" if most is not None else f"{least} or more"
+            raise ValueError(f"invalid {name} = {value}: expected {bound}")
+        refuse(name, value, "an integer")

@@ -1,0 +1,289 @@
+"""BlockPool: numbers of blocks over virtual tensors, whole pages freed."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+from gpumem.errors import InUseError, OutOfMemoryError
+from gpumem.kv import BlockPool
+
+KIB, MIB = 1 << 10, 1 << 20
+INVALID_VALUE = 1
+
+
+def pool_of(arena, blocks=64, row=512 * KIB, tensors=2, **settings):
+    """Make a pool of four blocks a page."""
+    made = [arena.virtual((blocks, row), "uint8", step=1, name=str(n)) for n in range(tensors)]
+    return BlockPool(made, **settings)
+
+
+def test_blocks_are_rows_with_memory_in_every_tensor(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(5)
+    assert (pool.group_blocks, pool.capacity, pool.block_nbytes) == (4, 64, MIB)
+    assert pool.live == 5
+    for tensor in pool.tensors:
+        assert tensor.rows == ((0, 8),)
+        tensor.full[: blocks.max() + 1].numpy()[blocks] = 1
+    assert pool.held_nbytes == pool.floor_nbytes == 8 * MIB
+    pool.free(blocks)
+    assert (pool.live, pool.held_nbytes, pool.floor_nbytes) == (0, 0, 0)
+
+
+def test_fullest_groups_are_filled_first(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(12)  # groups of 0, 4 and 8
+    pool.free(blocks[[1, 2, 5]])
+    assert pool.allocate(1).tolist() == [5]
+    assert pool.allocate(3).tolist() == [1, 2, 12]
+    assert pool.held_nbytes == 16 * MIB
+
+
+def test_one_commit_and_one_release_for_what_belongs_together(arena):
+    pool = pool_of(arena, tensors=1)
+    before = arena.stats().driver_calls
+    blocks = pool.allocate(16)
+    assert arena.stats().driver_calls - before == 4 + 4 + 1
+    before = arena.stats().driver_calls
+    pool.free(blocks[4:])
+    # An event and its query, one unmap, and three handles.
+    assert arena.stats().driver_calls - before <= 2 + 1 + 3
+    assert pool.tensors[0].rows == ((0, 4),)
+
+
+def test_group_is_whole_pages_of_every_tensor(arena):
+    rows = [arena.virtual((64, size), "uint8", step=1) for size in (MIB, 512 * KIB, 3 * MIB)]
+    assert BlockPool(rows).group_blocks == 4  # 2, 4 and 2 blocks fill pages of 2 MiB
+    assert BlockPool(rows, block_rows=2).group_blocks == 2
+    assert BlockPool(rows, block_rows=3).capacity == 21
+
+
+def test_last_group_may_be_short(arena):
+    pool = pool_of(arena, blocks=10)
+    blocks = pool.allocate(10)
+    assert sorted(blocks) == list(range(10))
+    with pytest.raises(OutOfMemoryError, match="10 blocks has 10 live and 0 cached"):
+        pool.allocate(1)
+    pool.free(blocks[8:])
+    assert pool.tensors[0].rows == ((0, 8),)
+    assert sorted(pool.allocate(2)) == [8, 9]
+
+
+def test_spare_groups_keep_their_memory(arena):
+    pool = pool_of(arena, spare=1)
+    pool.free(pool.allocate(12))
+    assert pool.held_nbytes == 4 * MIB
+    pool.trim()
+    assert pool.held_nbytes == 0
+
+
+def test_references_keep_shared_blocks(arena):
+    pool = pool_of(arena)
+    prefix = pool.allocate(4)
+    pool.share(prefix[:2])
+    pool.free(prefix)
+    assert pool.references(prefix).tolist() == [1, 1, 0, 0]
+    pool.share([0, 0])
+    pool.free([0, 0, 0])
+    assert pool.live == 1
+    for wrong in ([0], [1, 1], [64], [-1]):
+        with pytest.raises(ValueError, match="block"):
+            pool.free(wrong)
+    with pytest.raises(ValueError, match="block 3 cannot be shared"):
+        pool.share([1, 3])
+    assert pool.references(range(4)).tolist() == [0, 1, 0, 0]
+
+
+def test_cached_blocks_come_back_or_are_evicted(arena):
+    evicted = []
+    pool = pool_of(arena, blocks=8, on_evict=lambda blocks: evicted.extend(blocks.tolist()))
+    blocks = pool.allocate(8)
+    pool.free(blocks[:6], cache=True)
+    pool.share(blocks[:1])
+    assert (pool.live, pool.cached) == (3, 5)
+    more = pool.allocate(3)
+    assert (pool.live, pool.cached, len(evicted)) == (6, 2, 3)
+    assert sorted(more) == sorted(evicted)
+    with pytest.raises(OutOfMemoryError):
+        pool.allocate(3)
+    assert pool.references(more).tolist() == [1, 1, 1]
+
+
+def test_eviction_frees_whole_groups_first(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(12)
+    pool.free(blocks[[0, 1, 2]], cache=True)  # the oldest, beside a live one
+    pool.free(blocks[[4, 5, 6, 7]], cache=True)
+    pool.free(blocks[[8, 9, 10]], cache=True)
+    pool.free(blocks[[11]])
+    assert pool.eviction_order().tolist() == [8, 9, 10, 4, 5, 6, 7, 0, 1, 2]
+    held = pool.held_nbytes
+    assert pool.relieve(3 * MIB) == 4 * MIB
+    assert pool.held_nbytes == held - 4 * MIB
+
+
+def test_compaction_reaches_the_floor_and_keeps_bytes(arena, rng):
+    pool = pool_of(arena)
+    blocks = pool.allocate(40).tolist()
+    for tensor in pool.tensors:
+        for block in blocks:
+            tensor.full[block].numpy()[:8] = block
+    gone = rng.sample(blocks, 23)
+    pool.free(gone)
+    kept = {block: block for block in blocks if block not in gone}
+    shared = rng.choice(list(kept))
+    pool.share([shared])
+    moves = pool.compact()
+    for origin, target in moves.tolist():
+        for tensor in pool.tensors:
+            tensor.full[target].numpy()[:] = tensor.full[origin].numpy()
+    pool.moved(moves)
+    where = dict(moves.tolist())
+    assert pool.held_nbytes == pool.floor_nbytes == 5 * 4 * MIB
+    assert pool.references([where.get(shared, shared)]).tolist() == [2]
+    for tag, block in kept.items():
+        for tensor in pool.tensors:
+            assert (tensor.full[where.get(block, block)].numpy()[:8] == tag).all()
+    assert len(pool.compact()) == 0
+
+
+def test_blocks_freed_during_a_compaction_are_not_moved(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(8)
+    pool.free(blocks[[0, 1, 6, 7]])  # 2 and 3, 4 and 5 are left
+    moves = pool.compact()
+    assert moves.tolist() == [[4, 0], [5, 1]]
+    pool.free([5])
+    assert len(pool.compact()) == 0  # nothing moves twice
+    pool.moved(moves)
+    assert pool.live == 3
+    assert pool.tensors[0].rows == ((0, 4),)
+    assert pool.allocate(1).tolist() == [1]
+    with pytest.raises(ValueError, match="cannot be moved to"):
+        pool.moved(moves)
+
+
+def test_compaction_keeps_to_its_limit_and_empties_groups_whole(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(12)
+    pool.free(blocks[[3, 5, 6, 9, 10, 11]])  # 3, 2 and 1 are left
+    assert len(pool.compact(0)) == 0
+    moves = pool.compact(1)
+    assert moves.tolist() == [[8, 3]]
+    pool.moved(moves)
+    assert pool.tensors[0].rows == ((0, 8),)
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def test_refused_memory_leaves_all_tensors_as_they_were(host, make_arena):
+    arena = make_arena({"max_mem": 12 * MIB, "oom_wait_ms": 0})
+    pool = pool_of(arena)
+    pool.allocate(6)
+    before = [tensor.rows for tensor in pool.tensors], pool.held_nbytes
+    with pytest.raises(OutOfMemoryError):
+        pool.allocate(12)
+    assert ([tensor.rows for tensor in pool.tensors], pool.held_nbytes) == before
+    host.fail("cuMemMap", 2, INVALID_VALUE, 0)  # of the second tensor
+    with pytest.raises(gpumem.errors.DriverError):
+        pool.allocate(4)
+    host.clear_faults()
+    assert ([tensor.rows for tensor in pool.tensors], pool.held_nbytes) == before
+    assert pool.allocate(6).tolist() == [6, 7, 8, 9, 10, 11]
+
+
+def test_cached_blocks_go_before_memory_is_out(make_arena):
+    arena = make_arena({"max_mem": 8 * MIB})
+    pool = pool_of(arena)
+    first = pool.allocate(8)
+    pool.free(first, cache=True)
+    assert len(pool.allocate(6)) == 6
+    assert pool.cached < 8
+
+
+def test_pressure_takes_groups_of_cached_blocks(make_arena):
+    arena = make_arena({"max_mem": 12 * MIB})
+    pool = pool_of(arena)
+    blocks = pool.allocate(12)
+    pool.free(blocks[2:], cache=True)
+    pool.tensors[0].on_pressure = lambda which, nbytes: pool.relieve(nbytes)
+    with arena.allocate(5 * MIB):
+        assert (pool.held_nbytes, pool.cached) == (4 * MIB, 2)
+        assert pool.relieve(MIB) == 0
+    pool.tensors[0].on_pressure = None  # it has this frame
+
+
+def test_pages_leave_behind_the_work_of_their_streams(arena):
+    stream = gpumem.Stream("host")
+    rows = arena.virtual((16, MIB), "uint8", step=1, stream=stream)
+    pool = BlockPool([rows])
+    blocks = pool.allocate(4)
+    with HostDriver().block(stream):
+        HostDriver().fill(rows.tensor(0, 2), 5, stream)
+        pool.free(blocks)
+        assert (pool.floor_nbytes, pool.held_nbytes) == (0, 4 * MIB)
+    stream.synchronize()
+    arena.shrink()
+    assert pool.held_nbytes == 0
+
+
+def test_rows_in_a_live_tensor_cannot_be_freed(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(4)
+    view = pool.tensors[1].tensor(0, 2)
+    with pytest.raises(InUseError):
+        pool.free(blocks)
+    del view
+    pool.trim()
+    assert pool.held_nbytes == 0
+
+
+def test_many_threads_never_share_a_block(arena, rng):
+    pool = pool_of(arena, blocks=128, row=256 * KIB)
+    seeds = [rng.randrange(1 << 32) for _ in range(4)]
+    owners = np.zeros(128, np.int64)
+    wrong = []
+
+    def work(number):
+        mine = np.random.default_rng(seeds[number])
+        for _ in range(100):
+            blocks = pool.allocate(int(mine.integers(1, 20)))
+            if owners[blocks].any():
+                wrong.append(blocks)
+            owners[blocks] = number + 1
+            if (owners[blocks] != number + 1).any():
+                wrong.append(blocks)
+            owners[blocks] = 0
+            pool.free(blocks)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert (pool.live, pool.held_nbytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda pool: pool.allocate(-1), ValueError, "invalid count = -1: expected 0 or more"),
+        (lambda pool: pool.allocate(1.5), TypeError, "invalid count = 1.5: expected an integer"),
+        (lambda pool: pool.free(["x"]), TypeError, "expected integers"),
+        (lambda pool: pool.free([0.5]), TypeError, "expected integers"),
+        (lambda pool: pool.free([0], cache=1), TypeError, "invalid cache = 1"),
+        (lambda pool: BlockPool([]), ValueError, "at least one"),
+        (lambda pool: BlockPool(pool.tensors, block_rows=0), ValueError, "invalid block_rows = 0"),
+        (lambda pool: BlockPool(pool.tensors, on_evict=3), TypeError, "invalid on_evict = 3"),
+    ],
+)
+def test_wrong_arguments_are_named(arena, call, error, text):
+    with pytest.raises(error, match=text):
+        call(pool_of(arena))
