@@ -130,7 +130,7 @@ cdef extern from "<sched.h>" nogil:
 
 cdef enum:
     SPIN = 2000000              # ns of queries without a pause: short waits end at once
-    LONGEST_PAUSE = 1000000     # ns; a pause is a 32nd of the wait so far
+    LONGEST_PAUSE = 1000000     # ns; a pause is a 128th of the wait so far
     SLICE = 50000000            # ns
 
 
@@ -227,7 +227,7 @@ cdef bint finishes_soon(DeviceContext* context, Awaited what, void* point,
     while now < end:
         if now - begin < SPIN:
             sched_yield()
-        elif not sleep_ns(min((now - begin) // 32, <uint64_t>LONGEST_PAUSE)):
+        elif not sleep_ns(min((now - begin) // 128, <uint64_t>LONGEST_PAUSE)):
             return False
         if not is_unfinished(context, what, point):
             return True
