@@ -61,6 +61,7 @@ cdef extern from "hostdev/instruments/controls.h" nogil:
         const char* (*misuse_report)() nogil
         void (*rehearse_windows)(int on) nogil
         void (*last_import)(HostdevImport* latest) nogil
+        int (*use_control_groups)(const char* folder) nogil
 
 cdef const HostdevControls* controls = <const HostdevControls*>host_controls()
 
@@ -126,6 +127,12 @@ def lose_device(int ordinal, int error):
     """Lose a device: its calls return `error` until its context is released."""
     if controls.lose_device(ordinal, error):
         raise ValueError(f"no device {ordinal}, or no error {error}")
+
+
+def use_control_groups(str folder not None):
+    """Read control groups below a folder instead of where they are mounted."""
+    if controls.use_control_groups(folder.encode()):
+        raise ValueError(f"the name of {folder!r} is too long")
 
 
 def separate(int one, int other, bint on):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,78 @@ assert again == total and total - free > used // 2, (total, free, used)
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+FIRST = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+SECOND = ("", "memory.max", "memory.current", "")
+
+
+def write_group(folder, limit, used, cached, version=SECOND):
+    _, limit_name, used_name, prefix = version
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / limit_name).write_text(f"{limit}\n")
+    (folder / used_name).write_text(f"{used}\n")
+    # Of the first version these lines count the group alone, and those with a prefix what is below.
+    stat = f"inactive_file {cached // 2}\n{prefix}inactive_file {cached // 2}\nanon 12345\n"
+    (folder / "memory.stat").write_text(stat + f"{prefix}active_file {cached - cached // 2}\n")
+
+
+FREE_OF_GROUPS = """
+import sys, gpumem
+from gpumem._testing import host_device
+host_device.use_control_groups(sys.argv[1])
+device = gpumem.Device("host")
+print(device.total_bytes, device.free_bytes)
+"""
+
+
+def free_of_groups(folder):
+    """Return the bytes in all and the free bytes, as a fresh process sees them."""
+    environment = {name: value for name, value in os.environ.items() if name != CAPACITY}
+    done = subprocess.run(
+        [sys.executable, "-c", FREE_OF_GROUPS, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(map(int, done.stdout.split()))
+
+
+@pytest.mark.parametrize("version", [FIRST, SECOND], ids=["first", "second"])
+def test_free_bytes_count_what_others_of_the_control_group_use(tmp_path, version):
+    mib = 1 << 20
+    write_group(tmp_path / version[0], 100 * mib, 70 * mib, 10 * mib, version)
+    assert free_of_groups(tmp_path) == (100 * mib, 40 * mib)
+    write_group(tmp_path / version[0], 100 * mib, 120 * mib, 10 * mib, version)
+    assert free_of_groups(tmp_path) == (100 * mib, 1)
+
+
+def test_free_bytes_count_the_groups_above_the_process_own(tmp_path):
+    own = next(
+        (
+            line.strip().split(":", 2)[2].strip("/")
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if ":memory:" in line or line.startswith("0::")
+        ),
+        "",
+    )
+    version = FIRST if ":memory:" in Path("/proc/self/cgroup").read_text() else SECOND
+    top = tmp_path / version[0]
+    write_group(top, 90 << 20, 80 << 20, 0, version)
+    write_group(top / own, 100 << 20, 10 << 20, 0, version)
+    expected = 10 << 20 if own else 90 << 20
+    assert free_of_groups(tmp_path) == ((90 if own else 100) << 20, expected)
+
+
+def test_control_groups_without_a_limit_leave_the_machines_memory(tmp_path):
+    without, _ = free_of_groups(tmp_path)
+    write_group(tmp_path, "max", 70 << 20, 0)
+    write_group(tmp_path / "memory", (1 << 63) - 4096, 70 << 20, 0, FIRST)
+    total, free = free_of_groups(tmp_path)
+    assert total == without
+    assert free > 70 << 20
 
 
 def test_capacity_comes_from_the_environment(child):

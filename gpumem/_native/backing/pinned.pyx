@@ -122,7 +122,8 @@ cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noe
 
 
 cdef extern from "meminfo.h":
-    uint64_t memory_available() noexcept nogil
+    uint64_t memory_available(const char* groups) noexcept nogil
+    const char* CONTROL_GROUPS
 
 cdef extern from *:
     """
@@ -213,7 +214,7 @@ cdef uint64_t pages_map(uint64_t nbytes, int node) noexcept nogil:
     # Maps pages and makes all of them now. `node`: where they are wanted; -1: anywhere. Returns
     # their address; 0: no memory.
     cdef Fill fill
-    cdef uint64_t available = memory_available()
+    cdef uint64_t available = memory_available(CONTROL_GROUPS)
     if available and nbytes > available:
         return 0                # the kernel would end processes to make room
     fill.base = map_aligned(nbytes)

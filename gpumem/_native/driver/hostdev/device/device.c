@@ -10,18 +10,12 @@
 
 /* ---- size ---- */
 
-static size_t control_group_limit(const char *path) { /* 0: none */
-    FILE *file = fopen(path, "re");
-    if (!file) return 0;
-    unsigned long long limit = 0;
-    if (fscanf(file, "%llu", &limit) != 1) limit = 0; /* "max" */
-    fclose(file);
-    return limit < (1ull << 60) ? (size_t)limit : 0;
-}
+static char control_groups[4096] = CONTROL_GROUPS;
 
-static size_t smaller_limit(size_t bytes, const char *path) {
-    size_t limit = control_group_limit(path);
-    return limit && limit < bytes ? limit : bytes;
+int hostdev_use_control_groups(const char *folder) {
+    if (!folder || strlen(folder) >= sizeof control_groups) return CUDA_ERROR_INVALID_VALUE;
+    strcpy(control_groups, folder);
+    return CUDA_SUCCESS;
 }
 
 size_t host_default_capacity(bool *is_simulated) {
@@ -34,8 +28,8 @@ size_t host_default_capacity(bool *is_simulated) {
     }
     *is_simulated = false;
     size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
-    bytes = smaller_limit(bytes, "/sys/fs/cgroup/memory.max");
-    return smaller_limit(bytes, "/sys/fs/cgroup/memory/memory.limit_in_bytes");
+    uint64_t limit = group_memory(control_groups).limit;
+    return limit && limit < bytes ? limit : bytes;
 }
 
 CUresult host_device_charge(int device, size_t bytes) {
@@ -78,7 +72,7 @@ size_t host_device_free(int device) {
     size_t capacity = hostdev_capacity(device), used = hostdev_used(device);
     size_t free_bytes = used < capacity ? capacity - used : 0;
     if (atomic_load(&at->is_simulated)) return free_bytes;
-    size_t available = memory_available();
+    size_t available = memory_available(control_groups);
     return available && available < free_bytes ? available : free_bytes;
 }
 

@@ -30,13 +30,13 @@ HOSTDEV_API const DriverTable *hostdev_table(void);
 HOSTDEV_API int hostdev_set_device_count(int n);
 HOSTDEV_API int hostdev_device_count(void);
 
-/* Bytes of device memory. Default: the machine's memory, or the control group's limit
+/* Bytes of device memory. Default: the machine's memory, or the control groups' limit
  * where that is smaller; GPUMEM_HOST_CAPACITY (bytes) overrides. May be changed at any
  * time; what is already allocated stays. Devices do not share one capacity. */
 HOSTDEV_API int hostdev_set_capacity(int ordinal, size_t bytes);
 HOSTDEV_API size_t hostdev_capacity(int ordinal);
 /* Bytes charged to the device now. cuMemGetInfo's free bytes are the capacity's rest; where the
- * capacity is the machine's, at most what the machine has available. */
+ * capacity is the machine's, at most what the machine and the process's control groups have left. */
 HOSTDEV_API size_t hostdev_used(int ordinal);
 
 /* ---- time ---- */

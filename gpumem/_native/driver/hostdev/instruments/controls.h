@@ -48,6 +48,8 @@ HOSTDEV_API int hostdev_delay_record(uint64_t record, uint64_t nanoseconds);
 HOSTDEV_API int hostdev_lose_device(int ordinal, int error);
 /* Two devices cannot reach each other's memory, as on a machine without a link between them. */
 HOSTDEV_API int hostdev_separate(int one, int other, int on);
+/* Control groups are read below that folder instead of where they are mounted. */
+HOSTDEV_API int hostdev_use_control_groups(const char *folder);
 /* Takes back all faults and delays that have not happened yet, and forgets the last fault. */
 HOSTDEV_API void hostdev_clear_faults(void);
 /* The driver function that a rule let fail last; "": none since the faults were cleared. */
@@ -103,7 +105,8 @@ HOSTDEV_API void hostdev_last_import(HostdevImport *import);
 #define HOSTDEV_CONTROLS(C)                                                           \
     C(call_count) C(total_calls) C(reset_counts) C(used) C(live) C(fail) C(fail_here) \
     C(delay_record) C(lose_device) C(separate) C(clear_faults) C(last_fault) C(use_h200_costs)    \
-    C(find_misuse) C(misuse_count) C(misuse_report) C(rehearse_windows) C(last_import)
+    C(find_misuse) C(misuse_count) C(misuse_report) C(rehearse_windows) C(last_import)  \
+    C(use_control_groups)
 
 #define HOSTDEV_CONTROL(name) __typeof__(hostdev_##name) *name;
 typedef struct HostdevControls { HOSTDEV_CONTROLS(HOSTDEV_CONTROL) } HostdevControls;
