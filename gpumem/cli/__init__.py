@@ -21,6 +21,7 @@ from gpumem.cli.info import info
 from gpumem.cli.plan import plan
 from gpumem.cli.replay import replay
 from gpumem.cli.report import report
+from gpumem.cli.run import run
 from gpumem.cli.top import top
 from gpumem.errors import ConfigError, GpumemError, TraceError
 
@@ -43,7 +44,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (info, replay, report, plan, top, bench, demo, completion):
+for command in (info, run, replay, report, plan, top, bench, demo, completion):
     commands.add_command(command)
 
 

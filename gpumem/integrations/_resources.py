@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
 from gpumem._buffer.resource import MemoryResource
-from gpumem._defaults import get_default_resource
+from gpumem._core import Arena
+from gpumem._defaults import get_default_resource, set_default_resource
 from gpumem._support.forks import ForkLock
+from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, OutOfMemoryError
 
@@ -39,6 +41,9 @@ class Resources:
         Accepted kinds of memory; the default resources have the first.
     device_type : str
         "cuda", or "host" in tests without a GPU.
+    config : ArenaConfig, optional
+        Settings of the arenas that are made where no resource was given; they become the default
+        resources. None: those that are the default already.
 
     Raises
     ------
@@ -56,10 +61,12 @@ class Resources:
         *,
         kinds: tuple[MemoryKind, ...] = REACHABLE,
         device_type: str = "cuda",
+        config: ArenaConfig | None = None,
     ) -> None:
         self._framework = framework
         self._kinds = kinds
         self._type = device_type
+        self._config = config
         self._given: dict[int, MemoryResource] = {}
         self._found: dict[int, MemoryResource] = {}
         self._lock = ForkLock()
@@ -73,7 +80,10 @@ class Resources:
             with self._lock:
                 found = self._found.get(index)
                 if found is None:
-                    found = get_default_resource(self.memory_of(index))
+                    memory = self.memory_of(index)
+                    if self._config is not None:
+                        set_default_resource(memory, Arena(memory, self._config))
+                    found = get_default_resource(memory)
                     self._found[index] = found
         return found
 
@@ -118,6 +128,7 @@ class Resources:
             return NotImplemented
         return (
             self._type == other._type
+            and self._config == other._config
             and self._kinds == other._kinds
             and self._given.keys() == other._given.keys()
             and all(self._given[index] is other._given[index] for index in self._given)

@@ -1,0 +1,72 @@
+"""``gpumem run``: a program as it is, with an arena beneath PyTorch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from gpumem.cli.arguments import size
+from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
+
+__all__ = ["run"]
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--max-mem",
+    metavar="SIZE",
+    callback=size,
+    help="What the arena of each GPU may hold, in each process, such as 20GiB.",
+)
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PAGE",
+    help="Write a page about the run at its end; children write PAGE with their number.",
+)
+@click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as of python -m.")
+@click.argument("program", type=click.Path())
+@click.argument("arguments", nargs=-1, type=click.Path())
+def run(
+    max_mem: int | None,
+    report: Path | None,
+    module: bool,
+    program: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run PROGRAM with gpumem in place of PyTorch's allocator, in its children too.
+
+    PROGRAM is a script, or a launcher such as torchrun or accelerate. It replaces this process. A
+    folder of gpumem's in front of PYTHONPATH lets each Python that it starts enable gpumem once
+    PyTorch has been imported; a Python that ignores its environment (-I, -E, -S) does not. Nothing
+    is written but the pages.
+    """
+    command = _command(program, module)
+    options = Options(os.getpid(), max_mem or 0, str(report.absolute()) if report else "")
+    path = os.environ.get("PYTHONPATH")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{FOLDER}{os.pathsep}{path}" if path else str(FOLDER),
+        VARIABLE: options.text(),
+    }
+    sys.stdout.flush()
+    try:
+        os.execve(command[0], [*command, *arguments], environment)
+    except OSError as error:
+        raise click.ClickException(f"{program}: {error.strerror}") from None
+
+
+def _command(program: str, module: bool) -> list[str]:
+    if module:
+        return [sys.executable, "-m", program]
+    # As a shell does, a name without a folder is looked for among the commands; a script's is not.
+    if program.endswith(".py") or (os.path.isfile(program) and not os.access(program, os.X_OK)):
+        return [sys.executable, program]
+    found = shutil.which(program)
+    if found is None:
+        raise click.BadParameter(f"{program!r} is neither a file nor a command")
+    return [found]

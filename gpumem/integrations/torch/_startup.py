@@ -1,0 +1,100 @@
+"""What happens behind PyTorch's import in a process of `gpumem run`, or a child of it.
+
+`VARIABLE` of the environment holds the options, as JSON; children inherit it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from gpumem import observe
+from gpumem.config import ArenaConfig
+from gpumem.device import Device
+from gpumem.errors import GpumemError, TraceError
+from gpumem.integrations import torch
+from gpumem.integrations._resources import Resources
+from gpumem.integrations._switch import Setting
+
+__all__ = ["FOLDER", "VARIABLE", "Options", "begin"]
+
+VARIABLE = "GPUMEM_RUN"
+FOLDER = Path(__file__).with_name("startup")
+"""What PYTHONPATH begins with, so that Python runs what is in there as it starts."""
+
+EVENTS = 1 << 20  # of a report; 48 MiB
+
+
+class Options(NamedTuple):
+    """What `gpumem run` was asked for.
+
+    Attributes
+    ----------
+    process : int
+        The process that it became.
+    max_mem : int
+        Bytes that the arena of each GPU may hold in each process; 0 is unlimited.
+    report : str
+        The page that is written at exit; empty: none.
+    """
+
+    process: int
+    max_mem: int
+    report: str
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """Read them."""
+        return cls(*json.loads(os.environ[VARIABLE]))
+
+    def text(self) -> str:
+        """Return them as the variable holds them."""
+        return json.dumps(self)
+
+    def page(self) -> Path:
+        """Return the page of this process: the named one, or in a child one beside it."""
+        page = Path(self.report)
+        if os.getpid() == self.process:
+            return page
+        return page.with_name(f"{page.stem}-{os.getpid()}{page.suffix}")
+
+
+def begin() -> None:
+    """Enable gpumem for PyTorch, before the program has used either.
+
+    What goes wrong is told in one line; the program then runs with PyTorch's own allocator.
+    """
+    options = Options.of_environment()
+    try:
+        config = ArenaConfig(max_mem=options.max_mem)
+        resources = Resources("PyTorch", config=config)
+        torch._switch.enable(Setting(resources, (("mode", "full"),)))
+        if options.report:
+            # A page is made with the host device, whose workers stop at exit: that is registered
+            # here, so that it comes after the page.
+            Device("host")._open()
+            recording = observe.record(capacity=EVENTS)
+            atexit.register(_write, recording, options)
+    except GpumemError as error:
+        _tell(f"not enabled for PyTorch: {error}")
+
+
+def _write(recording: observe.Recording, options: Options) -> None:
+    try:
+        recording.stop()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of events that a ring has lost: the page says so
+            recording.report(options.page())
+    except TraceError:
+        pass  # nothing was allocated
+    except OSError as error:
+        _tell(f"{options.page()}: cannot be written: {error.strerror}")
+
+
+def _tell(text: str) -> None:
+    print(f"gpumem: {' '.join(text.split())}", file=sys.stderr)

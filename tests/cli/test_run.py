@@ -1,0 +1,201 @@
+"""``gpumem run``: programs that import a PyTorch without a GPU, and their children."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+TORCH = Path(__file__).parents[1] / "helpers" / "fake_torch"
+
+# What a program sees of gpumem, which it does not import itself.
+SEEN = """
+import json, sys
+def seen():
+    integration = sys.modules.get("gpumem.integrations.torch")
+    if integration is None:
+        return None
+    status = integration.status()
+    return [status.enabled, status.mode]
+"""
+
+
+@pytest.fixture
+def gpumem(tmp_path, monkeypatch):
+    """Run the command in a folder of the test's own; returns what came of it."""
+    places = [str(TORCH), os.environ.get("PYTHONPATH", ""), os.fspath(Path(__file__).parents[2])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, **options):
+        command = [sys.executable, "-m", "gpumem", "run", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+    return run
+
+
+def script(tmp_path, body, name="script.py"):
+    path = tmp_path / name
+    path.write_text(SEEN + textwrap.dedent(body))
+    return path
+
+
+def answer(done):
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return json.loads(done.stdout)
+
+
+def test_script_finds_gpumem_enabled_once_pytorch_is_imported(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        before = seen()
+        import torch
+        print(json.dumps([before, seen(), sys.argv[1:], torch.__spec__.loader.name]))
+        """,
+    )
+    said = answer(gpumem(path, "--flag", "-x", "value"))
+    assert said == [None, [True, "full"], ["--flag", "-x", "value"], "torch"]
+
+
+def test_program_that_does_not_import_pytorch_imports_nothing_of_gpumems(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        print(json.dumps([name for name in sys.modules if name.startswith("gpumem")]))
+        """,
+    )
+    assert answer(gpumem(path)) == []
+
+
+def test_children_have_it_too(gpumem, tmp_path):
+    script(tmp_path, "import torch; print(json.dumps(seen()))", "child.py")
+    path = script(
+        tmp_path,
+        """
+        import subprocess
+        done = subprocess.run([sys.executable, "child.py"], capture_output=True, text=True)
+        print(done.stdout, end="")
+        """,
+    )
+    assert answer(gpumem(path)) == [True, "full"]
+
+
+def test_processes_of_multiprocessing_have_it_too(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import multiprocessing
+        def work(queue):
+            import torch
+            queue.put(seen())
+        if __name__ == "__main__":
+            said = []
+            for method in ("fork", "spawn"):
+                context = multiprocessing.get_context(method)
+                queue = context.Queue()
+                process = context.Process(target=work, args=(queue,))
+                process.start()
+                said.append(queue.get())
+                process.join()
+            print(json.dumps(said))
+        """,
+    )
+    assert answer(gpumem(path)) == [[True, "full"], [True, "full"]]
+
+
+def test_module_and_command_are_run(gpumem, tmp_path):
+    script(tmp_path, "import torch; print(json.dumps(seen()))", "mine.py")
+    assert answer(gpumem("-m", "mine")) == [True, "full"]
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/sh\nexec {sys.executable} mine.py\n")
+    launcher.chmod(0o700)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    assert answer(gpumem("launcher", env={**os.environ, "PATH": path})) == [True, "full"]
+
+
+def test_exit_code_and_signals_are_the_programs(gpumem, tmp_path):
+    assert gpumem(script(tmp_path, "sys.exit(7)")).returncode == 7
+    done = gpumem(script(tmp_path, "import os; os.kill(os.getpid(), 9)"))
+    assert done.returncode == -9
+
+
+def test_programs_own_start_of_python_is_run(gpumem, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'run'\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    path = script(
+        tmp_path,
+        """
+        import sitecustomize
+        import torch
+        print(json.dumps([mine, sitecustomize.__file__, seen()]))
+        """,
+    )
+    assert answer(gpumem(path)) == ["run", str(tmp_path / "sitecustomize.py"), [True, "full"]]
+
+
+def test_limit_is_the_arenas(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import torch
+        setting = sys.modules["gpumem.integrations.torch"]._switch.current()
+        print(json.dumps(setting.resources._config.max_mem))
+        """,
+    )
+    assert answer(gpumem("--max-mem", "20GiB", path)) == 20 << 30
+
+
+def test_report_is_written_at_the_end_by_each_process_that_allocated(gpumem, tmp_path):
+    script(tmp_path, "import torch, gpumem; gpumem.Arena('host').allocate(5000)", "child.py")
+    path = script(
+        tmp_path,
+        """
+        import os, subprocess, torch, gpumem
+        os.mkdir("elsewhere")
+        os.chdir("elsewhere")
+        kept = gpumem.Arena("host").allocate(1000)
+        child = subprocess.Popen([sys.executable, "../child.py"])
+        child.wait()
+        subprocess.run([sys.executable, "-c", "import torch"])       # allocates nothing
+        print(json.dumps(child.pid))
+        """,
+    )
+    process = answer(gpumem("--report", "out.html", path))
+    pages = {page.name for page in tmp_path.rglob("*.html")}
+    assert pages == {"out.html", f"out-{process}.html"}
+    assert "<html" in (tmp_path / "out.html").read_text()
+
+
+def test_pytorch_that_cannot_be_switched_is_told_and_used(gpumem, tmp_path):
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '2.1.0'\n")
+    path = script(tmp_path, "import torch; print(torch.__version__)")
+    done = gpumem(path)
+    assert (done.returncode, done.stdout) == (0, "2.1.0\n")
+    assert done.stderr.startswith("gpumem: not enabled for PyTorch: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing-of-this-name"], "'nothing-of-this-name' is neither a file nor a command"),
+        (["--max-mem", "much", "x.py"], "much"),
+        ([], "PROGRAM"),
+    ],
+)
+def test_invalid_command_line_is_refused(gpumem, arguments, said):
+    done = gpumem(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_nothing_is_left_behind(gpumem, tmp_path):
+    path = script(tmp_path, "import torch")
+    assert gpumem(path).returncode == 0
+    assert {each.name for each in tmp_path.iterdir()} == {"script.py"}
