@@ -12,7 +12,7 @@ from gpumem._native.driver cimport (
     access_apply, context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, hole_at, orphan_add, page_create, view_set, view_unmap,
+    fill_granules, hole_at, orphan_add, page_create, page_give_slot, view_set, view_unmap,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand,
@@ -212,7 +212,7 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
     if action.kind == ACTION_CREATE:
         view_set(space, action.to, page.granules, NIL)
         space.physical -= bytes_of(page)
-        page.granules = 0
+        page_give_slot(space, page)
         return
     if action.kind == ACTION_DROP:
         if not action.unmapped[0]:
@@ -243,7 +243,7 @@ cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogi
 
 cdef void page_drop(Space* space, Page* page) noexcept nogil:
     # The driver has its memory back: the slot is unused.
-    page.granules = 0
+    page_give_slot(space, page)
     sum_add(&space.released, 1)
 
 

@@ -113,19 +113,19 @@ cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t mis
     return room >= missing
 
 
-# Swapping: an idle page counts where it is wanted, and its old place becomes the hole.
+# Swapping: an idle page counts where it is wanted, and its old place becomes the hole. From the top
+# downward, as pages mostly lie in their old place, too: what is left of it then keeps its number.
 cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
-    cdef uint32_t g = granule_of(space, begin)
-    cdef uint32_t last = granule_from(space, end)
+    cdef uint32_t first = granule_of(space, begin)
+    cdef uint32_t g = granule_from(space, end)
     cdef Page* page
-    while g < last:
+    while g > first:
+        g -= 1
         page = page_over(space, g)
         # Its active view lies outside, so the one here is dormant.
         if page != NULL and can_swap(space, page, begin, end):
             swap_page(space, page)
-            g = page.active + page.granules
-        else:
-            g += 1
+            g = page.active
 
 
 cdef void swap_page(Space* space, Page* page) noexcept nogil:
@@ -199,7 +199,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
         space.spared += 1
         return plan_create(space, plan, at, granules, demand)
     # 3. Move an idle page here: driver calls, but no more memory.
-    chosen = longest_idle(space, wanted, begin, end)
+    chosen = longest_idle(space, plan, wanted, begin, end)
     if chosen != NIL:
         return plan_move(space, plan, chosen, at, demand)
     # 4. A smaller new page, if that stays within the share.
@@ -236,12 +236,21 @@ cdef inline uint32_t largest_power_of_two(uint32_t wanted, uint32_t most) noexce
     return granules
 
 
-cdef uint32_t longest_idle(const Space* space, uint32_t wanted, uint64_t begin,
+cdef uint32_t longest_idle(const Space* space, Plan* plan, uint32_t wanted, uint64_t begin,
                            uint64_t end) noexcept nogil:
-    # Of the movable pages that fit, the largest; of those, the longest idle.
+    # Of the movable pages that fit, the largest; of those, the longest idle. Pages only cease to be
+    # movable while a plan is made, and most became idle together. So the next of the same kind is
+    # looked for behind the last one, and only where there is none begins the search anew.
     cdef uint32_t best = NIL
     cdef uint32_t i
     cdef const Page* page
+    if plan.next_granules <= wanted <= plan.next_wanted:
+        for i in range(plan.next_idle, space.page_count):
+            page = &space.page[i]
+            if (page.granules == plan.next_granules and page.idle_since == plan.next_since
+                    and is_movable(space, page, begin, end)):
+                plan.next_idle = i + 1
+                return i
     for i in range(space.page_count):
         page = &space.page[i]
         if page.granules > wanted or not is_movable(space, page, begin, end):
@@ -250,6 +259,12 @@ cdef uint32_t longest_idle(const Space* space, uint32_t wanted, uint64_t begin,
                 or (page.granules == space.page[best].granules
                     and page.idle_since < space.page[best].idle_since)):
             best = i
+    plan.next_wanted = 0
+    if best != NIL:
+        plan.next_idle = best + 1
+        plan.next_wanted = wanted
+        plan.next_granules = space.page[best].granules
+        plan.next_since = space.page[best].idle_since
     return best
 
 

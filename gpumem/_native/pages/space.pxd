@@ -38,6 +38,8 @@ cdef void orphans_release(Space* space) noexcept nogil
 cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil
 cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil
 cdef uint32_t page_slot(Space* space) noexcept nogil
+# The page is gone, and its slot unused.
+cdef void page_give_slot(Space* space, Page* page) noexcept nogil
 
 
 # ---- How much time moving pages may take: a token bucket in nanoseconds --------------------------

@@ -5,8 +5,8 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
-    Bfc, BFC_OK, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, holes_add_range, holes_carve, holes_fill,
-    LEVELS, NIL, SLOT_RELEASED, state_of, STEPS, StreamBins,
+    Bfc, BFC_OK, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, gm_low_bit32, holes_add_range, holes_carve,
+    holes_fill, LEVELS, NIL, SLOT_RELEASED, state_of, StreamBins,
 )
 from gpumem._native.driver cimport (
     Access, context_enter, context_is_dead, context_leave, CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -65,17 +65,17 @@ cdef void note_dormant(const Space* space, const Page* page) noexcept nogil:
 cdef uint64_t see_stream_slot(Space* space, const StreamBins* bins,
                               uint32_t stream_slot) noexcept nogil:
     # A free chunk below one granule holds no whole page: those bins are left out.
-    cdef uint32_t first_level, first_step, index
-    cdef int level, step
+    cdef uint32_t first_level, first_step, steps, index
+    cdef int level
     cdef uint64_t lowest = <uint64_t>-1
     if bins.levels == 0:
         return lowest
     bin_of(GRANULE, &first_level, &first_step)
     for level in range(<int>first_level, LEVELS):
-        if bins.steps[level] == 0:
-            continue
-        for step in range(STEPS):
-            index = bins.head[level][step]
+        steps = bins.steps[level]
+        while steps != 0:
+            index = bins.head[level][gm_low_bit32(steps)]
+            steps &= steps - 1
             while index != NIL:
                 if may_use(space, &space.table.chunks[index], stream_slot):
                     lowest = min(lowest, see_chunk(space, index))
@@ -88,19 +88,23 @@ cdef uint64_t see_chunk(Space* space, uint32_t index) noexcept nogil:
     cdef const Chunk* chunk = &space.table.chunks[index]
     cdef uint32_t g = granule_from(space, chunk.address)
     cdef uint32_t last = granule_of(space, end_of(chunk))       # first granule not wholly inside
+    cdef uint32_t end
     cdef uint64_t lowest = <uint64_t>-1
+    cdef uint64_t plans = space.plans
+    cdef const uint32_t* page_at = space.page_at
     cdef Page* page
     while g < last:
-        page = page_over(space, g)
-        if page.active == g and g + page.granules <= last:
+        page = &space.page[page_at[g]]
+        end = page.active + page.granules
+        if page.active == g and end <= last:
             if page.busy:       # it had live bytes at the last plan: its idle time begins now
-                page.idle_since = space.plans
+                page.idle_since = plans
                 page.busy = False
-            page.seen_idle = space.plans
+            page.seen_idle = plans
             page.chunk = index
             if page.dormant != NIL:
                 lowest = min(lowest, address_of(space, page.dormant))
-        g = page.active + page.granules
+        g = end
     return lowest
 
 
@@ -230,7 +234,7 @@ cdef void pages_forget(Space* space) noexcept nogil:
             page.dormant = NIL
         if page.memory and view_unmap(space, page.active, page.granules) == CUDA_SUCCESS:
             orphan_add(space, page.memory)
-            page.granules = 0
+            page_give_slot(space, page)
     orphans_release(space)
 
 
@@ -299,13 +303,20 @@ cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil:
 
 
 cdef uint32_t page_slot(Space* space) noexcept nogil:
-    # A slot given up by a released page, else a fresh one; pages_ready saw to the room.
+    # The lowest slot given up by a released page, else a fresh one; pages_ready saw to the room.
     cdef uint32_t i
-    for i in range(space.page_count):
+    for i in range(space.page_unused, space.page_count):
         if space.page[i].granules == 0:
+            space.page_unused = i + 1
             return i
     space.page_count += 1
+    space.page_unused = space.page_count
     return space.page_count - 1
+
+
+cdef void page_give_slot(Space* space, Page* page) noexcept nogil:
+    page.granules = 0
+    space.page_unused = min(space.page_unused, <uint32_t>(page - space.page))
 
 
 # ---- The budget of time for moves ----------------------------------------------------------------
@@ -409,6 +420,8 @@ cdef int pages_check(const Space* space) noexcept nogil:
     cdef const Page* page
     for i in range(space.page_count):
         page = &space.page[i]
+        if page.granules == 0 and i < space.page_unused:
+            return 45
         if page.granules == 0 or page.active == NIL:
             continue
         physical += bytes_of(page)
@@ -468,6 +481,7 @@ cdef extern from *:
             "a granule without a view names no page",
             "chunks have memory and holes have none",
             "chunks and pages of a space have the same bytes",
+            "every slot of a page below page_unused is in use",
         };
         return number - 40 < sizeof texts / sizeof *texts ? texts[number - 40]
                                                           : "unknown invariant";

@@ -24,7 +24,7 @@ the chunk table and the pages at once; the driver calls come after, without it. 
 lock again, the plan is finished, or undone where the driver refused a call.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.bfc cimport Bfc, Chunk, NIL, SLOT_RELEASED
 from gpumem._native.driver cimport Access, DeviceContext
@@ -38,17 +38,18 @@ cdef enum:
     MAX_RANGES = 24             # they double, so this is more than there are addresses
     PLANNED_SLOTS = 96          # chunk slots that one plan may need besides two per granule
 
+# 48 bytes. What plans read of every page comes first.
 cdef struct Page:
-    uint64_t memory             # physical handle of the driver
-    uint32_t granules           # 0: this slot is unused
+    uint64_t seen_idle          # number of the last plan that saw it idle
+    uint64_t idle_since         # number of the plan that first saw it idle
     uint32_t active             # first granule of the view that counts; NIL: it is being given back
     uint32_t dormant            # first granule of the other view; NIL: none
-    uint32_t dormant_stream_slot  # what may still be queued through the dormant view
+    uint32_t chunk              # the free chunk it lay in when it was last seen idle
+    uint16_t dormant_stream_slot    # what may still be queued through the dormant view
+    uint8_t granules            # 0: this slot is unused
+    uint8_t busy                # had a live byte at the last plan
     uint64_t dormant_epoch
-    uint64_t idle_since         # number of the plan that first saw it idle
-    uint64_t seen_idle          # number of the last plan that saw it idle
-    uint32_t chunk              # the free chunk it lay in then
-    bint busy                   # had a live byte at the last plan
+    uint64_t memory             # physical handle of the driver
 
 # One reservation. Granules of all ranges are numbered in one row; each range has one number, and
 # one granule of addresses, more than it uses, so that its end is no other range's beginning.
@@ -71,6 +72,7 @@ cdef struct Space:
     Page* page                  # page_capacity slots
     uint32_t page_count         # slots ever used
     uint32_t page_capacity
+    uint32_t page_unused        # slots below it are in use
     uint64_t physical           # bytes of all pages
     uint64_t plans
     bint large                  # holds blocks from 256 KiB on, in pages of more than one granule
@@ -115,6 +117,10 @@ cdef struct Plan:
     uint32_t creates            # how many of the actions make a page
     uint32_t moves              # how many move or release one
     uint64_t move_ns            # what those took at the driver
+    uint32_t next_idle          # see longest_idle: the page to go on at, in a search for at most
+    uint32_t next_wanted        # so many granules; 0: none has begun
+    uint32_t next_granules      # of what it found last
+    uint64_t next_since
     const char* refused         # the driver's call that failed
 
 cdef struct Demand:
