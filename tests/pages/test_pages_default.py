@@ -134,7 +134,7 @@ def test_extensions_are_the_pages_held_after_moves(make_arena, host, fails):
         reserved = arena.stats().reserved
         count = int(arena.stats().as_ort()["NumArenaExtensions"])
         assert -(-reserved // (32 * MIB)) <= count <= reserved // (2 * MIB)
-    assert arena.stats().pages_moved > 0
+    assert fails or arena.stats().pages_moved > 0
     host.clear_faults()
     held.clear()
     arena.shrink()
