@@ -35,6 +35,7 @@ REPEATED_SIZES = 48
 STEP = np.dtype([("size", np.uint64), ("slot", np.uint64)])
 REFERENCE = "gpumem"
 BINNED, BEST = "21 bins of sets, ort split", "one set, best fit"
+BITMAPS = "two levels of bitmaps, any fit"
 
 # (kind of sizes, live blocks): what the ratio to each baseline must reach.
 GOALS: dict[tuple[str, int], dict[str, float]] = {
@@ -131,6 +132,7 @@ def _subjects(module: Any, kind: str, live: int, libraries: list[Any]) -> dict[s
         "gpumem, virtual": _core(module, live, "virtual"),
         BINNED: module.binned_sets(live, TIB),
         BEST: module.best_fit(live, TIB),
+        BITMAPS: module.bitmap_bins(live, TIB),
     }
     for library in libraries:
         made[library.name] = module.c_library(live, library.malloc, library.free)
@@ -238,18 +240,16 @@ def _handoff(module: Any, libraries: list[Any]) -> dict[str, Any]:
 
 
 def _metadata(module: Any, live: int) -> dict[str, Any]:
-    """Count what the C library hands out while an arena takes `live` blocks of random sizes."""
+    """Count records of chunks and pages while an arena takes `live` blocks of random sizes."""
     report: dict[str, Any] = {"chunk_bytes": module.chunk_bytes(), "goal": GOAL_METADATA}
     for backing in ("regions", "virtual"):
         arena = gpumem.Arena("host", {"backing": backing, "split_rule": "tight"})
         subject = module.core(live, arena, [gpumem.Stream("host") for _ in range(2)])
-        program = steps("random", live, live, seed=1)
-        before = module.heap()
-        subject.pairs(program)
-        records = module.chunk_records(arena)
+        subject.pairs(steps("random", live, live, seed=1))
+        chunks = module.chunk_records(arena)
         report[backing] = {
-            "chunks": records,
-            "heap_bytes_per_chunk": (module.heap() - before) / records,
+            "chunks": chunks,
+            "bytes_per_chunk": module.chunk_bytes() + module.page_table_bytes(arena) / chunks,
         }
     return report
 

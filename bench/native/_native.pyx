@@ -7,7 +7,9 @@ from libc.stdlib cimport calloc, free
 import numpy as np
 
 from gpumem._native.arena cimport ARENA_OK, arena_allocate, arena_free, ArenaCore, Block
+from gpumem._native.arena.types cimport SPACES
 from gpumem._native.bfc cimport Chunk
+from gpumem._native.pages cimport Page
 from gpumem._core cimport Arena
 
 cdef extern from "subject.h" nogil:
@@ -26,12 +28,12 @@ cdef extern from "subject.h" nogil:
     CSubject subject_nothing()
     CSubject subject_binned_sets(uint64_t)
     CSubject subject_best_fit(uint64_t)
+    CSubject subject_bitmap_bins(uint64_t)
     CSubject subject_malloc(void*, void*)
     uint64_t run_pairs(const CSubject*, uint64_t*, const Step*, size_t, uint32_t)
     bint run_latencies(const CSubject*, uint64_t*, const Step*, size_t, uint32_t, float*, float*)
     uint64_t run_threads(const CSubject*, uint64_t**, const Step**, size_t, const uint32_t*, int)
     uint64_t run_handoff(const CSubject*, const Step*, size_t, uint32_t)
-    uint64_t heap_bytes()
 
 MOST_THREADS = 2
 
@@ -142,6 +144,13 @@ def best_fit(size_t slots, uint64_t nbytes):
     return made
 
 
+def bitmap_bins(size_t slots, uint64_t nbytes):
+    """Make two levels of bitmaps over lists of chunks of one range; takes the first that fits."""
+    cdef Subject made = Subject(slots)
+    made.subject = subject_bitmap_bins(nbytes)
+    return made
+
+
 def c_library(size_t slots, uintptr_t malloc_address, uintptr_t free_address):
     """Make an allocator of a C library's two functions."""
     cdef Subject made = Subject(slots)
@@ -172,6 +181,11 @@ def chunk_records(Arena arena not None):
     return arena.core.table.count + arena.core.small.count
 
 
-def heap():
-    """Return the bytes that the C library has handed out in this process."""
-    return heap_bytes()
+def page_table_bytes(Arena arena not None):
+    """Return the bytes of an arena's records of pages, and of which page lies at which address."""
+    cdef uint64_t nbytes = 0
+    cdef int i
+    for i in range(SPACES):
+        nbytes += arena.core.spaces[i].page_count * sizeof(Page)
+        nbytes += arena.core.spaces[i].granules * sizeof(uint32_t)
+    return nbytes

@@ -84,6 +84,71 @@ struct BestFit {
     static bool splits(uint64_t have, uint64_t want) { return have - want >= QUANTUM; }
 };
 
+/* Lists in bins of two levels, eight steps per power of two, with a bitmap for each level. A request
+ * is rounded up to the next step, so that the first chunk of any bin from there on fits: no search
+ * looks at a chunk (after TLSF: Masmano and others, 2004). */
+struct BitmapBins {
+    static constexpr int STEP_BITS = 3, STEPS = 1 << STEP_BITS, LEVELS = 48;
+    struct Links {
+        uint32_t prev, next;
+    };
+    uint64_t levels = 0;
+    std::array<uint8_t, LEVELS> steps{};
+    std::array<uint32_t, LEVELS * STEPS> heads;
+    std::vector<Links> links; /* by chunk */
+
+    BitmapBins() { heads.fill(NONE); }
+    static uint32_t bin_of(uint64_t quanta) {
+        if (quanta < STEPS) return static_cast<uint32_t>(quanta);
+        int shift = 63 - __builtin_clzll(quanta) - STEP_BITS;
+        return static_cast<uint32_t>((shift + 1) * STEPS + ((quanta >> shift) & (STEPS - 1)));
+    }
+    static uint64_t rounded_up(uint64_t quanta) {
+        if (quanta < STEPS) return quanta;
+        int shift = 63 - __builtin_clzll(quanta) - STEP_BITS;
+        return quanta + (UINT64_C(1) << shift) - 1;
+    }
+    void insert(const Key &key) {
+        uint32_t bin = bin_of(key.size / QUANTUM), head = heads[bin];
+        if (key.index >= links.size()) links.resize(2 * key.index + 64);
+        links[key.index] = Links{NONE, head};
+        if (head != NONE) links[head].prev = key.index;
+        heads[bin] = key.index;
+        steps[bin / STEPS] |= static_cast<uint8_t>(1u << bin % STEPS);
+        levels |= UINT64_C(1) << bin / STEPS;
+    }
+    void erase(const Key &key) {
+        Links gone = links[key.index];
+        if (gone.next != NONE) links[gone.next].prev = gone.prev;
+        if (gone.prev != NONE)
+            links[gone.prev].next = gone.next;
+        else
+            first_becomes(bin_of(key.size / QUANTUM), gone.next);
+    }
+    void first_becomes(uint32_t bin, uint32_t index) {
+        heads[bin] = index;
+        if (index != NONE) return;
+        steps[bin / STEPS] &= static_cast<uint8_t>(~(1u << bin % STEPS));
+        if (steps[bin / STEPS] == 0) levels &= ~(UINT64_C(1) << bin / STEPS);
+    }
+    uint32_t take(uint64_t size) {
+        uint32_t bin = bin_of(rounded_up(size / QUANTUM)), level = bin / STEPS;
+        unsigned later = steps[level] & (~0u << bin % STEPS);
+        if (later == 0) {
+            uint64_t above = levels & (~UINT64_C(1) << level);
+            if (above == 0) return NONE;
+            level = static_cast<uint32_t>(__builtin_ctzll(above));
+            later = steps[level];
+        }
+        bin = level * STEPS + static_cast<uint32_t>(__builtin_ctz(later));
+        uint32_t index = heads[bin], next = links[index].next;
+        if (next != NONE) links[next].prev = NONE;
+        first_becomes(bin, next);
+        return index;
+    }
+    static bool splits(uint64_t have, uint64_t want) { return have > want; }
+};
+
 template <class Order>
 class Allocator {
   public:
@@ -200,6 +265,8 @@ struct Malloc {
 Subject subject_binned_sets(uint64_t bytes) { return subject_over<BinnedSets>(bytes); }
 
 Subject subject_best_fit(uint64_t bytes) { return subject_over<BestFit>(bytes); }
+
+Subject subject_bitmap_bins(uint64_t bytes) { return subject_over<BitmapBins>(bytes); }
 
 Subject subject_nothing() {
     return Subject{

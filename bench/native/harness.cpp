@@ -1,7 +1,6 @@
 /* The timed loops: one allocator, one list of steps prepared beforehand. */
 #include "subject.h"
 
-#include <malloc.h>
 #include <time.h>
 
 #include <algorithm>
@@ -137,9 +136,4 @@ uint64_t run_handoff(const Subject *subject, const Step *steps, size_t count, ui
     }
     consumer.join();
     return failed ? 0 : now_ns() - begin;
-}
-
-uint64_t heap_bytes() {
-    struct mallinfo2 now = mallinfo2();
-    return now.uordblks + now.hblkhd;
 }

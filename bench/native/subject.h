@@ -28,6 +28,7 @@ struct Step {
 Subject subject_nothing();
 Subject subject_binned_sets(uint64_t bytes); /* 21 bins of ordered sets, ONNX Runtime's split rule */
 Subject subject_best_fit(uint64_t bytes);    /* one ordered set, exact split */
+Subject subject_bitmap_bins(uint64_t bytes); /* two levels of bitmaps over lists, any fit */
 /* A C library's malloc and free, by their addresses. */
 Subject subject_malloc(void *malloc, void *free);
 
@@ -46,8 +47,5 @@ uint64_t run_threads(const Subject *subject, uint64_t **handles, const Step *con
 
 /* One thread allocates, another frees; nanoseconds from the first to the last. */
 uint64_t run_handoff(const Subject *subject, const Step *steps, size_t count, uint32_t stream);
-
-/* Bytes that the C library has handed out in this process. */
-uint64_t heap_bytes();
 
 #endif
