@@ -117,6 +117,7 @@ def _rows(trace: Trace, result: ReplayResult) -> dict[str, str]:
         "peak reserved": format_size(result.peak_reserved_bytes),
         "fragmentation": f"{result.fragmentation:.3f}"
         + (" of the allocations that did not fail" if result.failed_allocs else ""),
+        **_unfinished(result),
         "time per event": f"{result.ns_per_event:.0f} ns",
         "failed allocations": f"{result.failed_allocs:,}",
         "driver calls": f"{result.driver_calls:,}",
@@ -126,6 +127,15 @@ def _rows(trace: Trace, result: ReplayResult) -> dict[str, str]:
     if is_integer(recorded, 0, MAX_LIVE) and requested:
         rows["when recorded"] = f"{format_size(recorded)} reserved, {recorded / requested:.3f}"
     return rows
+
+
+def _unfinished(result: ReplayResult) -> dict[str, str]:
+    """With lag: what unfinished work withholds from other streams is needed, too."""
+    needed = result.peak_live_or_unfinished_bytes
+    if needed == result.peak_requested_bytes:
+        return {}
+    ratio = result.peak_reserved_bytes / needed
+    return {"peak live or unfinished": f"{format_size(needed)}, reserved / it {ratio:.3f}"}
 
 
 def _list(as_json: bool) -> None:

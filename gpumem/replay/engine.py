@@ -15,6 +15,7 @@ from gpumem.config import ArenaConfig
 from gpumem.device import Device, default_device
 from gpumem.errors import ConfigError
 from gpumem.replay._replay import run
+from gpumem.replay.unfinished import peak_live_or_unfinished
 from gpumem.traces import Trace, load_trace
 
 __all__ = ["ReplayResult", "replay"]
@@ -32,6 +33,9 @@ class ReplayResult:
         Events of the trace.
     peak_requested_bytes : int
         Most bytes live at once, as requested by the program, failed allocations included.
+    peak_live_or_unfinished_bytes : int
+        Most bytes live at once, or freed by a stream whose work on them was not finished: no other
+        stream could have those. The same as peak_requested_bytes without lag.
     peak_in_use_bytes : int
         Most bytes in use at once, padding included.
     peak_reserved_bytes : int
@@ -58,6 +62,7 @@ class ReplayResult:
     device: str
     events: int
     peak_requested_bytes: int
+    peak_live_or_unfinished_bytes: int
     peak_in_use_bytes: int
     peak_reserved_bytes: int
     fragmentation: float
@@ -131,6 +136,9 @@ def replay(
         device=str(where),
         events=recorded.events,
         peak_requested_bytes=requested,
+        peak_live_or_unfinished_bytes=(
+            peak_live_or_unfinished(recorded, lag_us) if lag_us else requested
+        ),
         peak_in_use_bytes=stats.max_in_use,
         peak_reserved_bytes=stats.max_reserved,
         fragmentation=stats.max_reserved / served if served else 1.0,

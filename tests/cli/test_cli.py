@@ -27,6 +27,7 @@ REPLAY_KEYS = [
     "device",
     "events",
     "peak_requested_bytes",
+    "peak_live_or_unfinished_bytes",
     "peak_in_use_bytes",
     "peak_reserved_bytes",
     "fragmentation",
@@ -250,6 +251,13 @@ def test_replay_shows_the_result_next_to_what_the_recorded_run_reserved(gpumem_c
     assert re.search(r"peak requested +3\.2 GiB", out)
     assert re.search(r"failed allocations +0", out)
     assert re.search(r"when recorded +7\.5 GiB reserved, 2\.319", out)
+
+
+def test_replay_with_lag_shows_what_unfinished_work_withholds(gpumem_command):
+    options = ["multistream_train", "--device", "host", "--lag-us", 10000]
+    code, out, err = gpumem_command("replay", *options)
+    assert (code, err) == (0, "")
+    assert re.search(r"peak live or unfinished +4\.0 GiB, reserved / it \d\.\d{3}", out)
 
 
 def test_replay_reads_every_format(gpumem_command, tmp_path, small_trace):
