@@ -10,6 +10,7 @@ from .blocks import Blocks, Shared
 from .crossings import Crossings
 from .patterns import Patterns
 from .peers import Peers
+from .rows import Rows
 
 LONGEST_DRAG = 500  # microseconds
 
@@ -24,6 +25,7 @@ class Worker:
         self.blocks = Blocks(shared, patterns, self._rng)
         self.crossings = Crossings(self.blocks, shared.beside, self._rng)
         self.peers = Peers(self.blocks, shared.peers, number, self._rng)
+        self.rows = Rows(self.blocks, self._rng)
         self.done = self.blocks.done
         actions = {
             self.allocate: 400,
@@ -40,9 +42,11 @@ class Worker:
             self.look: 3,
             **self.crossings.actions(),
             **self.peers.actions(),
+            **self.rows.actions(),
         }
         for name in shared.without:
-            del actions[next(each for each in actions if each.__name__ == name)]
+            # Some memories lack some actions.
+            actions = {each: weight for each, weight in actions.items() if each.__name__ != name}
         self._actions, self._weights = list(actions), list(actions.values())
 
     def step(self) -> None:
@@ -55,6 +59,7 @@ class Worker:
         """Free everything, and wait for every check."""
         while self.blocks.free():
             pass
+        self.rows.finish()
         self.blocks.patterns.settle(everything=True)
         self.peers.finish()
         # Streams of sessions signal the timeline, too.

@@ -127,7 +127,9 @@ cdef void span_drop(ArenaSpan* span) noexcept nogil:
         return
     # A stamp needs no memory here: this may be a finalizer. Once it is there, another thread may
     # forget the span.
-    if not span.closed:
+    if span.closed:
+        span.end.count = 0      # its pages are behind the close
+    else:
         count_add(&arena.live_spans, -1)
     lock_acquire(&arena.lock)
     span_stamp(span, span.end)
