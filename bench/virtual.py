@@ -1,0 +1,243 @@
+"""Tensors that grow and shrink: commits beside bare driver calls, attention, a serving trace.
+
+    python -m bench.virtual [--device cuda:0] [--gib 1] [--rounds 9] [--json]
+
+Commits and the bare calls (create, map, set access; unmap, release) have the same number of handles
+of the same size, alternate, and begin with the same state. The bare calls go through ctypes, which
+adds some tenths of a microsecond to each. The rate is that of handles of 32 MiB over 2 MiB.
+Attention needs a GPU and PyTorch. The trace is that of tests/kv; what is held without any move is
+beside what is held when at most 64 blocks move before a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gpumem
+from gpumem._testing.driver import driver_entry_names
+from gpumem.kv import BlockPool
+
+MIB, GIB = 1 << 20, 1 << 30
+ALLOCATION = ctypes.c_int * 8  # CUmemAllocationProp: pinned, no handle type, on the device
+ACCESS = ctypes.c_int * 3  # CUmemAccessDesc: the device, its number, reading and writing
+STEPS = 1000
+
+
+class Bare:
+    """The driver's own calls for one range of addresses, called as from C."""
+
+    def __init__(self, device: str, nbytes: int) -> None:
+        self.place = gpumem.Device(device)._open()
+        word = ctypes.sizeof(ctypes.c_void_p)
+        # A DriverDevice begins with CPython's two words, then its table and its context.
+        table, context = (ctypes.c_uint64 * 4).from_address(id(self.place))[2:]
+        names = [name for name, _ in driver_entry_names()]
+
+        def entry(name: str, *types: Any) -> Any:
+            address = ctypes.c_void_p.from_address(table + names.index(name) * word).value
+            return ctypes.CFUNCTYPE(ctypes.c_int, *types)(address or 0)
+
+        number, pointer, size = ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t
+        assert entry("cuCtxPushCurrent", number)(context) == 0
+        self.create = entry("cuMemCreate", pointer, size, pointer, number)
+        self.map = entry("cuMemMap", number, size, size, number, number)
+        self.set_access = entry("cuMemSetAccess", number, size, pointer, size)
+        self.unmap = entry("cuMemUnmap", number, size)
+        self.release = entry("cuMemRelease", number)
+        index = gpumem.Device(device).index
+        self.allocation, self.access = ALLOCATION(1, 0, 1, index), ACCESS(1, index, 3)
+        base = number()
+        reserve = entry("cuMemAddressReserve", pointer, size, size, number, number)
+        assert reserve(ctypes.byref(base), nbytes, 32 * MIB, 0, 0) == 0
+        self.base = base.value
+
+    def seconds(self, nbytes: int, page: int) -> tuple[float, float]:
+        """Return the time to put memory behind so many bytes, and to take it away."""
+        handles = [ctypes.c_uint64() for _ in range(nbytes // page)]
+        begin = time.perf_counter()
+        for handle in handles:
+            assert self.create(ctypes.byref(handle), page, self.allocation, 0) == 0
+        for number, handle in enumerate(handles):
+            assert self.map(self.base + number * page, page, 0, handle.value, 0) == 0
+        assert self.set_access(self.base, nbytes, self.access, 1) == 0
+        there = time.perf_counter()
+        assert self.unmap(self.base, nbytes) == 0
+        for handle in handles:
+            assert self.release(handle.value) == 0
+        return there - begin, time.perf_counter() - there
+
+
+def ours(arena: gpumem.Arena, rows: gpumem.VirtualTensor) -> tuple[float, float]:
+    """Return the same of a commit, and of a release with the shrink that finds its work done."""
+    begin = time.perf_counter()
+    rows.commit(len(rows))
+    there = time.perf_counter()
+    rows.release(0, len(rows))
+    while rows.held_nbytes:
+        arena.shrink()
+    return there - begin, time.perf_counter() - there
+
+
+def commits(device: str, nbytes: int, rounds: int) -> dict[str, Any]:
+    """Measure commits of handles of 2 and of 32 MiB beside the bare calls."""
+    arena, bare = gpumem.Arena(device), Bare(device, nbytes)
+    found: dict[str, Any] = {}
+    for page in (2 * MIB, 32 * MIB):
+        rows = arena.virtual((nbytes // page, page), "uint8", step=1)
+        runs = [(ours(arena, rows), bare.seconds(nbytes, page)) for _ in range(rounds + 1)][1:]
+        rows.close()
+        found[f"{page // MIB} MiB"] = {
+            "commit_ms": 1e3 * statistics.median(own[0] for own, _ in runs),
+            "bare_ms": 1e3 * statistics.median(other[0] for _, other in runs),
+            "commit / bare": statistics.median(own[0] / other[0] for own, other in runs),
+            "release / bare": statistics.median(own[1] / other[1] for own, other in runs),
+        }
+    found["rate over 2 MiB handles"] = found["2 MiB"]["commit_ms"] / found["32 MiB"]["commit_ms"]
+    arena.shrink()
+    return found
+
+
+def steps(device: str) -> dict[str, Any]:
+    """Grow and shrink many times; every step writes and reads rows."""
+    arena = gpumem.Arena(device)
+    rows = arena.virtual((256, MIB), "uint8", step=4, committed=4)
+    rng = np.random.default_rng(5)
+    wrong, address, begin = 0, rows.ptr, time.perf_counter()
+    mark = gpumem.full(1, 0, "uint8", memory=device)
+    for step in range(STEPS):
+        rows.resize(4 + int(rng.integers(0, 252)))
+        gpumem.copy(rows.tensor(3, 4)[0, :1], np.full(1, step % 251, np.uint8))
+        gpumem.copy(mark, rows.tensor(3, 4)[0, :1])
+        wrong += mark.item() != step % 251
+    took = time.perf_counter() - begin
+    return {
+        "steps": STEPS,
+        "us a step": 1e6 * took / STEPS,
+        "wrong": int(wrong),
+        "address changed": rows.ptr != address,
+    }
+
+
+def attention(device: str, rounds: int) -> dict[str, float] | None:
+    """Time PyTorch's attention over a virtual tensor and over torch.empty, in turn."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    shape = (16, 8, 8192, 128)
+    arena = gpumem.Arena(device)
+    virtual = [arena.virtual(shape, "float16", committed=shape[0]) for _ in range(2)]
+    kinds = {
+        "virtual": [torch.from_dlpack(each.full).normal_() for each in virtual],
+        "torch": [torch.empty(shape, device=device, dtype=torch.float16) for _ in range(2)],
+    }
+    for own, other in zip(*kinds.values(), strict=True):
+        other.copy_(own)
+    query = torch.randn(16, 8, 128, 128, device=device, dtype=torch.float16)
+
+    def seconds(tensors: list[Any]) -> float:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(20):
+            torch.nn.functional.scaled_dot_product_attention(query, *tensors)
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last))
+
+    runs = [{kind: seconds(each) for kind, each in kinds.items()} for _ in range(rounds + 1)][1:]
+    return {"virtual / torch.empty": statistics.median(r["virtual"] / r["torch"] for r in runs)}
+
+
+def trace(device: str) -> dict[str, float]:
+    """Serve the trace of the tests without bytes: what is held, over what blocks need."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from kv import serving_trace
+
+    row = serving_trace.BLOCK_TOKENS * serving_trace.TOKEN_BYTES
+
+    def serve(limit: int | None) -> tuple[float, float]:
+        rows = gpumem.Arena(device).virtual((4096, row), "uint8", step=1)
+        pool = BlockPool([rows])
+        return played(pool, serving_trace, limit)
+
+    (without, _), (moved, _), (_, compacted) = serve(0), serve(64), serve(None)
+    return {
+        "held / floor, no moves": without,
+        "held / floor, moves": moved,
+        "most after a compaction": compacted,
+    }
+
+
+def played(pool: BlockPool, trace: Any, limit: int | None) -> tuple[float, float]:
+    """Return bytes held over the floor in the course of the trace, and the most after moves."""
+    waiting = list(reversed(trace.load()))
+    running: list[list[Any]] = []
+    held, floor, compacted, step = 0, 0, 0.0, 0
+    while waiting or running:
+        while waiting and waiting[-1].arrival <= step:
+            each = waiting.pop()
+            running.append([each, each.prompt, pool.allocate(-(-each.prompt // 16)).tolist()])
+        for sequence in running:
+            sequence[1] += 1
+        for sequence in [s for s in running if s[1] > 16 * len(s[2])]:
+            sequence[2] += pool.allocate(1).tolist()
+        for sequence in [s for s in running if s[1] >= s[0].prompt + s[0].output]:
+            pool.free(sequence[2])
+            running.remove(sequence)
+        if limit != 0 and pool.held_nbytes > 1.08 * pool.floor_nbytes:
+            moves = pool.compact(limit)
+            pool.moved(moves)
+            there = dict(moves.tolist())
+            for sequence in running:
+                sequence[2] = [there.get(block, block) for block in sequence[2]]
+            if limit is None:
+                compacted = max(compacted, pool.held_nbytes / max(pool.floor_nbytes, 1))
+        held, floor, step = held + pool.held_nbytes, floor + pool.floor_nbytes, step + 1
+    return held / floor, compacted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--device", default="cuda:0" if gpumem.driver_status().available else "host"
+    )
+    parser.add_argument("--gib", type=float, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    parts: dict[str, Callable[[], Any]] = {
+        "commit": lambda: commits(chosen.device, int(chosen.gib * GIB), chosen.rounds),
+        "growing and shrinking": lambda: steps(chosen.device),
+        "attention": lambda: attention(chosen.device, chosen.rounds),
+        "serving trace": lambda: trace(chosen.device),
+    }
+    found = {name: part() for name, part in parts.items()}
+    if chosen.json:
+        print(json.dumps({"device": chosen.device, "gib": chosen.gib, **found}, indent=2))
+        return
+    print(f"{chosen.device}, {chosen.gib} GiB\n")
+    for name, figures in found.items():
+        print(f"{name}: {'not here' if figures is None else ''}")
+        for key, value in (figures or {}).items():
+            inner = value.items() if isinstance(value, dict) else [("", value)]
+            text = ", ".join(
+                f"{k} {v:.3f}".strip() if isinstance(v, float) else f"{k} {v}".strip()
+                for k, v in inner
+            )
+            print(f"  {key}: {text}")
+
+
+if __name__ == "__main__":
+    main()
