@@ -7,9 +7,11 @@ The file, version 1. Everything is little-endian. A header of 96 bytes::
     12  4   bytes of a slot, 48
     16  8   when the recording began: nanoseconds since 1970, UTC
     24  8   process id
-    32  64  zero
+    32  8   number of slots, once the recording has ended; 0: it goes on, or was killed
+    40  56  zero
 
-Slots of 48 bytes follow until the end of the file. A slot whose kind is 0 was begun and never
+Slots of 48 bytes follow until the end of the file. Where there are fewer than the header says, the
+file was cut; files from before the number was written have 0. A slot whose kind is 0 was begun and never
 finished (its writer was killed), or lies behind the last event of a file that was not closed. Bytes
 at the end that do not fill a slot are the rest of a slot. Readers skip both. A slot is an event::
 
@@ -223,8 +225,8 @@ class Events:
     process : int
         Process id; 0 if it is not known.
     torn : int
-        Slots that were begun and never finished, because the process died meanwhile, or that are
-        cut at the end of the file.
+        Slots that were begun and never finished, because the process died meanwhile, or that were
+        cut off the end of the file.
     lost : int
         Known number of events that a ring has overwritten or that did not fit in the file.
 
@@ -334,7 +336,8 @@ def parse(data: bytes) -> Events:
     whole = (len(data) - HEADER_BYTES) // SLOT_BYTES
     slots = np.frombuffer(data, _SLOT, whole, HEADER_BYTES)
     # Zeros behind the last event are room that the file was given; anything else was an event.
-    cut = any(data[HEADER_BYTES + whole * SLOT_BYTES :])
+    rest = any(data[HEADER_BYTES + whole * SLOT_BYTES :])
+    cut = max(rest, int.from_bytes(data[32:40], "little") - whole)
     return events_of(
         slots,
         names_of(slots),
@@ -351,7 +354,7 @@ def events_of(
     began: int,
     process: int,
     lost: int = 0,
-    cut: bool = False,
+    cut: int = 0,
 ) -> Events:
     """Make `Events` of slots and of the texts that their numbers stand for."""
     finished = np.flatnonzero(slots["kind"])

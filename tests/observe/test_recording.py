@@ -433,6 +433,23 @@ def test_torn_tail_loses_only_the_last_events(make_arena, tmp_path, cut):
     kept = observe.read(path)
     assert len(kept) == len(whole) - -(-cut // SLOT_BYTES)
     assert (kept.records == whole.records[: len(kept)]).all()
+    assert (whole.torn, kept.torn) == (0, -(-cut // SLOT_BYTES))
+
+
+def test_file_without_its_number_of_slots_is_read_as_far_as_it_goes(make_arena, tmp_path):
+    """As of a recording that goes on or was killed, and of files from before the number."""
+    arena = make_arena()
+    path = tmp_path / "events"
+    with observe.record(arena, path):
+        arena.allocate(64).close()
+        running = path.read_bytes()
+    assert running[32:40] == bytes(8)
+    data = path.read_bytes()
+    slots = (len(data) - HEADER_BYTES) // SLOT_BYTES
+    assert data[32:40] == slots.to_bytes(8, "little")
+    path.write_bytes(data[:32] + bytes(8) + data[40:-SLOT_BYTES])
+    events = observe.read(path)
+    assert (len(blocks_of(events)), events.torn) == (1, 0)
 
 
 def test_unfinished_slot_is_counted_and_skipped(make_arena, tmp_path):

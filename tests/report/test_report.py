@@ -323,6 +323,10 @@ def test_report_of_a_torn_file_says_so(tmp_path, capsys):
     cut = write_report(path, tmp_path / "page.html")
     assert cut.lost_events == 1
     assert cut.notice.startswith("The file is torn, 1 event was not whole")
+    path.write_bytes(data[: -2 * 48])  # between two events
+    assert write_report(path, tmp_path / "page.html").notice.startswith(
+        "The file is torn, 2 events"
+    )
     data[-10 * 48 + 40] = 0  # begun and never finished
     path.write_bytes(data)
     assert write_report(path, tmp_path / "page.html").lost_events == 1

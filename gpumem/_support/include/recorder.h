@@ -66,7 +66,8 @@ typedef struct RecHeader {
     uint32_t slot_bytes;
     uint64_t began; /* ns since 1970 */
     uint64_t process;
-    char padding[HEADER_BYTES - 32];
+    uint64_t slots; /* of a file that was finished; 0: it was not */
+    char padding[HEADER_BYTES - 40];
 } RecHeader;
 
 static __thread RecThread *rec_own;
@@ -472,10 +473,11 @@ static Recorder *rec_make_file(int file, uint32_t sampling, int *code) {
     return recorder;
 }
 
-/* After rec_end: the file ends with its last slot. */
+/* After rec_end: the file ends with its last slot, and its header says how many there are. */
 static int rec_finish_file(Recorder *recorder) {
     uint64_t end = HEADER_BYTES + SLOT_BYTES * recorder->next;
     if (end > recorder->mapped) end = recorder->mapped;
+    ((RecHeader *)recorder->base)->slots = (end - HEADER_BYTES) / SLOT_BYTES;
     return ftruncate(recorder->file, (off_t)end) == 0 ? 0 : errno;
 }
 
