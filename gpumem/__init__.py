@@ -5,6 +5,7 @@ programs use, and the packages in it (`gpumem.observe`, `gpumem.planning`, ...),
 their first use.
 """
 
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -141,11 +142,18 @@ def _report(resource: MemoryResource, path: str, title: str | None) -> object:
     return write(_snapshot(resource), path, title=title or resource.name)
 
 
+def _tag(name: str) -> AbstractContextManager[None]:
+    """Tag the calling thread's allocations in events; the first call imports `observe`."""
+    tag: AbstractContextManager[None] = import_module(f"{__name__}.observe").tag(name)
+    return tag
+
+
 provide(
     snapshot=_snapshot,
     report=_report,
     resource_from_config=resource_from_config,
     register=_register,
+    tag=_tag,
     tensor_of=_tensor_of,
     transports=_transports,
 )

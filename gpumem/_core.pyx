@@ -8,7 +8,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
 from gpumem._buffer cimport (
     alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, keeps_itself, Place,
-    PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SUSPENDABLE, resource_init, size_of, Stream, stream_handle,
+    PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, resource_init, size_of, Stream, stream_handle,
 )
 from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
@@ -17,8 +17,8 @@ from gpumem._native.arena cimport (
     arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease, arena_leave, ARENA_MISS,
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
     arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_stream,
-    arenas_release_retired, ArenaSettings, Block, slot_drop, slot_retain, STATE_CLOSED,
-    STATE_SUSPENDED,
+    ARENA_TAGGED, arenas_release_retired, ArenaSettings, Block, slot_drop, slot_retain,
+    STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -192,7 +192,7 @@ cdef class Arena(SleepingArena):
 
         A block for ``transport="ipc"`` is one driver allocation (``cuMemAlloc``) of its own, which
         the driver's legacy IPC, UCX and network cards can register; pages cannot be. It never
-        moves, `suspend` leaves it where it is, and it goes back to the driver after it is freed.
+        moves, `sleep` leaves it where it is, and it goes back to the driver after it is freed.
         While a transport has it registered, hold `Buffer.register`. With ``backing="regions"``
         every block of an arena can be registered.
 
@@ -218,6 +218,7 @@ cdef class Arena(SleepingArena):
         cdef uint64_t extra = self.extra
         cdef GraphPool pool
         cdef Region region = SHARED_REGION if shareable else REGION_OF_MANY
+        cdef int status
         if alignment is not None:
             extra = max(extra, extra_for(alignment_of(alignment)))
         if stream is not None or self.default_per_thread:
@@ -233,8 +234,13 @@ cdef class Arena(SleepingArena):
         pool = None
         if self.captures is not None:
             pool = self.captures.pool_of(self, slot, False)
-        if pool is None and self.take(size, extra, slot, region, &block) == ARENA_CAPTURING:
-            pool = captures_of(self).pool_of(self, slot, True)
+        if pool is None:
+            status = self.take(size, extra, slot, region, &block)
+            if status == ARENA_TAGGED:
+                return self.tagged().allocate(nbytes, stream, alignment=alignment,
+                                              shareable=shareable, transport=transport)
+            if status == ARENA_CAPTURING:
+                pool = captures_of(self).pool_of(self, slot, True)
         if pool is not None:
             if region != REGION_OF_MANY:
                 setting = "shareable = True" if shareable else "transport = 'ipc'"
@@ -247,7 +253,8 @@ cdef class Arena(SleepingArena):
         cdef Block block
         if nbytes == 0 or self.obtains_slowly:
             return self.allocate(nbytes)
-        self.take(nbytes, 0, self.default_slot, REGION_OF_MANY, &block)
+        if self.take(nbytes, 0, self.default_slot, REGION_OF_MANY, &block) != ARENA_OK:
+            return self.allocate(nbytes)
         return buffer_of(self, block.address, nbytes, block.size, block.handle, self.default_slot)
 
     def allocate_persistent(self, nbytes):
@@ -270,6 +277,7 @@ cdef class Arena(SleepingArena):
         cdef GraphPool pool
         cdef uint32_t slot = self.default_slot
         cdef uint64_t size = size_of(nbytes, self)
+        cdef int status
         if self.default_per_thread:
             self.slot_of(None, &slot)
         if size == 0:
@@ -278,7 +286,10 @@ cdef class Arena(SleepingArena):
             pool = self.captures.pool_of(self, slot, False)
             if pool is not None:
                 return self.take_captured(pool, nbytes, slot, None)
-        if self.take(size, self.extra, slot, OWN_REGION, &block) == ARENA_CAPTURING:
+        status = self.take(size, self.extra, slot, OWN_REGION, &block)
+        if status == ARENA_TAGGED:
+            return self.tagged().allocate_persistent(nbytes)
+        if status == ARENA_CAPTURING:
             pool = captures_of(self).pool_of(self, slot, True)
             return self.take_captured(pool, nbytes, slot, None)
         return deliver(self, &block, size, self.extra, slot)
@@ -289,17 +300,21 @@ cdef class Arena(SleepingArena):
         cdef uint64_t nbytes = asked + extra
         cdef int status
         if self.core.closed:
+            if tag_now(self.core) != NULL:
+                return ARENA_TAGGED         # which may be awake
             raise_status(self, asked, extra, slot, ARENA_CLOSED)
         if nbytes > ABSURD - QUANTUM:
             raise_status(self, asked, extra, slot, ARENA_OVER_LIMIT)
         status = ARENA_MISS
         if region == REGION_OF_MANY:
             status = arena_allocate_fast(self.core, nbytes, slot, block)
+        elif tag_now(self.core) != NULL:
+            return ARENA_TAGGED
         if status == ARENA_MISS:
             status = self.take_slow(nbytes, slot, region, block)
         elif self.core.detour and budget_has_crossed():
             tell_of_crossings()
-        if status != ARENA_OK and status != ARENA_CAPTURING:
+        if status != ARENA_OK and status != ARENA_CAPTURING and status != ARENA_TAGGED:
             return self.take_relieved(asked, extra, slot, region, status, block)
         return status
 
@@ -536,7 +551,9 @@ cdef class Arena(SleepingArena):
         if self.heap is not None:
             self.heap.tell()
         from gpumem.stats import ShrinkReport
-        return ShrinkReport(released, retained_regions(self.core))
+        parts = [each.shrink() for each in self._beside()]
+        return ShrinkReport(released + sum([part.released_bytes for part in parts]),
+                            sum([part.retained for part in parts], retained_regions(self.core)))
 
     def set_limit(self, nbytes):
         """Change what the arena may hold from the device, as ``max_mem`` of its settings does.
@@ -584,6 +601,8 @@ cdef class Arena(SleepingArena):
         self.require_own()
         with nogil:
             arena_reset_peaks(self.core)
+        for each in self._beside():
+            each.reset_peaks()
 
     # ---- graphs ----------------------------------------------------------------------------------
 
@@ -651,9 +670,24 @@ cdef class Arena(SleepingArena):
             inner.enable_peer(peer)
         return make_pool(self, inner)
 
-    def _graph_pools(self):
+    def _open_tag(self, name):
+        cdef Arena inner
+        config = replace(self.config, backing=self.backing, max_mem=0)
+        stream = (PER_THREAD_STREAM if self.default_per_thread
+                  else self.streams.get(self.default_slot, self.stream_at(self.default_slot)))
+        inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
+                      default_stream=stream, debug_heap=self.debug_heap or False,
+                      name=f"{self.name}, tag {name}")
+        for peer in self.peers:
+            inner.enable_peer(peer)
+        # From here on the limit and the counters of this arena include the tag's.
+        tag_adopt(inner.core, self.core)
+        return inner
+
+    def _children(self):
+        # Arenas of tags, and those of graph pools.
         cdef GraphPool pool
-        inner = []
+        inner = self._beside()
         if self.captures is not None:
             for pool in self.captures.pools:
                 if not pool.closed:
@@ -746,7 +780,7 @@ cdef class Arena(SleepingArena):
                 place = PLACE_EXPORTABLE
             elif (self.core.settings.paged
                   and mapped_around(&self.core.apart[APART_TRANSPORT], buffer.address) == NULL):
-                place = PLACE_SUSPENDABLE
+                place = PLACE_SLEEPS
             lock_release(&self.core.grow_lock)
         return place
 
@@ -763,7 +797,7 @@ cdef class Arena(SleepingArena):
         arena_move_lease(self.core, lease, slot)
 
     cdef int require_present(self) except -1:
-        if self.core.closed == STATE_SUSPENDED and self.cpu_can_read:
+        if self.core.closed == STATE_ASLEEP:
             raise_status(self, 0, 0, self.default_slot, ARENA_CLOSED)
         # A fork's child has no pinned pages: an access would end it.
         if (self.driver_device.context.generation != process.generation
@@ -811,6 +845,8 @@ cdef class Arena(SleepingArena):
         if arena_reset_stream(self.core, slot, may_end(self, slot)):
             self.streams.pop(slot, None)
             self.last_stream = None
+        for each in self._beside():
+            each.reset_stream(stream)
 
     def close(self):
         """Give all memory back to the driver now. Idempotent.
@@ -848,6 +884,7 @@ cdef class Arena(SleepingArena):
             status = arena_close_wait(self.core)
         if status == ARENA_INTERRUPTED:
             raise_interrupt()
+        self._close_tags()
         if self.captures is not None:
             self.captures.close()
         with nogil:
@@ -890,7 +927,8 @@ cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes):
     cdef Block block
     if nbytes == 0 or arena.captures is not None:
         return arena.allocate(nbytes, 0)
-    arena.take(nbytes, arena.extra, LEGACY_SLOT, REGION_OF_MANY, &block)
+    if arena.take(nbytes, arena.extra, LEGACY_SLOT, REGION_OF_MANY, &block) != ARENA_OK:
+        return arena.allocate(nbytes, 0)
     return deliver(arena, &block, nbytes, arena.extra, LEGACY_SLOT)
 
 
@@ -898,6 +936,7 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
     cdef Block block
     cdef uint32_t slot
     cdef CUgraph graph = NULL
+    cdef int status = ARENA_OK
     if nbytes == 0:
         return arena.allocate(nbytes, stream)
     arena.slot_of(stream, &slot)
@@ -905,8 +944,11 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
     pool = None
     if capturing or arena.captures is not None:
         pool = captures_of(arena).pool_of(arena, slot, capturing)
-    if (pool is None
-            and arena.take(nbytes, arena.extra, slot, REGION_OF_MANY, &block) == ARENA_CAPTURING):
+    if pool is None:
+        status = arena.take(nbytes, arena.extra, slot, REGION_OF_MANY, &block)
+        if status == ARENA_TAGGED:
+            return arena.allocate(nbytes, stream)
+    if pool is None and status == ARENA_CAPTURING:
         pool = captures_of(arena).pool_of(arena, slot, True)
     if pool is not None:
         return arena.take_captured(pool, nbytes, slot, None)

@@ -30,8 +30,8 @@ from posix.unistd cimport close
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
     apart_bytes, arena_extensions, arena_max_in_use, arena_shrinkages, ArenaCore, backing_calls,
-    DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE, STATE_CLOSED,
-    STATE_SUSPENDED, ThreadCache,
+    DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE, STATE_ASLEEP,
+    STATE_CLOSED, ThreadCache,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
 from gpumem._support.atomics cimport load32, load64, published64, published_pointer
@@ -492,7 +492,7 @@ cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept no
                              + load64(&arena.stats.events_recorded)
                              + load64(&arena.stats.events_asked)
                              + load64(&arena.stats.events_waited))
-    counters.suspended_bytes = load64(&arena.saved_bytes)
+    counters.suspended_bytes = load64(&arena.sleeper.nbytes)
 
 
 cdef void subtract_caches(const ArenaCore* arena, LiveCounters* counters) noexcept nogil:
@@ -523,7 +523,7 @@ cdef void subtract_quarantine(const DebugHeap* heap, LiveCounters* counters) noe
 
 
 cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:
-    if load32(&arena.closed) == STATE_SUSPENDED:
+    if load32(&arena.closed) == STATE_ASLEEP:
         return apart_bytes(arena)
     return (load64(&arena.table.reserved) + load64(&arena.small.reserved)
             + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))

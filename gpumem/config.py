@@ -366,6 +366,9 @@ class ArenaConfig(_Settings):
         or their names (as text with spaces between them): these, from the start, and others by
         `Arena.enable_peer`; the arena's own is left out. "none": only by `Arena.enable_peer`. Each
         peer costs the driver about as much again for each page that is mapped or moved.
+    sleep_keep_bytes : int
+        Bytes of pinned host memory that each tag keeps when it wakes, so that its next
+        `Arena.sleep` need not make them. 0: none.
     enable : bool
         False: every call goes straight to the driver.
 
@@ -396,6 +399,7 @@ class ArenaConfig(_Settings):
         None, _optional(_integer(0, MAX_NODE), "nearest", f"a NUMA node from 0 to {MAX_NODE}")
     )
     peers: str | tuple[Device, ...] = _setting("on_use", _peers)
+    sleep_keep_bytes: int = _setting(0, _size(0, MOST_BYTES))
     enable: bool = _setting(True, _boolean)
 
     _OF: ClassVar[str] = "an arena"
@@ -453,7 +457,9 @@ class ArenaConfig(_Settings):
             found |= dict.fromkeys(("extend_strategy", *_DOUBLING_FIELDS), why)
         else:
             why = "the memory is regions, and it applies to pages"
-            found |= dict.fromkeys(("page_move_threshold", "page_move_budget"), why)
+            found |= dict.fromkeys(
+                ("page_move_threshold", "page_move_budget", "sleep_keep_bytes"), why
+            )
         return {name: why for name, why in found.items() if name in given}
 
     def _without_effect_on_pool(self) -> list[str]:
@@ -486,6 +492,7 @@ _POLICY_FIELDS = (
     "page_move_threshold",
     "page_move_budget",
     "oom_wait_ms",
+    "sleep_keep_bytes",
 )
 _POOL_FIELDS = ("cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink")
 

@@ -235,7 +235,7 @@ class ClosedError(GpumemError, ValueError):
 
 
 class SuspendedError(GpumemError, ValueError):
-    """An arena's memory was used between `Arena.suspend` and `Arena.resume`."""
+    """An arena's memory was used between `Arena.sleep` and `Arena.wake`."""
 
 
 class NoAllocatorError(GpumemError, LookupError):

@@ -55,7 +55,7 @@ class Stats:
         Pages made without a search for idle pages that could move, because `page_move_budget` was
         used up.
     suspended_bytes : int
-        Bytes of live blocks that wait on the host while the arena is suspended.
+        Bytes of live blocks that wait elsewhere while they are asleep; not those that are dropped.
     virtual : int
         Of `reserved`, bytes that virtual tensors hold; their pages in use count in `in_use` and
         `requested_in_use`, too.

@@ -12,7 +12,7 @@ from gpumem._support.tracking cimport visitproc
 cdef enum Place:
     PLACE_FIXED
     PLACE_EXPORTABLE            # fixed, and other processes may be given it
-    PLACE_SUSPENDABLE           # a suspend gives it back
+    PLACE_SLEEPS           # a suspend gives it back
 
 # A *slot* is a resource's own number for a stream.
 cdef class ResourceBase:

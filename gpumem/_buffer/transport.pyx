@@ -6,7 +6,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from gpumem._buffer.buffer cimport (
-    Buffer, buffer_share, drop_share, PLACE_EXPORTABLE, PLACE_SUSPENDABLE, require_open,
+    Buffer, buffer_share, drop_share, PLACE_EXPORTABLE, PLACE_SLEEPS, require_open,
 )
 from gpumem._native.driver cimport (
     CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -149,8 +149,8 @@ cdef class Registration:
 
     UCX, NCCL and network cards remember addresses: memory that went back to the driver meanwhile
     gives them stale data, not an error. While this is held, the block is not reused and its memory
-    is not given back, also when its buffer is gone, and `Arena.suspend` refuses unless the block
-    lies in memory that a suspend leaves. Usable in a ``with`` statement.
+    is not given back, also when its buffer is gone, and `Arena.sleep` refuses unless the block
+    lies in memory that a sleep leaves. Usable in a ``with`` statement.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ def register(Buffer buffer not None):
     registration.home = buffer.home
     registration.address = buffer.address
     registration.nbytes = buffer.requested_bytes
-    registration.holds_pages = buffer.home.place_of(buffer) == PLACE_SUSPENDABLE
+    registration.holds_pages = buffer.home.place_of(buffer) == PLACE_SLEEPS
     count(buffer.home, registration.holds_pages, 1)
     return registration
 

@@ -39,7 +39,7 @@ class Scenario:
 
     def check(self):
         self.arena.check_invariants()
-        if not getattr(self.arena, "suspended", False):
+        if not getattr(self.arena, "asleep", ()):
             for buffer, value in self.live:
                 view = memoryview(buffer)
                 assert bytes(view[:EDGE]) == bytes(view[-EDGE:]) == bytes([value]) * EDGE
@@ -72,11 +72,11 @@ class Scenario:
         self.drop(0, 3)
         self.attempt(self.arena.shrink)
         if self.arena.backing == "virtual":
-            self.attempt(self.arena.suspend)
+            self.attempt(self.arena.sleep)
             self.drop(1)
-            self.attempt(self.arena.resume)
-            if self.arena.suspended:
-                self.arena.resume()
+            self.attempt(self.arena.wake)
+            if self.arena.asleep:
+                self.arena.wake()
             self.check()
         self.take(2 * MIB, first)
 

@@ -44,8 +44,8 @@ def paged():
     held += [arena.allocate(8 * MIB, stream), arena.allocate_persistent(1000)]
     arena.shrink()
     arena.shrink()
-    arena.suspend()
-    arena.resume()
+    arena.sleep()
+    arena.wake()
 
 
 def refused(host):

@@ -47,11 +47,11 @@ def test_interrupt_ends_a_suspend(host, make_arena, streams):
     kept = arena.allocate(MIB)
     with held_memory(arena, streams[0]) as gate:
         with interrupted(more_calls(host, "cuEventQuery", 20), gate):
-            arena.suspend()
+            arena.sleep()
         arena.allocate(256, streams[0]).close()
         gate.open()
-        assert arena.suspend() > 0
-    arena.resume()
+        assert arena.sleep() > 0
+    arena.wake()
     kept.close()
 
 

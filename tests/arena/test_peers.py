@@ -160,9 +160,9 @@ def test_access_survives_a_suspended_arena_and_can_be_given_to_it():
         arena = gpumem.Arena("host:0")
         blocks = [arena.allocate(5 * MIB), arena.allocate_persistent(MIB)]
         arena.enable_peer("host:1")
-        arena.suspend()
+        arena.sleep()
         arena.enable_peer("host:2")
-        arena.resume()
+        arena.wake()
         assert all(reaches(device, each) for each in blocks for device in (1, 2))
         """,
         count=3,

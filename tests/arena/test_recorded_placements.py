@@ -173,14 +173,14 @@ class Program:
         """Give memory and bytes to the host and take them again, until no call fails."""
         self.drain()
         said = []
-        for call in (self.arena.suspend, self.arena.resume, self.arena.resume):
+        for call in (self.arena.sleep, self.arena.wake, self.arena.wake):
             try:
                 call()
                 said.append("ok")
             except (gpumem.OutOfMemoryError, gpumem.errors.DriverError) as error:
                 said.append(type(error).__name__)
                 self.host.clear_faults()
-            if not self.arena.suspended:
+            if not self.arena.asleep:
                 break
         return ":".join(said)
 

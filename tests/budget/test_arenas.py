@@ -155,14 +155,14 @@ def test_suspend_releases_the_charge_and_resume_takes_it_again(make_arena):
     shared = arena.allocate(100, shareable=True)
     memoryview(buffers[0])[:3] = b"abc"
     before = budget.used
-    arena.suspend()
+    arena.sleep()
     assert budget.used == arena.stats().reserved < 2 * MIB
     with budget.reserve(budget.free):
         with pytest.raises(gpumem.errors.BudgetExceededError, match="'b'"):
-            arena.resume()
-        assert arena.suspended
+            arena.wake()
+        assert arena.asleep
         assert budget.free == 0
-    arena.resume()
+    arena.wake()
     assert budget.used == before
     assert bytes(memoryview(buffers[0])[:3]) == b"abc"
     for buffer in (*buffers, shared):
@@ -173,10 +173,10 @@ def test_resume_calls_the_pressure_callback(make_arena):
     budget = Budget(8 * MIB)
     arena = make_arena({"backing": "virtual"}, budget=budget)
     buffer = arena.allocate(3 * MIB)
-    arena.suspend()
+    arena.sleep()
     held = [budget.reserve(8 * MIB)]
     budget.on_pressure = lambda budget, nbytes: held.pop().cancel()
-    arena.resume()
+    arena.wake()
     assert budget.used == arena.stats().reserved
     buffer.close()
 

@@ -47,7 +47,7 @@ class Scenario:
     def check(self):
         stats = self.arena.stats()
         held = stats.reserved if self.count == "reserved" else stats.in_use
-        if not self.arena.suspended or self.count == "in_use":
+        if not self.arena.asleep or self.count == "in_use":
             assert self.budget.used == held
         assert self.budget.used == self.root.used
         assert self.root.peak <= LIMIT
@@ -71,11 +71,11 @@ class Scenario:
         self.drop(0, 2)
         self.take(9 * MIB)
         if self.arena.backing == "virtual":
-            self.attempt(self.arena.suspend)
+            self.attempt(self.arena.sleep)
             self.drop(1)
-            self.attempt(self.arena.resume)
-            if self.arena.suspended:
-                self.attempt(self.arena.resume)
+            self.attempt(self.arena.wake)
+            if self.arena.asleep:
+                self.attempt(self.arena.wake)
         self.take(7 * MIB, LIMIT)  # the second is refused
         del kept, shared
         self.attempt(self.arena.shrink)

@@ -110,9 +110,9 @@ def test_suspend_leaves_a_block_for_ipc_where_it_is():
     paged, buffer = arena.allocate(2 * MIB), arena.allocate(MIB, transport="ipc")
     np.asarray(memoryview(buffer))[:] = 7
     with buffer.register():
-        assert arena.suspend() > 0
+        assert arena.sleep() > 0
         assert arena.stats().reserved == MIB
-        arena.resume()
+        arena.wake()
     assert (np.asarray(memoryview(buffer)) == 7).all()
     paged.close()
 
@@ -194,10 +194,10 @@ def test_suspend_is_refused_while_a_block_in_pages_is_registered():
     one, other = buffer.register(), buffer.register()
     for held, registration in ((2, one), (1, other)):
         with pytest.raises(InUseError, match=f"{held} registration"):
-            arena.suspend()
+            arena.sleep()
         registration.release()
-    assert arena.suspend() > 0
-    arena.resume()
+    assert arena.sleep() > 0
+    arena.wake()
 
 
 def test_dropped_registration_lets_the_block_go():
@@ -208,7 +208,7 @@ def test_dropped_registration_lets_the_block_go():
     del registration
     gc.collect()
     assert arena.stats().in_use == 0
-    assert arena.suspend() >= 0
+    assert arena.sleep() >= 0
 
 
 def test_registration_of_nothing_is_refused():

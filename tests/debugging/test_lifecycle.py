@@ -169,12 +169,12 @@ def test_suspend_and_resume_keep_guards_and_defer_frees(make_arena, write):
     kept, dropped, rested = (arena.allocate(MIB) for _ in range(3))
     memoryview(kept)[:4] = b"here"
     rested.close()
-    arena.suspend()
+    arena.sleep()
     assert arena.check_heap() == ()  # there is nothing to look at
     dropped.close()
     with pytest.raises(gpumem.errors.SuspendedError):
         arena.allocate(1)
-    arena.resume()
+    arena.wake()
     assert arena.check_heap() == ()
     assert bytes(memoryview(kept)[:4]) == b"here"
     write(kept.ptr + MIB)
@@ -186,7 +186,7 @@ def test_suspended_arena_with_deferred_frees_closes():
     for end in ("close", "drop"):
         arena = gpumem.Arena("host", debug_heap=True)
         buffer = arena.allocate(MIB)
-        arena.suspend()
+        arena.sleep()
         buffer.close()
         del buffer
         if end == "close":

@@ -35,8 +35,8 @@ def test_random_programs_on_lagging_streams_give_no_report(
         elif what < 0.95:
             arena.shrink()
         elif what < 0.97 and arena.backing == "virtual":
-            arena.suspend()
-            arena.resume()
+            arena.sleep()
+            arena.wake()
         elif live:
             buffer, stream = rng.choice(live)
             driver.fill(buffer, 1, stream)

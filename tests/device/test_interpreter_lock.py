@@ -144,7 +144,7 @@ CASES |= {
     "suspending": (
         "arena = gpumem.Arena('host'); buffer = arena.allocate(1000)",
         "cuMemUnmap",
-        "arena.suspend()",
+        "arena.sleep()",
     ),
     "reading a tensor": (
         "tensor = gpumem.zeros(4, 'f4', memory='host', stream=stream)",

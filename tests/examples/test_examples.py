@@ -104,6 +104,14 @@ def test_readme_code_blocks_run(tmp_path):
         assert value in printed
 
 
+def test_document_about_sleep_runs(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/sleep.md").read_text(), re.S | re.M)
+    assert blocks
+    code = "\n".join(blocks).replace("/tmp/", f"{tmp_path}/")
+    assert run("-c", code, folder=tmp_path) == []
+    assert not list(tmp_path.iterdir())
+
+
 def test_readme_has_a_snippet_for_each_library():
     folder = ROOT / "gpumem" / "integrations"
     modules = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py")}

@@ -379,12 +379,12 @@ def imports(stage: Stage, stream: gpumem.Stream) -> None:
         os.close(fd)
 
 
-# ---- suspending, debugging, budgets, adaptors ----------------------------------------------------
+# ---- sleeping, debugging, budgets, adaptors ----------------------------------------------------
 
 
 @scenario
-def suspending(stage: Stage) -> None:
-    """Arenas are suspended and resumed with live, freed and persistent blocks."""
+def sleeping(stage: Stage) -> None:
+    """Arenas sleep and wake with live, freed and persistent blocks."""
     first, second = streams_of(stage, 2)
     for name, heap in {"plain": None, "debugged": {"quarantine_bytes": MIB}}.items():
         arena = arena_of(stage, name, config=PAGED, debug_heap=heap)
@@ -392,10 +392,10 @@ def suspending(stage: Stage) -> None:
         blocks = [stage.take(arena, sized(stage, size), first) for size in sizes]
         blocks.append(stage.hold(stage.do("persistent", arena.allocate_persistent, 64 * KIB)))
         for _ in range(2):
-            stage.do("suspend", arena.suspend)
+            stage.do("sleep", arena.sleep)
             stage.refuse("allocate", gpumem.errors.SuspendedError, arena.allocate, 1)
             stage.drop(blocks.pop(0))
-            stage.do("resume", arena.resume)
+            stage.do("wake", arena.wake)
             blocks.append(stage.take(arena, sized(stage, 300 * KIB), second))
         stage.drop(*blocks)
         stage.do("shrink", arena.shrink)

@@ -64,7 +64,7 @@ class Held:
         return (self.buffer.ptr, size), (self.buffer.ptr + self.buffer.nbytes - size, size)
 
     def readable(self) -> bool:
-        return not getattr(self.buffer.resource, "suspended", False)
+        return not getattr(self.buffer.resource, "asleep", ())
 
 
 @dataclass

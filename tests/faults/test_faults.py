@@ -16,7 +16,7 @@ SCENARIOS = (
     "sessions",
     "graphs",
     "sharing",
-    "suspending",
+    "sleeping",
     "debugging",
     "budgets",
     "adapted",

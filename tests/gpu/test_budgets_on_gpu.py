@@ -47,9 +47,9 @@ def test_charge_equals_the_loss_of_free_device_memory():
         buffer = arena.allocate(256 * MIB)
         # The driver may take some for itself with the first mapping.
         assert 0 <= before - device.free_bytes - budget.used <= 32 * MIB
-        arena.suspend()
+        arena.sleep()
         assert budget.used == 0
-        arena.resume()
+        arena.wake()
         assert budget.used == arena.stats().reserved
         buffer.close()
     assert budget.used == 0

@@ -70,8 +70,8 @@ def test_kernels_of_a_peer_reach_what_there_is_and_what_comes_later(owner, peer)
     arena.enable_peer(peer)
     blocks += make()
     assert all(reaches(peer, each) for each in blocks)
-    arena.suspend()
-    arena.resume()
+    arena.sleep()
+    arena.wake()
     assert all(reaches(peer, each, 9) for each in blocks)
 
 

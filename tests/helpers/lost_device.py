@@ -141,8 +141,9 @@ CALLS: dict[type, dict[str, Callable[[Any, Any], object]]] = {
         "reset_peaks": lambda it, world: it.reset_peaks(),
         "set_limit": lambda it, world: it.set_limit(1 << 30),
         "staging": lambda it, world: gpumem.Arena.staging("host"),
-        "suspend": lambda it, world: it.suspend(),
-        "resume": lambda it, world: it.resume(),
+        "tag": lambda it, world: it.tag("name"),
+        "sleep": lambda it, world: it.sleep(),
+        "wake": lambda it, world: it.wake(),
         "virtual": lambda it, world: it.virtual((64, MIB), "u1", committed=2),
         **_RESOURCE,
     },
@@ -290,7 +291,7 @@ WAITS = {
     "copy to NumPy": lambda world: gpumem.copy(np.empty(1 << 14, "f4"), world.tensor),
     "export": lambda world: interop.export(world.shareable),
     "run": lambda world: world.session.run(lambda context: world.stream.synchronize()),
-    "suspend": lambda world: world.arena.suspend(),
+    "sleep": lambda world: world.arena.sleep(),
 }
 
 

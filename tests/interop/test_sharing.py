@@ -133,10 +133,10 @@ def test_suspend_leaves_shareable_blocks_in_place(make_arena):
     np.from_dlpack(plain)[:] = 1
     with interop.export(shared) as handle:
         there = interop.attach(handle)
-    arena.suspend()
+    arena.sleep()
     assert arena.stats().reserved == 4096
     there.numpy()[:] = 7  # another process goes on
-    arena.resume()
+    arena.wake()
     assert (np.from_dlpack(shared) == 7).all()
     assert (np.from_dlpack(plain) == 1).all()
 

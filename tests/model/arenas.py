@@ -172,13 +172,13 @@ class ArenaRules(MemoryRules):
         note(f"    # {arena}")
         if not arena.is_paged:
             with self.refused(ConfigError, arena=arena):
-                arena.real.suspend()
+                arena.real.sleep()
         elif any(block.views for block in arena.live.values()):
             with self.refused(InUseError, arena=arena):
-                arena.real.suspend()
+                arena.real.sleep()
         else:
             held = arena.real.stats().reserved
-            released = arena.real.suspend()
+            released = arena.real.sleep()
             arena.suspended = True
             left = arena.real.stats().reserved
             assert released == held - left, f"{arena}: {released} of {held} bytes, {left} are left"
@@ -189,10 +189,10 @@ class ArenaRules(MemoryRules):
         arena = self.some([each for each in self.arenas if each.suspended], arena)
         note(f"    # {arena}")
         try:
-            arena.real.resume()
+            arena.real.wake()
         except OutOfMemoryError:
             note("    # refused")
-            assert arena.real.suspended
+            assert arena.real.asleep
             return
         arena.suspended = False
         for block in arena.live.values():

@@ -351,7 +351,7 @@ class World(RuleBasedStateMachine):
             if arena.suspended:
                 for budget in self.budgets:
                     budget.real.limit = None
-                arena.real.resume()
+                arena.real.wake()
                 arena.suspended = False
         for block in self.blocks:
             self.require_byte(block)

@@ -145,9 +145,9 @@ def test_published_counters_include_every_threads_cache():
 def test_suspended_arena_publishes_no_reserved_bytes():
     arena = gpumem.Arena("host", {"backing": "virtual"}, name="told")
     buffer = arena.allocate(MIB)
-    arena.suspend()
+    arena.sleep()
     assert_tells_its_statistics(arena)
-    arena.resume()
+    arena.wake()
     buffer.close()
 
 

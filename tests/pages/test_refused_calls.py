@@ -94,12 +94,12 @@ def test_refused_unmap_in_a_suspend_loses_no_byte(host, number):
     reserved = arena.stats().reserved
     host.fail("cuMemUnmap", number, INVALID_VALUE, 0)
     with contextlib.suppress(gpumem.errors.DriverError):
-        arena.suspend()
+        arena.sleep()
     failed = host.last_fault()
     host.clear_faults()
     assert failed == ("cuMemUnmap" if number <= 7 else None)
-    if arena.suspended:
-        arena.resume()
+    if arena.asleep:
+        arena.wake()
     arena.check_invariants()
     assert arena.stats().reserved == reserved
     for block, value in ((pin, 1), (moved, 2)):
@@ -257,9 +257,9 @@ def test_no_call_changes_the_threads_current_context(host):
             arena.shrink()
             check()
             if backing == "virtual":
-                arena.suspend()
+                arena.sleep()
                 check()
-                arena.resume()
+                arena.wake()
                 check()
             for block in held:
                 block.close()

@@ -360,12 +360,12 @@ def test_suspended_arena_keeps_rows_and_commits_none(arena):
     cache = cache_of(arena, committed=2)
     block = arena.allocate(5 * MIB)
     ctypes.memset(cache.ptr, 5, MIB)
-    arena.suspend()
+    arena.sleep()
     assert arena.stats().reserved == cache.held_nbytes == 2 * MIB
     with pytest.raises(SuspendedError):
         cache.commit(5)
     cache.release(1, 2)
-    arena.resume()
+    arena.wake()
     cache.commit(5)
     assert ctypes.string_at(cache.ptr, 1) == b"\x05"
     block.close()

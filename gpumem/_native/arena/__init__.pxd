@@ -7,20 +7,23 @@ from gpumem._native.arena.allocator_hooks cimport (
 )
 from gpumem._native.arena.arena cimport (
     arena_check, arena_close, arena_close_wait, arena_copy_chunks, arena_create, arena_debug,
-    arena_drop, arena_lease, arena_leave, arena_move_lease, arena_prepare, arena_reset_peaks,
-    arena_retain_live, arenas_release_retired, arena_set_limit, arena_shrink,
+    arena_lease, arena_leave, arena_move_lease, arena_prepare, arena_reset_peaks,
+    arenas_release_retired, arena_set_limit, arena_shrink,
 )
 from gpumem._native.arena.bookkeeping cimport invariant_text
 from gpumem._native.arena.debug_heap.guards cimport (
     heap_copy, heap_counts, heap_findings, heap_note_stack, heap_wants_stack, HeapCounts,
 )
 from gpumem._native.arena.debug_heap.heap cimport (
-    heap_bad_free, heap_check, heap_create, heap_drop, heap_narrow, heap_pump, heap_suspend,
+    heap_bad_free, heap_check, heap_create, heap_drop, heap_narrow, heap_pump, heap_sleep,
 )
 from gpumem._native.arena.debug_heap.types cimport (
     DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
     HEAP_NO_STACK, HEAP_OVERRUN, HEAP_QUARANTINED, HEAP_STRAY_WRITE, HEAP_STREAM_GONE,
     HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
+)
+from gpumem._native.arena.family cimport (
+    arena_drop, arena_retain_live, OpenTag, tag_adopt, tag_close, tag_now, tag_open,
 )
 from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
@@ -34,19 +37,18 @@ from gpumem._native.arena.spans cimport span_release, spans_trim
 from gpumem._native.arena.streams cimport (
     arena_record, arena_reset_stream, arena_stream, slot_drop, slot_retain,
 )
-from gpumem._native.arena.suspend cimport arena_resume, arena_suspend
+from gpumem._native.arena.sleep cimport arena_can_sleep, arena_sleep, arena_wake
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    apart_bytes, APART_SHAREABLE, APART_TRANSPORT, arena_beside, ARENA_CAPTURING, ARENA_CLOSED,
-    ARENA_DEAD,
-    ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_SUSPENDED, ARENA_IN_USE, arena_in_use,
-    ARENA_INTERRUPTED, arena_max_in_use, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
-    ARENA_STALE, ArenaCore, ArenaSettings, ArenaSpan, ArenaStats, backing_calls, Block, BlockNote,
-    EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE, REUSE_COMPLETED, REUSE_NEVER,
-    REUSE_WAIT, root_of, SMALL_SPACE, SpanView, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
-    ThreadCache,
+    apart_bytes, APART_SHAREABLE, APART_TRANSPORT, ARENA_CAPTURING, ARENA_CLOSED,
+    ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use,
+    ARENA_IN_USE, ARENA_INTERRUPTED, arena_max_in_use, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA,
+    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,
+    arena_shrinkages, ARENA_STALE, ARENA_TAGGED, ArenaCore, ArenaSettings, ArenaSpan, ArenaStats,
+    backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
+    family_held, LARGE_SPACE, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE,
+    SpanView, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, ThreadCache,
 )
 from gpumem._native.arena.virtual cimport (
     span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,

@@ -5,5 +5,5 @@ blocks that threads cache); ``slow_path`` (what happens, in order, when memory i
 (when a freed block is reusable, also by another stream); ``growth`` (more memory and less).
 ``arena`` is its life, from creation to close. Beside them: ``bookkeeping`` and ``metadata_copy``,
 ``allocation_events`` for recorders, ``allocator_hooks`` that other libraries call, ``graph_pool``,
-``planned`` (offsets of a plan), ``suspend`` and ``debug_heap``.
+``planned`` (offsets of a plan), ``sleep`` and ``debug_heap``.
 """

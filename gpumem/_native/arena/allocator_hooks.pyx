@@ -4,8 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from gpumem._native.arena.arena cimport arena_drop, arena_retain
 from gpumem._native.arena.debug_heap.heap cimport heap_bad_free
+from gpumem._native.arena.family cimport arena_drop, arena_retain, tag_now
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
@@ -34,6 +34,7 @@ cdef struct Entry:
     uint64_t handle             # of the block
     uint64_t nbytes             # as requested
     AllocatorHook* hook
+    ArenaCore* arena            # the hook's, or a tag's, then a reference
     Uses* uses                  # streams recorded for the block; NULL: none
     uint32_t slot               # of the stream it was allocated for
 
@@ -139,6 +140,15 @@ cdef int slot_for(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot,
     return status
 
 
+cdef inline int slot_of_arena(AllocatorHook* hook, ArenaCore* arena, CUstream stream,
+                              uint32_t* stream_slot, bint* retained) noexcept nogil:
+    # The hook remembers slots of its own arena; a tag's are looked up.
+    if arena == hook.arena:
+        return slot_for(hook, stream, stream_slot, retained)
+    retained[0] = True
+    return arena_retain_stream(arena, stream, stream_slot)
+
+
 cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil:
     cdef bint retained
     cdef int status = slot_for(hook, stream, stream_slot, &retained)
@@ -176,19 +186,22 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
     cdef int status
     if context_is_dead(hook.arena.context):
         return ARENA_DEAD
-    if hook.arena.closed:
+    entry.arena = hook.arena
+    if hook.arena.detour and tag_now(hook.arena) != NULL:
+        entry.arena = tag_now(hook.arena)
+    if entry.arena.closed:
         return ARENA_CLOSED
     if nbytes > ABSURD:
         return ARENA_OVER_LIMIT
-    status = slot_for(hook, stream, &entry.slot, &retained)
+    status = slot_of_arena(hook, entry.arena, stream, &entry.slot, &retained)
     if status != ARENA_OK:
         return status
-    if hook.arena.events.recorder == NULL:
-        status = block_allocate(hook.arena, nbytes, entry.slot, flags, &block)
+    if entry.arena.events.recorder == NULL:
+        status = block_allocate(entry.arena, nbytes, entry.slot, flags, &block)
     else:
         # The recorder reads the caller from the thread, whichever call writes the event.
         before = thread_set_framework(hook.framework)
-        status = block_allocate(hook.arena, nbytes, entry.slot, flags, &block)
+        status = block_allocate(entry.arena, nbytes, entry.slot, flags, &block)
         thread_set_framework(before)
     if status == ARENA_OK:
         entry.address = block.address
@@ -201,11 +214,11 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
             address[0] = block.address
         else:
             # A block that no table has could not be freed by its address.
-            arena_free(hook.arena, block.handle, entry.slot)
+            arena_free(entry.arena, block.handle, entry.slot)
             status = ARENA_NO_METADATA
     # The block's chunk keeps the slot from here on.
     if retained:
-        slot_drop(hook.arena, entry.slot)
+        slot_drop(entry.arena, entry.slot)
     return status
 
 
@@ -238,7 +251,7 @@ cdef int hook_free(uint64_t address) noexcept nogil:
 
 cdef int free_entry(Entry* entry) noexcept nogil:
     # Every block is freed here, once it is out of the table.
-    cdef ArenaCore* arena = entry.hook.arena
+    cdef ArenaCore* arena = entry.arena
     cdef int status = ARENA_DEAD
     if not context_is_dead(arena.context):
         if entry.uses != NULL:
@@ -246,6 +259,8 @@ cdef int free_entry(Entry* entry) noexcept nogil:
         else:
             status = arena_free(arena, entry.handle, entry.slot)
     count_free(counts_of(entry.hook), entry.nbytes)
+    if arena != entry.hook.arena:
+        arena_drop(arena)
     hook_drop(entry.hook)
     return status
 
@@ -260,11 +275,11 @@ cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
     lock_acquire(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        status = slot_for(found.hook, stream, &stream_slot, &retained)
+        status = slot_of_arena(found.hook, found.arena, stream, &stream_slot, &retained)
     if status == ARENA_OK:
-        status = arena_record(found.hook.arena, &found.uses, stream_slot)
+        status = arena_record(found.arena, &found.uses, stream_slot)
         if retained:
-            slot_drop(found.hook.arena, stream_slot)
+            slot_drop(found.arena, stream_slot)
     lock_release(&shard.lock)
     return status
 
@@ -310,7 +325,7 @@ cdef void visit_blocks(const ArenaCore* arena, Visit* visit) noexcept nogil:
         shard = &shards[number]
         lock_acquire(&shard.lock)
         for i in range(shard.mask + 1 if shard.entries != NULL else 0):
-            if shard.entries[i].address != 0 and shard.entries[i].hook.arena == arena:
+            if shard.entries[i].address != 0 and shard.entries[i].arena == arena:
                 visit_one(&shard.entries[i], visit)
         lock_release(&shard.lock)
 
@@ -368,6 +383,8 @@ cdef bint enter(const Entry* entry) noexcept nogil:
     if shard.entries != NULL and 4 * shard.count <= 3 * shard.mask or enlarge(shard):
         put(shard, entry)
         hook_retain(entry.hook)
+        if entry.arena != entry.hook.arena:
+            arena_retain(entry.arena)
         entered = True
     lock_release(&shard.lock)
     return entered

@@ -9,10 +9,6 @@ from gpumem._native.bfc cimport Chunk
 from gpumem._support.lease cimport Lease
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil
-cdef void arena_retain(ArenaCore* arena) noexcept nogil
-cdef void arena_drop(ArenaCore* arena) noexcept nogil
-# A reference to one that may be at its end, while it cannot be forgotten; False: it is.
-cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef int arena_close(ArenaCore* arena) noexcept nogil
 # Before a close: waits for the streams that may still use what it will give back; for the device,
 # if it cannot name one of them. ARENA_INTERRUPTED: Ctrl-C ended that, and the exception is set.

@@ -9,18 +9,22 @@ from gpumem._native.arena.bookkeeping cimport check_tables
 from gpumem._native.arena.debug_heap.guards cimport heap_counts
 from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap_drain, heap_release
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
+from gpumem._native.arena.family cimport (
+    arena_drop, arena_retain, arena_retain_live, arena_retire, arenas_take_retired,
+    tag_leave_parent,
+)
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_free_uncharged
 from gpumem._native.arena.growth cimport (
     prepare_pages, release_idle, release_one, release_retired, trim_pages,
 )
 from gpumem._native.arena.metadata_copy cimport chunk_copy
+from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
     add_stream, complete_streams, destroy_events, drain_streams, FIRST_PAUSE, free_all_pending,
     leave_streams, LONGEST_PAUSE, pause, release_completed, share_rests, slot_retain,
     streams_are_idle, streams_free, streams_may_work,
 )
-from gpumem._native.arena.suspend cimport copy_forget
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
     apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, ARENA_OK,
@@ -37,7 +41,7 @@ from gpumem._native.driver cimport (
     access_init, context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
-from gpumem._support.atomics cimport count_add, count_retain_live, load64, store64, sum_add
+from gpumem._support.atomics cimport load64, store64, sum_add
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport (
     event_source_close, event_sources_visit, EventSource, OWNER_ARENA, REC_SHRINK,
@@ -45,8 +49,7 @@ from gpumem._support.events cimport (
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 from gpumem._support.memory cimport lines_alloc
-from gpumem._support.process cimport on_fork
-from gpumem._support.retired cimport retire, Retired, take_retired
+from gpumem._support.retired cimport Retired
 from gpumem._support.streams cimport LEGACY_STREAM
 
 
@@ -55,9 +58,6 @@ cdef enum:
     LARGE_RANGE = 17179869184
     SMALL_RANGE = 1073741824
 
-# Arenas without references; their regions go back to the driver at the next call
-# that may block. Finalizers put them here, because they must neither block nor call the driver.
-cdef Retired* retired_arenas = NULL
 cdef uint64_t serials = 0
 
 
@@ -138,7 +138,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     arena.serial = sum_add(&serials, 1)
     arena.references = 1
     arena.settings = settings[0]
-    arena.detour = settings.passthrough
+    arena.detour = 1 if settings.passthrough else 0
     arena.backing = backing
     arena.context = backing.context
     access_init(&arena.access, arena.context, backing.node)
@@ -188,6 +188,7 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     spans_forget(arena)
     if arena.parent != NULL:
         sum_add(&arena.parent.lent, -arena.charged)
+        tag_leave_parent(arena)
         arena_drop(arena.parent)
     streams_free(arena)
     bfc_free_all(&arena.table)
@@ -205,33 +206,9 @@ cdef void forget_backing(ArenaCore* arena) noexcept nogil:
         arena.backing.forget(&arena.backing)
 
 
-cdef void arena_retain(ArenaCore* arena) noexcept nogil:
-    count_add(&arena.references, 1)
-
-
-cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil:
-    return count_retain_live(&arena.references)
-
-
-cdef void forget_after_fork() noexcept nogil:
-    global retired_arenas
-    retired_arenas = NULL       # the parent's
-
-
-on_fork(NULL, NULL, forget_after_fork)
-
-
-cdef void arena_drop(ArenaCore* arena) noexcept nogil:
-    if count_add(&arena.references, -1) != 0 or context_is_dead(arena.context):
-        return                      # in a fork's child the metadata stays as it was
-    # For streams that cannot be named any more: a wait for the device that begins after this.
-    arena.end_wait = load64(&arena.context.waits_begun) + 1
-    retire(&retired_arenas, &arena.end, arena)
-
-
 cdef bint arenas_release_retired(bint may_wait) noexcept nogil:
     # Destroys the arenas that finalizers left. One with unfinished work stays for a later call.
-    cdef Retired* link = take_retired(&retired_arenas)
+    cdef Retired* link = arenas_take_retired()
     cdef ArenaCore* arena
     cdef bint held_back = False
     while link != NULL:
@@ -244,7 +221,7 @@ cdef bint arenas_release_retired(bint may_wait) noexcept nogil:
             forget(arena)
         else:
             held_back = held_back or arena.backing.waits or apart_bytes(arena) != 0
-            retire(&retired_arenas, &arena.end, arena)
+            arena_retire(arena)
     return held_back
 
 

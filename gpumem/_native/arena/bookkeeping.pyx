@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport (
-    apart_bytes, arena_beside, arena_reserved, ArenaCore, Block, IN_SMALL, root_of, SPACES,
-    STATE_SUSPENDED, table_of,
+    apart_bytes, arena_reserved, arena_reserved_now, ArenaCore, Block, family_held, IN_SMALL,
+    root_of, SPACES, STATE_ASLEEP, table_of,
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_check, bfc_invariant, BFC_OK, bfc_resolve, QUANTUM, round_to_quantum,
@@ -38,11 +38,11 @@ cdef void note_reserved(ArenaCore* arena) noexcept nogil:
 
 
 cdef void charge_parent(ArenaCore* arena) noexcept nogil:
-    # A graph pool's memory counts in its parent's limit. The difference to what is counted already,
+    # A child's memory counts in its parent's limit. The difference to what is counted already,
     # modulo 2**64: it is negative where memory has gone back.
     if arena.parent != NULL:
-        sum_add(&arena.parent.lent, arena_reserved(arena) - arena.charged)
-        arena.charged = arena_reserved(arena)
+        sum_add(&arena.parent.lent, arena_reserved_now(arena) - arena.charged)
+        arena.charged = arena_reserved_now(arena)
 
 
 cdef void require_sound(const ArenaCore* arena) noexcept nogil:
@@ -70,9 +70,9 @@ cdef const char* invariant_text(int number) noexcept nogil:
 
 
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
-    # In quanta; an arena's graph pools and virtual tensors count with it.
+    # In quanta; an arena's graph pools, tags and virtual tensors count with it.
     cdef const ArenaCore* root = root_of(arena)
-    cdef uint64_t held = arena_reserved(root) + arena_beside(root)
+    cdef uint64_t held = family_held(arena)
     cdef uint64_t limit = load64(&root.settings.max_mem)
     if limit == 0:
         return <uint64_t>1 << 63
@@ -91,7 +91,7 @@ cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil:
         return pool.held_account != NULL
     if arena.in_use_account != NULL:
         pool.in_use_account = account_beside(arena.in_use_account)
-        pool.detour = True
+        pool.detour += 1
         return pool.in_use_account != NULL
     return True
 
@@ -112,7 +112,10 @@ cdef bint admit(ArenaCore* arena, BudgetCore* account, uint64_t nbytes,
     # `wanted`: the bytes that an error names if the budget refuses.
     if budget_admit(account, nbytes):
         return True
+    # Callers that know only the parent of a tag's arena look there.
     store64(&arena.over_budget, wanted)
+    if arena.parent != NULL:
+        store64(&arena.parent.over_budget, wanted)
     return False
 
 
@@ -145,12 +148,12 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
-    # The tables of a suspended arena say what it will hold again; its pages, what it holds now.
+    # The tables of a sleeping arena say what it will hold again; its pages, what it holds now.
     cdef uint64_t held = apart_bytes(arena) + arena.spanned
     cdef const Space* space
     cdef uint32_t page
     cdef int i
-    if arena.closed != STATE_SUSPENDED:
+    if arena.closed != STATE_ASLEEP:
         return arena_reserved(arena) + arena.spanned
     for i in range(SPACES):
         space = &arena.spaces[i]

@@ -13,13 +13,14 @@ from gpumem._native.arena.bookkeeping cimport (
 from gpumem._native.arena.debug_heap.heap cimport heap_free
 from gpumem._native.arena.growth cimport release_retired
 from gpumem._native.arena.streams cimport free_later, switch_needs_event
+from gpumem._native.arena.family cimport tag_now
 from gpumem._native.arena.thread_cache cimport (
     cache_allocate, cache_find, cache_free, cache_free_last, cache_make, cache_may_have,
     cache_publish,
 )
 from gpumem._native.arena.types cimport (
-    ARENA_DEAD, ARENA_MISS, ARENA_OK, ARENA_OVER_BUDGET, ARENA_STALE, ArenaCore, Block, IN_SMALL,
-    table_for, table_of, ThreadCache,
+    ARENA_DEAD, ARENA_MISS, ARENA_OK, ARENA_OVER_BUDGET, ARENA_STALE, ARENA_TAGGED, ArenaCore,
+    Block, IN_SMALL, table_for, table_of, ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_OK, bfc_resolve, NIL, round_to_quantum
 from gpumem._native.driver cimport (
@@ -37,11 +38,14 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     # In a fork's child: metadata may be as a thread of the parent's was changing it.
     if context_is_dead(arena.context):
         return ARENA_DEAD
-    # Set where the arena was made with passthrough, a budget of bytes in use or a debug heap.
     if not arena.detour:
         status = allocate_fast(arena, nbytes, stream_slot, block)
+    elif tag_now(arena) != NULL:
+        return ARENA_TAGGED
     elif arena.heap != NULL or arena.settings.passthrough or load32(&arena.closed):
         return ARENA_MISS
+    elif arena.in_use_account == NULL:
+        status = allocate_fast(arena, nbytes, stream_slot, block)       # another thread's tag
     elif not charge_request(arena, nbytes):
         return ARENA_OVER_BUDGET
     else:

@@ -2,10 +2,11 @@
 
 from libc.stdint cimport uint64_t
 
-from gpumem._native.arena.arena cimport arena_create, arena_drop, arena_retain
+from gpumem._native.arena.arena cimport arena_create
 from gpumem._native.arena.bookkeeping cimport arena_join_as
+from gpumem._native.arena.family cimport arena_drop, arena_retain
 from gpumem._native.arena.streams cimport complete_streams
-from gpumem._native.arena.types cimport ArenaCore, ArenaSettings, REUSE_NEVER
+from gpumem._native.arena.types cimport ArenaCore, ArenaSettings, REUSE_NEVER, root_of
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult,
@@ -28,7 +29,7 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
     cdef ArenaCore* pool
     backing_init(&backing, parent.context)
     # Another kind of memory, or a source, cannot be had a second time; pools are not nested.
-    if parent.backing.reserve != backing.reserve or parent.parent != NULL:
+    if parent.backing.reserve != backing.reserve or parent.parent != NULL and not parent.has_tag:
         return NULL
     settings.max_mem = 0            # the parent's holds for both
     settings.max_extend = min(settings.max_extend, <uint64_t>POOL_REGION)
@@ -52,8 +53,9 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
 
 
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil:
-    arena_retain(parent)
-    pool.parent = parent
+    # Of a tag's arena too it is its parent's limit that holds.
+    pool.parent = <ArenaCore*>root_of(parent)
+    arena_retain(pool.parent)
 
 
 cdef void pool_begin(ArenaCore* pool) noexcept nogil:

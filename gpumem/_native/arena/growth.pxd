@@ -23,6 +23,8 @@ cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept no
 # also regions whose release waits for the device, without a bound. `tries`: 2 asks once more for
 # what the driver refused.
 cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil
+# The same of the arenas that share this one's limit: its tags, or its parent and the other tags.
+cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogil
 # Gives back the regions of persistent blocks that were freed.
 cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil
 # Has it an idle region whose release waits for the device?

@@ -11,14 +11,17 @@ from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
     forget_waits, has_unknown_work, query_stream, release_completed, share_rests, wait_for_others,
 )
-from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
+from gpumem._native.arena.family cimport has_relatives, tag_next
+from gpumem._native.arena.thread_cache cimport (
+    cache_find, cache_publish, caches_flush, caches_freeze, caches_thaw,
+)
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE,
-    APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_beside, ARENA_CLOSED, ARENA_DRIVER_REFUSED,
-    arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
-    ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE,
-    PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot,
-    table_for,
+    APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use,
+    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCore,
+    ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED, family_held, LARGE_SPACE,
+    PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES,
+    StreamSlot, table_for, ThreadCache,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, mapped_add,
@@ -40,10 +43,12 @@ from gpumem._native.pages cimport (
     range_reserve, round_to_granule, Space, space_add_range, space_allocate_lower, space_execute,
     space_finish, space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
 )
-from gpumem._support.atomics cimport load32, load64, store32, store64, sum_add
+from gpumem._support.atomics cimport (
+    load32, load64, published_pointer, store32, store64, sum_add,
+)
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
 from gpumem._support.lease cimport Uses
-from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.lock cimport lock_acquire, lock_release, lock_try
 
 
 cdef enum:
@@ -300,10 +305,15 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
                           int status) noexcept nogil:
     # Not for a block that is over the limit all by itself: it must not cost the others' regions.
     if status == ARENA_OVER_LIMIT:
-        return round_to_quantum(nbytes) <= arena.settings.max_mem
+        return round_to_quantum(nbytes) <= limit_of_pages(arena)
     if status == ARENA_OVER_BUDGET:
         return round_to_quantum(nbytes) <= budget_ceiling(arena.held_account)
     return status == ARENA_DRIVER_REFUSED
+
+
+cdef inline uint64_t limit_of_pages(const ArenaCore* arena) noexcept nogil:
+    # A graph pool has none of its own: what is idle in it may be written by its graphs.
+    return root_of(arena).settings.max_mem if arena.has_tag else arena.settings.max_mem
 
 
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil:
@@ -455,6 +465,7 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     cdef uint32_t index
     cdef Bfc* table
     cdef int status
+    release_beyond_share(arena, round_to_quantum(nbytes))
     open_small_range(arena, nbytes)
     table = table_for(arena, nbytes)
     demand_of(arena, nbytes, stream_slot, &demand)
@@ -522,14 +533,16 @@ cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 
 cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                     Demand* demand) noexcept nogil:
-    cdef uint64_t limit = load64(&arena.settings.max_mem)
+    cdef const ArenaCore* root = root_of(arena)
+    cdef uint64_t limit = load64(&root.settings.max_mem)
     demand.size = round_to_quantum(nbytes)
     demand.claim = demand.size
     demand.requested = nbytes
     demand.stream_slot = stream_slot
     demand.hard_limit = <uint64_t>1 << 62
     if limit:
-        demand.hard_limit = limit - min(limit, arena_beside(arena))
+        # What its parent, other children and virtual tensors hold leaves no room for blocks.
+        demand.hard_limit = limit - min(limit, family_held(arena) - arena_reserved(arena))
     demand.spare_moves = False
     demand.by_budget = False
 
@@ -623,6 +636,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     else:
         driver_refused(arena, code, plan.refused)
         undo_plan(arena, space, &plan, demand)
+        charge_parent(arena)
     lock_release(&arena.lock)
     plan_free(&plan)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
@@ -758,12 +772,69 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
         space_finish(space, &plan, NULL, 0)
     else:
         space_undo(space, &plan, NULL, 0)
+    charge_parent(arena)
     lock_release(&arena.lock)
     plan_free(&plan)
     # The driver is tried again with memory that it refused to take back earlier.
     if space.orphan_count and context_enter(arena.context) == CUDA_SUCCESS:
         orphans_release(space)
         context_leave(arena.context)
+
+
+# ---- an arena and its tags -----------------------------------------------------------------------
+
+cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogil:
+    # With the grow lock: the same of the arenas that share this one's limit. One that is growing
+    # itself is left alone, as two threads would wait for each other.
+    cdef uint64_t total = 0
+    cdef ArenaCore* other
+    if not has_relatives(arena):
+        return 0
+    other = tag_next(arena, NULL)
+    while other != NULL:
+        if other != arena and lock_try(&other.grow_lock):
+            caches_flush(other)
+            share_rests(other, SLOT_RELEASED)
+            release_completed(other, SLOT_RELEASED)
+            total += release_idle(other, may_wait, 1)
+            lock_release(&other.grow_lock)
+        other = tag_next(arena, other)
+    return total
+
+
+cdef void release_beyond_share(ArenaCore* arena, uint64_t size) noexcept nogil:
+    # Pages of other tags cannot move here: where all tags together would hold more than their share
+    # above the live peak, those that are idle go back first.
+    cdef ArenaCore* root = <ArenaCore*>root_of(arena)
+    cdef uint64_t live, reserved, peak
+    if not has_relatives(arena):
+        return
+    live = family_in_use(arena) + size
+    reserved = family_held(arena)
+    peak = max(load64(&root.family_peak), live)
+    store64(&root.family_peak, peak)
+    if reserved + size > peak + <uint64_t>(<double>peak * arena.settings.move_share):
+        release_idle_beside(arena, False)
+
+
+cdef uint64_t family_in_use(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t total = 0
+    cdef ArenaCore* each = tag_next(arena, NULL)
+    while each != NULL:
+        total += in_use_now(each)
+        each = tag_next(arena, each)
+    return total
+
+
+cdef uint64_t in_use_now(const ArenaCore* arena) noexcept nogil:
+    # Without what threads have cached since they last said so; caches stay as long as the arena.
+    cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
+    cdef uint64_t used = load64(&arena.table.in_use) + load64(&arena.small.in_use)
+    cdef uint64_t cached = 0
+    while cache != NULL:
+        cached += load64(&cache.cached_bytes)
+        cache = cache.next
+    return used - min(used, cached)
 
 
 # ---- what persists -------------------------------------------------------------------------------

@@ -8,9 +8,11 @@ from gpumem._native.arena.arena cimport (
 )
 from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
 from gpumem._native.arena.debug_heap.heap cimport heap_allocate
+from gpumem._native.arena.family cimport has_relatives, tag_next
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
-    allocate_lower, grow, holds_back, memory_is_out, miss_may_wait, release_idle, release_retired,
+    allocate_lower, grow, holds_back, memory_is_out, miss_may_wait, release_idle,
+    release_idle_beside, release_retired,
     shrink_may_help,
 )
 from gpumem._native.arena.streams cimport (
@@ -26,6 +28,7 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_allocate, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum,
+    SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUgraph, CUstreamCaptureMode, stream_captures,
@@ -113,27 +116,43 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         if status != ARENA_OK and status != ARENA_CLOSED:
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
 
-        # 8. Give back regions and pages that hold no block and have no unfinished work, then grow
-        #    once more. Not earlier: idle memory is there to be used again. One call that the driver
-        #    refuses does not end it.
-        if shrink_may_help(arena, nbytes, status) and release_idle(arena, may_wait, 2) != 0:
+        # 8. Give back regions and pages that hold no block and have no unfinished work, also those
+        #    of other tags, then grow once more. Not earlier: idle memory is there to be used again.
+        #    One call that the driver refuses does not end it.
+        if shrink_may_help(arena, nbytes, status) and (
+                release_idle(arena, may_wait, 2) + release_idle_beside(arena, may_wait)) != 0:
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
         held_back = gives_back and not may_wait and (held_back or holds_back(arena))
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
 
-        # 9. Wait on the host until work of other streams has completed, at most for `oom_wait`, and
-        #    begin anew. Last, because it stops this thread; without a lock, because the work may
-        #    depend on what other threads still have to queue. A debug heap waits by itself. Then
-        #    until no stream is at work, if step 6 or 8 left memory for that.
+        # 9. Wait on the host until work of other streams, or of other tags, has completed, at most
+        #    for `oom_wait`, and begin anew. Last, because it stops this thread; without a lock,
+        #    because the work may depend on what other threads still have to queue. A debug heap
+        #    waits by itself. Then until no stream is at work, if step 6 or 8 left memory for that.
         # 10. Refuse: `status` says what was missing.
         if flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status):
             return status
-        waited = wait_for_streams(arena, stream_slot, flags, &until)
+        waited = wait_for_any(arena, stream_slot, flags, &until)
         if waited == ARENA_OVER_LIMIT and held_back:
             waited = wait_for_quiet(arena, flags, until)
         if waited != ARENA_OK:
             return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
+
+
+cdef int wait_for_any(ArenaCore* arena, uint32_t stream_slot, uint32_t flags,
+                      uint64_t* until) noexcept nogil:
+    # Its own streams first; then those that used idle memory of the other tags.
+    cdef int waited = wait_for_streams(arena, stream_slot, flags, until)
+    cdef ArenaCore* other
+    if waited != ARENA_OVER_LIMIT or not has_relatives(arena):
+        return waited
+    other = tag_next(arena, NULL)
+    while other != NULL:
+        if other != arena and waited == ARENA_OVER_LIMIT:
+            waited = wait_for_streams(other, SLOT_RELEASED, flags, until)
+        other = tag_next(arena, other)
+    return waited
 
 
 cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
@@ -175,7 +194,7 @@ cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept 
     cdef uint64_t capture
     cdef CUgraph graph
     cdef bint unknown
-    return arena.parent == NULL and stream_captures(
+    return (arena.parent == NULL or arena.has_tag) and stream_captures(
         arena.context, arena.streams[stream_slot].handle, &capture, &graph, &unknown)
 
 

@@ -28,7 +28,7 @@ from gpumem._native.backing cimport Backing, mapped_find
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport Access, CUevent, CUresult, CUstream, DeviceContext
-from gpumem._native.pages cimport MoveBudget, Space, Span
+from gpumem._native.pages cimport MoveBudget, Sleeper, Space, Span
 from gpumem._support.atomics cimport load32, load64, published64, store32
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Uses, ViewCount
@@ -58,13 +58,14 @@ cdef enum ArenaStatus:
     ARENA_DEAD = 5              # the arena belongs to the parent process
     ARENA_IN_USE = 6
     ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
-    ARENA_CLOSED = 8            # closed, or suspended: `closed` says which
+    ARENA_CLOSED = 8            # closed, or asleep: `closed` says which
     ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
     ARENA_NO_COPY = 10          # out of host memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
-    ARENA_HALF_SUSPENDED = 12   # a page could not be released, nor the others restored
+    ARENA_HALF_ASLEEP = 12   # a page could not go back, nor the others come again
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
     ARENA_INTERRUPTED = 14      # a signal's handler raised: the exception is set
+    ARENA_TAGGED = 15           # the calling thread allocates under a tag: ask `tag_now`
 
 cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_PERSISTENT = 1     # in a region of exactly this block
@@ -74,7 +75,7 @@ cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_NO_WAIT = 4        # does not wait for other streams' work
     ALLOCATE_INTERRUPTIBLE = 8  # Ctrl-C ends that wait, with ARENA_INTERRUPTED
 
-cdef enum:                      # memory beside the arena's regions or pages; suspend leaves it
+cdef enum:                      # memory beside the arena's regions or pages; a sleep leaves it
     APART_SHAREABLE             # other processes may be given it
     APART_TRANSPORT             # of a paged arena: legacy IPC and network cards can register it
     APART_KINDS
@@ -82,7 +83,7 @@ cdef enum:                      # memory beside the arena's regions or pages; su
 cdef enum ArenaState:           # of `closed`
     STATE_OPEN = 0
     STATE_CLOSED = 1
-    STATE_SUSPENDED = 2         # its memory is in a host copy; frees are allowed
+    STATE_ASLEEP = 2            # its bytes are in a copy, or dropped; frees are allowed
 
 cdef enum:
     LARGE_SPACE = 0
@@ -172,14 +173,6 @@ cdef struct ThreadCache:
 cdef struct ArenaCore       # below
 cdef struct ArenaSpan
 
-# A block that was live when its arena was suspended; its bytes follow those before it in the copy.
-cdef struct SavedBlock:
-    uint64_t address
-    uint64_t nbytes
-    uint32_t index
-    uint32_t generation
-    bint small              # of table `small`
-
 # What was recorded of a block when it was handed out; of no block if the generation is not its
 # chunk's.
 cdef struct BlockNote:
@@ -223,7 +216,9 @@ cdef struct ArenaCore:
     uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     ArenaSettings settings
     uint32_t closed         # ArenaState: unless 0, nothing is handed out
-    bint detour             # passed through, counted one by one, or there is a debug heap
+    # Reasons to leave the fast path: passed through, counted one by one, a debug heap, tags that
+    # are open on some thread (atomic).
+    int32_t detour
     EventSource events      # where a recorder is attached
     BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
     uint64_t padding[8]
@@ -243,10 +238,7 @@ cdef struct ArenaCore:
     BudgetCore* held_account    # of the budget that what it holds is charged to; NULL: none
     BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none
     uint64_t over_budget        # bytes that were refused last (atomic)
-    SavedBlock* saved       # of a suspended arena; grow_lock
-    uint32_t saved_count
-    uint64_t saved_bytes
-    void* saved_copy
+    Sleeper sleeper         # what sleeps, and where its bytes are; grow_lock
     ViewCount views         # of all its blocks
     Access access           # who may touch its pages, and other mapped memory; grow_lock
     Backing backing
@@ -259,9 +251,13 @@ cdef struct ArenaCore:
     uint64_t completions    # how often something became free because work had ended
     Uses* pending_free      # freed blocks that wait for the streams recorded for them
     uint32_t retired        # persistent regions whose block is gone, to be given back
-    ArenaCore* parent       # of a graph pool; a reference; NULL for all others
-    uint64_t charged        # graph pool: bytes that its parent counts for it
-    uint64_t lent           # bytes that graph pools hold of this arena's max_mem (atomic)
+    ArenaCore* parent       # of a graph pool and of a tag's arena; a reference; NULL for all others
+    ArenaCore* tagged       # the first arena of a tag; with `lock`
+    ArenaCore* next_tagged  # of a tag's arena: its parent's next one; with the parent's `lock`
+    bint has_tag            # it is a tag's arena
+    uint64_t family_peak    # bytes in use by it and its tags when one of them grew (atomic)
+    uint64_t charged        # of a child: bytes that its parent counts for it
+    uint64_t lent           # bytes that children hold of this arena's max_mem (atomic)
     int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
     ArenaSpan* spans        # of virtual tensors; grow_lock
     int32_t live_spans      # of those, not closed and with references (atomic)
@@ -308,13 +304,9 @@ cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
             + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))
 
 cdef inline uint64_t arena_reserved_now(const ArenaCore* arena) noexcept nogil:
-    # What the driver has given it now: of a suspended arena's pages nothing.
+    # What the driver has given it now: of a sleeping arena's pages nothing.
     return load64(&arena.spanned) + (
-        apart_bytes(arena) if arena.closed == STATE_SUSPENDED else arena_reserved(arena))
-
-cdef inline uint64_t arena_beside(const ArenaCore* arena) noexcept nogil:
-    # What counts in its limit and is not in its tables.
-    return load64(&arena.lent) + load64(&arena.spanned)
+        apart_bytes(arena) if arena.closed == STATE_ASLEEP else arena_reserved(arena))
 
 cdef inline uint64_t arena_max_in_use(const ArenaCore* arena) noexcept nogil:
     # Blocks and virtual tensors: while the tensors do not change, `max_in_use` counts blocks.
@@ -332,8 +324,13 @@ cdef inline uint64_t arena_shrinkages(const ArenaCore* arena) noexcept nogil:
             + load64(&arena.spaces[SMALL_SPACE].released))
 
 cdef inline const ArenaCore* root_of(const ArenaCore* arena) noexcept nogil:
-    # The arena whose limit holds: a graph pool keeps to its parent's, and counts in it.
+    # The arena whose limit holds: a child keeps to its parent's, and counts in it.
     return <const ArenaCore*>arena.parent if arena.parent != NULL else arena
+
+cdef inline uint64_t family_held(const ArenaCore* arena) noexcept nogil:
+    # What counts in that limit: the arena's own memory and its children's, without what sleeps.
+    cdef const ArenaCore* root = root_of(arena)
+    return arena_reserved_now(root) + load64(&root.lent)
 
 cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
     # The epoch of a free on the stream; the stream has work now that an event must be put behind.

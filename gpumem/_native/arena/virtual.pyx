@@ -3,8 +3,11 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from gpumem._native.arena.arena cimport arena_drop, arena_retain, arenas_release_retired
-from gpumem._native.arena.growth cimport memory_is_out, release_idle, shrink_may_help
+from gpumem._native.arena.arena cimport arenas_release_retired
+from gpumem._native.arena.family cimport arena_drop, arena_retain
+from gpumem._native.arena.growth cimport (
+    memory_is_out, release_idle, release_idle_beside, shrink_may_help,
+)
 from gpumem._native.arena.spans cimport span_release, span_stamp, span_take, spans_poll, spans_sweep
 from gpumem._native.arena.streams cimport (
     release_completed, share_rests, slot_retain, wait_for_streams,
@@ -47,6 +50,7 @@ cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
             share_rests(arena, SLOT_RELEASED)
             release_completed(arena, SLOT_RELEASED)
             release_idle(arena, False, 2)
+            release_idle_beside(arena, False)
             status = span_take(span, first, spare, spare)
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)

@@ -1,13 +1,18 @@
 """Physical pages that move under reserved addresses."""
 
 from gpumem._native.pages.execute cimport (
-    space_execute, space_finish, space_release_pages, space_restore, space_undo,
+    space_drop_dormant, space_execute, space_finish, space_list_pages, space_undo,
 )
 from gpumem._native.pages.plan cimport (
     plan_free, space_allocate_lower, space_plan, space_plan_trim,
 )
+from gpumem._native.pages.sleep cimport (
+    Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
+    sleeper_sleep, sleeper_wake, SleepPage, SleepPiece, STORE_DEVICE, STORE_FILE,
+    STORE_HOST, StorePlace,
+)
 from gpumem._native.pages.space cimport (
-    budget_allows, budget_init, budget_spend, MoveBudget, orphans_release, pages_check,
+    budget_allows, budget_init, budget_spend, MoveBudget, orphan_add, orphans_release, pages_check,
     pages_invariant, range_reserve, space_add_range, space_create, space_destroy, space_set_access,
 )
 from gpumem._native.pages.span cimport (

@@ -1,8 +1,9 @@
-"""Carrying a plan out, finishing it, undoing it; giving all pages up and restoring them."""
+"""Carrying a plan out, finishing it, undoing it; the pages that sleep."""
 
 from libc.stdint cimport uint64_t
 
 from gpumem._native.driver cimport CUresult
+from gpumem._native.pages.sleep cimport Sleeper
 from gpumem._native.pages.types cimport Demand, Plan, Space
 from gpumem._support.lock cimport Lock
 
@@ -14,13 +15,11 @@ cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
 cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil
 
 
-# ---- Pages without memory: given up while their arena is suspended, restored at the same addresses
-#
-# Called with the grow lock. A page that was given up has `memory` 0 and keeps its slot and place.
+# ---- Pages that sleep; with the grow lock. One without memory keeps its slot and place -----------
 
 
-# Unmaps and releases every page that has memory; stops where the driver refuses. `lock` is held
+# Unmaps the views that were left from before a move; stops where the driver refuses. `lock` is held
 # while the space changes.
-cdef CUresult space_release_pages(Space* space, Lock* lock) noexcept nogil
-# Makes and maps every page that has none; `call` names what was refused. What was made stays.
-cdef CUresult space_restore(Space* space, const char** call) noexcept nogil
+cdef CUresult space_drop_dormant(Space* space, Lock* lock) noexcept nogil
+# Names every page. False: out of host memory.
+cdef bint space_list_pages(Space* space, Sleeper* sleeper) noexcept nogil

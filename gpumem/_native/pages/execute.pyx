@@ -11,12 +11,13 @@ from gpumem._native.bfc cimport holes_fill, holes_trim, holes_undo_allocate, NIL
 from gpumem._native.driver cimport (
     access_apply, context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext,
 )
+from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page
 from gpumem._native.pages.space cimport (
     fill_granules, hole_at, orphan_add, page_create, page_give_slot, view_set, view_unmap,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand,
-    granule_of, is_backed, Page, page_over, Plan, Space,
+    granule_of, is_backed, Page, Plan, Space,
 )
 from gpumem._support.atomics cimport sum_add
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
@@ -81,7 +82,7 @@ cdef CUresult unmap_views(Space* space, Plan* plan) noexcept nogil:
         for view in range(2):       # the dormant one, then the active one
             if action.unmap[view] == NIL:
                 continue
-            # A page without memory is suspended: the driver has no view of it.
+            # A page without memory sleeps: the driver has no view of it.
             if page.memory:
                 code = note_call(space, &plan.refused, "cuMemUnmap",
                                  view_unmap(space, action.unmap[view], page.granules))
@@ -165,7 +166,7 @@ cdef void release_unmapped(Space* space, Plan* plan) noexcept nogil:
 cdef void release_page(Space* space, Page* page) noexcept nogil:
     # Memory without a view goes back; where that is refused, it is tried again later.
     if page.memory == 0:
-        return                          # suspended
+        return                          # it sleeps
     sum_add(space.calls, 1)
     if space.context.table.cuMemRelease(page.memory) != CUDA_SUCCESS:
         orphan_add(space, page.memory)
@@ -266,25 +267,18 @@ cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slo
         address = stop
 
 
-# ---- Giving pages up and restoring them ----------------------------------------------------------
+# ---- Pages that sleep ----------------------------------------------------------------------------
 
 
-cdef CUresult space_release_pages(Space* space, Lock* lock) noexcept nogil:
-    cdef CUresult code = context_enter(space.context)
+cdef CUresult space_drop_dormant(Space* space, Lock* lock) noexcept nogil:
+    # A refusal leaves pages that still have their memory and place.
+    cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t i
-    if code != CUDA_SUCCESS:
-        return code
+    cdef Page* page
     for i in range(space.page_count):
-        if code == CUDA_SUCCESS and space.page[i].granules and space.page[i].memory:
-            code = page_give_up(space, &space.page[i], lock)
-    context_leave(space.context)
-    return code
-
-
-cdef CUresult page_give_up(Space* space, Page* page, Lock* lock) noexcept nogil:
-    # The dormant view first: a refusal then leaves a page that still has its memory and place.
-    cdef CUresult code
-    if page.dormant != NIL:
+        page = &space.page[i]
+        if page.granules == 0 or page.memory == 0 or page.dormant == NIL:
+            continue
         code = view_unmap(space, page.dormant, page.granules)
         sum_add(space.calls, 1)
         if code != CUDA_SUCCESS:
@@ -293,60 +287,15 @@ cdef CUresult page_give_up(Space* space, Page* page, Lock* lock) noexcept nogil:
         view_set(space, page.dormant, page.granules, NIL)
         page.dormant = NIL
         lock_release(lock)
-    code = view_unmap(space, page.active, page.granules)
-    sum_add(space.calls, 1)
-    if code == CUDA_SUCCESS:
-        release_page(space, page)
     return code
 
 
-cdef CUresult space_restore(Space* space, const char** call) noexcept nogil:
-    # Page by page, so that a page with memory is a mapped one; access run by run.
-    cdef CUresult code = context_enter(space.context)
-    cdef uint32_t g = 0
-    if code != CUDA_SUCCESS:
-        call[0] = "cuCtxPushCurrent"
-        return code
-    while g < space.granules and code == CUDA_SUCCESS:
-        if begins_page(space, g):
-            code = restore_run(space, &g, call)
-        else:
-            g += 1
-    context_leave(space.context)
-    return code
-
-
-cdef inline bint begins_page(const Space* space, uint32_t g) noexcept nogil:
-    # A page without memory that counts here.
-    cdef const Page* page = page_over(space, g)
-    return page != NULL and page.active == g and page.memory == 0
-
-
-cdef CUresult restore_run(Space* space, uint32_t* g, const char** call) noexcept nogil:
-    # The pages without memory from one granule on, as long as they lie side by side.
-    cdef uint64_t begin = address_of(space, g[0])
-    cdef uint64_t end = begin
-    cdef CUresult code
+cdef bint space_list_pages(Space* space, Sleeper* sleeper) noexcept nogil:
+    cdef uint32_t i
     cdef Page* page
-    while g[0] < space.granules and begins_page(space, g[0]):
-        page = page_over(space, g[0])
-        code = restore_page(space, page, call)
-        if code != CUDA_SUCCESS:
-            return code
-        end += bytes_of(page)
-        g[0] += page.granules
-    return note_call(space, call, "cuMemSetAccess",
-                     access_apply(space.context, space.access, begin, end - begin))
-
-
-cdef CUresult restore_page(Space* space, Page* page, const char** call) noexcept nogil:
-    cdef CUresult code = note_call(space, call, "cuMemCreate", page_create(
-        space.context, bytes_of(page), &page.memory))
-    if code != CUDA_SUCCESS:
-        page.memory = 0         # what the driver left there is not a handle
-        return code
-    code = note_call(space, call, "cuMemMap", space.context.table.cuMemMap(
-        address_of(space, page.active), bytes_of(page), 0, page.memory, 0))
-    if code != CUDA_SUCCESS:
-        release_page(space, page)
-    return code
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules and page.active != NIL and not sleeper_add_page(
+                sleeper, address_of(space, page.active), bytes_of(page), &page.memory):
+            return False
+    return True

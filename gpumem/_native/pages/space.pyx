@@ -399,7 +399,7 @@ cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place)
 
 
 cdef inline bint is_mapped(const Space* space, uint32_t granule) noexcept nogil:
-    # A page without memory is suspended: the driver has no view of it.
+    # A page without memory sleeps: the driver has no view of it.
     cdef const Page* page = page_over(space, granule)
     return page != NULL and page.memory != 0
 

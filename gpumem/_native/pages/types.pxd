@@ -79,7 +79,7 @@ cdef struct Space:
     uint64_t created            # pages that were mapped; minus `released`: pages there are
     uint64_t moved
     uint64_t swapped            # dormant views made active again, without a driver call
-    uint64_t released           # of those, given back to the driver; not those of a suspend
+    uint64_t released           # of those, given back to the driver; not those that sleep
     uint64_t spared             # pages made without a look for idle ones: no time left to move
     uint64_t* orphans           # memory without a view that the driver refused to take back
     uint32_t orphan_count

@@ -12,13 +12,13 @@ from gpumem._budget cimport (
 )
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    arena_beside, arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free,
-    ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_SUSPENDED, arena_in_use,
-    arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
-    arena_reserved, arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats,
-    backing_calls, block_note, BlockNote, caches_flush, DebugHeap, heap_check, heap_copy,
+    arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD,
+    ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use, arena_max_in_use,
+    ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
+    arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats, backing_calls,
+    block_note, BlockNote, caches_flush, DebugHeap, family_held, heap_check, heap_copy,
     heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE,
-    PageCopy, root_of, SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+    PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -135,8 +135,8 @@ cdef class ArenaBase(MemoryResource):
         self.require_open()
         peer = Device(device)
         add_peer(self, self.core, peer)
-        for pool in self._graph_pools():
-            pool.enable_peer(peer)
+        for child in self._children():
+            child.enable_peer(peer)
 
     cdef int let_access(self, DriverDevice peer) except -1:
         if (access_has(&self.core.access, peer.context.device) or self.config.peers != "on_use"
@@ -214,7 +214,7 @@ cdef class ArenaBase(MemoryResource):
         happens to each block when it is freed and before its memory is used again, once the streams
         that it was freed on and recorded for are done; those findings are reported by the next
         call that may raise. Each wrong byte is reported once. Blocks of graph pools and shareable
-        ones have no guards and are not looked at, nor is anything while the arena is suspended.
+        ones have no guards and are not looked at, nor is anything that is asleep.
 
         Parameters
         ----------
@@ -310,11 +310,6 @@ cdef class ArenaBase(MemoryResource):
         """Whether `close` has given everything back."""
         return self.core.closed == STATE_CLOSED
 
-    @property
-    def suspended(self):
-        """Whether it is between `suspend` and `resume`."""
-        return self.core.closed == STATE_SUSPENDED
-
     def __repr__(self):
         if self.core.closed == STATE_CLOSED:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
@@ -388,7 +383,7 @@ cdef object arena_stats(ArenaCore* core):
         largest_free=largest,
         pages_moved=(load64(&core.spaces[LARGE_SPACE].moved)
                      + load64(&core.spaces[SMALL_SPACE].moved)),
-        suspended_bytes=load64(&core.saved_bytes),
+        suspended_bytes=load64(&core.sleeper.nbytes),
         moves_refused=spared,
         driver_calls=(backing_calls(core) + stats.events_recorded + stats.events_asked
                       + stats.events_waited),
@@ -507,12 +502,12 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
                           "interpreter is ending")
-    if status == ARENA_CLOSED and arena.core.closed == STATE_SUSPENDED:
-        raise SuspendedError(f"arena {arena.name!r} is suspended: resume() brings its memory back")
+    if status == ARENA_CLOSED and arena.core.closed == STATE_ASLEEP:
+        raise SuspendedError(f"arena {arena.name!r} is asleep: wake() brings its memory back")
     if status == ARENA_CLOSED:
         raise ClosedError(f"arena {arena.name!r} is closed")
-    if status == ARENA_HALF_SUSPENDED:
-        raise_half_suspended(arena)
+    if status == ARENA_HALF_ASLEEP:
+        raise_half_asleep(arena)
     if status == ARENA_OVER_BUDGET:
         raise_over_budget(arena, asked, extra, slot, [])
     if status == ARENA_NO_METADATA:
@@ -525,15 +520,15 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
     raise_out_of_memory(arena, asked, extra, slot, status, failure)
 
 
-cdef int raise_half_suspended(ArenaBase arena) except -1:
-    """Raise for a suspend that was refused half-way, and whose undoing was refused too."""
+cdef int raise_half_asleep(ArenaBase arena) except -1:
+    """Raise for a sleep that was refused half-way, and whose undoing was refused too."""
     try:
         raise_refusal(arena.core)
     except Exception as refusal:
         raise SuspendedError(
-            f"arena {arena.name!r} is suspended, but not all of its memory went back: the driver "
-            f"refused to unmap a page, and then to bring the others back ({refusal}). The bytes of "
-            "live blocks are in their copy on the host; resume() can be tried") from refusal
+            f"arena {arena.name!r} is asleep, but not all of its memory went back: the driver "
+            f"refused a step, and then to bring back what had gone ({refusal}). The bytes of live "
+            "blocks are safe; wake() completes it") from refusal
 
 
 cdef int raise_refusal(ArenaCore* core) except -1:
@@ -617,8 +612,7 @@ cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:
 
 
 cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
-    cdef const ArenaCore* root = root_of(arena)
-    return arena_reserved(root) + arena_beside(root)
+    return family_held(arena)
 
 
 cdef dict memory_of(ArenaCore* arena, uint32_t slot):
@@ -765,7 +759,7 @@ cdef int join_budget(ArenaBase arena, object budget, object count) except -1:
     # `detour` takes allocations off the fast path, which charges nothing.
     if in_use:
         arena.core.in_use_account = account
-        arena.core.detour = True
+        arena.core.detour += 1
     else:
         arena.core.held_account = account
     return 0

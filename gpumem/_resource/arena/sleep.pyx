@@ -1,30 +1,124 @@
-"""Sleeping: an arena that gives its memory back and keeps its addresses."""
+"""Sleeping: tags, sleep and wake."""
 
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import fields
+
+cimport cython
 from libc.stdint cimport uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from gpumem._native.arena cimport (
-    ARENA_DEAD, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now, arena_resume,
-    arena_suspend, ArenaCore, heap_suspend, STATE_SUSPENDED,
+    arena_can_sleep, ARENA_DEAD, arena_in_use, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
+    arena_sleep, arena_wake, ArenaCore, heap_sleep, OpenTag, STATE_ASLEEP, STATE_OPEN, tag_close,
+    tag_now, tag_open,
 )
-from gpumem._native.driver cimport context_is_dead, synchronize_device
+from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
+from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
 from gpumem._resource.arena.reports cimport ArenaBase, raise_status, under_pressure
 from gpumem._support.lease cimport views_alive
 
-from gpumem.errors import ConfigError, InUseError
+from gpumem._support.arguments import require
+from gpumem._support.providers import provided
+from gpumem._support.releases import release_retired
+from gpumem.device import Device
+from gpumem.errors import ConfigError, GpumemError, InUseError, SuspendedError
+
+UNTAGGED = "default"
+MODES = ("keep", "drop", "stay")
 
 
 cdef class SleepingArena(ArenaBase):
     """What an arena does to sleep and to wake; `gpumem.Arena` adds the rest."""
 
-    def suspend(self):
-        """Give all memory back to the driver; the bytes of live blocks wait on the host.
+    def tag(self, name, *, asleep="keep"):
+        """Tag the blocks that the calling thread allocates, so that they can sleep by themselves.
 
-        Addresses stay: after `resume`, pointers, tensors over them and captured graphs are valid
-        as before. Waits for everything queued on the device; Ctrl-C ends that wait, and the arena
-        goes on. From here to `resume` no work may be queued on the arena's blocks, and allocating
-        raises `SuspendedError`; buffers may be dropped, and are then not copied back. Persistent
-        blocks are included. Shareable blocks and those for a transport stay as they are, as others
-        may use them. Idempotent.
+        A context manager. Blocks of a tag lie on pages of their own, and count in the arena's
+        limit, budget and `stats`; PyTorch's tensors over this arena are blocks as well. Tags can be
+        nested; the innermost counts. Recordings and reports show the tag, as `gpumem.observe.tag`.
+        Blocks without a tag have the tag ``"default"``, which is "keep".
+
+        Parameters
+        ----------
+        name : str
+            The tag; opened again, it goes on.
+        asleep : {"keep", "drop", "stay"}
+            What `sleep` does with its blocks: "keep" lets their bytes come back with `wake`;
+            "drop" the memory alone, with any bytes; "stay" leaves them where they are.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `name` is not a str, is empty, or there are too many names.
+        ConfigError
+            `asleep` is something else, or not what the tag was opened with before; or the arena has
+            regions or a source, whose addresses cannot be kept.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+        GpumemError
+            On leaving: another thread has entered.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> with arena.tag("cache", asleep="drop"):
+        ...     cache = arena.allocate(1 << 20)
+        >>> weights = arena.allocate(1 << 20)
+        >>> arena.sleep("cache"), arena.asleep
+        (2097152, ('cache',))
+        >>> arena.wake()
+        """
+        cdef Tag tag
+        self.require_own()
+        self.require_open()
+        require_virtual(self)
+        require("name", name, str, "a str")
+        require("asleep", asleep, str, "one of 'keep', 'drop', 'stay'")
+        if not name:
+            raise ValueError("a tag has at least one character")
+        if asleep not in MODES:
+            raise ConfigError(f"invalid asleep = {asleep!r}: expected one of 'keep', 'drop', "
+                              "'stay'")
+        observed = provided("tag")(name)
+        if name == UNTAGGED:
+            mode, inner = "keep", self
+        else:
+            tag = self.tags.get(name) if self.tags is not None else None
+            if tag is None:
+                tag = Tag()
+                tag.asleep = asleep
+                tag.arena = self._open_tag(name)
+                if self.tags is None:
+                    self.tags = {}
+                tag = self.tags.setdefault(name, tag)
+            mode, inner = tag.asleep, tag.arena
+        if mode != asleep:
+            raise ConfigError(f"invalid asleep = {asleep!r} of tag {name!r}: it is {mode!r}")
+        return Tagged(self, inner, name, observed)
+
+    def sleep(self, tags=None, to="host"):
+        """Give memory back to the driver; the bytes of "keep" blocks wait elsewhere.
+
+        Addresses stay: after `wake`, pointers, tensors over them and captured graphs are valid as
+        before. Graph pools stay as they are. Waits for everything queued on the device; Ctrl-C ends
+        that wait, and the arena goes on. From here to `wake` no work may touch blocks that sleep:
+        what a kernel reads or writes there is undefined, mostly an illegal address. Python's views,
+        copies and exports of them raise `SuspendedError`, and so does allocating under a tag that
+        sleeps. Blocks may be dropped, and are then not copied back. Shareable blocks and those for
+        a transport stay as they are, as others may use them. What sleeps already goes on sleeping.
+
+        Parameters
+        ----------
+        tags : str or iterable of str, optional
+            Which tags; ``"default"`` is the blocks without one. None: all.
+        to : str, Device or path
+            Where bytes wait: "host", in pinned memory, some of which stays for the next time (see
+            `ArenaConfig.sleep_keep_bytes`); another device, as "cuda:1"; or a file, which must not
+            exist, and which `wake` removes. A text with a slash is a path.
 
         Returns
         -------
@@ -39,14 +133,18 @@ cdef class SleepingArena(ArenaBase):
             Nothing is changed.
         ConfigError
             The arena has regions: their addresses cannot be kept.
+        ValueError
+            There is no such tag or device.
         OutOfMemoryError
-            The host has no memory for the copy; the arena goes on as before.
+            There is no room for the copy; the arena goes on as before.
+        OSError
+            The file cannot be written; the arena goes on as before.
         DriverError
             The driver refused; the arena goes on as before.
         SuspendedError
-            The driver refused to unmap a page, and then to undo what was done: the arena is
-            suspended, its bytes are in the copy, and some memory has not gone back. `resume` can
-            be tried.
+            The driver refused a step, and then to undo what was done: those tags that `asleep`
+            tells are asleep, their bytes are safe, and some memory has not gone back. `wake`
+            completes it.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
 
@@ -55,48 +153,57 @@ cdef class SleepingArena(ArenaBase):
         >>> import gpumem
         >>> arena = gpumem.Arena("host")
         >>> weights = arena.allocate_persistent(1 << 20)
-        >>> arena.suspend(), arena.stats().reserved
+        >>> arena.sleep(), arena.stats().reserved
         (2097152, 0)
-        >>> arena.resume()
+        >>> arena.wake()
         >>> weights.close()
         """
-        cdef uint64_t held = arena_reserved_now(self.core)
-        cdef int status
-        self._require_awake_or_asleep()
-        if self.core.closed == STATE_SUSPENDED:
-            return 0
-        if self.registered:
-            raise InUseError(f"arena {self.name!r} cannot be suspended: {self.registered} "
-                             "registrations of its blocks are held")
-        # A registration counts as a view; those left are of blocks that a suspend leaves.
-        views = views_alive(&self.core.views) - self.registered_fixed
-        if self.cpu_can_read and views:
-            raise InUseError(f"arena {self.name!r} cannot be suspended: {views} views of its "
-                             "blocks are alive, and the CPU could read them")
-        # Ctrl-C ends this wait; the one below is for what was queued meanwhile.
+        cdef ArenaBase each
+        self._require_sleeper()
+        sleepers = [(name, each) for name, each in self._named(tags)
+                    if each.core.closed == STATE_OPEN and self._mode(name) != "stay"]
+        for name, each in sleepers:
+            require_untouched(each, name)
+        # Ctrl-C ends this wait; those below are for what was queued meanwhile.
         synchronize_device(&self.driver_device.context)
-        with nogil:
-            if self.core.heap != NULL:
-                status = heap_suspend(self.core)
-            else:
-                status = arena_suspend(self.core)
-        if status != ARENA_OK:
-            raise_status(self, self.stats().in_use, 0, self.default_slot, status)
-        return held - arena_reserved_now(self.core)
+        place = SleepPlace(self, to, self.config.sleep_keep_bytes)
+        done = []
+        released = 0
+        try:
+            for name, each in sleepers:
+                held = arena_reserved_now(each.core)
+                if self._mode(name) == "drop":
+                    put_to_sleep(each, None)
+                else:
+                    put_to_sleep(each, place)
+                    place.used_by(self, each, name)
+                done.append((name, each))
+                released += held - arena_reserved_now(each.core)
+        except BaseException as error:
+            wake_all(self, done, error)
+            raise
+        finally:
+            place.close()
+            self._forget_files()
+        return released
 
-    def resume(self):
-        """Make the memory of a suspended arena again, at the same addresses, with its bytes.
+    def wake(self, tags=None):
+        """Make the memory of sleeping blocks again, at the same addresses, with its bytes.
 
-        Returns when they are there: copies on the device's legacy default stream, and so waits for
-        what is queued on it. Idempotent.
+        Returns when they are there. What is awake stays so.
+
+        Parameters
+        ----------
+        tags : str or iterable of str, optional
+            Which tags; None: all that sleep. In any order.
 
         Raises
         ------
         OutOfMemoryError, DriverError
-            The driver refused, or its budget (BudgetExceededError); the arena is still suspended,
-            and this can be tried again.
-        ConfigError, ClosedError
-            As `suspend`.
+            The driver refused, or its budget (BudgetExceededError); the tag is still asleep, and
+            this can be tried again.
+        ConfigError, ValueError, ClosedError
+            As `sleep`.
 
         Examples
         --------
@@ -105,29 +212,284 @@ cdef class SleepingArena(ArenaBase):
         >>> buffer = arena.allocate(1000)
         >>> with memoryview(buffer) as view:
         ...     view[0] = 7
-        >>> address, _ = buffer.ptr, arena.suspend()
-        >>> arena.resume()
+        >>> address, _ = buffer.ptr, arena.sleep()
+        >>> arena.wake()
         >>> buffer.ptr == address, memoryview(buffer)[0]
         (True, 7)
         """
-        cdef int status
-        self._require_awake_or_asleep()
-        with nogil:
-            status = arena_resume(self.core)
-        if status == ARENA_OVER_BUDGET:
-            status = under_pressure(self, resume_again, self.stats().in_use)
-        if status != ARENA_OK:
-            raise_status(self, self.stats().in_use, 0, self.default_slot, status)
+        cdef ArenaBase each
+        self._require_sleeper()
+        try:
+            for _, each in self._named(tags):
+                wake_up(each)
+        finally:
+            self._forget_files()
 
-    def _require_awake_or_asleep(self):
+    @property
+    def asleep(self):
+        """The tags that are asleep, a tuple of str; ``"default"`` is the blocks without one."""
+        cdef ArenaBase each
+        return tuple([name for name, each in self._named(None)
+                      if each.core.closed == STATE_ASLEEP])
+
+    def stats(self):
+        """Return the counters of this moment as `Stats`; those of all tags together.
+
+        The highest of bytes in use and reserved are sums of each tag's own.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffer = arena.allocate(1000)
+        >>> stats = arena.stats()
+        >>> stats.requested_in_use, stats.in_use, stats.reserved >= stats.in_use
+        (1000, 1024, True)
+        """
+        total = ArenaBase.stats(self)
+        if self.tags is None:
+            return total
+        parts = [total] + [each.stats() for each in self._beside()]
+        largest = ("max_alloc_size", "largest_free")
+        sums = {each.name: sum([getattr(part, each.name) for part in parts])
+                for each in fields(total) if each.name not in ("limit", *largest)}
+        most = {name: max([getattr(part, name) for part in parts]) for name in largest}
+        return type(total)(limit=total.limit, **sums, **most)
+
+    def blocks(self):
+        """Return every block, used and free, as a list of `BlockInfo` in address order.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffer = arena.allocate(1000)
+        >>> [(block.nbytes, block.allocated_nbytes) for block in arena.blocks() if block.used]
+        [(1000, 1024)]
+        """
+        found = ArenaBase.blocks(self)
+        if self.tags is None:
+            return found
+        for each in self._beside():
+            found += each.blocks()
+        return sorted(found, key=lambda block: block.address)
+
+    cdef ArenaBase tagged(self):
+        cdef Tag tag
+        cdef ArenaCore* core = tag_now(self.core)
+        if core != NULL:
+            for tag in self.tags.values():
+                if tag.arena.core == core:
+                    return tag.arena
+        return None
+
+    def _named(self, tags):
+        # Of each tag the name and the arena, in the order of opening; the untagged blocks first.
+        known = {UNTAGGED: self}
+        if self.tags is not None:
+            known |= {name: (<Tag>tag).arena for name, tag in self.tags.items()}
+        if tags is None:
+            return list(known.items())
+        names = [tags] if isinstance(tags, str) else tags
+        if not isinstance(names, Iterable):
+            raise TypeError(f"tags must be a str or several, not {type(tags).__name__}")
+        names = list(names)
+        for name in names:
+            if name not in known:
+                raise ValueError(f"arena {self.name!r} has no tag {name!r}; it has "
+                                 f"{', '.join(map(repr, known))}")
+        return [(name, known[name]) for name in dict.fromkeys(names)]
+
+    def _beside(self):
+        # The arenas of tags.
+        return [each for _, each in self._named(None)[1:]]
+
+    def _close_tags(self):
+        # All or none: refused while a block of any tag is in use.
+        cdef ArenaBase each
+        if self.tags is None:
+            return
+        release_retired()
+        for name, each in self._named(None):
+            if ArenaBase.stats(each).in_use:
+                raise InUseError(f"arena {self.name!r} cannot be closed: blocks with tag {name!r} "
+                                 "are in use")
+        for each in self._beside():
+            each.close()
+
+    def _mode(self, name):
+        return "keep" if name == UNTAGGED else (<Tag>self.tags[name]).asleep
+
+    def _require_sleeper(self):
         self.require_own()
         self.require_open()
         if context_is_dead(&self.driver_device.context):
             raise_status(self, 0, 0, self.default_slot, ARENA_DEAD)
-        if not self.core.settings.paged:
-            raise ConfigError(f"arena {self.name!r} has backing = 'regions', which cannot be "
-                              "suspended; backing = 'virtual' can")
+        require_virtual(self)
+
+    def _forget_files(self):
+        # A file goes with the last tag whose bytes it has.
+        asleep = self.asleep
+        if self.files:
+            gone = {path for name, path in self.files.items() if name not in asleep}
+            self.files = {name: path for name, path in self.files.items() if name in asleep}
+            for path in gone - set(self.files.values()):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
 
-cdef int resume_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
-    return arena_resume(core)
+@cython.final
+cdef class Tagged:
+    """The context in which a thread's allocations of an arena have a tag."""
+
+    cdef readonly str name
+    cdef SleepingArena arena
+    cdef ArenaBase inner
+    cdef object observed                # the context of the observers' tag
+    cdef list opened                    # addresses of what this context has open
+
+    def __cinit__(self, SleepingArena arena not None, ArenaBase inner not None, name, observed):
+        self.arena, self.inner, self.name, self.observed = arena, inner, name, observed
+        self.opened = []
+
+    def __enter__(self):
+        cdef OpenTag* tag
+        if self.opened:
+            raise GpumemError(f"tag {self.name!r} is entered already: call tag() for each use")
+        tag = <OpenTag*>malloc(sizeof(OpenTag))
+        if tag == NULL:
+            raise MemoryError("out of host memory while opening a tag")
+        self.observed.__enter__()
+        tag.arena, tag.tagged = self.arena.core, self.inner.core
+        tag_open(tag)
+        self.opened.append(<uint64_t>tag)
+
+    def __exit__(self, *exception):
+        cdef OpenTag* tag = <OpenTag*><uint64_t>self.opened[0]
+        if not tag_close(tag):
+            # It stays in the list of its thread, and is not freed.
+            raise GpumemError(f"tag {self.name!r} is left on another thread than entered it")
+        self.opened.clear()
+        free(tag)
+        self.observed.__exit__(*exception)
+
+
+@cython.final
+cdef class SleepPlace:
+    """Where the bytes of one call of sleep go."""
+
+    cdef StorePlace place
+    cdef DriverDevice device            # kept as long as its memory is used
+    cdef str path
+    cdef bint used
+
+    def __cinit__(self, SleepingArena arena not None, to, uint64_t keep):
+        memset(&self.place, 0, sizeof(StorePlace))
+        self.place.kind = STORE_HOST
+        self.place.keep = keep
+        self.place.file = -1
+        if isinstance(to, Device) or isinstance(to, str) and os.sep not in to:
+            if to == "host" and not isinstance(to, Device):
+                return
+            device = Device(to)
+            if device.type != arena.memory.device.type or device == arena.memory.device:
+                raise ValueError(f"invalid to = {str(to)!r} for an arena on {arena.memory}: "
+                                 "expected \"host\", another device of its type, or a path")
+            self.device = device._open()
+            self.place.kind, self.place.keep = STORE_DEVICE, 0
+            self.place.device = &self.device.context
+            return
+        self.path = os.fspath(to)
+        self.place.kind, self.place.keep = STORE_FILE, 0
+        self.place.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+                                  0o600)
+
+    cdef StorePlace* make_room(self, uint64_t nbytes) except NULL:
+        # A file has its blocks before it is written through a mapping, where a full disk would be
+        # a signal.
+        if self.place.kind == STORE_FILE:
+            self.place.room = nbytes + ROOM_PAGE - nbytes % ROOM_PAGE
+            os.posix_fallocate(self.place.file, self.place.offset, self.place.room)
+        return &self.place
+
+    def used_by(self, SleepingArena arena not None, ArenaBase each not None, name):
+        if self.place.kind == STORE_FILE and each.core.sleeper.nbytes:
+            self.place.offset += self.place.room
+            self.place.room = 0
+            arena.files = {**(arena.files or {}), name: self.path}
+            self.used = True
+
+    def close(self):
+        # Mappings keep the file.
+        if self.place.file >= 0:
+            os.close(self.place.file)
+            self.place.file = -1
+            if not self.used:
+                os.unlink(self.path)
+
+
+cdef enum:
+    ROOM_PAGE = 4096
+
+
+cdef int put_to_sleep(ArenaBase arena, SleepPlace place) except -1:
+    cdef StorePlace* to = NULL if place is None else place.make_room(arena_in_use(arena.core))
+    cdef int status
+    with nogil:
+        if arena.core.heap != NULL:
+            status = heap_sleep(arena.core, to)
+        else:
+            status = arena_sleep(arena.core, to)
+    if status != ARENA_OK:
+        raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
+    return 0
+
+
+cdef int wake_all(SleepingArena arena, list named, object refusal) except -1:
+    """Undo for the tags that were asleep before another one was refused."""
+    cdef ArenaBase each
+    failed = []
+    for name, each in named:
+        try:
+            wake_up(each)
+        except (GpumemError, MemoryError):
+            failed.append(name)
+    if failed:
+        raise SuspendedError(f"tags {', '.join(failed)} of arena {arena.name!r} are asleep, and "
+                             f"could not be woken after a refusal ({refusal}); wake() can be tried"
+                             ) from refusal
+    return 0
+
+
+cdef int wake_up(ArenaBase arena) except -1:
+    cdef int status
+    with nogil:
+        status = arena_wake(arena.core)
+    if status == ARENA_OVER_BUDGET:
+        status = under_pressure(arena, wake_again, arena.stats().in_use)
+    if status != ARENA_OK:
+        raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
+    return 0
+
+
+cdef int wake_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
+    return arena_wake(core)
+
+
+cdef int require_virtual(ArenaBase arena) except -1:
+    if not arena_can_sleep(arena.core):
+        raise ConfigError(f"arena {arena.name!r} has backing = 'regions', which cannot sleep; "
+                          "backing = 'virtual' can")
+    return 0
+
+
+cdef int require_untouched(ArenaBase arena, str name) except -1:
+    what = f"arena {arena.name!r} cannot sleep"
+    if arena.registered:
+        raise InUseError(f"{what}: {arena.registered} registrations of its blocks are held")
+    # A registration counts as a view; those left are of blocks that a sleep leaves.
+    views = views_alive(&arena.core.views) - arena.registered_fixed
+    if arena.cpu_can_read and views:
+        raise InUseError(f"{what}: {views} views of its blocks are alive, and the CPU could read "
+                         "them")
+    return 0

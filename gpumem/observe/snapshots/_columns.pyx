@@ -13,7 +13,7 @@ from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     arena_copy, arena_copy_free, arena_drop, arena_retain_live, ArenaCopy, ArenaCore, block_note,
     BlockNote, DebugHeap, heap_copy, HEAP_FREED, HEAP_LIVE, HeapBlock, HeapState, hooks_blocks,
-    STATE_SUSPENDED, TableCopy,
+    STATE_ASLEEP, TableCopy,
 )
 from gpumem._native.bfc cimport (
     Chunk, CHUNK_CACHED, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED, CHUNK_USED, NIL,
@@ -361,7 +361,7 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
         "max_reserved": copy.stats.max_reserved,
         "num_allocs": copy.stats.num_allocs,
         "num_frees": copy.stats.num_frees,
-        "suspended": copy.closed == STATE_SUSPENDED,
+        "suspended": copy.closed == STATE_ASLEEP,
     }
 
 

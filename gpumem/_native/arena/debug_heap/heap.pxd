@@ -11,6 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.debug_heap.types cimport DebugHeap, HeapHooks, HeapSettings
 from gpumem._native.arena.types cimport ArenaCore, Block
 from gpumem._native.driver cimport CUresult
+from gpumem._native.pages cimport StorePlace
 from gpumem._support.lease cimport Uses
 
 # How the arena finds room for a block; `flags` are AllocateFlags. Returns an ArenaStatus.
@@ -50,5 +51,5 @@ cdef uint64_t heap_release(ArenaCore* arena, uint64_t most) noexcept nogil
 cdef void heap_drain(ArenaCore* arena) noexcept nogil
 # Examines every block now; waits for nothing. The driver's code if it refused.
 cdef CUresult heap_check(ArenaCore* arena) noexcept nogil
-# Drains, then suspends the arena; an ArenaStatus.
-cdef int heap_suspend(ArenaCore* arena) noexcept nogil
+# Drains, then lets the arena sleep; an ArenaStatus.
+cdef int heap_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil

@@ -16,15 +16,15 @@ from gpumem._native.arena.debug_heap.types cimport (
     HeapSite, HeapState,
 )
 from gpumem._native.arena.growth cimport memory_is_out
+from gpumem._native.arena.sleep cimport arena_sleep
 from gpumem._native.arena.streams cimport (
     drain_streams, end_epochs, has_unknown_work, pause, slot_drop, slot_retain, uses_release,
     wait_for_streams,
 )
-from gpumem._native.arena.suspend cimport arena_suspend
 from gpumem._native.arena.types cimport (
     ALLOCATE_SHAREABLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore, Block, driver_refused, stamp_free, STATE_OPEN,
-    STATE_SUSPENDED,
+    STATE_ASLEEP,
 )
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.driver cimport (
@@ -32,6 +32,7 @@ from gpumem._native.driver cimport (
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS, CUresult,
     CUstreamCaptureMode, CUstreamCaptureStatus,
 )
+from gpumem._native.pages cimport StorePlace
 from gpumem._support.atomics cimport count_add, load64, store64
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport REC_FREE
@@ -88,7 +89,7 @@ cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
     heap.free_block = free_block
     arena.heap = heap
     # Allocations and frees leave the fast path, whose caches would hand a freed block out at once.
-    arena.detour = True
+    arena.detour += 1
     lock_acquire(&heaps_lock)
     heap.next = heaps
     heaps = heap
@@ -412,13 +413,13 @@ cdef void heap_drain(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.heap.turn)
 
 
-cdef int heap_suspend(ArenaCore* arena) noexcept nogil:
+cdef int heap_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     cdef int status
-    # The turn is held throughout: nothing is examined while the memory moves to the host.
+    # The turn is held throughout: nothing is examined while the memory goes.
     lock_acquire(&arena.heap.turn)
     if arena.closed == STATE_OPEN:
         drain(arena)
-    status = arena_suspend(arena)
+    status = arena_sleep(arena, place)
     lock_release(&arena.heap.turn)
     return status
 
@@ -605,7 +606,7 @@ cdef uint64_t release_block(ArenaCore* arena, HeapBlock* block) noexcept nogil:
 cdef void drain(ArenaCore* arena) noexcept nogil:
     if not holds_any(arena.heap):
         return
-    if arena.closed == STATE_SUSPENDED:
+    if arena.closed == STATE_ASLEEP:
         # The device was drained, and there is no memory to examine.
         release_all(arena, HEAP_FREED)
         release_all(arena, HEAP_QUARANTINED)

@@ -1,4 +1,4 @@
-"""Suspend on a GPU: the driver has its memory back, a captured graph works on after resume."""
+"""Sleep on a GPU: the driver has its memory back, a captured graph works on after waking."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def byte_at(driver, address):
     return int(seen[0])
 
 
-def test_suspend_releases_memory_and_resume_restores_bytes(driver):
+def test_sleep_releases_memory_and_wake_restores_bytes(driver):
     arena = gpumem.Arena("cuda:0")
     base = free_bytes(driver)
     buffers = [arena.allocate(size) for size in (3 * GIB, 300, 50 * MIB, MIB, 700)]
@@ -26,12 +26,12 @@ def test_suspend_releases_memory_and_resume_restores_bytes(driver):
         driver.call(driver.cuMemsetD8, buffer.ptr, number + 1, buffer.nbytes)
     held = base - free_bytes(driver)
     assert held >= 5 * GIB
-    arena.suspend()
+    arena.sleep()
     assert base - free_bytes(driver) <= 4 * MIB
     other = gpumem.Arena("cuda:0")
     other.allocate(8 * GIB).close()
     other.close()
-    arena.resume()
+    arena.wake()
     for number, buffer in enumerate(buffers):
         assert byte_at(driver, buffer.ptr) == number + 1
         assert byte_at(driver, buffer.ptr + buffer.nbytes - 1) == number + 1
@@ -41,7 +41,7 @@ def test_suspend_releases_memory_and_resume_restores_bytes(driver):
     arena.close()
 
 
-def test_captured_graph_uses_its_pointers_after_resume(driver):
+def test_captured_graph_uses_its_pointers_after_waking(driver):
     arena = gpumem.Arena("cuda:0")
     source, target = arena.allocate(4 * MIB), arena.allocate_persistent(4 * MIB)
     stream = driver.call(driver.cuStreamCreate, 1)
@@ -51,8 +51,8 @@ def test_captured_graph_uses_its_pointers_after_resume(driver):
     graph = driver.call(driver.cuStreamEndCapture, stream)
     ready = driver.call(driver.cuGraphInstantiate, graph, 0)
     driver.call(driver.cuMemsetD8, source.ptr, 7, 4 * MIB)
-    arena.suspend()
-    arena.resume()
+    arena.sleep()
+    arena.wake()
     driver.call(driver.cuGraphLaunch, ready, stream)
     driver.call(driver.cuStreamSynchronize, stream)
     assert byte_at(driver, target.ptr) == byte_at(driver, target.ptr + 4 * MIB - 1) == 7

@@ -1,4 +1,4 @@
-"""Suspend and resume: memory goes back, bytes wait on the host, addresses stay."""
+"""Sleep and wake: memory goes back, bytes wait on the host, addresses stay."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ def held(make_arena):
     for number, buffer in enumerate(buffers):
         fill(buffer, number + 1)
     yield arena, buffers
-    if arena.suspended:
-        arena.resume()
+    if arena.asleep:
+        arena.wake()
     for buffer in buffers:
         buffer.close()
 
 
 @pytest.mark.parametrize("apart", [{"shareable": True}, {"transport": "ipc"}])
-def test_suspend_returns_what_it_released_without_blocks_that_stay(make_arena, host, apart):
+def test_sleep_returns_what_it_released_without_blocks_that_stay(make_arena, host, apart):
     arena = make_arena()
     with arena.allocate(MIB), arena.allocate(3 * MIB, **apart) as stays:
         fill(stays, 7)
         before, used = arena.stats(), host.used(0)
-        released = arena.suspend()
+        released = arena.sleep()
         assert released == used - host.used(0) == before.reserved - arena.stats().reserved > 0
-        arena.resume()
+        arena.wake()
         assert holds(stays, 7)
 
 
-def test_suspend_releases_memory_and_resume_restores_bytes_in_place(held, host):
+def test_sleep_releases_memory_and_wake_restores_bytes_in_place(held, host):
     arena, buffers = held
     gap = arena.allocate(20 * MIB)
     gap.close()
     addresses = [buffer.ptr for buffer in buffers]
     before, used = arena.stats(), host.used(0)
-    given = arena.suspend()
-    assert arena.suspended
+    given = arena.sleep()
+    assert arena.asleep
     assert given > 0
     assert host.used(0) == used - before.reserved
     assert arena.stats().reserved == 0
     assert arena.stats().in_use == arena.stats().suspended_bytes == before.in_use
     arena.check_invariants()
-    arena.resume()
-    assert not arena.suspended
+    arena.wake()
+    assert not arena.asleep
     assert [buffer.ptr for buffer in buffers] == addresses
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
     assert arena.stats().suspended_bytes == 0
@@ -71,53 +71,53 @@ def test_suspend_releases_memory_and_resume_restores_bytes_in_place(held, host):
     arena.check_invariants()
 
 
-def test_persistent_blocks_are_suspended_too(make_arena, host):
+def test_persistent_blocks_sleep_too(make_arena, host):
     arena = make_arena()
     used = host.used(0)
     weights = [arena.allocate_persistent(10 * KIB) for _ in range(100)]
     assert arena.stats().reserved == host.used(0) - used == 2 * MIB
-    arena.suspend()
+    arena.sleep()
     assert host.used(0) == used
-    arena.resume()
+    arena.wake()
     del weights
     arena.shrink()
     assert arena.stats().reserved == host.used(0) - used == 0
 
 
-def test_peaks_can_be_reset_while_suspended(make_arena):
+def test_peaks_can_be_reset_while_asleep(make_arena):
     arena = make_arena({"backing": "virtual"})
     weights = arena.allocate_persistent(1 << 20)
-    arena.suspend()
+    arena.sleep()
     arena.reset_peaks()
     assert arena.stats().max_reserved == arena.stats().reserved == 0
-    arena.resume()
+    arena.wake()
     assert arena.stats().max_reserved == arena.stats().reserved > 0
     weights.close()
 
 
-def test_suspended_arena_refuses_allocation(held):
+def test_sleeping_arena_refuses_allocation(held):
     arena, _ = held
-    arena.suspend()
+    arena.sleep()
     for call in (arena.allocate, arena.allocate_persistent, arena.prepare):
         for size in (0, 100, 5 * MIB):
             if call != arena.prepare or size:
-                with pytest.raises(gpumem.errors.SuspendedError, match="resume"):
+                with pytest.raises(gpumem.errors.SuspendedError, match="wake"):
                     call(size)
-    arena.suspend()  # again: nothing to do
+    arena.sleep()  # again: nothing to do
     arena.shrink()
     assert arena.stats().reserved == 0
-    arena.resume()
-    arena.resume()
+    arena.wake()
+    arena.wake()
     arena.allocate(5 * MIB).close()
 
 
-def test_block_freed_while_suspended_is_not_restored(held, host):
+def test_block_freed_while_asleep_is_not_restored(held, host):
     arena, buffers = held
-    arena.suspend()
+    arena.sleep()
     for buffer in (buffers[0], buffers[1], buffers[6]):
         buffer.close()
     copies = host.call_count("cuMemcpyHtoDAsync")
-    arena.resume()
+    arena.wake()
     assert host.call_count("cuMemcpyHtoDAsync") > copies
     kept = [n for n in range(len(buffers)) if n not in (0, 1, 6)]
     assert all(holds(buffers[n], n + 1) for n in kept)
@@ -129,70 +129,70 @@ def test_block_freed_while_suspended_is_not_restored(held, host):
         fill(again, 9)
 
 
-def test_suspended_arena_can_be_closed(host):
+def test_sleeping_arena_can_be_closed(host):
     before = given_out()
     arena = gpumem.Arena("host")
     buffer = arena.allocate(10 * MIB)
     lasting = arena.allocate_persistent(1000)
-    arena.suspend()
+    arena.sleep()
     with pytest.raises(gpumem.errors.InUseError):
         arena.close()
     buffer.close()
     lasting.close()
     arena.close()
     with pytest.raises(gpumem.errors.ClosedError):
-        arena.resume()
+        arena.wake()
     with pytest.raises(gpumem.errors.ClosedError):
-        arena.suspend()
+        arena.sleep()
     del arena, buffer, lasting
     assert gpumem.Device("host").free_bytes > 0
     assert given_out()["handles"] == before["handles"]
     assert given_out()["mappings"] == before["mappings"]
 
 
-def test_dropped_suspended_arena_leaves_nothing(host):
+def test_dropped_sleeping_arena_leaves_nothing(host):
     assert gpumem.Device("host").free_bytes > 0
     before = given_out()
     arena = gpumem.Arena("host")
     buffer = arena.allocate(10 * MIB)
-    arena.suspend()
+    arena.sleep()
     del arena, buffer
     assert gpumem.Device("host").free_bytes > 0
     assert given_out() == before
 
 
-def test_suspend_is_refused_while_cpu_views_exist(make_arena):
+def test_sleep_is_refused_while_cpu_views_exist(make_arena):
     arena = make_arena()
     buffer = arena.allocate(MIB)
     view = np.frombuffer(buffer, np.uint8)
     with pytest.raises(gpumem.errors.InUseError, match="view"):
-        arena.suspend()
-    assert not arena.suspended
+        arena.sleep()
+    assert not arena.asleep
     view[:] = 3
     del view
     orphan = np.from_dlpack(arena.allocate(MIB))
     with pytest.raises(gpumem.errors.InUseError):
-        arena.suspend()
+        arena.sleep()
     del orphan
-    arena.suspend()
+    arena.sleep()
     with pytest.raises(gpumem.errors.SuspendedError):
         memoryview(buffer)
     with pytest.raises(gpumem.errors.SuspendedError):
         buffer.__dlpack__()
-    arena.resume()
+    arena.wake()
     assert holds(buffer, 3)
     buffer.close()
 
 
-def test_suspend_waits_for_queued_work(make_arena):
+def test_sleep_waits_for_queued_work(make_arena):
     driver, stream = HostDriver(), gpumem.Stream("host")
     arena = make_arena()
     buffers = [arena.allocate(4 * MIB, stream) for _ in range(3)]
     for number, buffer in enumerate(buffers):
         driver.fill(buffer, number + 1, stream)
     buffers.pop(0).close()
-    arena.suspend()
-    arena.resume()
+    arena.sleep()
+    arena.wake()
     assert [holds(buffer, number + 2) for number, buffer in enumerate(buffers)] == [True, True]
     driver.fill(buffers[0], 9, stream)
     stream.synchronize()
@@ -200,23 +200,23 @@ def test_suspend_waits_for_queued_work(make_arena):
     buffers.clear()
 
 
-def test_resume_without_memory_can_be_retried(held, leave_room, host):
+def test_wake_without_memory_can_be_retried(held, leave_room, host):
     arena, buffers = held
-    arena.suspend()
+    arena.sleep()
     capacity = host.capacity(0)
     leave_room(20 * MIB)
     used = host.used(0)
     with pytest.raises(gpumem.OutOfMemoryError):
-        arena.resume()
-    assert arena.suspended
+        arena.wake()
+    assert arena.asleep
     assert host.used(0) == used
     arena.check_invariants()
     host.set_capacity(0, capacity)
-    arena.resume()
+    arena.wake()
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
 
 
-def test_suspend_without_host_memory_leaves_the_arena_usable(held):
+def test_sleep_without_host_memory_leaves_the_arena_usable(held):
     arena, buffers = held
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
@@ -224,23 +224,23 @@ def test_suspend_without_host_memory_leaves_the_arena_usable(held):
     resource.setrlimit(resource.RLIMIT_AS, (mapped + 16 * MIB, limits[1]))
     try:
         with pytest.raises(gpumem.OutOfMemoryError, match="host"):
-            arena.suspend()
+            arena.sleep()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-    assert not arena.suspended
+    assert not arena.asleep
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
     arena.allocate(MIB).close()
 
 
-def test_arena_of_regions_cannot_be_suspended(make_arena):
+def test_arena_of_regions_cannot_sleep(make_arena):
     arena = make_arena({"backing": "regions"})
-    for call in (arena.suspend, arena.resume):
+    for call in (arena.sleep, arena.wake):
         with pytest.raises(gpumem.ConfigError, match="virtual"):
             call()
-    assert not arena.suspended
+    assert not arena.asleep
 
 
-def test_failed_suspend_that_cannot_be_undone_is_reported(held, host):
+def test_failed_sleep_that_cannot_be_undone_is_reported(held, host):
     arena, buffers = held
     host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE
     host.fail("cuMemCreate", 1, 2, 1)  # OUT_OF_MEMORY, when the first page shall come back
@@ -248,16 +248,16 @@ def test_failed_suspend_that_cannot_be_undone_is_reported(held, host):
         with pytest.raises(
             gpumem.errors.SuspendedError, match=r"not all of its memory.*cuMemCreate"
         ):
-            arena.suspend()
+            arena.sleep()
     finally:
         host.clear_faults()
-    assert arena.suspended
+    assert arena.asleep
     arena.check_invariants()
     with pytest.raises(gpumem.errors.SuspendedError):
         arena.allocate(100)
-    arena.resume()
+    arena.wake()
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
-    arena.suspend()
+    arena.sleep()
     assert arena.stats().reserved == 0
 
 
@@ -265,12 +265,12 @@ def test_failed_wait_releases_no_memory_under_a_copy(held, host):
     arena, buffers = held
     host.fail("cuStreamSynchronize", 1, 2)
     try:
-        arena.suspend()
+        arena.sleep()
     finally:
         host.clear_faults()
     host.fail("cuStreamSynchronize", 1, 2)
     try:
-        arena.resume()
+        arena.wake()
     finally:
         host.clear_faults()
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))

@@ -1,0 +1,41 @@
+"""References of arenas, and tags: arenas beside an arena, each for the blocks of one name.
+
+Blocks of different tags share no page, so that the pages of one can sleep alone. So each tag has an
+arena of its own, a child as a graph pool is: the limit and the budget are its parent's, and idle
+memory of one goes back where another needs it. A thread opens a tag for itself; while any thread
+has one open, allocations of the parent leave the fast path to ask which.
+"""
+
+from gpumem._native.arena.types cimport ArenaCore, root_of
+from gpumem._support.retired cimport Retired
+
+cdef void arena_retain(ArenaCore* arena) noexcept nogil
+# A reference to one that may be at its end, while it cannot be forgotten; False: it is.
+cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
+# The last one only retires it, because a finalizer must not block.
+cdef void arena_drop(ArenaCore* arena) noexcept nogil
+cdef void arena_retire(ArenaCore* arena) noexcept nogil
+cdef Retired* arenas_take_retired() noexcept nogil
+
+# One opened tag of the calling thread, in the opener's memory until it is closed.
+cdef struct OpenTag:
+    ArenaCore* arena        # what is asked of it
+    ArenaCore* tagged       # comes from here; `arena` itself: untagged
+    OpenTag* outer
+
+cdef void tag_open(OpenTag* tag) noexcept nogil
+# False: another thread opened it; it stays open there.
+cdef bint tag_close(OpenTag* tag) noexcept nogil
+# Where the calling thread's allocations of the arena come from; NULL: from the arena itself.
+cdef ArenaCore* tag_now(const ArenaCore* arena) noexcept nogil
+
+# Makes a fresh arena a tag's, beside another.
+cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil
+# An arena that ends leaves its parent's list.
+cdef void tag_leave_parent(ArenaCore* arena) noexcept nogil
+# Does it share its limit with tags, or is it a tag's? Not of graph pools.
+cdef inline bint has_relatives(const ArenaCore* arena) noexcept nogil:
+    return root_of(arena).tagged != NULL and (arena.parent == NULL or arena.has_tag)
+# The parent and the tags one after the other, from NULL to NULL, for any of them. Each is retained
+# until it is passed in as the one before.
+cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil

@@ -1,0 +1,537 @@
+"""Memory that sleeps: its handles, its copies and the store."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, qsort, realloc
+from libc.string cimport memset
+
+from gpumem._native.backing cimport (
+    backing_release, backing_reserve, numa_init, pinned_init, THE_DEVICE,
+)
+from gpumem._native.driver cimport (
+    access_apply, access_init, access_next, context_enter, context_leave,
+    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
+    CUevent, CUresult, CUstream, DeviceContext,
+)
+from gpumem._native.pages.space cimport page_create
+from gpumem._support.atomics cimport store64, sum_add
+
+
+cdef extern from "meminfo.h":
+    uint64_t memory_available(const char* groups) noexcept nogil
+    const char* CONTROL_GROUPS
+
+cdef extern from *:
+    """
+    #include <sys/mman.h>
+    /* A part of a file, from a multiple of the page size on; NULL: refused. */
+    static void *gm_store_map(int file, size_t nbytes, uint64_t offset) {
+        void *at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)offset);
+        return at == MAP_FAILED ? NULL : at;
+    }
+    static void gm_store_unmap(uint64_t at, size_t nbytes) {
+        munmap((void *)(uintptr_t)at, nbytes);
+    }
+    """
+    void* gm_store_map(int file, size_t nbytes, uint64_t offset) noexcept nogil
+    void gm_store_unmap(uint64_t at, size_t nbytes) noexcept nogil
+
+cdef enum:
+    CHUNK = 268435456       # bytes, 256 MiB: of the store, made in one piece
+    GROUP = 134217728       # bytes, 128 MiB: handles that are given back, or made, together
+    AHEAD = 4               # groups whose copies are queued while the one before them is given back
+    FILE_PAGE = 4096
+
+# The copies under way of one call.
+cdef struct Copies:
+    CUstream stream         # its own, so that it waits for no other work; NULL: nothing is copied
+    CUevent events[AHEAD]   # behind the copies of a group
+    uint32_t ends[AHEAD]    # the page behind the group
+    uint64_t copied[AHEAD]  # bytes of the store that are copied then
+    uint32_t begun          # groups
+    uint32_t done
+
+
+# ---- what sleeps ---------------------------------------------------------------------------------
+
+cdef bint sleeper_add_page(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
+                           uint64_t* memory) noexcept nogil:
+    if not has_room(<void**>&sleeper.pages, sleeper.page_count, &sleeper.page_capacity,
+                    sizeof(SleepPage)):
+        return False
+    sleeper.pages[sleeper.page_count] = SleepPage(address, nbytes, memory, False)
+    sleeper.page_count += 1
+    return True
+
+
+cdef bint sleeper_add_piece(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
+                            uint64_t block) noexcept nogil:
+    if not has_room(<void**>&sleeper.pieces, sleeper.piece_count, &sleeper.piece_capacity,
+                    sizeof(SleepPiece)):
+        return False
+    sleeper.pieces[sleeper.piece_count] = SleepPiece(address, nbytes, 0, block)
+    sleeper.piece_count += 1
+    return True
+
+
+cdef bint has_room(void** entries, uint32_t count, uint32_t* capacity, size_t size) noexcept nogil:
+    cdef uint32_t larger = capacity[0] * 2 if capacity[0] else 64
+    cdef void* fresh
+    if count < capacity[0]:
+        return True
+    fresh = realloc(entries[0], larger * size)
+    if fresh == NULL:
+        return False
+    entries[0] = fresh
+    capacity[0] = larger
+    return True
+
+
+cdef int by_address(const void* one, const void* other) noexcept nogil:
+    # Pages and pieces begin with their addresses.
+    cdef uint64_t a = (<const uint64_t*>one)[0]
+    cdef uint64_t b = (<const uint64_t*>other)[0]
+    return (a > b) - (a < b)
+
+
+cdef void sort_pages(Sleeper* sleeper) noexcept nogil:
+    if sleeper.page_count > 1:
+        qsort(sleeper.pages, sleeper.page_count, sizeof(SleepPage), by_address)
+
+
+cdef void lay_out(Sleeper* sleeper) noexcept nogil:
+    # Neighbours follow each other in the store too, and are copied in one piece.
+    cdef uint64_t offset = 0
+    cdef uint32_t i
+    if sleeper.piece_count > 1:
+        qsort(sleeper.pieces, sleeper.piece_count, sizeof(SleepPiece), by_address)
+    for i in range(sleeper.piece_count):
+        sleeper.pieces[i].offset = offset
+        offset += sleeper.pieces[i].nbytes
+    store64(&sleeper.nbytes, offset)
+    sleeper.copied = 0
+    sleeper.cursor = 0
+    sleeper.within = 0
+
+
+# ---- going down ----------------------------------------------------------------------------------
+
+cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
+                            const char** call) noexcept nogil:
+    cdef Copies copies
+    cdef CUresult code
+    sort_pages(sleeper)
+    lay_out(sleeper)
+    sleeper.no_store = place != NULL and not store_open(&sleeper.store, sleeper.context, place,
+                                                        sleeper.nbytes)
+    if sleeper.no_store:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    code = context_enter(sleeper.context)
+    if code != CUDA_SUCCESS:
+        call[0] = "cuCtxPushCurrent"
+        return code
+    code = copies_begin(sleeper, &copies, call)
+    if code == CUDA_SUCCESS:
+        code = copy_down(sleeper, &copies, call)
+    code = copies_end(sleeper, &copies, code, call)
+    context_leave(sleeper.context)
+    return code
+
+
+cdef CUresult copy_down(Sleeper* sleeper, Copies* copies, const char** call) noexcept nogil:
+    cdef uint32_t first = 0         # page of the group
+    cdef uint32_t end = 0
+    cdef CUresult code = CUDA_SUCCESS
+    while first < sleeper.page_count and code == CUDA_SUCCESS:
+        end = group_end(sleeper, first)
+        code = queue_pieces(sleeper, copies.stream, end_of_page(&sleeper.pages[end - 1]), True,
+                            call)
+        if code == CUDA_SUCCESS:
+            code = group_mark(sleeper, copies, end, call)
+        # Behind the copies, some groups later: the device has work meanwhile.
+        while code == CUDA_SUCCESS and copies.begun - copies.done >= AHEAD:
+            code = group_give_back(sleeper, copies, call)
+        first = end
+    while code == CUDA_SUCCESS and copies.done < copies.begun:
+        code = group_give_back(sleeper, copies, call)
+    return code
+
+
+cdef uint32_t group_end(const Sleeper* sleeper, uint32_t first) noexcept nogil:
+    cdef uint64_t nbytes = 0
+    while first < sleeper.page_count and nbytes < GROUP:
+        nbytes += sleeper.pages[first].nbytes
+        first += 1
+    return first
+
+
+cdef inline uint64_t end_of_page(const SleepPage* page) noexcept nogil:
+    return page.address + page.nbytes
+
+
+cdef CUresult group_mark(Sleeper* sleeper, Copies* copies, uint32_t end,
+                         const char** call) noexcept nogil:
+    cdef uint32_t at = copies.begun % AHEAD
+    cdef CUresult code = CUDA_SUCCESS
+    if copies.stream != NULL:
+        code = note(sleeper, call, "cuEventRecord", sleeper.context.table.cuEventRecord(
+            copies.events[at], copies.stream))
+    copies.ends[at] = end
+    copies.copied[at] = queued_to(sleeper)
+    copies.begun += code == CUDA_SUCCESS
+    return code
+
+
+cdef uint64_t queued_to(const Sleeper* sleeper) noexcept nogil:
+    if sleeper.cursor == sleeper.piece_count:
+        return sleeper.nbytes
+    return sleeper.pieces[sleeper.cursor].offset + sleeper.within
+
+
+cdef CUresult group_give_back(Sleeper* sleeper, Copies* copies, const char** call) noexcept nogil:
+    cdef uint32_t at = copies.done % AHEAD
+    cdef uint32_t first = 0 if copies.done == 0 else copies.ends[(copies.done - 1) % AHEAD]
+    cdef CUresult code = CUDA_SUCCESS
+    cdef uint32_t i
+    if copies.stream != NULL:
+        code = note(sleeper, call, "cuEventSynchronize",
+                    sleeper.context.table.cuEventSynchronize(copies.events[at]))
+    if code != CUDA_SUCCESS:
+        return code
+    sleeper.copied = copies.copied[at]
+    for i in range(first, copies.ends[at]):
+        code = page_give_back(sleeper, &sleeper.pages[i], call)
+        if code != CUDA_SUCCESS:
+            return code
+    copies.done += 1
+    return code
+
+
+cdef CUresult page_give_back(Sleeper* sleeper, const SleepPage* page,
+                             const char** call) noexcept nogil:
+    # A page that was left with memory by an earlier refusal, or has none already.
+    cdef CUresult code
+    if page.memory[0] == 0:
+        return CUDA_SUCCESS
+    code = note(sleeper, call, "cuMemUnmap",
+                sleeper.context.table.cuMemUnmap(page.address, page.nbytes))
+    if code != CUDA_SUCCESS:
+        return code
+    sum_add(sleeper.calls, 1)
+    if sleeper.context.table.cuMemRelease(page.memory[0]) != CUDA_SUCCESS:
+        sleeper.orphan(sleeper.owner, page.memory[0])
+    page.memory[0] = 0
+    return CUDA_SUCCESS
+
+
+# ---- coming up -----------------------------------------------------------------------------------
+
+cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil:
+    cdef Copies copies
+    cdef uint32_t i
+    cdef CUresult code = context_enter(sleeper.context)
+    if code != CUDA_SUCCESS:
+        call[0] = "cuCtxPushCurrent"
+        return code
+    sort_pages(sleeper)
+    sleeper.cursor = 0
+    sleeper.within = 0
+    code = copies_begin(sleeper, &copies, call)
+    if code == CUDA_SUCCESS:
+        code = copy_up(sleeper, copies.stream, call)
+    code = copies_end(sleeper, &copies, code, call)
+    # What was made goes back. A page that an earlier refusal left with memory stays: its bytes may
+    # be nowhere else.
+    for i in range(sleeper.page_count):
+        if code != CUDA_SUCCESS and sleeper.pages[i].made:
+            page_take_back(sleeper, &sleeper.pages[i])
+    context_leave(sleeper.context)
+    return code
+
+
+cdef CUresult copy_up(Sleeper* sleeper, CUstream stream, const char** call) noexcept nogil:
+    # Bytes also go to pages that a refusal left with memory: they are the same there.
+    cdef uint32_t end = 0
+    cdef CUresult code = CUDA_SUCCESS
+    while end < sleeper.page_count and code == CUDA_SUCCESS:
+        code = run_make(sleeper, &end, call)
+        if code == CUDA_SUCCESS:
+            code = queue_pieces(sleeper, stream, end_of_page(&sleeper.pages[end - 1]), False, call)
+    return code
+
+
+cdef CUresult run_make(Sleeper* sleeper, uint32_t* end, const char** call) noexcept nogil:
+    # Pages side by side, which get access in one call. Those with memory get it once more: it may
+    # have been refused.
+    cdef uint64_t begin = sleeper.pages[end[0]].address
+    cdef uint64_t stop = begin
+    cdef CUresult code = CUDA_SUCCESS
+    cdef SleepPage* page
+    while end[0] < sleeper.page_count and stop - begin < GROUP:
+        page = &sleeper.pages[end[0]]
+        if page.address != stop:
+            break
+        if page.memory[0] == 0:
+            code = page_make(sleeper, page, call)
+            if code != CUDA_SUCCESS:
+                return code
+        stop += page.nbytes
+        end[0] += 1
+    return note(sleeper, call, "cuMemSetAccess",
+                access_apply(sleeper.context, sleeper.access, begin, stop - begin))
+
+
+cdef CUresult page_make(Sleeper* sleeper, SleepPage* page, const char** call) noexcept nogil:
+    cdef uint64_t memory = 0
+    cdef CUresult code = note(sleeper, call, "cuMemCreate",
+                              page_create(sleeper.context, page.nbytes, &memory))
+    if code != CUDA_SUCCESS:
+        return code                     # what the driver left there is not a handle
+    code = note(sleeper, call, "cuMemMap", sleeper.context.table.cuMemMap(
+        page.address, page.nbytes, 0, memory, 0))
+    if code == CUDA_SUCCESS:
+        page.memory[0] = memory
+        page.made = True
+    elif sleeper.context.table.cuMemRelease(memory) != CUDA_SUCCESS:
+        sleeper.orphan(sleeper.owner, memory)
+    return code
+
+
+cdef void page_take_back(Sleeper* sleeper, const SleepPage* page) noexcept nogil:
+    # After a refusal; one that is refused too is tried once more, then the page keeps its memory.
+    cdef const char* call = NULL
+    if page_give_back(sleeper, page, &call) != CUDA_SUCCESS:
+        page_give_back(sleeper, page, &call)
+
+
+# ---- copies --------------------------------------------------------------------------------------
+
+cdef CUresult copies_begin(Sleeper* sleeper, Copies* copies, const char** call) noexcept nogil:
+    cdef CUresult code = CUDA_SUCCESS
+    cdef int i
+    memset(copies, 0, sizeof(Copies))
+    if sleeper.piece_count == 0:
+        return code
+    code = note(sleeper, call, "cuStreamCreate", sleeper.context.table.cuStreamCreate(
+        &copies.stream, CU_STREAM_NON_BLOCKING))
+    if code != CUDA_SUCCESS:
+        copies.stream = NULL
+    for i in range(AHEAD):
+        if code == CUDA_SUCCESS:
+            code = note(sleeper, call, "cuEventCreate", sleeper.context.table.cuEventCreate(
+                &copies.events[i], CU_EVENT_DISABLE_TIMING))
+            if code != CUDA_SUCCESS:
+                copies.events[i] = NULL
+    return code
+
+
+cdef CUresult copies_end(Sleeper* sleeper, Copies* copies, CUresult code,
+                         const char** call) noexcept nogil:
+    # Neither a page nor the store may go away under a copy.
+    cdef CUresult waited = CUDA_SUCCESS
+    cdef int i
+    if copies.stream != NULL:
+        waited = sleeper.context.table.cuStreamSynchronize(copies.stream)
+        sum_add(sleeper.calls, 1)
+        if waited != CUDA_SUCCESS:
+            waited = sleeper.context.table.cuCtxSynchronize()
+        if code == CUDA_SUCCESS and waited != CUDA_SUCCESS:
+            call[0] = "cuStreamSynchronize"
+            code = waited
+    for i in range(AHEAD):
+        if copies.events[i] != NULL and sleeper.context.table.cuEventDestroy(
+                copies.events[i]) != CUDA_SUCCESS:
+            sleeper.context.table.cuEventDestroy(copies.events[i])      # once more
+    if copies.stream != NULL and sleeper.context.table.cuStreamDestroy(
+            copies.stream) != CUDA_SUCCESS:
+        sleeper.context.table.cuStreamDestroy(copies.stream)
+    return code
+
+
+cdef CUresult queue_pieces(Sleeper* sleeper, CUstream stream, uint64_t end, bint down,
+                           const char** call) noexcept nogil:
+    # From where the last call ended, as far as pieces lie below `end`. Pieces side by side are one
+    # copy. What was freed is left out; coming up, also what a sleep that was refused never copied.
+    cdef uint64_t most = sleeper.nbytes if down else sleeper.copied
+    cdef uint64_t address = 0       # on the device, of the copy that has not been queued yet
+    cdef uint64_t offset = 0        # and in the store
+    cdef uint64_t length = 0
+    cdef uint64_t start, part
+    cdef SleepPiece* piece
+    cdef CUresult code = CUDA_SUCCESS
+    while sleeper.cursor < sleeper.piece_count and code == CUDA_SUCCESS:
+        piece = &sleeper.pieces[sleeper.cursor]
+        if piece.address + sleeper.within >= end:
+            break
+        part = min(piece.nbytes, end - piece.address) - sleeper.within
+        start = piece.offset + sleeper.within
+        if start < most and sleeper.is_live(sleeper.owner, piece):
+            if address + length != piece.address + sleeper.within or offset + length != start:
+                code = copy_part(sleeper, stream, address, offset, length, down, call)
+                address = piece.address + sleeper.within
+                offset = start
+                length = 0
+            length += min(part, most - start)
+        sleeper.within += part
+        if sleeper.within == piece.nbytes:
+            sleeper.within = 0
+            sleeper.cursor += 1
+    if code == CUDA_SUCCESS:
+        code = copy_part(sleeper, stream, address, offset, length, down, call)
+    return code
+
+
+cdef CUresult copy_part(Sleeper* sleeper, CUstream stream, uint64_t address, uint64_t offset,
+                        uint64_t nbytes, bint down, const char** call) noexcept nogil:
+    # A copy for each chunk of the store that it crosses.
+    cdef uint64_t place, part
+    cdef CUresult code = CUDA_SUCCESS
+    while nbytes and code == CUDA_SUCCESS:
+        if not store_has(sleeper, offset // CHUNK):
+            sleeper.no_store = True
+            return CUDA_ERROR_OUT_OF_MEMORY
+        place = sleeper.store.chunks[offset // CHUNK].address + offset % CHUNK
+        part = min(nbytes, CHUNK - offset % CHUNK)
+        code = copy_one(sleeper, stream, address, place, part, down, call)
+        address += part
+        offset += part
+        nbytes -= part
+    return code
+
+
+cdef CUresult copy_one(Sleeper* sleeper, CUstream stream, uint64_t address, uint64_t place,
+                       uint64_t nbytes, bint down, const char** call) noexcept nogil:
+    cdef DeviceContext* context = sleeper.context
+    cdef DeviceContext* other = sleeper.store.place.device
+    if sleeper.store.place.kind != STORE_DEVICE and down:
+        return note(sleeper, call, "cuMemcpyDtoHAsync", context.table.cuMemcpyDtoHAsync(
+            <void*>place, address, nbytes, stream))
+    if sleeper.store.place.kind != STORE_DEVICE:
+        return note(sleeper, call, "cuMemcpyHtoDAsync", context.table.cuMemcpyHtoDAsync(
+            address, <const void*>place, nbytes, stream))
+    if down:
+        return note(sleeper, call, "cuMemcpyPeerAsync", context.table.cuMemcpyPeerAsync(
+            place, other.primary, address, context.primary, nbytes, stream))
+    return note(sleeper, call, "cuMemcpyPeerAsync", context.table.cuMemcpyPeerAsync(
+        address, context.primary, place, other.primary, nbytes, stream))
+
+
+cdef inline CUresult note(Sleeper* sleeper, const char** call, const char* name,
+                          CUresult code) noexcept nogil:
+    # Counts a driver call and, if it failed, keeps its name.
+    sum_add(sleeper.calls, 1)
+    if code != CUDA_SUCCESS:
+        call[0] = name
+    return code
+
+
+# ---- the store -----------------------------------------------------------------------------------
+
+cdef bint store_open(Store* store, DeviceContext* context, const StorePlace* place,
+                     uint64_t nbytes) noexcept nogil:
+    # Chunks are made when a copy comes to them; those of pinned memory may be kept from before.
+    cdef uint32_t count = <uint32_t>((nbytes + CHUNK - 1) // CHUNK)
+    cdef uint64_t kept = store_bytes(store)
+    cdef uint64_t available
+    cdef StoreChunk* chunks
+    if store.place.kind != place.kind or place.kind != STORE_HOST:
+        store_close(store, 0)
+        kept = 0
+    store.place = place[0]
+    store.nbytes = nbytes
+    if count > store.count:
+        chunks = <StoreChunk*>realloc(store.chunks, count * sizeof(StoreChunk))
+        if chunks == NULL:
+            return False
+        memset(chunks + store.count, 0, (count - store.count) * sizeof(StoreChunk))
+        store.chunks = chunks
+        store.count = count
+    if place.kind == STORE_FILE:
+        return nbytes <= place.room
+    if place.kind == STORE_DEVICE:
+        numa_init(&store.backing, place.device, THE_DEVICE)
+        # The device that copies has access, or every copy would be staged by the driver.
+        access_init(&store.access, place.device, -1)
+        access_next(&store.access, context.device)
+        store.access.count += 1
+        store.backing.access = &store.access
+        return True
+    if store.backing.context == NULL:
+        pinned_init(&store.backing, context)
+    # A copy that does not fit would be found out only half-way.
+    available = memory_available(CONTROL_GROUPS)
+    return available == 0 or nbytes <= available + kept
+
+
+cdef bint store_has(Sleeper* sleeper, uint64_t index) noexcept nogil:
+    # Makes the chunk if it is not there, or too small.
+    cdef Store* store = &sleeper.store
+    cdef StoreChunk* chunk = &store.chunks[index]
+    cdef uint64_t nbytes = min(<uint64_t>CHUNK, store.nbytes - index * CHUNK)
+    cdef uint64_t granule = FILE_PAGE if store.place.kind == STORE_FILE else max(
+        store.backing.granule, <uint64_t>FILE_PAGE)
+    nbytes = (nbytes + granule - 1) // granule * granule
+    if chunk.address and chunk.nbytes >= nbytes:
+        return True
+    if chunk.address and not chunk_end(store, chunk):
+        return False
+    if store.place.kind == STORE_FILE:
+        chunk.address = <uint64_t>gm_store_map(store.place.file, nbytes,
+                                               store.place.offset + index * CHUNK)
+    elif backing_reserve(&store.backing, nbytes, &chunk.address) != CUDA_SUCCESS:
+        chunk.address = 0
+    chunk.nbytes = nbytes
+    return chunk.address != 0
+
+
+cdef bint chunk_end(Store* store, StoreChunk* chunk) noexcept nogil:
+    if chunk.address == 0:
+        return True
+    if store.place.kind == STORE_FILE:
+        gm_store_unmap(chunk.address, chunk.nbytes)
+    elif (backing_release(&store.backing, chunk.address, chunk.nbytes) != CUDA_SUCCESS
+          and backing_release(&store.backing, chunk.address, chunk.nbytes) != CUDA_SUCCESS):
+        return False            # refused once more
+    chunk.address = 0
+    return True
+
+
+cdef uint64_t store_bytes(const Store* store) noexcept nogil:
+    cdef uint64_t nbytes = 0
+    cdef uint32_t i
+    for i in range(store.count):
+        nbytes += store.chunks[i].nbytes if store.chunks[i].address else 0
+    return nbytes
+
+
+cdef void store_close(Store* store, uint64_t keep) noexcept nogil:
+    # What the driver refuses to take back is kept.
+    cdef uint64_t held = store_bytes(store)
+    cdef StoreChunk* last
+    while store.count and held > keep:
+        last = &store.chunks[store.count - 1]
+        if not chunk_end(store, last):
+            return
+        held -= last.nbytes
+        last.nbytes = 0
+        store.count -= 1
+    if store.count == 0:
+        free(store.chunks)
+        store.chunks = NULL
+
+
+cdef void sleeper_forget(Sleeper* sleeper) noexcept nogil:
+    store_close(&sleeper.store, sleeper.store.place.keep)
+    store64(&sleeper.nbytes, 0)
+    sleeper.copied = 0
+    sleeper_forget_pages(sleeper)
+    free(sleeper.pieces)
+    sleeper.pieces = NULL
+    sleeper.piece_count = 0
+    sleeper.piece_capacity = 0
+
+
+cdef void sleeper_forget_pages(Sleeper* sleeper) noexcept nogil:
+    free(sleeper.pages)
+    sleeper.pages = NULL
+    sleeper.page_count = 0
+    sleeper.page_capacity = 0

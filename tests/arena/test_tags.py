@@ -1,0 +1,417 @@
+"""Tags: blocks that sleep by themselves, in any order, to the host, another device or a file."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+
+import gpumem
+from gpumem.errors import (
+    ClosedError,
+    ConfigError,
+    GpumemError,
+    InUseError,
+    OutOfMemoryError,
+    SuspendedError,
+)
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def fill(buffer, value):
+    memoryview(buffer)[:] = bytes([value]) * buffer.nbytes
+
+
+def holds(buffer, value):
+    return bytes(memoryview(buffer)) == bytes([value]) * buffer.nbytes
+
+
+def in_tag(arena, name, nbytes, value, asleep="keep"):
+    with arena.tag(name, asleep=asleep):
+        buffer = arena.allocate(nbytes)
+    fill(buffer, value)
+    return buffer
+
+
+def test_tag_marks_blocks_of_every_allocation_of_its_thread(arena):
+    with arena.tag("weights"):
+        made = [
+            arena.allocate(100),
+            arena.allocate(5 * MIB, gpumem.Stream("host")),
+            arena.allocate_persistent(1000),
+            arena.allocate(3),
+        ]
+        with arena.tag("inner"):
+            inner = arena.allocate(100)
+        made.append(arena.allocate(4096, alignment=4096))
+        with arena.tag("default"):
+            untagged = arena.allocate(100)
+    outside = arena.allocate(100)
+    assert arena.sleep("weights") > 0
+    assert arena.asleep == ("weights",)
+    for buffer in (inner, untagged, outside):
+        fill(buffer, 7)
+    for buffer in made[:3]:
+        with pytest.raises(SuspendedError):
+            memoryview(buffer)
+    arena.wake("weights")
+    assert arena.asleep == ()
+    del made
+
+
+def test_tag_belongs_to_its_thread(arena):
+    other = []
+    with arena.tag("weights"):
+        thread = threading.Thread(target=lambda: other.append(arena.allocate(MIB)))
+        thread.start()
+        thread.join()
+        mine = arena.allocate(MIB)
+    arena.sleep("weights")
+    fill(other[0], 3)
+    with pytest.raises(SuspendedError):
+        memoryview(mine)
+    arena.wake()
+    other.clear()
+
+
+def test_modes_keep_drop_and_stay(arena, host):
+    keep = in_tag(arena, "weights", 4 * MIB, 1)
+    drop = in_tag(arena, "cache", 6 * MIB, 2, asleep="drop")
+    stay = in_tag(arena, "frozen", 8 * MIB, 3, asleep="stay")
+    untagged = arena.allocate(2 * MIB)
+    fill(untagged, 4)
+    addresses = [buffer.ptr for buffer in (keep, drop, stay, untagged)]
+    used, copies = host.used(0), host.call_count("cuMemcpyDtoHAsync")
+    released = arena.sleep()
+    assert used - host.used(0) == released == 12 * MIB
+    assert host.call_count("cuMemcpyDtoHAsync") - copies == 2
+    assert arena.asleep == ("default", "weights", "cache")
+    assert holds(stay, 3)
+    assert arena.stats().suspended_bytes == 6 * MIB
+    assert arena.stats().reserved == 8 * MIB
+    arena.wake()
+    assert [buffer.ptr for buffer in (keep, drop, stay, untagged)] == addresses
+    assert holds(keep, 1)
+    assert holds(untagged, 4)
+    assert holds(stay, 3)
+    fill(drop, 5)
+    assert holds(drop, 5)
+    arena.check_invariants()
+
+
+def test_tags_sleep_and_wake_in_any_order(arena, rng):
+    buffers = {
+        name: in_tag(arena, name, rng.randrange(1, 9 * MIB), i) for i, name in enumerate("abcd", 1)
+    }
+    buffers["default"] = arena.allocate(3 * MIB)
+    fill(buffers["default"], 9)
+    bytes_of = {name: memoryview(each)[0] for name, each in buffers.items()}
+    for _ in range(30):
+        names = rng.sample(sorted(buffers), rng.randrange(1, 5))
+        if rng.random() < 0.5:
+            arena.sleep(names)
+        else:
+            arena.wake(names)
+            assert not set(names) & set(arena.asleep)
+        for name, each in buffers.items():
+            if name in arena.asleep:
+                with pytest.raises(SuspendedError):
+                    memoryview(each)
+            else:
+                assert holds(each, bytes_of[name])
+    arena.wake()
+    assert arena.asleep == ()
+    buffers.clear()
+
+
+def test_sleeping_tag_refuses_allocation_and_others_go_on(arena):
+    weights = in_tag(arena, "weights", MIB, 1)
+    arena.sleep("weights")
+    with arena.tag("weights"), pytest.raises(SuspendedError, match="wake"):
+        arena.allocate(100)
+    arena.allocate(100).close()
+    arena.wake()
+    arena.sleep("default")
+    with pytest.raises(SuspendedError):
+        arena.allocate(100)
+    with arena.tag("weights"):
+        arena.allocate(100).close()
+        arena.allocate_persistent(100).close()
+    arena.wake()
+    assert holds(weights, 1)
+
+
+def test_limit_and_counters_include_tags(make_arena):
+    arena = make_arena({"max_mem": 16 * MIB})
+    tagged = in_tag(arena, "a", 6 * MIB, 1)
+    other = arena.allocate(6 * MIB)
+    assert arena.stats().in_use == 12 * MIB
+    assert arena.stats().reserved == 12 * MIB
+    assert arena.stats().limit == 16 * MIB
+    with arena.tag("a"), pytest.raises(OutOfMemoryError):
+        arena.allocate(6 * MIB)
+    with pytest.raises(OutOfMemoryError):
+        arena.allocate(6 * MIB)
+    assert sum(block.used for block in arena.blocks()) == 2
+    del tagged, other
+
+
+def test_sleeping_memory_leaves_room_under_the_limit(make_arena):
+    arena = make_arena({"max_mem": 16 * MIB})
+    tagged = in_tag(arena, "a", 10 * MIB, 1)
+    arena.sleep("a")
+    block = arena.allocate(12 * MIB)
+    with pytest.raises(OutOfMemoryError, match="max_mem"):
+        arena.wake()
+    assert arena.asleep == ("a",)
+    block.close()
+    arena.wake()
+    assert holds(tagged, 1)
+    with pytest.raises(OutOfMemoryError, match="max_mem"):
+        arena.allocate(12 * MIB)
+    arena.sleep("default")
+    with arena.tag("b"):
+        arena.allocate(6 * MIB).close()
+    arena.wake()
+    tagged.close()
+
+
+def test_idle_memory_of_one_tag_serves_another(make_arena, host):
+    arena = make_arena({"max_mem": 16 * MIB})
+    arena.allocate(12 * MIB).close()
+    tagged = in_tag(arena, "a", 12 * MIB, 1)
+    tagged.close()
+    with arena.tag("b"):
+        arena.allocate(14 * MIB).close()
+    arena.allocate(14 * MIB).close()
+    assert arena.stats().reserved <= 16 * MIB
+
+
+def test_idle_memory_beyond_the_share_goes_back_before_a_tag_grows(arena, host):
+    base = host.used(0)
+    arena.allocate(64 * MIB).close()
+    first = in_tag(arena, "a", 2 * MIB, 1)  # records what must have completed
+    gpumem.Device("host").synchronize()
+    second = in_tag(arena, "a", 60 * MIB, 1)
+    assert host.used(0) - base <= 66 * MIB
+    del first, second
+
+
+def test_budget_counts_tags(make_arena):
+    budget = gpumem.Budget(16 * MIB)
+    arena = make_arena(budget=budget)
+    tagged = in_tag(arena, "a", 6 * MIB, 1)
+    assert budget.used == 6 * MIB
+    arena.sleep("a")
+    assert budget.used == 0
+    block = arena.allocate(12 * MIB)
+    with pytest.raises(gpumem.errors.BudgetExceededError):
+        arena.wake("a")
+    assert arena.asleep == ("a",)
+    block.close()
+    arena.shrink()
+    arena.wake("a")
+    assert holds(tagged, 1)
+    tagged.close()
+
+
+def test_bytes_wait_in_a_file_that_wake_removes(arena, tmp_path):
+    a, b = in_tag(arena, "a", 5 * MIB + 3, 1), in_tag(arena, "b", 700, 2)
+    path = tmp_path / "asleep"
+    arena.sleep(to=path)
+    assert path.stat().st_size >= 5 * MIB
+    arena.wake("b")
+    assert path.exists()
+    arena.wake("a")
+    assert not path.exists()
+    arena.wake()
+    assert holds(a, 1)
+    assert holds(b, 2)
+    path.write_bytes(b"other")
+    with pytest.raises(FileExistsError):
+        arena.sleep(to=path)
+    assert arena.asleep == ()
+    assert path.read_bytes() == b"other"
+
+
+def test_file_without_room_leaves_the_arena_awake(arena, tmp_path, monkeypatch):
+    a = in_tag(arena, "a", MIB, 1)
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="space"):
+        arena.sleep(to=tmp_path / "asleep")
+    assert arena.asleep == ()
+    assert not (tmp_path / "asleep").exists()
+    assert holds(a, 1)
+
+
+def test_kept_memory_is_copied_into_again(make_arena, host):
+    arena = make_arena({"sleep_keep_bytes": 64 * MIB})
+    block = arena.allocate(8 * MIB)
+    fill(block, 1)
+    arena.sleep()
+    arena.wake()
+    made = host.call_count("cuMemHostRegister")
+    fill(block, 2)
+    for _ in range(3):
+        arena.sleep()
+        arena.wake()
+    assert host.call_count("cuMemHostRegister") == made
+    assert holds(block, 2)
+    block.close()
+
+
+def test_repeated_sleep_leaves_nothing_behind(make_arena, host):
+    arena = make_arena()
+    blocks = [in_tag(arena, name, 3 * MIB, i) for i, name in enumerate("ab", 1)]
+    arena.sleep()
+    arena.wake()
+    used = host.used(0)
+    for _ in range(100):
+        arena.sleep()
+        arena.wake()
+    assert host.used(0) == used
+    assert [holds(block, i) for i, block in enumerate(blocks, 1)] == [True, True]
+    blocks.clear()
+
+
+def test_large_blocks_cross_groups_and_chunks(make_arena):
+    """More than the 128 MiB of one group and the 256 MiB of one piece of the copy."""
+    arena = make_arena()
+    rng = random.Random(7)
+    blocks = [arena.allocate(size) for size in (300 * MIB + 512, 900, 33 * MIB, 1000)]
+    dead = arena.allocate(20 * MIB)
+    marks = {}
+    for block in blocks:
+        view = np.frombuffer(block, "u1")
+        places = [0, block.nbytes - 1, *(rng.randrange(block.nbytes) for _ in range(2000))]
+        for place in places:
+            view[place] = rng.randrange(256)
+        marks[block.ptr] = {place: int(view[place]) for place in places}
+        del view
+    dead.close()
+    arena.sleep()
+    arena.wake()
+    for block in blocks:
+        view = np.frombuffer(block, "u1")
+        assert all(view[place] == value for place, value in marks[block.ptr].items())
+        del view
+    blocks.clear()
+
+
+def test_block_of_a_tag_freed_while_asleep(arena, host):
+    first, second = in_tag(arena, "a", 4 * MIB, 1), in_tag(arena, "a", 4 * MIB, 2)
+    arena.sleep("a")
+    first.close()
+    arena.wake("a")
+    assert holds(second, 2)
+    assert arena.stats().reserved <= 6 * MIB
+    second.close()
+
+
+def test_arena_closes_with_all_of_its_tags_or_none(arena):
+    tagged = in_tag(arena, "a", MIB, 1)
+    with pytest.raises(InUseError, match="'a'"):
+        arena.close()
+    assert not arena.closed
+    arena.allocate(100).close()
+    arena.sleep()
+    tagged.close()
+    arena.close()
+    assert arena.closed
+    with pytest.raises(ClosedError):
+        arena.tag("a")
+
+
+def test_tagged_block_outlives_its_arena(host):
+    before = host.used(0)
+    arena = gpumem.Arena("host")
+    tagged = in_tag(arena, "a", MIB, 5)
+    del arena
+    assert holds(tagged, 5)
+    del tagged
+    gpumem.Device("host").synchronize()
+    gpumem.Arena("host").shrink()
+    assert host.used(0) <= before
+
+
+def test_tag_refuses_what_it_cannot_be(make_arena):
+    arena = make_arena()
+    with pytest.raises(ConfigError, match="asleep = 'never'"):
+        arena.tag("a", asleep="never")
+    for name, error in ((7, TypeError), ("", ValueError)):
+        with pytest.raises(error), arena.tag(name):
+            pass
+    with arena.tag("a", asleep="drop"), pytest.raises(ConfigError, match="it is 'drop'"):
+        arena.tag("a")
+    with pytest.raises(ValueError, match="no tag 'b'"):
+        arena.sleep(["a", "b"])
+    with pytest.raises(ValueError, match="host:0"):
+        arena.sleep(to="host:0")
+    with pytest.raises(TypeError):
+        arena.sleep(7)
+    regions = make_arena({"backing": "regions"})
+    with pytest.raises(ConfigError, match="virtual"):
+        regions.tag("a")
+
+
+def test_tag_left_on_another_thread_is_an_error(arena):
+    tag = arena.tag("a")
+    thread = threading.Thread(target=tag.__enter__)
+    thread.start()
+    thread.join()
+    with pytest.raises(GpumemError, match="another thread"):
+        tag.__exit__(None, None, None)
+
+
+def test_recordings_show_the_tag(arena):
+    with gpumem.observe.record(arena) as recording, arena.tag("weights"):
+        arena.allocate(1000).close()
+    assert {event.tag for event in recording.events()} <= {"weights", None}
+
+
+def test_refused_call_of_the_second_tag_wakes_the_first(arena, host):
+    a, b = in_tag(arena, "a", 3 * MIB, 1), in_tag(arena, "b", 3 * MIB, 2)
+    refused = 0
+    for number in range(1, 60):
+        host.fail(None, number, 1)
+        try:
+            arena.sleep()
+        except SuspendedError:
+            refused += 1
+        except GpumemError:
+            refused += 1
+            assert arena.asleep == ()
+        finally:
+            host.clear_faults()
+        arena.wake()
+        assert holds(a, 1)
+        assert holds(b, 2)
+        arena.check_invariants()
+    assert refused > 10
+
+
+def test_wake_refused_at_any_call_can_be_tried_again(arena, host):
+    a, b = in_tag(arena, "a", 3 * MIB, 1), in_tag(arena, "b", 300 * KIB, 2)
+    refused = 0
+    for number in range(1, 40):
+        arena.sleep()
+        host.fail(None, number, 2)
+        try:
+            arena.wake()
+        except GpumemError:
+            refused += 1
+            assert arena.asleep
+        finally:
+            host.clear_faults()
+        arena.wake()
+        assert holds(a, 1)
+        assert holds(b, 2)
+    assert refused > 10
