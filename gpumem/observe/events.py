@@ -11,9 +11,10 @@ The file, version 1. Everything is little-endian. A header of 96 bytes::
     40  56  zero
 
 Slots of 48 bytes follow until the end of the file. Where there are fewer than the header says, the
-file was cut; files from before the number was written have 0. A slot whose kind is 0 was begun and never
-finished (its writer was killed), or lies behind the last event of a file that was not closed. Bytes
-at the end that do not fill a slot are the rest of a slot. Readers skip both. A slot is an event::
+file was cut; files from before the number was written have 0. A slot whose kind is 0 was begun and
+never finished (its writer was killed), or lies behind the last event of a file that was not closed.
+Bytes at the end that do not fill a slot are the rest of a slot. Readers skip both. A slot is an
+event::
 
     0   8   time, nanoseconds since the recording began
     8   8   address
