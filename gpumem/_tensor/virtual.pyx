@@ -7,22 +7,21 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport Relief, tell_errors
-from gpumem._buffer cimport (
-    BorrowedMemory, Buffer, buffer_of, empty_buffer, MemoryResource, resource_init,
-)
+from gpumem._buffer cimport Buffer, buffer_of, empty_buffer, MemoryResource, resource_init
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
     slot_drop, slot_retain, span_close, span_commit, span_drop, span_is_held, span_open,
     span_record, span_release, span_view, span_view_end, SpanView,
 )
+from gpumem._native.driver cimport DriverDevice
 from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
 from gpumem._resource.arena cimport (
     Asking, raise_over_budget, raise_status, relieve, require_pages, tensors_relieve,
 )
 from gpumem._support.atomics cimport load64
 from gpumem._support.instances cimport forbid_instantiation
-from gpumem._support.lease cimport Uses
+from gpumem._support.lease cimport Lease, lease_create, Uses
 from gpumem._support.process cimport raise_interrupt
 from gpumem._tensor.layout cimport (
     element_of, ElementType, layout_c_strides, layout_size, MAX_RANK, shape_from,
@@ -39,7 +38,7 @@ cdef enum:
 
 
 @cython.final
-cdef class SpanMemory(BorrowedMemory):
+cdef class SpanMemory(MemoryResource):
     """The resource of buffers over a virtual tensor; what is allocated comes from its arena."""
 
     cdef Arena arena
@@ -58,11 +57,24 @@ cdef class SpanMemory(BorrowedMemory):
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return self.arena.stream_at(slot)
 
+    cdef void give_back(self, Buffer buffer) noexcept:
+        span_view_end(<void*><uintptr_t>buffer.handle)
+
+    cdef Lease* lease(self, Buffer buffer) except NULL:
+        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes,
+                                         buffer.slot, NULL, release_view)
+        if lease == NULL:
+            raise MemoryError("out of host memory while sharing a virtual tensor")
+        return lease
+
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
         # For all rows: a release does not know which of them the work touches.
         if span_record(self.span, slot) != ARENA_OK:
             raise MemoryError("out of host memory while recording a stream")
         return 0
+
+    cdef int let_access(self, DriverDevice peer) except -1:
+        return (<MemoryResource>self.arena).let_access(peer)
 
     cdef int require_present(self) except -1:
         if self.span.closed:
@@ -75,6 +87,10 @@ cdef class SpanMemory(BorrowedMemory):
             raise ValueError(f"{self.name}: expected a tensor of committed rows, which cannot be "
                              "released while it is registered")
         return 0
+
+
+cdef void release_view(Lease* lease) noexcept nogil:
+    span_view_end(<void*><uintptr_t>lease.handle)
 
 
 @cython.final
@@ -665,7 +681,6 @@ def make_virtual(Arena arena not None, shape, dtype, *, committed, step, ahead, 
     made.edges = []
     made.home = SpanMemory.__new__(SpanMemory)
     resource_init(made.home, arena.memory, made.name)
-    made.home.release = span_view_end
     made.home.arena = arena
     arena.slot_of(stream, &made.slot)
     # Other threads may run from here on: the slot keeps its stream.

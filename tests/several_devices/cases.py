@@ -223,6 +223,10 @@ def work_of_every_peer_reaches_virtual_tensors(devices):
         HostDriver(peer).call("cuMemsetD8Async", rows.ptr, 7, 6 * MIB, stream.ptr)
         stream.synchronize()
         assert (fetch(rows_there) == 7).all()
+        # A copy to the other device lets it access the tensor's arena, as one from a block does.
+        other = gpumem.Arena(device).virtual((4, MIB), "u1", committed=2)
+        gpumem.copy(gpumem.empty(MIB, "u1", memory=peer), other.tensor(0, 1)[0], stream)
+        assert other.arena.peers == (gpumem.Device(peer),)
 
 
 @case
