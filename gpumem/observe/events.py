@@ -45,11 +45,14 @@ kind    action              what happened
 ======  ==================  ======================================================================
 
 A part of a name: 40 bytes of text, then kind 255; at 41 what is named (1 a resource, 2 a tag, 3 a
-framework, 4 a thread, 5 a stack), at 42 the number of the part from 0, at 44 the number that is
-named, at 46 how many bytes of the text are left, this part's included. Texts are UTF-8. A resource
-is ``memory``, ``kind`` and ``name`` with tabs between them; a thread the system's id, in decimal; a
-stack a JSON array of ``[file, line, name]``, the innermost first, native frames with line 0. A name
-stands before its first use, except for a thread's, which may come later, or not at all.
+framework, 4 a thread, 5 a stack, 6 blocks that were live at the beginning), at 42 the number of the
+part from 0, at 44 the number that is named, at 46 how many bytes of the text are left, this part's
+included. Texts are UTF-8. A resource is ``memory``, ``kind`` and ``name`` with tabs between them; a
+thread the system's id, in decimal; a stack a JSON array of ``[file, line, name]``, the innermost
+first, native frames with line 0; live blocks a JSON array of their resource's ``memory``, ``kind``
+and ``name`` and an array of ``[address, requested bytes, bytes of the block, stream, framework or
+null]``. A name stands before its first use, except for a thread's, which may come later, or not at
+all. Events may stand before the live blocks.
 
 Events of one block are in order. Those of different threads may stand in a slightly different
 order than their times.
@@ -60,14 +63,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumem.errors import EventFileError
+
+if TYPE_CHECKING:
+    from gpumem.observe.snapshots.resources import Block
 
 __all__ = ["ACTIONS", "AllocationEvent", "Events", "Frame", "RecordedResource", "read"]
 
@@ -83,7 +89,8 @@ ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE = range(1
 
 _PART_OF_A_NAME = 255
 _TEXT_BYTES = 40
-_NAMED = {1: "resources", 2: "tags", 3: "frameworks", 4: "threads", 5: "stacks"}
+_NAMED = {1: "resources", 2: "tags", 3: "frameworks", 4: "threads", 5: "stacks", 6: "live"}
+LIVE = 6
 _BLOCK_BITS = np.uint64((1 << 48) - 1)
 
 _SLOT = np.dtype(
@@ -230,6 +237,9 @@ class Events:
         cut off the end of the file.
     lost : int
         Known number of events that a ring has overwritten or that did not fit in the file.
+    began_with : tuple of (RecordedResource, Block)
+        Of a file, the blocks that were live at some time between the beginning of the recording and
+        its first events.
 
     Examples
     --------
@@ -252,6 +262,7 @@ class Events:
     process: int = 0
     torn: int = 0
     lost: int = 0
+    began_with: tuple[tuple[RecordedResource, Block], ...] = ()
 
     def __len__(self) -> int:
         return len(self.records)
@@ -378,6 +389,7 @@ def events_of(
         process,
         last - finished.size + cut,
         lost,
+        tuple(pair for text in names.get("live", {}).values() for pair in _live_of(text)),
     )
 
 
@@ -414,6 +426,37 @@ def _is_number(text: str) -> bool:
 def _resource(text: str) -> RecordedResource:
     fields = text.split("\t", 2)
     return RecordedResource(*fields) if len(fields) == 3 else _UNKNOWN_RESOURCE
+
+
+def text_of_live(resource: RecordedResource, blocks: Iterable[Block]) -> str:
+    """Write live blocks of a resource as the text that `_live_of` reads."""
+    rows = [
+        (block.address, block.nbytes, block.allocated_nbytes, block.stream, block.framework)
+        for block in blocks
+    ]
+    return json.dumps([resource.memory, resource.kind, resource.name, rows], ensure_ascii=False)
+
+
+def _live_of(text: str) -> list[tuple[RecordedResource, Block]]:
+    """Read live blocks; a text that is cut or holds something else gives none."""
+    from gpumem.observe.snapshots.resources import Block
+
+    found = []
+    try:
+        memory, kind, name, rows = json.loads(text)
+        resource = RecordedResource(str(memory), str(kind), str(name))
+        for *numbers, framework in rows:
+            address, nbytes, allocated, stream = map(int, numbers)
+            if max(nbytes, allocated) > _BLOCK_BITS or not min(address, stream, nbytes) >= 0:
+                return []
+            if max(address, stream) >> 64:
+                return []
+            owner = None if framework is None else str(framework)
+            block = Block(address, nbytes, allocated, "used", 0, stream, framework=owner)
+            found.append((resource, block))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return []
+    return found
 
 
 def stack_of(text: str) -> tuple[Frame, ...]:

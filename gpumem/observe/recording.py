@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,15 @@ from gpumem._resource.arena.graph_pool import GraphPool
 from gpumem._support.arguments import is_integer, is_number, require
 from gpumem.errors import ConfigError, GpumemError, InUseError
 from gpumem.observe import _recording
-from gpumem.observe.events import Events, RecordedResource, events_of, read, slots_of
+from gpumem.observe.events import (
+    LIVE,
+    Events,
+    RecordedResource,
+    events_of,
+    read,
+    slots_of,
+    text_of_live,
+)
 
 if TYPE_CHECKING:
     from gpumem.observe.snapshots.resources import Block
@@ -28,6 +37,8 @@ __all__ = ["Recording", "record", "tag"]
 
 MOST_EVENTS = 1 << 28
 _ALWAYS = (1 << 32) - 1
+_BLOCKS_OF_A_TEXT = 400  # at most 100 bytes each, and a text has up to 60,000
+_MOST_TEXTS = (1 << 16) - 1  # of 26 million blocks
 
 
 class LiveBlocks(NamedTuple):
@@ -73,6 +84,8 @@ class Recording:
             self._handle = _recording.RecorderHandle(slots, self._file, sampling)
             self._slots = slots
             self._handle.begin(resources)
+            if path is not None:
+                self._write_live()
         except BaseException:
             self._close_file()
             raise
@@ -216,23 +229,30 @@ class Recording:
         """Return the live blocks of the recorded resources if a ring has lost events, else None."""
         if not self._slots or not self._handle.writing or not self.lost:
             return None
-        from gpumem.observe.snapshots.snapshot import snapshot
-
         written = self._handle.written
         try:
-            resources = snapshot().resources
+            found = list(self._resources_now())
         except (GpumemError, MemoryError):
             return None
+        return LiveBlocks(written, [(of, block) for of, blocks in found for block in blocks])
+
+    def _write_live(self) -> None:
+        """Write into the file what is live after the beginning; later events tell the rest."""
+        number = itertools.count()
+        with contextlib.suppress(GpumemError, MemoryError):
+            for resource, blocks in self._resources_now():
+                for at in range(0, len(blocks), _BLOCKS_OF_A_TEXT):
+                    text = text_of_live(resource, blocks[at : at + _BLOCKS_OF_A_TEXT])
+                    self._handle.define(LIVE, min(next(number), _MOST_TEXTS), text)
+
+    def _resources_now(self) -> Iterator[tuple[RecordedResource, list[Block]]]:
+        """Yield each recorded resource and its live blocks."""
+        from gpumem.observe.snapshots.snapshot import snapshot
+
         keys = self._handle.keys
-        return LiveBlocks(
-            written,
-            [
-                (RecordedResource(found.memory, found.kind, found.name), block)
-                for found in resources
-                if not found.upstreams and (keys is None or found.key in keys)
-                for block in found.live
-            ],
-        )
+        for found in snapshot().resources:
+            if not found.upstreams and (keys is None or found.key in keys):
+                yield RecordedResource(found.memory, found.kind, found.name), list(found.live)
 
     def _covers(self, live: LiveBlocks) -> bool:
         """Whether the ring still holds every event since `live` was taken."""
@@ -271,9 +291,9 @@ def record(
         The resource to record; for an adaptor, the resources below it. None: every resource of the
         process, also those made later.
     path : str or path, optional
-        A file, which is overwritten and grows by 48 bytes per event; `gpumem.observe.events`
-        describes it. If the process is killed, the file holds the events until then. None: a ring
-        in memory.
+        A file, which is overwritten, begins with the blocks that are live, and grows by 48 bytes
+        per event; `gpumem.observe.events` describes it. If the process is killed, the file holds
+        the events until then. None: a ring in memory.
     capacity : int, optional
         Number of events in a ring, rounded up to a power of two; new events overwrite the oldest.
     stacks : float, optional

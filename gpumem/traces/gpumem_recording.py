@@ -72,14 +72,16 @@ def trace_of(
         Which memory to take, by its place among their sorted names; without it, the busiest.
     live : sequence of (RecordedResource, Block), optional
         The blocks that were live at some time between the first event and the last, where earlier
-        events are lost. The trace then begins with those that were live at the first event.
+        events are lost; by default those that a file begins with. The trace then begins with those
+        that were live at the first event.
     """
     memories = sorted({resource.memory for resource in events.resources.values()})
     require_device(device, len(memories))
     records = events.records[events.records["kind"] <= RELEASE]
     memory_of = {n: memories.index(found.memory) for n, found in events.resources.items()}
     memory = np.array([memory_of.get(n, -1) for n in records["resource"].tolist()], np.int64)
-    before = [] if live is None else _live_before(events, records, live)
+    known = live or events.began_with
+    before = _live_before(events, records, known) if known or live is not None else []
     allocations = memory[records["kind"] == ALLOC]
     if not allocations.size:
         allocations = np.array([memory_of[row[-1]] for row in before], np.int64)

@@ -20,7 +20,7 @@ from helpers.waiting import wait_until
 import gpumem
 from gpumem import errors, observe
 from gpumem.errors import ConfigError, InUseError, TraceError
-from gpumem.observe.events import EVENT, HEADER_BYTES, SLOT_BYTES
+from gpumem.observe.events import EVENT, HEADER_BYTES, LIVE, SLOT_BYTES
 from gpumem.replay import replay
 from gpumem.traces import load_trace
 
@@ -434,6 +434,59 @@ def test_torn_tail_loses_only_the_last_events(make_arena, tmp_path, cut):
     assert len(kept) == len(whole) - -(-cut // SLOT_BYTES)
     assert (kept.records == whole.records[: len(kept)]).all()
     assert (whole.torn, kept.torn) == (0, -(-cut // SLOT_BYTES))
+
+
+def test_file_begins_with_the_blocks_that_are_live(make_arena, tmp_path):
+    arena, other = make_arena(), make_arena()
+    older = [arena.allocate(1000 + i) for i in range(1000)]
+    hidden = other.allocate(1000)
+    path = tmp_path / "events"
+    with observe.record(arena, path) as recording:
+        older.pop(0).close()  # its free is an event
+        newer = arena.allocate(64)
+    events = observe.read(path)
+    actions = [event.action for event in events if event.action in ("alloc", "free")]
+    assert actions == ["free", "alloc"]
+    assert {(block.address, block.nbytes) for _, block in events.began_with} >= {
+        (buffer.ptr, buffer.nbytes) for buffer in older
+    }
+    assert {resource.name for resource, _ in events.began_with} == {arena.name}
+    trace = load_trace(path)
+    assert trace.allocs == 1001
+    assert trace.peak_requested == sum(range(1000, 2000))
+    assert recording.trace().peak_requested == trace.peak_requested
+    for buffer in (*older, hidden, newer):
+        buffer.close()
+
+
+def test_file_of_all_resources_begins_with_the_live_blocks_of_each(make_arena, tmp_path):
+    arenas = [make_arena(), make_arena()]
+    kept = [arena.allocate(100) for arena in arenas]
+    with observe.record(path=tmp_path / "events"):
+        pass
+    events = observe.read(tmp_path / "events")
+    assert {buffer.ptr for buffer in kept} <= {block.address for _, block in events.began_with}
+    del kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[1, 2, 3, 4]",
+        '["host:0", "arena", "a", [[1, 2, 3]]]',
+        '["host:0", "arena", "a", [[-1, 2, 3, 4, null]]]',
+        '["host:0", "arena", "a", [[1, 281474976710656, 3, 4, null]]]',
+        '["host:0", "arena", "a", [[1, 2, 3, 1e400, null]]]',
+        "[" * 50_000,
+    ],
+)
+def test_invalid_live_blocks_of_a_file_are_none(make_arena, tmp_path, text):
+    path = tmp_path / "events"
+    with observe.record(make_arena(), path) as recording:
+        recording._handle.define(LIVE, 7, text)
+    assert observe.read(path).began_with == ()
 
 
 def test_file_without_its_number_of_slots_is_read_as_far_as_it_goes(make_arena, tmp_path):
