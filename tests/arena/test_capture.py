@@ -10,6 +10,7 @@ import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+OUT_OF_MEMORY = 2
 MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
 
 
@@ -264,6 +265,22 @@ def test_max_mem_bounds_an_arena_and_its_pools_together(make_arena, stream):
     buffer.close()
     pool.close()
     arena.allocate(3 * MIB).close()
+
+
+def test_exhaustion_takes_no_memory_from_a_graph_pool(make_arena, driver, stream, host):
+    # The first graph may write what it freed whenever it is launched.
+    arena = make_arena()
+    with arena.capture(stream) as pool, Graph(driver, stream) as first:
+        arena.allocate(MIB, stream).close()
+    held = pool.stats().reserved
+    with arena.capture(stream, pool=pool), Graph(driver, stream) as second:
+        host.fail("cuMemAlloc", 1, OUT_OF_MEMORY, times=100)
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(64 * MIB, stream)
+        host.clear_faults()
+    assert pool.stats().reserved == held
+    first.destroy()
+    second.destroy()
 
 
 def test_steady_state_beside_a_graph_pool_makes_no_driver_call(make_arena, driver, stream, host):
