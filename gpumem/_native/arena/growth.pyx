@@ -303,8 +303,8 @@ cdef Backing* backing_of(ArenaCore* arena, uint64_t address) noexcept nogil:
 
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
                           int status) noexcept nogil:
-    # Not of a graph pool: graphs write what is free there, whenever they are launched. And not for a
-    # block that is over the limit all by itself: it must not cost the others' regions.
+    # Not of a graph pool: graphs write what is free there, whenever they are launched. And not for
+    # a block that is over the limit all by itself: it must not cost the others' regions.
     if arena.parent != NULL:
         return False
     if status == ARENA_OVER_LIMIT:
