@@ -305,7 +305,7 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
                           int status) noexcept nogil:
     # Not of a graph pool: graphs write what is free there, whenever they are launched. And not for
     # a block that is over the limit all by itself: it must not cost the others' regions.
-    if arena.parent != NULL:
+    if arena.parent != NULL and not arena.has_tag:
         return False
     if status == ARENA_OVER_LIMIT:
         return round_to_quantum(nbytes) <= limit_of_pages(arena)
