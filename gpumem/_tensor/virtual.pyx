@@ -273,7 +273,7 @@ cdef class VirtualTensor:
         DriverError
             The driver failed; nothing is changed.
         SuspendedError
-            The arena is suspended.
+            The arena is asleep.
         ClosedError
             The tensor or its arena is closed, or belongs to the parent of a fork.
 
