@@ -163,7 +163,7 @@ class MemoryRules(World):
         if arena.may_be_padded:
             need *= 2  # a block may be padded so far, and padding is in use
             arena.restart_counters()
-        pools = sum(pool.stats().reserved for pool in arena.real._graph_pools())
+        pools = sum(pool.stats().reserved for pool in arena.real._children())
         room = [arena.limit - stats.reserved - pools] if arena.limit else []
         free = arena.budget.real.free if arena.budget is not None else None
         room += [free] if free is not None else []
