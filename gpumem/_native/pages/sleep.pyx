@@ -5,11 +5,12 @@ from libc.stdlib cimport free, qsort, realloc
 from libc.string cimport memset
 
 from gpumem._native.backing cimport (
-    backing_release, backing_reserve, numa_init, pinned_init, THE_DEVICE,
+    Backing, backing_release, numa_init, pinned_init, THE_DEVICE,
 )
 from gpumem._native.driver cimport (
     access_apply, access_init, access_next, context_enter, context_leave,
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
+    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN,
+    CUDA_SUCCESS,
     CUevent, CUresult, CUstream, DeviceContext,
 )
 from gpumem._native.pages.space cimport page_create
@@ -386,9 +387,9 @@ cdef CUresult copy_part(Sleeper* sleeper, CUstream stream, uint64_t address, uin
     cdef uint64_t place, part
     cdef CUresult code = CUDA_SUCCESS
     while nbytes and code == CUDA_SUCCESS:
-        if not store_has(sleeper, offset // CHUNK):
-            sleeper.no_store = True
-            return CUDA_ERROR_OUT_OF_MEMORY
+        code = store_reach(sleeper, offset // CHUNK, call)
+        if code != CUDA_SUCCESS:
+            return code
         place = sleeper.store.chunks[offset // CHUNK].address + offset % CHUNK
         part = min(nbytes, CHUNK - offset % CHUNK)
         code = copy_one(sleeper, stream, address, place, part, down, call)
@@ -462,25 +463,44 @@ cdef bint store_open(Store* store, DeviceContext* context, const StorePlace* pla
     return available == 0 or nbytes <= available + kept
 
 
-cdef bint store_has(Sleeper* sleeper, uint64_t index) noexcept nogil:
+cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) noexcept nogil:
     # Makes the chunk if it is not there, or too small.
     cdef Store* store = &sleeper.store
     cdef StoreChunk* chunk = &store.chunks[index]
     cdef uint64_t nbytes = min(<uint64_t>CHUNK, store.nbytes - index * CHUNK)
+    cdef CUresult code = CUDA_SUCCESS
     cdef uint64_t granule = FILE_PAGE if store.place.kind == STORE_FILE else max(
         store.backing.granule, <uint64_t>FILE_PAGE)
     nbytes = (nbytes + granule - 1) // granule * granule
     if chunk.address and chunk.nbytes >= nbytes:
-        return True
+        return CUDA_SUCCESS
     if chunk.address and not chunk_end(store, chunk):
-        return False
+        call[0] = store.backing.call
+        return CUDA_ERROR_UNKNOWN
     if store.place.kind == STORE_FILE:
         chunk.address = <uint64_t>gm_store_map(store.place.file, nbytes,
                                                store.place.offset + index * CHUNK)
-    elif backing_reserve(&store.backing, nbytes, &chunk.address) != CUDA_SUCCESS:
-        chunk.address = 0
+        code = CUDA_ERROR_OUT_OF_MEMORY if chunk.address == 0 else CUDA_SUCCESS
+    else:
+        code = chunk_reserve(&store.backing, nbytes, &chunk.address, call)
     chunk.nbytes = nbytes
-    return chunk.address != 0
+    if code != CUDA_SUCCESS:
+        chunk.address = 0
+    # Memory that is out is the store's, another failure the driver's.
+    sleeper.no_store = code == CUDA_ERROR_OUT_OF_MEMORY
+    return code
+
+
+cdef CUresult chunk_reserve(Backing* backing, uint64_t nbytes, uint64_t* address,
+                            const char** call) noexcept nogil:
+    cdef CUresult code = context_enter(backing.context)
+    call[0] = "cuCtxPushCurrent"
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing.reserve(backing, nbytes, address)
+    call[0] = backing.call
+    context_leave(backing.context)
+    return code
 
 
 cdef bint chunk_end(Store* store, StoreChunk* chunk) noexcept nogil:
