@@ -24,6 +24,7 @@ Two names stand for the two directions, where a library has objects for them:
   (cuda.core, RMM).
 
 `nccl` has none of these, since NCCL allocates no memory for users: it registers gpumem's with NCCL.
+Nor has `memory_saver`, which offers torch_memory_saver's names over gpumem beneath PyTorch.
 """
 
 from importlib import import_module
@@ -34,7 +35,7 @@ from gpumem.integrations._switch import Status
 
 __all__ = ["Status"]
 
-_LIBRARIES = ("cuda_core", "cupy", "jax", "nccl", "numba", "rmm", "torch")
+_LIBRARIES = ("cuda_core", "cupy", "jax", "memory_saver", "nccl", "numba", "rmm", "torch")
 
 if not TYPE_CHECKING:  # else a type checker would accept every name of the module
 

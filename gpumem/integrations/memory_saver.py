@@ -1,0 +1,149 @@
+"""torch_memory_saver's names over gpumem: memory of PyTorch's tensors that pauses and resumes.
+
+A program that uses ``torch_memory_saver`` changes one import. What is allocated in a `region` is
+a tag of the arenas beneath PyTorch (see `gpumem.Arena.tag`): with ``enable_cpu_backup`` its bytes
+come back with `resume`, without it the addresses alone.
+
+gpumem is in place of PyTorch's allocator: the first use enables it, if the program has not, and has
+to come before the first tensor on a GPU. No library is preloaded.
+
+Examples
+--------
+>>> from gpumem.integrations.memory_saver import torch_memory_saver
+>>> with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):  # doctest: +SKIP
+...     weights = torch.zeros(1 << 20, device="cuda")
+>>> torch_memory_saver.pause("weights")  # doctest: +SKIP
+>>> torch_memory_saver.resume("weights")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from gpumem._core import Arena
+from gpumem.errors import IntegrationError
+from gpumem.integrations.torch import _hooks
+
+__all__ = ["TorchMemorySaver", "torch_memory_saver"]
+
+
+class TorchMemorySaver:
+    """The object that ``torch_memory_saver`` offers, with the same methods.
+
+    Attributes
+    ----------
+    enabled : bool
+        True.
+    hook_mode : str
+        Has no effect; for programs that set it.
+    """
+
+    enabled, hook_mode = True, "torch"
+
+    def __init__(self) -> None:
+        # By tag of the region: each arena with its own name of the tag.
+        self._tags: dict[str, set[tuple[Arena, str]]] = {}
+
+    @contextlib.contextmanager
+    def region(self, tag: str = "default", enable_cpu_backup: bool = False) -> Iterator[None]:
+        """Let what the calling thread allocates in PyTorch pause and resume with a tag.
+
+        Parameters
+        ----------
+        tag : str
+            The tag; regions with the same one belong together.
+        enable_cpu_backup : bool
+            Whether bytes come back with `resume`.
+
+        Raises
+        ------
+        IntegrationError
+            gpumem is not beneath PyTorch, and cannot be any more.
+        ConfigError
+            The arena of a device has regions, whose addresses cannot be kept.
+        """
+        name = f"region {tag}" + ("" if enable_cpu_backup else ", without a backup")
+        with contextlib.ExitStack() as stack:
+            for arena in _arenas():
+                stack.enter_context(arena.tag(name, asleep="keep" if enable_cpu_backup else "drop"))
+                self._tags.setdefault(tag, set()).add((arena, name))
+            yield
+
+    @contextlib.contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = "default",
+        enable_cpu_backup: bool = False,
+    ) -> Iterator[None]:
+        """Capture as ``torch.cuda.graph`` does, inside a region.
+
+        Tensors that the graph reads or writes may pause, and it is valid again after `resume`. What
+        is allocated during the capture is in the graph's own pool, which stays.
+        """
+        torch = importlib.import_module("torch")
+        with (
+            torch.cuda.graph(
+                cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
+            ),
+            self.region(tag, enable_cpu_backup),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def disable(self) -> Iterator[None]:
+        """Leave the region in which the calling thread is: what it allocates does not pause."""
+        with contextlib.ExitStack() as stack:
+            for arena in _arenas():
+                stack.enter_context(arena.tag("default"))
+            yield
+
+    def pause(self, tag: str | None = None) -> None:
+        """Give the memory of a tag back to the driver; None: of all regions.
+
+        Waits for everything queued on the device. Idempotent. Raises as `gpumem.Arena.sleep`.
+        """
+        for arena, names in self._named(tag).items():
+            arena.sleep(names)
+
+    def resume(self, tag: str | None = None) -> None:
+        """Make the memory of a tag again, at its addresses; None: of all regions.
+
+        Raises as `gpumem.Arena.wake`.
+        """
+        for arena, names in self._named(tag).items():
+            arena.wake(names)
+
+    def _named(self, tag: str | None) -> dict[Arena, list[str]]:
+        found: dict[Arena, list[str]] = {}
+        for each in self._tags if tag is None else [tag]:
+            for arena, name in self._tags.get(each, ()):
+                if not arena.closed:
+                    found.setdefault(arena, []).append(name)
+        return found
+
+
+def _arenas() -> list[Arena]:
+    """Return the arenas beneath PyTorch, with that of its current device."""
+    ours = importlib.import_module("gpumem.integrations.torch")
+    if ours.status().mode is None:
+        ours.enable(mode="full")
+    if ours.status().mode != "full":
+        raise IntegrationError(
+            "PyTorch's own allocator is in use above gpumem's, and its segments cannot pause: "
+            'call gpumem.integrations.torch.enable(mode="full") before the first tensor on a GPU'
+        )
+    torch = importlib.import_module("torch")
+    if torch.cuda.current_device() not in _hooks.arenas():
+        torch.empty(1, device="cuda")  # PyTorch asks for the device's arena
+    return list(_hooks.arenas().values())
+
+
+torch_memory_saver = TorchMemorySaver()
+"""The one that programs import."""
