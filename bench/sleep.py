@@ -1,0 +1,127 @@
+"""How fast an arena sleeps and wakes, beside the bare driver calls and torch_memory_saver.
+
+    python -m bench.sleep [--device cuda:0] [--gib 32] [--dead 0.3] [--repeats 5] [--json]
+
+Sizes are of live blocks; `--dead` of them as much again is freed and cached. "first" makes pinned
+memory, "again" copies into what was kept, "drop" copies nothing. torch_memory_saver is measured on
+a GPU, where it is installed, in a process of its own, since both replace PyTorch's allocator. The
+machine's memory is touched beforehand. Figures are medians, of "first" those of new arenas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import mmap
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gpumem
+from bench import markdown
+
+GIB = 1 << 30
+BLOCKS = 64  # live blocks
+PEER = """
+import json, sys, time, torch
+from torch_memory_saver import torch_memory_saver as saver
+saver.hook_mode = "torch"
+nbytes, blocks, repeats = map(int, sys.argv[1:])
+with saver.region(tag="bench", enable_cpu_backup=True):
+    held = [torch.ones(nbytes // blocks, dtype=torch.uint8, device="cuda") for _ in range(blocks)]
+def timed(call):
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call("bench")
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+print(json.dumps([(timed(saver.pause), timed(saver.resume)) for _ in range(repeats)]))
+"""
+
+
+def seconds(call: Callable[..., object], *arguments: Any) -> float:
+    begin = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - begin
+
+
+def touch(nbytes: int) -> None:
+    """Let the machine have so much memory: what it never had costs its host too."""
+    with mmap.mmap(-1, nbytes) as pages:
+        for place in range(0, nbytes, mmap.PAGESIZE):
+            pages[place] = 1
+
+
+def cycles(device: str, nbytes: int, dead: float, repeats: int, mode: str) -> dict[str, float]:
+    """Return the seconds of the first sleep, of later ones and of waking."""
+    arena = gpumem.Arena(device, {"sleep_keep_bytes": 2 * nbytes})
+    with arena.tag("bench", asleep=mode):
+        live = [arena.allocate(nbytes // BLOCKS) for _ in range(BLOCKS)]
+        cached = [arena.allocate(int(nbytes * dead) // BLOCKS) for _ in range(BLOCKS) if dead]
+    del cached
+    gpumem.Device(device).synchronize()
+    slept, woke = [], []
+    for _ in range(repeats + 1):
+        slept.append(seconds(arena.sleep))
+        woke.append(seconds(arena.wake))
+    del live
+    arena.close()
+    return {
+        "first": slept[0],
+        "again": statistics.median(slept[1:]),
+        "wake": statistics.median(woke[1:]),
+    }
+
+
+def peer(nbytes: int, repeats: int) -> dict[str, float] | None:
+    """Return the same of torch_memory_saver; None: it is not installed."""
+    if importlib.util.find_spec("torch_memory_saver") is None:
+        return None
+    command = [sys.executable, "-c", PEER, str(nbytes), str(BLOCKS), str(repeats + 1)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    slept, woke = zip(*json.loads(done.stdout.splitlines()[-1]), strict=True)
+    return {
+        "first": slept[0],
+        "again": statistics.median(slept[1:]),
+        "wake": statistics.median(woke[1:]),
+    }
+
+
+def measure(device: str, nbytes: int, dead: float, repeats: int) -> dict[str, Any]:
+    """Return GB/s of live bytes for each sort of sleep."""
+    touch(2 * nbytes)
+    found = {
+        "keep": cycles(device, nbytes, 0, repeats, "keep"),
+        f"keep, {dead:.0%} dead": cycles(device, nbytes, dead, repeats, "keep"),
+        "drop": cycles(device, nbytes, 0, repeats, "drop"),
+    }
+    if device.startswith("cuda") and (other := peer(nbytes, repeats)):
+        found["torch_memory_saver"] = other
+    return {
+        name: {step: nbytes / spent / 1e9 for step, spent in steps.items()}
+        for name, steps in found.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.sleep", description=__doc__)
+    parser.add_argument("--device", default=None, help="cuda:0 if there is one, else host")
+    parser.add_argument("--gib", type=float, default=None, help="32, on the host 0.5")
+    parser.add_argument("--dead", type=float, default=0.3)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    device = given.device or ("cuda:0" if gpumem.driver_status().available else "host")
+    gib = given.gib or (32 if device.startswith("cuda") else 0.5)
+    found = measure(device, int(gib * GIB), given.dead, given.repeats)
+    rows = [[name, *(f"{rate:.1f}" for rate in steps.values())] for name, steps in found.items()]
+    heads = ("GB/s", "first sleep", "sleep again", "wake")
+    print(json.dumps(found) if given.json else markdown.table(heads, rows))
+
+
+if __name__ == "__main__":
+    main()
