@@ -384,18 +384,21 @@ def imports(stage: Stage, stream: gpumem.Stream) -> None:
 
 @scenario
 def sleeping(stage: Stage) -> None:
-    """Arenas sleep and wake with live, freed and persistent blocks."""
+    """Arenas sleep and wake with live, freed, persistent and tagged blocks."""
     first, second = streams_of(stage, 2)
     for name, heap in {"plain": None, "debugged": {"quarantine_bytes": MIB}}.items():
         arena = arena_of(stage, name, config=PAGED, debug_heap=heap)
         sizes = (600 * KIB, 900, 3 * MIB)
         blocks = [stage.take(arena, sized(stage, size), first) for size in sizes]
         blocks.append(stage.hold(stage.do("persistent", arena.allocate_persistent, 64 * KIB)))
+        with arena.tag("tagged"):
+            blocks.append(stage.take(arena, sized(stage, 2 * MIB), first))
         for _ in range(2):
             stage.do("sleep", arena.sleep)
             stage.refuse("allocate", gpumem.errors.SuspendedError, arena.allocate, 1)
             stage.drop(blocks.pop(0))
-            stage.do("wake", arena.wake)
+            for tag in ("default", "tagged"):
+                stage.do("wake", arena.wake, tag)
             blocks.append(stage.take(arena, sized(stage, 300 * KIB), second))
         stage.drop(*blocks)
         stage.do("shrink", arena.shrink)
