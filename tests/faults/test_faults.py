@@ -17,6 +17,7 @@ SCENARIOS = (
     "graphs",
     "sharing",
     "sleeping",
+    "growing",
     "debugging",
     "budgets",
     "adapted",
