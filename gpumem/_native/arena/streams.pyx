@@ -253,9 +253,12 @@ cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.lock)
     marked = marked_stream_slots(arena)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if arena.streams[stream_slot].vacant or arena.streams[stream_slot].silent or (
-                marked != NULL and is_idle(arena, stream_slot, marked)):
-            continue        # the handle may name nothing any more
+        # The arena itself holds the first slot. Without a block a handle may name nothing any more.
+        if arena.streams[stream_slot].silent or not (
+                marked == NULL or marked[stream_slot] or has_unknown_work(arena, stream_slot)
+                or load32(<const uint32_t*>&arena.streams[stream_slot].references) > (
+                    stream_slot == 1)):
+            continue
         handle = arena.streams[stream_slot].handle
         if arena.streams[stream_slot].thread != NULL:
             handle = <CUstream><uint64_t>LEGACY_STREAM      # which waits for it
