@@ -95,6 +95,19 @@ def moves(arena: Any) -> tuple[int, int, int]:
     return stats.pages_moved, stats.moves_refused, stats.reserved
 
 
+def pinned_anew(arena: Any) -> int:
+    """Return how often host memory is registered when an arena that slept sleeps again."""
+    block = arena.allocate(4 * MIB)
+    arena.sleep()
+    arena.wake()
+    before = host_device.call_count("cuMemHostRegister")
+    arena.sleep()
+    made = host_device.call_count("cuMemHostRegister") - before
+    arena.wake()
+    block.close()
+    return made
+
+
 def is_pool(resource: Any) -> bool:
     return isinstance(resource, DriverPool)
 
@@ -152,6 +165,7 @@ ARENA = {
     "page_move_threshold": Key(1000, 0, moves),
     "page_move_budget": Key(0, 1, moves),
     "oom_wait_ms": Key(20, 0, polls_when_full),
+    "sleep_keep_bytes": Key(0, 64 * MIB, pinned_anew),
     "numa_node": Key(None, 0, growth),
     "enable": Key(True, False, kept_when_free),
 }
@@ -188,7 +202,7 @@ OF_REGIONS = {
     "initial_growth_chunk_size_bytes",
     "max_power_of_two_extend_bytes",
 }
-OF_PAGES = {"page_move_threshold", "page_move_budget"}
+OF_PAGES = {"page_move_threshold", "page_move_budget", "sleep_keep_bytes"}
 OF_ORT = {"max_dead_bytes_per_chunk"}
 OF_POOLS = {"cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink"}
 NO_POOL = {"use_cuda_mempool"}

@@ -40,7 +40,7 @@ def test_memory_above_a_lowered_limit_stays_until_it_is_idle(arena):
     assert arena.stats().reserved <= 4 * MiB
 
 
-@pytest.mark.parametrize("limit", [-1, 1.5, "1GiB", None, 1 << 63, 10**30])
+@pytest.mark.parametrize("limit", [-1, 1.5, "1GiBs", None, 1 << 63, 10**30])
 def test_invalid_limit_is_refused_without_a_change(arena, limit):
     arena.set_limit(8 * MiB)
     with pytest.raises((TypeError, ValueError)):

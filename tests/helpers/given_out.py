@@ -19,3 +19,4 @@ def bring_to_rest() -> None:
     gc.collect()
     gpumem.Device("host").synchronize()  # an arena whose end failed stays until such a wait
     release_retired()
+    gpumem.Device("host").synchronize()  # what goes back in stream order

@@ -750,10 +750,12 @@ def test_trace_selects_one_memory_of_several(make_arena, tmp_path):
             host.allocate(size).close()
         pinned.allocate(100).close()
     # Resources that another test left alive are described in the file as well.
-    memories = sorted({one.memory for one in observe.read(path).resources.values()})
-    assert load_trace(path).allocs == 3
+    events = observe.read(path)
+    memories = sorted({one.memory for one in events.resources.values()})
     for memory, allocs in ((host.memory, 3), (pinned.memory, 1)):
-        assert load_trace(path, device=memories.index(str(memory))).allocs == allocs
+        began = sum(one.memory == str(memory) for one, _ in events.began_with)
+        trace = load_trace(path, device=memories.index(str(memory)))
+        assert trace.allocs == allocs + began
     with pytest.raises(TraceError, match=rf"expected 0\.\.{len(memories) - 1}$"):
         load_trace(path, device=len(memories))
 
