@@ -14,6 +14,7 @@ from hypothesis import settings
 PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 os.environ.setdefault("GPUMEM_HOST_CAPACITY", str(PHYSICAL))
 
+from helpers.driver import pop_contexts  # noqa: E402
 from helpers.given_out import bring_to_rest  # noqa: E402
 
 import gpumem  # noqa: E402
@@ -50,6 +51,8 @@ def host():
     gpumem.Device("host")._open()
     capacity = host_device.capacity(0)
     yield host_device
+    host_device.clear_faults()
+    pop_contexts()
     host_device.set_lag(0)
     host_device.use_virtual_clock(False)
     host_device.set_capacity(0, capacity)

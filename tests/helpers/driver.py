@@ -33,6 +33,13 @@ _TYPES = {
 }
 
 
+def pop_contexts() -> None:
+    """Take off this thread's stack of contexts what refused pops left there: it has a bound."""
+    driver, context = HostDriver(), ctypes.c_uint64()
+    while driver._function("cuCtxPopCurrent")(ctypes.byref(context)) == 0:
+        pass
+
+
 class HostDriver:
     """The functions behind one device, as C callers have them; a GPU's work alike."""
 
