@@ -21,9 +21,9 @@ from gpumem._native.arena.metadata_copy cimport chunk_copy
 from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
-    add_stream, complete_streams, destroy_events, drain_streams, FIRST_PAUSE, free_all_pending,
-    leave_streams, LONGEST_PAUSE, pause, release_completed, share_rests, slot_retain,
-    streams_are_idle, streams_free, streams_may_work,
+    add_stream, complete_streams, destroy_events, drain_streams, find_idle, FIRST_PAUSE,
+    free_all_pending, leave_streams, LONGEST_PAUSE, pause, slot_retain, streams_are_idle,
+    streams_free, streams_may_work,
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
@@ -82,9 +82,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
         heap_release(arena, 0)
     mode = context_relax(arena.context)
     arenas_release_retired(True)
-    caches_flush(arena)
-    share_rests(arena, SLOT_RELEASED)
-    release_completed(arena, SLOT_RELEASED)
+    find_idle(arena)
     lock_acquire(&arena.grow_lock)
     released[0] = release_retired(arena, True) + release_idle(arena, True, 1)
     # Growth begins anew: the sizes of before belong to a peak that is over.

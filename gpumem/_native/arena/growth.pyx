@@ -9,11 +9,12 @@ from gpumem._native.arena.bookkeeping cimport (
 )
 from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
-    forget_waits, has_unknown_work, query_stream, release_completed, share_rests, wait_for_others,
+    find_idle, forget_waits, has_unknown_work, query_stream, release_completed, share_rests,
+    wait_for_others,
 )
 from gpumem._native.arena.family cimport has_relatives, tag_next
 from gpumem._native.arena.thread_cache cimport (
-    cache_find, cache_publish, caches_flush, caches_freeze, caches_thaw,
+    cache_find, cache_publish, caches_freeze, caches_thaw,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE,
@@ -796,9 +797,7 @@ cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogi
     other = tag_next(arena, NULL)
     while other != NULL:
         if other != arena and lock_try(&other.grow_lock):
-            caches_flush(other)
-            share_rests(other, SLOT_RELEASED)
-            release_completed(other, SLOT_RELEASED)
+            find_idle(other)
             total += release_idle(other, may_wait, 1)
             lock_release(&other.grow_lock)
         other = tag_next(arena, other)

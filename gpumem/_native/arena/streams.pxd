@@ -42,6 +42,9 @@ cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # pending-free blocks for their own.
 cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil
 cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil
+# What threads have cached, and what no stream is at work with any more, becomes free for every
+# stream, so that regions and pages without a block are seen to be idle.
+cdef void find_idle(ArenaCore* arena) noexcept nogil
 # With the lock: may work be left on the stream that no completed event covers?
 cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     return load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch != 0

@@ -122,6 +122,13 @@ cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil:
     return completed
 
 
+cdef void find_idle(ArenaCore* arena) noexcept nogil:
+    # Caches first: their blocks count as used, and carry epochs too.
+    caches_flush(arena)
+    share_rests(arena, SLOT_RELEASED)
+    release_completed(arena, SLOT_RELEASED)
+
+
 cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil:
     # What a new place has beyond its block is its stream's, so that the stream's next blocks lie
     # side by side. Nothing was freed, so no event is recorded for it; here it is said to be freed.
@@ -847,10 +854,7 @@ cdef void reclaim(ArenaCore* arena) noexcept nogil:
     # Vacates what nothing is marked with; of per-thread streams mostly those of threads that ended.
     cdef uint32_t stream_slot
     cdef uint8_t* marked
-    # Caches and completed epochs first: both take marks off slots.
-    caches_flush(arena)
-    share_rests(arena, SLOT_RELEASED)
-    release_completed(arena, SLOT_RELEASED)
+    find_idle(arena)        # which takes marks off slots
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
         if has_unknown_work(arena, stream_slot) and arena.settings.reuse != REUSE_NEVER:

@@ -9,10 +9,7 @@ from gpumem._native.arena.growth cimport (
     memory_is_out, release_idle, release_idle_beside, shrink_may_help,
 )
 from gpumem._native.arena.spans cimport span_release, span_stamp, span_take, spans_poll, spans_sweep
-from gpumem._native.arena.streams cimport (
-    release_completed, share_rests, slot_retain, wait_for_streams,
-)
-from gpumem._native.arena.thread_cache cimport caches_flush
+from gpumem._native.arena.streams cimport find_idle, slot_retain, wait_for_streams
 from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ARENA_DEAD, ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA,
     ARENA_OK, ArenaCore, ArenaSpan, driver_refused, SpanView,
@@ -45,10 +42,7 @@ cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
         missing = span_lacks(&span.pages, first, spare)
         status = take_ahead(span, first, spare, last)
         if missing and shrink_may_help(arena, missing, status):
-            # Cached blocks and completed epochs first, so that their regions and pages are idle.
-            caches_flush(arena)
-            share_rests(arena, SLOT_RELEASED)
-            release_completed(arena, SLOT_RELEASED)
+            find_idle(arena)
             release_idle(arena, False, 2)
             release_idle_beside(arena, False)
             status = span_take(span, first, spare, spare)
