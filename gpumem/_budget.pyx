@@ -402,7 +402,7 @@ cdef uint64_t bytes_of(str what, object value, bint needed=False) except? <uint6
     """Read a number of bytes; None, where it is allowed, means no limit."""
     if value is None and not needed:
         return BUDGET_UNLIMITED
-    number = whole_bytes(what, value)
+    number = whole_bytes(what, value, accepts_none=not needed)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"invalid {what} = {number}: expected 0 to {(1 << 63) - 1} bytes")
     return number

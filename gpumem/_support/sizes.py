@@ -77,13 +77,19 @@ def _match(text: str) -> re.Match[str] | None:
     return re.fullmatch(_SIZE, text.strip(), re.IGNORECASE | re.ASCII)
 
 
-def whole_bytes(name: str, value: Any) -> int:
-    """Return bytes given as an integer, of whatever range, or as a text with a unit of size."""
+def whole_bytes(name: str, value: Any, *, accepts_none: bool = False) -> int:
+    """Return bytes given as an integer, of whatever range, or as a text with a unit of size.
+
+    `accepts_none`: the caller has looked for None before, and the error says that it may be given.
+    """
     if isinstance(value, str) and is_size_with_unit(value):
         return parse_size(value)
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         given = repr(value[:40]) if isinstance(value, str) else type(value).__name__
-        raise TypeError(f'{name} must be an integer or a size such as "512MiB", not {given}')
+        accepted = 'an integer or a size such as "512MiB"'
+        if accepts_none:
+            accepted = 'an integer or None, or a size such as "512MiB"'
+        raise TypeError(f"{name} must be {accepted}, not {given}")
     return operator.index(value)
 
 

@@ -190,6 +190,14 @@ def test_invalid_arguments_are_refused_by_name(arguments, error):
         Budget(*positional, **named)
 
 
+def test_budget_names_none_as_accepted_where_it_is():
+    for named in ("limit", "soft"):
+        with pytest.raises(TypeError, match=f"{named} must be an integer or None, or a size"):
+            Budget(**({"limit": 1} | {named: 1.5}))
+    with pytest.raises(TypeError, match="nbytes must be an integer or a size"):
+        Budget(1).reserve(1.5)
+
+
 @pytest.mark.parametrize(
     ("nbytes", "error"), [(-1, ValueError), (None, TypeError), (2.0, TypeError)]
 )
