@@ -71,6 +71,19 @@ def test_sleep_releases_memory_and_wake_restores_bytes_in_place(held, host):
     arena.check_invariants()
 
 
+def test_sleep_releases_every_handle_of_much_memory(make_arena, host):
+    # Handles are released in groups of 128 MiB, some groups behind their copies.
+    arena = make_arena()
+    with arena.tag("weights", asleep="drop"):
+        blocks = [arena.allocate(64 * MIB) for _ in range(24)]
+    used = host.used(0)
+    assert arena.sleep() == used - host.used(0) == 24 * 64 * MIB
+    arena.wake()
+    assert host.used(0) == used
+    for block in blocks:
+        block.close()
+
+
 def test_persistent_blocks_sleep_too(make_arena, host):
     arena = make_arena()
     used = host.used(0)

@@ -50,6 +50,7 @@ cdef struct Copies:
     uint64_t copied[AHEAD]  # bytes of the store that are copied then
     uint32_t begun          # groups
     uint32_t done
+    uint32_t given_back     # pages, those of all groups that are done
 
 
 # ---- what sleeps ---------------------------------------------------------------------------------
@@ -190,19 +191,18 @@ cdef uint64_t queued_to(const Sleeper* sleeper) noexcept nogil:
 
 cdef CUresult group_give_back(Sleeper* sleeper, Copies* copies, const char** call) noexcept nogil:
     cdef uint32_t at = copies.done % AHEAD
-    cdef uint32_t first = 0 if copies.done == 0 else copies.ends[(copies.done - 1) % AHEAD]
     cdef CUresult code = CUDA_SUCCESS
-    cdef uint32_t i
     if copies.stream != NULL:
         code = note(sleeper, call, "cuEventSynchronize",
                     sleeper.context.table.cuEventSynchronize(copies.events[at]))
     if code != CUDA_SUCCESS:
         return code
     sleeper.copied = copies.copied[at]
-    for i in range(first, copies.ends[at]):
-        code = page_give_back(sleeper, &sleeper.pages[i], call)
+    while copies.given_back < copies.ends[at]:
+        code = page_give_back(sleeper, &sleeper.pages[copies.given_back], call)
         if code != CUDA_SUCCESS:
             return code
+        copies.given_back += 1
     copies.done += 1
     return code
 
