@@ -1,0 +1,144 @@
+"""C++ that belongs to the installed build of another library, compiled at its first use.
+
+What another library's classes look like depends on its version and on its compiler's options, so
+gpumem cannot ship it compiled. A library is made once, in seconds, and kept in a folder of the
+user's: ``$XDG_CACHE_HOME/gpumem``, else ``~/.cache/gpumem``. What is found there is loaded into the
+process, so it is loaded only if it is the user's own, nobody else can write it, and it holds the
+bytes that the compiler wrote.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Recipe", "compiled", "load"]
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+# Libraries are never unloaded: the other library may call them at any time.
+_loaded: dict[Path, ctypes.CDLL] = {}
+
+
+class Recipe(NamedTuple):
+    """What a library is made of. Recipes that differ in anything make different libraries.
+
+    Parameters
+    ----------
+    name : str
+        Of its file, with the version of what it is made for: "torch-2.9.0".
+    source : str
+        C++.
+    options : tuple of str
+        Of the compiler, beside those of every shared library.
+    """
+
+    name: str
+    source: str
+    options: tuple[str, ...] = ()
+
+
+def load(recipe: Recipe) -> ctypes.CDLL:
+    """Return the library, compiled at the first use.
+
+    Raises
+    ------
+    RuntimeError
+        There is no compiler, it failed, or the file is not safe to load; the message says which,
+        and has the compiler's output.
+    OSError
+        It cannot be loaded, or the folder cannot be written.
+    """
+    path = compiled(recipe)
+    if path not in _loaded:
+        _loaded[path] = ctypes.CDLL(str(path))
+    return _loaded[path]
+
+
+def compiled(recipe: Recipe) -> Path:
+    """Return the library's file; compile it unless the folder has it.
+
+    Raises
+    ------
+    RuntimeError, OSError
+        As `load`.
+    """
+    command = [*_compiler(), "-std=c++20", "-O2", "-shared", "-fPIC", *recipe.options]
+    key = hashlib.sha256("\0".join([recipe.source, *command]).encode()).hexdigest()
+    path = _folder() / f"{recipe.name}-{key[:16]}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            built = Path(folder) / "library.so"
+            _compile(command, recipe.source, built)
+            _seal(built)
+            built.replace(path)  # at once: another process may be doing the same
+    _require_untouched(path)
+    return path
+
+
+# ---- the folder ----------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "gpumem"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _seal(built: Path) -> None:
+    # The digest of the bytes follows them in the same file; a loader does not read so far.
+    written = built.read_bytes()
+    built.write_bytes(written + hashlib.sha256(written).digest())
+    built.chmod(0o755)  # a wide umask would leave it writable for others
+
+
+def _require_untouched(path: Path) -> None:
+    for each, is_kind in ((path.parent, stat.S_ISDIR), (path, stat.S_ISREG)):
+        found = each.lstat()
+        if not is_kind(found.st_mode):
+            raise RuntimeError(f"{path} is not loaded: {each} is not a plain file in a folder")
+        if found.st_uid != os.geteuid():
+            raise RuntimeError(
+                f"{path} is not loaded: {each} belongs to user {found.st_uid}, "
+                f"and this process to user {os.geteuid()}"
+            )
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise RuntimeError(
+                f"{path} is not loaded: others can write {each}, whose mode is "
+                f"{stat.S_IMODE(found.st_mode):o}; expected 755 or less"
+            )
+    held = path.read_bytes()
+    if hashlib.sha256(held[:-_DIGEST_BYTES]).digest() != held[-_DIGEST_BYTES:]:
+        raise RuntimeError(
+            f"{path} is not loaded: its bytes are not those that the compiler wrote; delete it"
+        )
+
+
+# ---- the compiler --------------------------------------------------------------------------------
+
+
+def _compiler() -> list[str]:
+    named = os.environ.get("CXX", "").split()
+    if named:
+        return named
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise RuntimeError("there is no C++ compiler: none of CXX, c++, g++ and clang++ is found")
+
+
+def _compile(command: list[str], source: str, built: Path) -> None:
+    written = built.with_suffix(".cpp")
+    written.write_text(source)
+    # Libraries come after what needs them.
+    whole = [command[0], str(written), "-o", str(built), *command[1:]]
+    done = subprocess.run(whole, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} exited with {done.returncode}: {done.stderr.strip()}")

@@ -1,0 +1,83 @@
+"""Libraries that are compiled at their first use, in a folder of the user's."""
+
+import os
+import shutil
+
+import pytest
+
+from gpumem.integrations import _compiled
+from gpumem.integrations._compiled import Recipe
+
+ANSWER = Recipe("answer-1", 'extern "C" int answer() { return 42; }\n')
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("c++") is None and shutil.which("g++") is None, reason="no C++ compiler here"
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "gpumem"
+
+
+def test_library_is_compiled_once_and_loaded(folder, monkeypatch):
+    assert _compiled.load(ANSWER).answer() == 42
+    path = _compiled.compiled(ANSWER)
+    assert path.parent == folder
+    monkeypatch.setattr(_compiled, "_compile", None)  # a second compilation would call it
+    assert _compiled.compiled(ANSWER) == path
+
+
+def test_recipes_that_differ_make_different_libraries():
+    other = ANSWER._replace(source=ANSWER.source.replace("42", "43"))
+    with_option = ANSWER._replace(options=("-DNDEBUG",))
+    paths = {_compiled.compiled(each) for each in (ANSWER, other, with_option)}
+    assert len(paths) == 3
+    assert _compiled.load(other).answer() == 43
+
+
+def test_failed_compilation_tells_what_the_compiler_said_and_leaves_nothing(folder):
+    with pytest.raises(RuntimeError, match="no_such_type"):
+        _compiled.load(Recipe("wrong-1", "no_such_type x;\n"))
+    assert list(folder.iterdir()) == []
+
+
+def test_changed_library_is_not_loaded():
+    path = _compiled.compiled(ANSWER)
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+    with pytest.raises(RuntimeError, match="not those that the compiler wrote"):
+        _compiled.compiled(ANSWER)
+
+
+@pytest.mark.parametrize("which", ["file", "folder"])
+def test_library_that_others_can_write_is_not_loaded(folder, which):
+    path = _compiled.compiled(ANSWER)
+    (path if which == "file" else folder).chmod(0o777)
+    with pytest.raises(RuntimeError, match=r"others can write .* 777"):
+        _compiled.compiled(ANSWER)
+
+
+def test_library_of_another_user_is_not_loaded(monkeypatch):
+    _compiled.compiled(ANSWER)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(RuntimeError, match=f"and this process to user {other}"):
+        _compiled.compiled(ANSWER)
+
+
+def test_link_in_place_of_a_library_is_not_loaded(tmp_path):
+    path = _compiled.compiled(ANSWER)
+    path.rename(tmp_path / "elsewhere.so")
+    path.symlink_to(tmp_path / "elsewhere.so")
+    with pytest.raises(RuntimeError, match="not a plain file"):
+        _compiled.compiled(ANSWER)
+
+
+def test_compiler_that_is_missing_is_named(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match=r"none of CXX, c\+\+"):
+        _compiled.compiled(ANSWER)
