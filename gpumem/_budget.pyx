@@ -18,6 +18,7 @@ from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._support.arguments import require
 from gpumem._support.releases import release_retired
+from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import whole_bytes
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
@@ -117,6 +118,8 @@ cdef class Budget:
     In a fork's child every budget is empty: what was charged is held by the parent process.
     """
 
+    __signature__ = ClassSignature()
+
     def __cinit__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
         cdef uint64_t most = bytes_of("limit", limit)
         cdef uint64_t gentle = soft_of(soft, most)
@@ -138,7 +141,8 @@ cdef class Budget:
         self.core.face = <void*>self
 
     def __init__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
-        pass        # __cinit__ has made it
+        """Take the arguments that the class describes."""
+        # __cinit__ has made it.
 
     def __dealloc__(self):
         if self.core != NULL:

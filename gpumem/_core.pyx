@@ -168,7 +168,8 @@ cdef class Arena(SleepingArena):
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
                  default_stream=None, debug_heap=None, name=None, **settings):
-        pass        # __cinit__ has made it
+        """Take the arguments that the class describes."""
+        # __cinit__ has made it.
 
     def __del__(self):
         # Before the stream objects end, also where the collector of cycles ends all of them.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
+from gpumem._support.notebooks import html_table
 from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport
+from gpumem._support.sizes import format_size
 
 __all__ = [
     "BlockInfo",
@@ -19,7 +21,20 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+_COUNTS = (
+    "num_allocs",
+    "num_frees",
+    "num_reserves",
+    "num_extensions",
+    "num_regions",
+    "num_shrinkages",
+    "pages_moved",
+    "driver_calls",
+    "moves_refused",
+)  # fields of `Stats` that are no bytes
+
+
+@dataclass(frozen=True, repr=False)
 class Stats:
     """Counters of one arena at one moment; sizes in bytes.
 
@@ -90,6 +105,21 @@ class Stats:
     suspended_bytes: int = field(default=0, kw_only=True)
     virtual: int = field(default=0, kw_only=True)
 
+    def __repr__(self) -> str:
+        limit = f"limit {format_size(self.limit)}" if self.limit else "no limit"
+        return (
+            f"<gpumem.{type(self).__name__}: {format_size(self.in_use)} in use "
+            f"(peak {format_size(self.max_in_use)}), {format_size(self.reserved)} reserved "
+            f"(peak {format_size(self.max_reserved)}), {limit}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            name: f"{value:,}" if name in _COUNTS else format_size(value)
+            for name, value in asdict(self).items()
+        }
+        return html_table(f"gpumem.{type(self).__name__}", rows)
+
     @property
     def total_allocated(self) -> int:
         """ONNX Runtime's name for `reserved`."""
@@ -125,7 +155,7 @@ class Stats:
         return {key: str(value) for key, value in values.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PoolStats(Stats):
     """Counters of one `DriverPool`; those of `Stats` count the blocks of this object.
 
@@ -235,7 +265,7 @@ class RetainedRegion:
     blocks: tuple[BlockInfo, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ShrinkReport:
     """Released bytes and retained regions of a shrink.
 
@@ -259,6 +289,23 @@ class ShrinkReport:
 
     released_bytes: int
     retained: tuple[RetainedRegion, ...]
+
+    def __repr__(self) -> str:
+        return f"<gpumem.ShrinkReport: {self._summary()}>"
+
+    def _summary(self) -> str:
+        held = sum(region.allocated_nbytes for region in self.retained)
+        count = f"{len(self.retained)} region{'s' * (len(self.retained) != 1)}"
+        return (
+            f"{format_size(self.released_bytes)} released, {format_size(held)} retained in {count}"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            f"{format_size(region.allocated_nbytes)} at {region.address:#x}": region.reason
+            for region in self.retained
+        }
+        return html_table(f"gpumem.ShrinkReport: {self._summary()}", rows)
 
 
 class BudgetLevel(NamedTuple):

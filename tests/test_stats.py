@@ -23,6 +23,23 @@ def make_arena(make_arena):
     return make
 
 
+def test_stats_and_shrink_reports_are_short_and_tables_in_notebooks(make_arena):
+    arena = make_arena({"max_mem": 64 * MIB}, name="<cache>")
+    buffer = arena.allocate(1000)
+    stats, report = arena.stats(), arena.shrink()
+    assert repr(stats) == (
+        "<gpumem.Stats: 1.0 KiB in use (peak 1.0 KiB), 1.0 MiB reserved (peak 1.0 MiB), "
+        "limit 64.0 MiB>"
+    )
+    assert repr(report) == "<gpumem.ShrinkReport: 0 B released, 1.0 MiB retained in 1 region>"
+    assert repr(arena) == "<gpumem.Arena '<cache>' on host:0: 1.0 KiB in use, 1.0 MiB reserved>"
+    assert "<td>1 live block of 1024 bytes</td>" in report._repr_html_()
+    for name, text in (("in_use", "1.0 KiB"), ("num_allocs", "1"), ("limit", "64.0 MiB")):
+        assert f">{name}</th><td>{text}</td>" in stats._repr_html_()
+    assert "&lt;cache&gt;" in arena._repr_html_()
+    buffer.close()
+
+
 def test_stats_have_every_onnx_runtime_key_as_decimal_text(arena):
     values = arena.stats().as_ort()
     assert list(values) == ORT_KEYS

@@ -37,6 +37,7 @@ from gpumem._support.arguments import require
 from gpumem._support.closing import close_after_body
 from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
+from gpumem._support.signatures import ClassSignature
 from gpumem.device import MemoryInfo
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
 
@@ -117,7 +118,10 @@ cdef class MemoryResource(ResourceBase):
     before it calls any ``__del__`` or clears any attribute.
     """
 
+    __signature__ = ClassSignature()
+
     def __init__(self, memory, *, name=None, budget=None, count="reserved"):
+        """Take the arguments that the class describes."""
         if self.memory is not None:
             raise TypeError(f"{type(self).__name__}.__init__ called twice")
         require_raw_methods(type(self), MemoryResource)
@@ -303,7 +307,7 @@ cdef class MemoryResource(ResourceBase):
         --------
         >>> import gpumem
         >>> gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20).shrink()
-        ShrinkReport(released_bytes=0, retained=())
+        <gpumem.ShrinkReport: 0 B released, 0 B retained in 0 regions>
         """
         self.require_open()
         from gpumem.stats import ShrinkReport
@@ -414,6 +418,11 @@ cdef class MemoryResource(ResourceBase):
         ours = self.ledger != NULL and not self.ledger.is_users
         kind = f"{'gpumem.' if ours else ''}{type(self).__name__}"
         return f"<{kind} {self.name!r} on {self.memory}{state}>"
+
+    def _repr_html_(self):
+        from html import escape
+
+        return f"<p>{escape(repr(self))}</p>" + self.stats()._repr_html_()
 
     cdef Buffer obtain(self, uint64_t nbytes):
         return self.allocate(nbytes)

@@ -12,6 +12,7 @@ from gpumem._native.driver cimport (
     synchronize_event, synchronize_stream,
 )
 
+from gpumem._support.signatures import ClassSignature
 from gpumem.device import Device, devices
 from gpumem.errors import ClosedError
 
@@ -45,7 +46,10 @@ cdef class Stream:
     >>> stream.synchronize()
     """
 
+    __signature__ = ClassSignature()
+
     def __init__(self, device):
+        """Take the arguments that the class describes."""
         cdef DeviceContext* context
         cdef CUresult code
         if self.driver_device is not None:
@@ -224,7 +228,10 @@ cdef class Event:
     >>> event.synchronize()              # waits for that point, not for what was queued later
     """
 
+    __signature__ = ClassSignature()
+
     def __init__(self, device):
+        """Take the arguments that the class describes."""
         cdef DeviceContext* context
         if self.driver_device is not None:
             raise TypeError("Event.__init__ called twice")
@@ -258,6 +265,9 @@ cdef class Event:
         """Wait until the point has been reached; Ctrl-C ends the wait."""
         require_usable(self.driver_device)
         synchronize_event(&self.driver_device.context, self.handle)
+
+    def __repr__(self):
+        return f"<gpumem.Event {<uintptr_t>self.handle:#x} on {self.device}>"
 
 
 # ---- around a call of the driver -----------------------------------------------------------------

@@ -115,6 +115,7 @@ cdef class ExternalAllocator(MemoryResource):
 
     def __init__(self, alloc, free, empty_cache=None, *, memory, budget=None, count="reserved",
                  default_stream=None, name=None):
+        """Take the arguments that the class describes."""
         cdef ExternalCore* core
         if self.ledger != NULL:
             raise TypeError("ExternalAllocator.__init__ called twice")

@@ -13,6 +13,7 @@ cimport cython
 from posix.fcntl cimport F_SETFD, fcntl, FD_CLOEXEC
 from posix.unistd cimport close
 
+from gpumem._support.signatures import ClassSignature
 from gpumem.errors import BadHandleError, ClosedError
 
 
@@ -48,10 +49,13 @@ cdef class Handle:
     True
     """
 
+    __signature__ = ClassSignature()
+
     def __cinit__(self):
         self.fd = -1
 
     def __init__(self, fd, *, kind=None, contents=None):
+        """Take the arguments that the class describes."""
         if isinstance(fd, bool) or not isinstance(fd, int):
             raise TypeError(f"a descriptor must be an integer, not {type(fd).__name__}")
         if not 0 <= fd < 1 << 31:

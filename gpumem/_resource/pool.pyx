@@ -108,6 +108,7 @@ cdef class DriverPool(MemoryResource):
 
     def __init__(self, device, config=None, *, handle=None, budget=None, count="reserved",
                  default_stream=None, name=None, **settings):
+        """Take the arguments that the class describes."""
         cdef PoolCore* core
         if self.ledger != NULL:
             raise TypeError("DriverPool.__init__ called twice")

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gpumem._support.notebooks import html_table
+from gpumem._support.sizes import format_size
 from gpumem.observe import Snapshot
 from gpumem.replay.policies import policies
 from gpumem.report import page
@@ -23,7 +25,7 @@ from gpumem.traces.gpumem_snapshot import trace_of_snapshot
 __all__ = ["Figures", "Report", "write_report"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report(Figures):
     """A page that was written, with the main figures of the run that it shows.
 
@@ -56,6 +58,22 @@ class Report(Figures):
     nbytes: int
     policies: tuple[dict[str, Any], ...]
     notice: str = ""
+
+    def __repr__(self) -> str:
+        return f"<gpumem.report.Report {str(self.path)!r}: {self._summary()}>"
+
+    def _summary(self) -> str:
+        return (
+            f"{self.events:,} event{'s' * (self.events != 1)}, at most "
+            f"{format_size(self.peak_live_bytes)} live at once, "
+            f"{format_size(self.never_freed_bytes)} live at the end"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = {"page": str(self.path), "run": self.name, "memory": self._summary()}
+        for each in self.policies:
+            rows[f"reserved, {each['name']}"] = format_size(each["peak_reserved_bytes"])
+        return html_table("gpumem.report.Report", rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a plain dict."""

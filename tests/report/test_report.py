@@ -57,6 +57,10 @@ def random_run(rng, allocs=300):
 def test_report_has_the_main_figures(tmp_path):
     report = write_report(small_run(), tmp_path / "page.html")
     assert report.path.stat().st_size == report.nbytes
+    assert repr(report).startswith(
+        f"<gpumem.report.Report {str(report.path)!r}: 6 events, at most "
+    )
+    assert f"<td>{report.path}</td>" in report._repr_html_()
     assert (report.events, report.allocations, report.streams) == (6, 3, 2)
     assert report.peak_live_bytes == 7 * MIB
     assert (report.never_freed_blocks, report.never_freed_bytes) == (1, 2 * MIB)

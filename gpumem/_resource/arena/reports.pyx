@@ -39,6 +39,7 @@ from gpumem._support.process cimport process
 
 from gpumem._support.events import FRAMEWORKS, tag_texts
 from gpumem._support.providers import provided
+from gpumem._support.sizes import format_size
 from gpumem.device import Device
 from gpumem.errors import (
     ClosedError, ConfigError, DriverError, GpumemError, OutOfMemoryError, PeerAccessError,
@@ -313,9 +314,10 @@ cdef class ArenaBase(MemoryResource):
     def __repr__(self):
         if self.core.closed == STATE_CLOSED:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
+        used = arena_in_use(self.core) + load64(&self.core.span_used)
+        held = arena_reserved(self.core) + load64(&self.core.spanned)
         return (f"<gpumem.Arena {self.name!r} on {self.memory}: "
-                f"{arena_in_use(self.core) + load64(&self.core.span_used)} of "
-                f"{arena_reserved(self.core) + load64(&self.core.spanned)} bytes in use>")
+                f"{format_size(used)} in use, {format_size(held)} reserved>")
 
     cdef int require_outside_source(self) except -1:
         # A source that calls its own arena would wait for itself.

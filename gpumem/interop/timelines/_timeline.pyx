@@ -19,6 +19,7 @@ from gpumem.interop.timelines._core cimport (
 )
 
 from gpumem._support.releases import on_release
+from gpumem._support.signatures import ClassSignature
 from gpumem.errors import (
     ClosedError, DeviceMismatchError, DriverError, InUseError, NonMonotonicError, TimelineLostError,
     TimelineTimeout, UnsupportedHandleTypeError,
@@ -561,10 +562,13 @@ cdef class TimelinePoint:
     >>> stream.synchronize()
     """
 
+    __signature__ = ClassSignature()
+
     cdef readonly Timeline timeline
     cdef readonly object value
 
     def __init__(self, Timeline timeline not None, value):
+        """Take the arguments that the class describes."""
         self.timeline = timeline
         self.value = value_in(value, 1, "value")
 

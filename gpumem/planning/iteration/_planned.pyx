@@ -115,6 +115,7 @@ cdef class PlannedResource(MemoryResource):
     cdef object mismatch
 
     def __init__(self, plan, MemoryResource upstream not None, *, stream_reuse=None, name=None):
+        """Take the arguments that the class describes."""
         if self.memory is not None:
             raise TypeError("__init__ of PlannedResource called twice")
         if not isinstance(plan, IterationPlan):

@@ -1,0 +1,81 @@
+"""`inspect.signature` of every public class, compiled or not."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import gpumem
+
+
+def public_classes():
+    """Return the classes that the public modules name, and their full names."""
+    found = {}
+    for info in pkgutil.walk_packages(gpumem.__path__, "gpumem."):
+        if not any(part.startswith("_") for part in info.name.split(".")):
+            try:
+                module = importlib.import_module(info.name)
+            except ImportError:  # of a package that is not installed
+                continue
+            for name in getattr(module, "__all__", ()):
+                if inspect.isclass(getattr(module, name)):
+                    found[getattr(module, name)] = f"{info.name}.{name}"
+    return found
+
+
+def is_made_by_others(kind):
+    """Tell whether a class refuses to be called, and says what makes its objects."""
+    try:
+        kind()
+    except TypeError as error:
+        return "made by" in str(error) or "cannot create" in str(error)
+    return False
+
+
+def test_every_public_class_has_a_signature_or_is_made_by_others():
+    lacking = []
+    for kind, name in public_classes().items():
+        if issubclass(kind, BaseException):
+            continue  # as Python's own
+        try:
+            inspect.signature(kind)
+        except ValueError:
+            if not is_made_by_others(kind):
+                lacking.append(name)
+    assert not lacking, lacking
+
+
+@pytest.mark.parametrize(
+    ("kind", "signature"),
+    [
+        (
+            gpumem.Arena,
+            "(memory, config=None, *, source=None, budget=None, count='reserved', "
+            "default_stream=None, debug_heap=None, name=None, **settings)",
+        ),
+        (gpumem.Budget, "(limit, *, soft=None, parent=None, name=None, on_pressure=None)"),
+        (gpumem.MemoryResource, "(memory, *, name=None, budget=None, count='reserved')"),
+        (gpumem.Stream, "(device)"),
+        (gpumem.Event, "(device)"),
+    ],
+)
+def test_signature_of_a_compiled_class_is_that_of_its_constructor(kind, signature):
+    assert str(inspect.signature(kind)) == signature
+
+
+def test_signature_of_a_subclass_is_its_own():
+    class Mine(gpumem.MemoryResource):
+        def __init__(self, size, *, colour="red"):
+            pass
+
+    class Plain(gpumem.MemoryResource):
+        pass
+
+    assert str(inspect.signature(Mine)) == "(size, *, colour='red')"
+    assert inspect.signature(Plain) == inspect.signature(gpumem.MemoryResource)
+
+
+def test_objects_have_no_signature():
+    with pytest.raises(AttributeError):
+        _ = gpumem.Stream("host").__signature__
