@@ -370,7 +370,7 @@ def _open_device(device: Device) -> DriverDevice:
     if device.index >= count:
         why = reason or f"there are {count} {device.type} devices"
         if count == 0:
-            why += '; "host" is the device of a machine without a GPU'
+            why += '; without a GPU use "host"'
         raise ValueError(f"unknown device {str(device)!r}: {why}")
     opened: DriverDevice = provider.open_device(device.index)
     current = _opened.get(device)

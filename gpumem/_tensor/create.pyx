@@ -29,8 +29,9 @@ def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=
     shape : int or sequence of int
         Up to 64 dimensions.
     dtype : dtype
-        Anything NumPy takes whose elements are not Python objects; ``"bfloat16"`` and
-        ``"float8_..."`` where ml_dtypes is installed.
+        Anything NumPy takes whose elements are not Python objects; a dtype of PyTorch; a short
+        name: ``"f32"``, ``"i64"``, ``"bf16"``, ``"fp8_e4m3"`` (float8_e4m3fn), ``"fp8_e5m2"``.
+        bfloat16 and float8 need the package ml_dtypes.
     memory : MemoryInfo, Device or str, optional
         None: the memory of `resource`, of the innermost `using_resource`, or of `default_device`.
     resource : MemoryResource, optional

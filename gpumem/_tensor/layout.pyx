@@ -304,6 +304,14 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": (DL_FLOAT8_E5M2FNUZ, 1),
     "float8_e8m0fnu": (DL_FLOAT8_E8M0FNU, 1),
 }
+# Short names, none of which NumPy gives a meaning: its "f16" has 16 bytes, its "i8" 8.
+_SHORT = {
+    "bf16": "bfloat16", "fp16": "float16",
+    "f32": "float32", "fp32": "float32", "f64": "float64", "fp64": "float64",
+    "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "fp8_e8m0": "float8_e8m0fnu",
+    "i16": "int16", "i32": "int32", "i64": "int64",
+    "u16": "uint16", "u32": "uint32", "u64": "uint64",
+}
 _KINDS = {"b": DL_BOOL, "i": DL_INT, "u": DL_UINT, "f": DL_FLOAT, "c": DL_COMPLEX}
 _LETTERS = {code: letter for letter, code in _KINDS.items()}
 _CODES = {code: name for name, (code, _) in _ML_DTYPES.items()}
@@ -387,10 +395,22 @@ def _dtype_from(given):
     if isinstance(given, numpy().dtype):
         return given
     if given is None:
-        raise TypeError("dtype None is not a dtype: name one, such as numpy.float32")
-    if isinstance(given, str) and given in _ML_DTYPES:
-        return _ml_dtype(given)
-    return numpy().dtype(given)
+        raise TypeError(f"invalid dtype None: {_EXPECTED}")
+    name = given
+    if type(given).__module__ == "torch":       # torch.float32; NumPy does not know it
+        name = str(given).removeprefix("torch.")
+    if isinstance(name, str):
+        name = _SHORT.get(name, name)
+        if name in _ML_DTYPES:
+            return _ml_dtype(name)
+    try:
+        return numpy().dtype(name)
+    except TypeError as error:
+        raise TypeError(f"invalid dtype {given!r}: {_EXPECTED}") from error
+
+
+_EXPECTED = ("expected a dtype of NumPy or PyTorch, or a name such as 'float32', 'bfloat16', "
+             "'bf16' or 'fp8_e4m3'")
 
 
 def _ml_dtype(str name):
@@ -398,7 +418,7 @@ def _ml_dtype(str name):
         ml_dtypes = import_module("ml_dtypes")
     except ImportError as error:
         raise TypeError(f"dtype {name!r} needs the package ml_dtypes, which is not "
-                        "installed") from error
+                        "installed; `pip install ml_dtypes` installs it") from error
     return numpy().dtype(getattr(ml_dtypes, name))
 
 

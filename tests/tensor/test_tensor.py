@@ -199,10 +199,47 @@ import gpumem
 try:
     gpumem.empty(3, "bfloat16", memory="host")
 except TypeError as error:
-    assert "ml_dtypes" in str(error)
+    assert "pip install ml_dtypes" in str(error)
 else:
     raise AssertionError
 """)
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+        ("f32", "float32"),
+        ("fp64", "float64"),
+        ("fp8_e4m3", "float8_e4m3fn"),
+        ("fp8_e5m2", "float8_e5m2"),
+        ("i64", "int64"),
+        ("u16", "uint16"),
+        ("i8", "int64"),  # NumPy's meaning of it: 8 bytes
+    ],
+)
+def test_short_names_of_dtypes(short, name):
+    assert gpumem.empty(3, short, memory="host").dtype.name == name
+
+
+def test_dtypes_of_pytorch_are_read_without_importing_it():
+    # What a dtype of PyTorch is to a program: a class of the module torch, and a repr.
+    names = ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "complex64"]
+    kind = type("dtype", (), {"__module__": "torch", "__repr__": lambda self: f"torch.{self.name}"})
+    for name in names:
+        given = kind()
+        given.name = name
+        assert gpumem.zeros(2, given, memory="host").dtype.name == name
+    given = kind()
+    given.name = "qint8"
+    with pytest.raises(TypeError, match=r"invalid dtype torch\.qint8: expected"):
+        gpumem.empty(2, given, memory="host")
+
+
+def test_unknown_dtype_is_named_with_what_is_accepted():
+    with pytest.raises(TypeError, match=r"invalid dtype 'float99': expected .* 'bfloat16'"):
+        gpumem.empty(2, "float99", memory="host")
 
 
 # ---- which resource ------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ def load():
             # Whatever the loader trips over (no libcuda, a stub library, a broken install), the
             # reason is the error's own text: CUDA is not available.
             reason = f"{type(error).__name__}: {error}".strip().replace("\n", " ")
+            if type(error).__name__ == "DynamicLibNotFoundError":       # cuda-pathfinder's
+                reason = "no NVIDIA driver is installed (libcuda.so.1 was not found)"
         return reason
 
 
