@@ -40,6 +40,7 @@ from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_AREN
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem._support.process cimport on_fork, process_is_exiting
 
+from gpumem._support.environment import read_switch
 from gpumem._support.forks import ForkLock
 from gpumem.errors import ConfigWarning
 
@@ -412,10 +413,11 @@ cdef int begin_with_resource() except -1:
 def _read_environment():
     global wanted
     value = os.environ.get("GPUMEM_TOP", "")
-    if value not in ("", "0", "1"):
+    on = read_switch(value)
+    if on is None:
         warnings.warn(f"invalid GPUMEM_TOP={value!r} is ignored: expected 0 or 1",
                       ConfigWarning, stacklevel=2)
-    wanted = PERIOD if value == "1" else 0
+    wanted = PERIOD if on else 0
     begin_with_first_resource()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from gpumem._support.environment import read_switch
 from gpumem._support.sizes import MOST_BYTES
 from gpumem.config import (
     _bad,
@@ -129,10 +130,9 @@ def options_of(debug_heap: object) -> DebugHeapOptions | None:
 
 def _options_of_environment() -> DebugHeapOptions | None:
     text = os.environ.get(VARIABLE, "")
-    if text.lower() in ("", "0", "false"):
-        return None
-    if text.lower() in ("1", "true"):
-        return DebugHeapOptions()
+    on = read_switch(text)
+    if on is not None:
+        return DebugHeapOptions() if on else None
     try:
         return DebugHeapOptions.from_text(text)
     except ConfigError as error:

@@ -124,6 +124,16 @@ def test_capacity_comes_from_the_environment(child):
     child("assert driver.cuDeviceTotalMem(0) == 123456789", GPUMEM_HOST_CAPACITY="123456789")
 
 
+def test_capacity_in_the_environment_takes_a_unit():
+    done = subprocess.run(
+        [sys.executable, "-c", "import gpumem; print(gpumem.Device('host').total_bytes)"],
+        env=os.environ | {CAPACITY: "1.5GiB"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == (f"{3 << 29}\n", "")
+
+
 @pytest.mark.parametrize(
     "value", ["-5", "+5", " 5", "5 ", "5k", "0", "x", "²", "9" * 30, "9" * 5000]
 )

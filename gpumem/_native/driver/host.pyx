@@ -34,8 +34,9 @@ cdef extern from "hostdev/device/hostdev.h" nogil:
     const void* hostdev_controls()
     void hostdev_shutdown()
 
+from gpumem._support.sizes import is_size_with_unit, parse_size
 from gpumem._support.texts import shown
-from gpumem.errors import ConfigWarning
+from gpumem.errors import ConfigError, ConfigWarning
 
 MAX_DEVICES = HOSTDEV_MAX_DEVICES
 cdef str CAPACITY = "GPUMEM_HOST_CAPACITY"   # bytes that each device has
@@ -56,16 +57,24 @@ def load():
     """Start the host device. Returns None, since it is never missing."""
     global loaded
     if not loaded:
-        warn_of_capacity(os.environ.get(CAPACITY, ""))
+        read_capacity()
         check(hostdev_table(), hostdev_table().cuInit(0), "cuInit")
         loaded = True
 
 
-cdef int warn_of_capacity(str value) except -1:
+cdef int read_capacity() except -1:
+    cdef str value = os.environ.get(CAPACITY, "")
+    if is_size_with_unit(value):
+        try:
+            value = str(parse_size(value))
+        except ConfigError:
+            pass        # warned of below
+        else:
+            os.environ[CAPACITY] = value        # the C side reads plain bytes
     is_number = value.isascii() and value.isdigit() and len(value.lstrip("0")) <= 20
     if value and not (is_number and 0 < int(value) < 1 << 64):
         warnings.warn(f"invalid {CAPACITY} = {shown(value)} is ignored: expected bytes from 1 to "
-                      "2**64 - 1", ConfigWarning, stacklevel=2)
+                      "2**64 - 1, or a size such as 4GiB", ConfigWarning, stacklevel=2)
     return 0
 
 
