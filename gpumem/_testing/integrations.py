@@ -5,7 +5,8 @@ from gpumem.integrations._numba import Fence, manager_class
 from gpumem.integrations._per_device import PerDevice
 from gpumem.integrations._resources import Resources
 from gpumem.integrations._switch import Framework, Setting, Switch, Using
-from gpumem.integrations._versions import import_framework, numbers_of
+from gpumem.integrations._versions import import_framework, numbers_of, require_gpu
+from gpumem.integrations.torch._allocator import require_gpu as require_gpu_for_torch
 
 __all__ = [
     "Blocks",
@@ -19,4 +20,6 @@ __all__ = [
     "import_framework",
     "manager_class",
     "numbers_of",
+    "require_gpu",
+    "require_gpu_for_torch",
 ]

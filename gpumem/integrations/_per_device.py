@@ -9,6 +9,7 @@ from gpumem.device import devices
 from gpumem.errors import IntegrationError
 from gpumem.integrations._resources import Resources
 from gpumem.integrations._switch import Framework, Setting
+from gpumem.integrations._versions import require_gpu
 
 __all__ = ["PerDevice"]
 
@@ -53,6 +54,7 @@ class PerDevice(Framework):
             each.index for each in devices() if each.type == self.device_type
         ]
         if not chosen:
+            require_gpu(self.name)
             raise IntegrationError(f"{self.name} cannot be switched: no CUDA device is usable")
         return chosen
 

@@ -1,14 +1,15 @@
-"""Imports a framework and checks its version."""
+"""Imports a framework, checks its version, and that there is a GPU for it."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 from importlib import import_module
 from types import ModuleType
 
 from gpumem.errors import IntegrationError, MissingFrameworkError
 
-__all__ = ["import_framework", "numbers_of"]
+__all__ = ["import_framework", "numbers_of", "require_gpu"]
 
 
 def import_framework(name: str, module: str, oldest: str, *, install: str) -> ModuleType:
@@ -45,6 +46,20 @@ def import_framework(name: str, module: str, oldest: str, *, install: str) -> Mo
             f"{oldest} or later; `{install}` installs it"
         )
     return found
+
+
+def require_gpu(name: str) -> None:
+    """Raise `IntegrationError` without an NVIDIA driver.
+
+    The driver is not initialised: a process that did so could no longer fork children that use it.
+    """
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise IntegrationError(
+            f"{name} has no GPU: no NVIDIA driver is installed (libcuda.so.1 was not found); on "
+            "the host, frameworks take gpumem's tensors by DLPack"
+        ) from None
 
 
 def numbers_of(version: str) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from gpumem.integrations._resources import (
     pinned_resources,
 )
 from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
-from gpumem.integrations._versions import import_framework
+from gpumem.integrations._versions import import_framework, require_gpu
 
 __all__ = ["allocator", "disable", "enable", "status", "using"]
 
@@ -233,6 +233,8 @@ class _CuPy(Framework):
 
     def attach(self, setting: Setting) -> _Before:
         parts = _parts()
+        if _device_type == "cuda":
+            require_gpu(self.name)
         pinned = dict(setting.options)["pinned"]
         before = _Before(parts.cuda.get_allocator(), self._pinned)
         after = parts.allocator(setting.resources)

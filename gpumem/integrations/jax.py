@@ -31,7 +31,7 @@ from gpumem._resource.pool import DriverPool
 from gpumem.device import Device
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
-from gpumem.integrations._versions import import_framework
+from gpumem.integrations._versions import import_framework, require_gpu
 
 __all__ = ["disable", "enable", "env", "status", "using"]
 
@@ -184,6 +184,7 @@ class _Jax(Framework):
 
     def attach(self, setting: Setting) -> dict[str, str | None]:
         import_framework("JAX", "jax", _OLDEST, install=_INSTALL)
+        require_gpu(self.name)
         reason = self.why_not_back()
         if reason is not None:
             raise IntegrationError(f"JAX cannot be switched: {reason}")

@@ -25,7 +25,7 @@ from gpumem.errors import IntegrationError
 from gpumem.integrations._numba import manager_class
 from gpumem.integrations._resources import ResourceLike, Resources, pinned_resources
 from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
-from gpumem.integrations._versions import import_framework
+from gpumem.integrations._versions import import_framework, require_gpu
 
 __all__ = ["disable", "enable", "status", "using"]
 
@@ -139,6 +139,7 @@ class _Numba(Framework):
 
     def attach(self, setting: Setting) -> Any:
         driver = _require()
+        require_gpu(self.name)
         reason = self.why_not_back()
         if reason is not None:
             raise IntegrationError(f"Numba cannot be switched to gpumem's memory: {reason}")

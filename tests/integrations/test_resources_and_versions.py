@@ -1,5 +1,6 @@
 """Which resource serves which device, and which frameworks will do."""
 
+import ctypes
 import pickle
 import sys
 import types
@@ -7,7 +8,13 @@ import types
 import pytest
 
 import gpumem
-from gpumem._testing.integrations import Resources, import_framework, numbers_of
+from gpumem._testing.integrations import (
+    Resources,
+    import_framework,
+    numbers_of,
+    require_gpu,
+    require_gpu_for_torch,
+)
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
 
 
@@ -114,3 +121,27 @@ def test_versions_compare_numerically():
     assert numbers_of("9.9") < numbers_of("13")
     assert numbers_of("2.9.0+cu130") == (2, 9)
     assert numbers_of("dev") == ()
+
+
+def test_framework_without_a_gpu_is_told_so():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        with pytest.raises(
+            IntegrationError, match=r"It has no GPU: .*libcuda\.so\.1 was not found"
+        ):
+            require_gpu("It")
+    else:
+        require_gpu("It")
+
+
+@pytest.mark.parametrize(
+    ("built_with_cuda", "why"), [(False, "it was built without CUDA"), (True, "it finds no GPU")]
+)
+def test_pytorch_without_a_gpu_is_told_so(built_with_cuda, why):
+    extension = types.SimpleNamespace(
+        **({"_cuda_customAllocator": None} if built_with_cuda else {})
+    )
+    torch = types.SimpleNamespace(_C=extension, cuda=types.SimpleNamespace(device_count=lambda: 0))
+    with pytest.raises(IntegrationError, match=f"{why}; .* torch.from_dlpack"):
+        require_gpu_for_torch(torch)

@@ -96,6 +96,7 @@ class Torch(Framework):
 
     def attach(self, setting: Setting) -> dict[int, Pool]:
         torch = import_torch()
+        _allocator.require_gpu(torch)
         if dict(setting.options)["mode"] == "full":
             self._replace(torch, setting.resources)
             return {}

@@ -51,6 +51,23 @@ class Replacement(NamedTuple):
     """Setters of the installed PyTorch that gpumem does not support."""
 
 
+def require_gpu(torch: ModuleType) -> None:
+    """Raise `IntegrationError` if PyTorch was built without CUDA, or finds no GPU.
+
+    PyTorch asks NVML: CUDA is not initialised, so that the process can fork children that use it.
+    """
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        why = "it was built without CUDA"
+    elif torch.cuda.device_count() == 0:
+        why = "it finds no GPU"
+    else:
+        return
+    raise IntegrationError(
+        f"PyTorch cannot allocate from gpumem: {why}; on the host, it takes gpumem's tensors by "
+        "torch.from_dlpack"
+    )
+
+
 def why_not_replace(torch: ModuleType) -> str | None:
     """Return why PyTorch's allocator cannot be replaced now; None if it can."""
     if not hasattr(torch._C, "_cuda_customAllocator"):
@@ -265,8 +282,6 @@ def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
 
 
 def _require_pools(torch: ModuleType) -> None:
-    if not hasattr(torch._C, "_cuda_customAllocator"):
-        raise IntegrationError("PyTorch cannot use gpumem: it was built without CUDA")
     if torch.cuda.get_allocator_backend() != "native":
         raise IntegrationError(
             "PyTorch cannot take a pool's memory from gpumem: its allocator is "

@@ -23,6 +23,7 @@ _C = types.SimpleNamespace(_cuda_customAllocator=_Allocator, _GLIBCXX_USE_CXX11_
 cuda = types.SimpleNamespace(
     get_allocator_backend=lambda: "native",
     is_initialized=lambda: False,
+    device_count=lambda: 1,
     memory=types.SimpleNamespace(
         change_current_allocator=lambda allocator: None, _CUDAAllocator=lambda allocator: allocator
     ),
