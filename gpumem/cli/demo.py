@@ -15,7 +15,7 @@ import gpumem
 from gpumem import replay as replaying
 from gpumem._support.sizes import format_size
 from gpumem.cli.info import describe_device, device_table
-from gpumem.cli.output import json_option, present, progress, table
+from gpumem.cli.output import json_option, pairs, present, progress, table
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
 from gpumem.traces import Trace, load_trace
@@ -72,6 +72,7 @@ def demo(as_json: bool) -> None:
         "policies": [asdict(policy) for policy in policies],
         "views": [asdict(view) for view in views],
         "seconds": time.perf_counter() - started,
+        "next": _next_steps(),
     }
     present(facts, as_json, _show)
     _raise_what_failed(policies, views)
@@ -101,6 +102,19 @@ def _policies(trace: Trace, device: Device) -> list[PolicyResult]:
     ]
 
 
+def _next_steps() -> dict[str, str]:
+    """Return commands to try next, and what each does."""
+    steps = {"gpumem run --report out.html SCRIPT.py": "see where a script's GPU memory goes"}
+    if gpumem.default_device().type == "host":
+        steps = {
+            "gpumem report multistream_train -o out.html": "see where a training run's memory went"
+        }
+    return steps | {
+        "gpumem info": "what the devices here can do",
+        "python -c 'import gpumem; help(gpumem.Arena)'": "the allocator, with examples",
+    }
+
+
 # ------------------------------------------------------------------------------- zero-copy views
 
 
@@ -109,8 +123,12 @@ def _views(device: Device) -> list[View]:
     views = [_view("NumPy", _host_accessible(device), _check_numpy)]
     if find_spec("torch") is not None:
         views.append(_view("PyTorch", MemoryInfo(_torch_device(device)), _check_torch))
+    if find_spec("jax") is not None:
+        views.append(_view("JAX", MemoryInfo(_jax_device(device)), _check_jax))
     if find_spec("cupy") is not None and device.type == "cuda":
         views.append(_view("CuPy", MemoryInfo(device), _check_cupy))
+    if find_spec("pyarrow") is not None:
+        views.append(_view("pyarrow", _host_accessible(device), _check_pyarrow))
     return views
 
 
@@ -134,6 +152,13 @@ def _torch_device(device: Device) -> Device:
     return device if device.type == "cuda" and torch.cuda.is_available() else Device("host")
 
 
+def _jax_device(device: Device) -> Device:
+    """Return `device` if this installation of JAX can use it, else the host."""
+    import jax
+
+    return device if device.type == "cuda" and jax.default_backend() == "gpu" else Device("host")
+
+
 def _check_numpy(buffer: gpumem.Buffer) -> bool:
     import numpy as np
 
@@ -148,6 +173,23 @@ def _check_torch(buffer: gpumem.Buffer) -> bool:
     tensor = torch.from_dlpack(buffer)
     tensor.fill_(3)
     return bool(tensor.data_ptr() == buffer.ptr and int(tensor.sum()) == 3 * VIEW_BYTES)
+
+
+def _check_jax(buffer: gpumem.Buffer) -> bool:
+    import jax
+
+    memory = buffer.tensor((VIEW_BYTES,), "uint8")
+    memory.fill(3)
+    array = jax.dlpack.from_dlpack(memory)
+    return bool(array.unsafe_buffer_pointer() == buffer.ptr and int(array.sum()) == 3 * VIEW_BYTES)
+
+
+def _check_pyarrow(buffer: gpumem.Buffer) -> bool:
+    import pyarrow
+
+    view = pyarrow.py_buffer(buffer)
+    memoryview(buffer)[:4] = b"demo"
+    return bool(view.address == buffer.ptr and view.to_pybytes()[:4] == b"demo")
 
 
 def _check_cupy(buffer: gpumem.Buffer) -> bool:
@@ -186,7 +228,8 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
         answer = "yes" if view["zero_copy"] else f"no: {view['detail']}"
         rows.add_row(view["library"], view["memory"], answer)
     console.print(rows)
-    console.print(f"{facts['seconds']:.1f} s")
+    console.print(f"{facts['seconds']:.1f} s. Next:\n")
+    console.print(pairs(facts["next"]))
 
 
 def _raise_what_failed(policies: list[PolicyResult], views: list[View]) -> None:

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from gpumem._support.sizes import format_size
+from gpumem._support.texts import visible
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
 from gpumem.cli.arguments import complete_device, parse_size, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
@@ -29,6 +30,13 @@ from gpumem.planning.assignment.passes import STRATEGIES
 __all__ = ["plan"]
 
 DEVICES = ("cuda:0", "host")
+_MEANINGS = (
+    "committed: weights and outputs of the nodes on a device, and half as much again for their "
+    "work (--percent; or measured costs, --stats)",
+    "budget: the most that may be committed on a device; empty: no limit",
+    "peak: the most that a run needs at once of a memory, with every value at its planned offset",
+    "lower bound: the most bytes of values that live at once; no plan needs less",
+)
 MOST_ROWS = 40  # of one table; --json and -o have everything
 
 
@@ -98,7 +106,7 @@ def plan(
         except OverflowError as error:
             raise ConfigError(f"{model}: {error}") from error
         made.verify()
-    facts = _facts(model, placement, accountants, made)
+    facts = {"open_dims": _open_dims(graph)} | _facts(model, placement, accountants, made)
     if output is not None:
         _write(output, facts)
     if as_json:
@@ -155,6 +163,12 @@ def _read(model: Path, dims: tuple[str, ...]) -> ModelGraph:
         raise ConfigError(f"{model}: {error.strerror or error}") from error
     except ImportError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _open_dims(graph: ModelGraph) -> list[str]:
+    """Return the named dimensions of inputs that have no length yet, each once."""
+    lengths = (length for value in graph.inputs for length in value.shape or ())
+    return list(dict.fromkeys(length for length in lengths if isinstance(length, str)))
 
 
 def _dim(text: str) -> tuple[str, int]:
@@ -220,6 +234,9 @@ def _write(output: Path, facts: dict[str, Any]) -> None:
 
 
 def _show(console: Console, facts: dict[str, Any], placement: Placement, made: MemoryPlan) -> None:
+    if facts["open_dims"]:
+        options = " ".join(f"--dim {visible(name)}=..." for name in facts["open_dims"])
+        console.print(f"some lengths are open, and what depends on them counts as 0 B: {options}")
     rows = table("device", "nodes", "committed", "budget", numbers=3)
     for device in facts["devices"]:
         committed, limit = format_size(device["committed_bytes"]), device["budget_bytes"]
@@ -239,6 +256,8 @@ def _show(console: Console, facts: dict[str, Any], placement: Placement, made: M
     if made.unplanned:
         facts_at_end["size only known in a run"] = ", ".join(made.unplanned)
     console.print(pairs(facts_at_end))
+    for sentence in _MEANINGS:
+        console.print(sentence, style="dim")
 
 
 def _show_runs(console: Console, placement: Placement) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import sys
+import termios
 import time
+import tty
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+from rich.console import Group
 from rich.live import Live
 
 from gpumem._support.sizes import format_size
@@ -49,7 +57,7 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
 )
 @json_option
 def top(process: int | None, once: bool, interval: float, as_json: bool) -> None:
-    """Watch the memory of process PID, or list the processes that can be watched.
+    """Watch the memory of process PID until q is pressed, or list who can be watched.
 
     A process can be watched if it was started with GPUMEM_TOP=1 or has called
     gpumem.observe.publish().
@@ -77,22 +85,59 @@ def top(process: int | None, once: bool, interval: float, as_json: bool) -> None
 
 
 def _watch(page: LivePage, interval: float) -> None:
-    """Update the tables until the process ends or the user interrupts."""
+    """Update the tables until the process ends, or the user presses q or interrupts."""
     before: LivePage | None = None
     console = stdout()
-    first = view(page, before, console.width)
-    with Live(first, console=console, screen=True, auto_refresh=False) as live:
+    hint = "q to leave" if sys.stdin.isatty() else "Ctrl-C to leave"
+    first = Group(view(page, before, console.width), hint)
+    with (
+        _keyboard() as wait_for_q,
+        Live(first, console=console, screen=True, auto_refresh=False) as live,
+    ):
         try:
             while page.alive:
-                time.sleep(interval)
+                if wait_for_q(interval):
+                    return
                 before, page = page, LivePage.of_process(page.process)
-                live.update(view(page, before, console.width), refresh=True)
+                live.update(Group(view(page, before, console.width), hint), refresh=True)
         except NotPublishedError:
             pass  # the process has removed its page
         except KeyboardInterrupt:
             return
     console.print(view(page, before, console.width))
     click.echo(f"gpumem: process {page.process} no longer publishes", err=True)
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[Callable[[float], bool]]:
+    """Let the terminal give single keys; the block receives a function that waits for a q.
+
+    The function waits for so many seconds at most, and returns whether q was pressed. Without a
+    terminal as stdin it only waits.
+    """
+    keyboards = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+
+    def wait_for_q(seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for keyboard in select.select(keyboards, [], [], left)[0]:
+                key = os.read(keyboard, 1)
+                if key in (b"q", b"Q"):
+                    return True
+                if not key:  # the terminal was closed: nothing more will come
+                    keyboards.clear()
+        return False
+
+    if not keyboards:
+        yield wait_for_q
+        return
+    keyboard = keyboards[0]
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+    try:
+        yield wait_for_q
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _readable() -> tuple[tuple[LivePage, ...], list[str]]:

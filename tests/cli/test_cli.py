@@ -534,6 +534,16 @@ def test_demo_prints_a_short_table(gpumem_command):
         assert text in out
     assert re.search(r"NumPy +\S+ +yes", out)
     assert len(out.splitlines()) < 40
+    assert "Next:" in out
+    assert "gpumem report" in out or "gpumem run" in out
+
+
+@pytest.mark.parametrize("library", ["jax", "pyarrow"])
+def test_demo_shares_memory_with_what_is_installed(library):
+    pytest.importorskip(library)
+    check = getattr(demo_module, f"_check_{library}")
+    view = demo_module._view(library, gpumem.MemoryInfo("host"), check)
+    assert view.zero_copy, view.detail
 
 
 def test_demo_fails_when_a_library_sees_a_copy(gpumem_command, monkeypatch):

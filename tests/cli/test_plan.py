@@ -88,6 +88,19 @@ def test_plan_tables_show_copies_and_unknown_sizes(command, named, model):
     assert "are copied in a run" in out
 
 
+def test_plan_begins_with_the_options_that_open_lengths_need(command, named):
+    code, out, _ = command(named)
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "some lengths are open, and what depends on them counts as 0 B: --dim batch=...",
+    )
+    assert json.loads(command(named, "--json")[1])["open_dims"] == ["batch"]
+    _, bound, _ = command(named, "--dim", "batch=8")
+    assert "--dim batch" not in bound
+    for word in ("committed: ", "budget: ", "peak: ", "lower bound: "):
+        assert word in bound
+
+
 def test_plan_binds_named_lengths(command, named):
     told = json.loads(command(named, "--dim", "batch=8", "--json")[1])
     assert told["memory"]["unplanned"] == []

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -295,3 +296,26 @@ def read_until(terminal, text):
     seen = b""
     while text not in seen:
         seen += os.read(terminal, 65536)
+
+
+def test_top_ends_when_q_is_pressed_and_restores_the_terminal():
+    watched = subprocess.Popen(
+        [sys.executable, "-c", "import gpumem; a = gpumem.Arena('host'); print(); input()"],
+        env=os.environ | {"GPUMEM_TOP": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    keyboard, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    with watched:
+        watched.stdout.readline()
+        command = [sys.executable, "-m", "gpumem", "top", str(watched.pid), "--interval", "3600"]
+        environment = os.environ | {"COLUMNS": "150", "TERM": "xterm"}
+        with subprocess.Popen(command, stdin=terminal, stdout=terminal, env=environment) as watcher:
+            read_until(keyboard, b"q to leave")
+            os.write(keyboard, b"xq")
+            assert watcher.wait(PROMPTLY) == 0
+        watched.communicate(b"\n")
+    assert termios.tcgetattr(terminal) == before
+    os.close(keyboard)
+    os.close(terminal)
