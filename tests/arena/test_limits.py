@@ -63,6 +63,44 @@ def test_idle_regions_are_released_before_a_request_fails(make_arena):
     assert (arena.stats().num_shrinkages, arena.stats().num_regions) == (2, 1)
 
 
+ALONE = {
+    "persistent": lambda arena, nbytes: arena.allocate_persistent(nbytes),
+    "shareable": lambda arena, nbytes: arena.allocate(nbytes, shareable=True),
+    "for a transport": lambda arena, nbytes: arena.allocate(nbytes, transport="ipc"),
+}
+
+
+@pytest.mark.parametrize("limit", ["max_mem", "budget"])
+@pytest.mark.parametrize("sizes", [[40 * MIB], [100_000] * 400])
+@pytest.mark.parametrize(
+    ("backing", "kind"),
+    [("regions", kind) for kind in ALONE] + [("virtual", kind) for kind in [*ALONE, "prepared"]],
+)
+def test_idle_memory_goes_back_for_memory_that_cannot_lie_in_it(
+    make_arena, kind, sizes, backing, limit
+):
+    """In threads' caches, and freed on a stream whose last event nobody has asked for."""
+    config = {"backing": backing, "oom_wait_ms": 0}
+    budget = None
+    if limit == "budget":
+        budget = gpumem.Budget(64 * MIB)
+    else:
+        config["max_mem"] = 64 * MIB
+    arena = make_arena(config, budget=budget)
+    blocks = [arena.allocate(size) for size in sizes]
+    blocks.clear()
+    if kind == "prepared":
+        arena.prepare(48 * MIB)
+        calls = arena.stats().driver_calls
+        block = arena.allocate(48 * MIB)
+        assert arena.stats().driver_calls == calls
+    else:
+        block = ALONE[kind](arena, 48 * MIB)
+    assert arena.stats().reserved <= 64 * MIB
+    memoryview(block)[-1] = 7
+    block.close()
+
+
 def test_memory_freed_by_others_is_found_after_a_failure(make_arena, leave_room):
     arena, other = make_arena(), make_arena()
     leave_room(4 * MIB)

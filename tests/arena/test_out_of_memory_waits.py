@@ -39,6 +39,40 @@ def test_request_waits_for_pending_memory_of_another_stream(make_arena, streams,
     pin.close()
 
 
+@pytest.mark.parametrize("backing", ["virtual", "regions"])
+@pytest.mark.parametrize("debug_heap", [False, True])
+@pytest.mark.parametrize("kind", ["persistent", "shareable"])
+def test_block_with_its_own_region_waits_for_work_of_its_own_stream(
+    make_arena, host, kind, debug_heap, backing
+):
+    """In its stream's order it may not lie where the freed block was: that memory goes back."""
+    arena = make_arena({"max_mem": 8 * MIB, "backing": backing}, debug_heap=debug_heap)
+    stream = gpumem.Stream.from_handle("host", 0)
+    buffer = arena.allocate(4 * MIB, stream)
+    host.set_lag(LAG)
+    HostDriver().fill(buffer, 1, stream)
+    buffer.close()
+    if kind == "persistent":
+        arena.allocate_persistent(6 * MIB).close()
+    else:
+        arena.allocate(6 * MIB, stream, shareable=True).close()
+    stream.synchronize()
+
+
+def test_request_waits_for_its_own_stream_where_its_memory_lies_among_small_blocks(
+    make_arena, streams, host
+):
+    """A large paged arena has a range for small blocks, whose pages do not move to large ones."""
+    arena = make_arena({"max_mem": 128 * MIB, "backing": "virtual"})
+    pin = arena.allocate(66 * MIB, streams[0])
+    small = [arena.allocate(100_000, streams[0]) for _ in range(500)]
+    host.set_lag(LAG)
+    HostDriver().fill(small[0], 1, streams[0])
+    small.clear()
+    arena.allocate(40 * MIB, streams[0]).close()
+    pin.close()
+
+
 @pytest.mark.parametrize("policy", ["completed", "never"])
 def test_request_waits_for_a_block_with_a_recorded_stream(make_arena, streams, host, policy):
     arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy)

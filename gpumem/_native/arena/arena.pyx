@@ -15,7 +15,8 @@ from gpumem._native.arena.family cimport (
 )
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_free_uncharged
 from gpumem._native.arena.growth cimport (
-    prepare_pages, release_idle, release_one, release_retired, trim_pages,
+    prepare_pages, release_all_idle, release_idle, release_one, release_retired, shrink_may_help,
+    trim_pages,
 )
 from gpumem._native.arena.metadata_copy cimport chunk_copy
 from gpumem._native.arena.sleep cimport copy_forget
@@ -95,13 +96,21 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
 
 
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef CUstreamCaptureMode mode
     cdef int status
     if context_is_dead(arena.context):
         return ARENA_DEAD
+    mode = context_relax(arena.context)
     arenas_release_retired(False)
     lock_acquire(&arena.grow_lock)
     status = prepare_pages(arena, nbytes)
+    if shrink_may_help(arena, nbytes, status):
+        # Also where nothing goes back: what is idle now moves.
+        find_idle(arena)
+        release_all_idle(arena, False)
+        status = prepare_pages(arena, nbytes)
     lock_release(&arena.grow_lock)
+    context_restore(arena.context, mode)
     return status
 
 

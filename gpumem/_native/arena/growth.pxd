@@ -25,6 +25,8 @@ cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept no
 cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil
 # The same of the arenas that share this one's limit: its tags, or its parent and the other tags.
 cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogil
+# Both: what an allocation that a limit or the driver refused does before it grows once more.
+cdef uint64_t release_all_idle(ArenaCore* arena, bint may_wait) noexcept nogil
 # Gives back the regions of persistent blocks that were freed.
 cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil
 # Has it an idle region whose release waits for the device?

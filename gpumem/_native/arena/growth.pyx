@@ -159,6 +159,11 @@ cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noex
     return nbytes & ~(arena.backing.granule - 1)
 
 
+cdef uint64_t release_all_idle(ArenaCore* arena, bint may_wait) noexcept nogil:
+    # One call that the driver refuses does not end it.
+    return release_idle(arena, may_wait, 2) + release_idle_beside(arena, may_wait)
+
+
 cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil:
     # With the grow lock: gives back every region without a used block, except persistent ones.
     # Those with unfinished work stay.

@@ -11,12 +11,11 @@ from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.family cimport has_relatives, tag_next
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
-    allocate_lower, grow, holds_back, memory_is_out, miss_may_wait, release_idle,
-    release_idle_beside, release_retired,
-    shrink_may_help,
+    allocate_lower, grow, holds_back, memory_is_out, miss_may_wait, release_all_idle,
+    release_retired, shrink_may_help,
 )
 from gpumem._native.arena.streams cimport (
-    allocate_behind, release_completed, switch_stream, wait_for_streams,
+    allocate_behind, find_idle, release_completed, switch_stream, wait_for_streams,
 )
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_flush, cache_publish, caches_flush,
@@ -118,10 +117,12 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
 
         # 8. Give back regions and pages that hold no block and have no unfinished work, also those
         #    of other tags, then grow once more. Not earlier: idle memory is there to be used again.
-        #    One call that the driver refuses does not end it.
-        if shrink_may_help(arena, nbytes, status) and (
-                release_idle(arena, may_wait, 2) + release_idle_beside(arena, may_wait)) != 0:
-            status = grow(arena, nbytes, stream_slot, own_region, flags, block)
+        #    Steps 3 and 4 have looked for it, unless the block has a region of its own.
+        if shrink_may_help(arena, nbytes, status):
+            if own_region:
+                find_idle(arena)
+            if release_all_idle(arena, may_wait) != 0:
+                status = grow(arena, nbytes, stream_slot, own_region, flags, block)
         held_back = gives_back and not may_wait and (held_back or holds_back(arena))
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
@@ -133,24 +134,24 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         # 10. Refuse: `status` says what was missing.
         if flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status):
             return status
-        waited = wait_for_any(arena, stream_slot, flags, &until)
+        waited = wait_for_any(arena, nbytes, stream_slot, flags, &until)
         if waited == ARENA_OVER_LIMIT and held_back:
             waited = wait_for_quiet(arena, flags, until)
         if waited != ARENA_OK:
             return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
 
 
-cdef int wait_for_any(ArenaCore* arena, uint32_t stream_slot, uint32_t flags,
+cdef int wait_for_any(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                       uint64_t* until) noexcept nogil:
     # Its own streams first; then those that used idle memory of the other tags.
-    cdef int waited = wait_for_streams(arena, stream_slot, flags, until)
+    cdef int waited = wait_for_streams(arena, nbytes, stream_slot, flags, until)
     cdef ArenaCore* other
     if waited != ARENA_OVER_LIMIT or not has_relatives(arena):
         return waited
     other = tag_next(arena, NULL)
     while other != NULL:
         if other != arena and waited == ARENA_OVER_LIMIT:
-            waited = wait_for_streams(other, SLOT_RELEASED, flags, until)
+            waited = wait_for_streams(other, nbytes, SLOT_RELEASED, flags, until)
         other = tag_next(arena, other)
     return waited
 

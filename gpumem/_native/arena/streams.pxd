@@ -126,10 +126,10 @@ cdef enum:
     FIRST_PAUSE = 20000         # ns between two looks at the driver; doubles
     LONGEST_PAUSE = 1000000
 
-# ARENA_OK: something has become free since, try again. ARENA_OVER_LIMIT: nothing has. `flags` are
-# AllocateFlags. `until` is 0 at first, then the moment (ns of the monotonic clock) at which the
-# allocation fails.
-cdef int wait_for_streams(ArenaCore* arena, uint32_t taker, uint32_t flags,
+# For work that holds memory which a block of `nbytes` may have once it is done. ARENA_OK: something
+# has become free since, try again. ARENA_OVER_LIMIT: nothing has. `flags` are AllocateFlags.
+# `until` is 0 at first, then the moment (ns of the monotonic clock) at which the allocation fails.
+cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                           uint64_t* until) noexcept nogil
 # A pause; True: Ctrl-C ends the wait that it is a part of.
 cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil

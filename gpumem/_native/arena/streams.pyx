@@ -8,9 +8,9 @@ from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
 )
 from gpumem._native.arena.types cimport (
-    ALLOCATE_INTERRUPTIBLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
-    ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free,
-    StreamSlot, table_of, ThreadMark,
+    ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK,
+    ARENA_OVER_LIMIT, ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER,
+    SMALL_SPACE, stamp_free, StreamSlot, table_for, table_of, ThreadMark,
 )
 from gpumem._native.bfc cimport (
     ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free,
@@ -23,6 +23,7 @@ from gpumem._native.driver cimport (
     CUresult, CUstream, CUstreamCaptureMode, device_wait, DeviceContext, point_wait,
     stream_captures,
 )
+from gpumem._native.pages cimport GRANULE
 from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.events cimport REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_RESET
@@ -528,8 +529,9 @@ cdef enum:
     SIGNALS_EVERY = 50000000    # ns: a look takes the interpreter lock
 
 
-cdef int wait_for_streams(ArenaCore* arena, uint32_t taker, uint32_t flags,
+cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                           uint64_t* until) noexcept nogil:
+    cdef uint32_t taker = slot_not_waited_for(arena, nbytes, stream_slot, flags)
     cdef uint64_t before = load64(&arena.completions)
     cdef uint64_t next_pause = FIRST_PAUSE
     cdef uint64_t now = clock_ns()
@@ -550,6 +552,21 @@ cdef int wait_for_streams(ArenaCore* arena, uint32_t taker, uint32_t flags,
             return ARENA_INTERRUPTED
         next_pause = next_pause * 2 if next_pause < LONGEST_PAUSE else LONGEST_PAUSE
         now = clock_ns()
+
+
+cdef uint32_t slot_not_waited_for(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                                  uint32_t flags) noexcept nogil:
+    # What a stream has freed is its own again at once, in its order. But what lies where the block
+    # cannot be has to go back first, and for that the work must be done: all of it for a block with
+    # a region of its own; a page or more of the other range of a paged arena.
+    cdef const Bfc* other = &arena.small
+    cdef bint lies_elsewhere
+    if table_for(arena, nbytes) == other:
+        other = &arena.table
+    lock_acquire(&arena.lock)
+    lies_elsewhere = other.reserved - other.in_use >= GRANULE
+    lock_release(&arena.lock)
+    return SLOT_RELEASED if flags & ALLOCATE_ALONE or lies_elsewhere else stream_slot
 
 
 cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil:

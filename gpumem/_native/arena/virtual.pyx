@@ -5,9 +5,7 @@ from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.arena cimport arenas_release_retired
 from gpumem._native.arena.family cimport arena_drop, arena_retain
-from gpumem._native.arena.growth cimport (
-    memory_is_out, release_idle, release_idle_beside, shrink_may_help,
-)
+from gpumem._native.arena.growth cimport memory_is_out, release_all_idle, shrink_may_help
 from gpumem._native.arena.spans cimport span_release, span_stamp, span_take, spans_poll, spans_sweep
 from gpumem._native.arena.streams cimport find_idle, slot_retain, wait_for_streams
 from gpumem._native.arena.types cimport (
@@ -43,14 +41,13 @@ cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
         status = take_ahead(span, first, spare, last)
         if missing and shrink_may_help(arena, missing, status):
             find_idle(arena)
-            release_idle(arena, False, 2)
-            release_idle_beside(arena, False)
+            release_all_idle(arena, False)
             status = span_take(span, first, spare, spare)
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
         if missing == 0 or not memory_is_out(arena, missing, status):
             return status
-        waited = wait_for_streams(arena, SLOT_RELEASED, ALLOCATE_INTERRUPTIBLE, &until)
+        waited = wait_for_streams(arena, missing, SLOT_RELEASED, ALLOCATE_INTERRUPTIBLE, &until)
         if waited != ARENA_OK:
             return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
 

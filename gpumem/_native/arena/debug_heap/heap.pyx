@@ -184,19 +184,19 @@ cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint
     cdef int status = source(arena, nbytes, stream_slot, flags, block)
     while memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET:
         if not examine_and_release(arena, 0, False):
-            waited = wait_for_room(arena, stream_slot, flags, &until)
+            waited = wait_for_room(arena, nbytes, stream_slot, flags, &until)
             if waited != ARENA_OK:
                 return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
         status = source(arena, nbytes, stream_slot, flags, block)
     return status
 
 
-cdef int wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint32_t flags,
+cdef int wait_for_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                        uint64_t* until) noexcept nogil:
     # Without the turn, so that other threads free and examine meanwhile.
     cdef int waited
     lock_release(&arena.heap.turn)
-    waited = wait_for_streams(arena, stream_slot, flags, until)
+    waited = wait_for_streams(arena, nbytes, stream_slot, flags, until)
     while waited == ARENA_OVER_LIMIT and holds_any(arena.heap) and clock_ns() < until[0]:
         if pause(POLL_INTERVAL, flags):
             waited = ARENA_INTERRUPTED
