@@ -199,3 +199,21 @@ def test_nothing_is_left_behind(gpumem, tmp_path):
     path = script(tmp_path, "import torch")
     assert gpumem(path).returncode == 0
     assert {each.name for each in tmp_path.iterdir()} == {"script.py"}
+
+
+def test_settings_of_pytorchs_allocator_without_effect_are_named_once(
+    gpumem, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    done = gpumem(script(tmp_path, "import torch; print(json.dumps(seen()))"))
+    assert json.loads(done.stdout) == [True, "full"]
+    assert done.stderr.count("max_split_size_mb has no effect over gpumem") == 1
+
+
+def test_memory_fraction_that_is_none_leaves_pytorch_its_own_allocator(
+    gpumem, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:1.5")
+    done = gpumem(script(tmp_path, "import torch; print(json.dumps(seen()))"))
+    assert json.loads(done.stdout) == [False, None]
+    assert "invalid per_process_memory_fraction = '1.5'" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from gpumem._core import Arena
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._resources import Resources
 from gpumem.integrations.torch import _hooks
+from gpumem.integrations.torch._settings import AllocatorSettings
 
 __all__ = [
     "Pool",
@@ -87,11 +89,13 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
     IntegrationError
         PyTorch can no longer switch, or lacks a needed hook; nothing is changed.
     ConfigError
-        A resource is not an arena.
+        A resource is not an arena, or PyTorch's settings of its allocator ask for a memory fraction
+        that is none.
     """
     reason = why_not_replace(torch)
     if reason:
         raise IntegrationError(f"PyTorch's allocator cannot be replaced: {reason}")
+    settings = AllocatorSettings.of_environment(os.environ)
     arenas = {index: arena_of(resources, index) for index in resources.given}
     addresses = _hooks.addresses()
     allocator = torch._C._cuda_customAllocator(addresses["alloc"], addresses["free"])
@@ -105,12 +109,14 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
 
     def find(index: int) -> Arena:
         arena = arena_of(resources, index)
+        settings.limit(arena)
         if not hears:
             _hooks.introduce([*_hooks.arenas().values(), arena])
         return arena
 
     _hooks.set_finder(find)
     for index, arena in arenas.items():
+        settings.limit(arena)
         _hooks.serve(index, arena)
     if not hears:
         _hooks.introduce(list(arenas.values()))

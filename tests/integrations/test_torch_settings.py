@@ -1,0 +1,104 @@
+"""PyTorch's settings of its allocator, read for arenas."""
+
+import warnings
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from gpumem import Arena
+from gpumem.errors import ConfigError, ConfigWarning
+from gpumem.integrations._resources import Resources
+from gpumem.integrations.torch import _allocator, _hooks
+from gpumem.integrations.torch._settings import AllocatorSettings
+
+FAKE = Path(__file__).parents[1] / "helpers" / "fake_torch" / "torch" / "__init__.py"
+
+TOTAL = Arena("host").memory.device.total_bytes
+
+
+def test_settings_of_an_environment_without_a_variable_ask_for_nothing():
+    assert AllocatorSettings.of_environment({}) == AllocatorSettings(1.0, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "backend:native",
+        "expandable_segments:True",
+        "expandable_segments:False",
+        "release_lock_on_cudamalloc:True",
+        "graph_capture_record_stream_reuse:False",
+        "pinned_use_background_threads:True, pinned_num_register_threads:8",
+        "per_process_memory_fraction:0.25",
+    ],
+)
+def test_settings_that_hold_over_an_arena_are_not_named(text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AllocatorSettings.of_environment({"PYTORCH_ALLOC_CONF": text})
+
+
+def test_settings_without_effect_are_named_in_one_warning():
+    text = (
+        "max_split_size_mb:64, roundup_power2_divisions:[256:1,512:2,>:4],"
+        "backend:cudaMallocAsync,expandable_segments:True,garbage_collection_threshold:0.8"
+    )
+    with pytest.warns(ConfigWarning) as said:
+        AllocatorSettings.of_environment({"PYTORCH_CUDA_ALLOC_CONF": text})
+    (one,) = said
+    assert str(one.message).startswith(
+        "PYTORCH_CUDA_ALLOC_CONF: max_split_size_mb, roundup_power2_divisions, backend, "
+        "garbage_collection_threshold has no effect"
+    )
+
+
+def test_settings_come_from_the_variable_that_pytorch_reads_first():
+    both = {
+        "PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.5",
+        "PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.25",
+    }
+    assert AllocatorSettings.of_environment(both).fraction == 0.25
+    assert AllocatorSettings.of_environment({k: both[k] for k in list(both)[:1]}).fraction == 0.5
+
+
+@pytest.mark.parametrize("text", ["2", "-0.5", "half", "nan", ""])
+def test_memory_fraction_that_is_none_is_refused_with_the_range(text):
+    with pytest.raises(ConfigError, match="expected a number from 0 to 1"):
+        AllocatorSettings.of_text(f"per_process_memory_fraction:{text},backend:native")
+
+
+@pytest.mark.parametrize(
+    ("config", "fraction", "limit"),
+    [
+        ({}, 1.0, 0),
+        ({}, 0.5, int(0.5 * TOTAL)),
+        ({"max_mem": 1 << 20}, 0.5, 1 << 20),
+        ({"max_mem": 1 << 60}, 0.5, int(0.5 * TOTAL)),
+        ({}, 0.0, 1),
+    ],
+)
+def test_memory_fraction_limits_an_arena_but_never_raises_its_own_limit(config, fraction, limit):
+    arena = Arena("host", config)
+    AllocatorSettings(fraction).limit(arena)
+    assert arena.stats().limit == limit
+
+
+@pytest.fixture
+def fake_torch():
+    spec = spec_from_file_location("fake_torch", FAKE)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    _hooks.set_finder(None)
+    _hooks.serve(0, Arena("host"))
+
+
+def test_arena_in_place_of_pytorchs_allocator_holds_the_memory_fraction(fake_torch, monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.5")
+    arena = Arena("host")
+    _allocator.replace(
+        fake_torch, Resources("PyTorch", arena, kinds=(arena.memory.kind,), device_type="host")
+    )
+    assert arena.stats().limit == int(0.5 * TOTAL)
