@@ -7,6 +7,7 @@ their first use.
 
 from contextlib import AbstractContextManager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 try:
@@ -123,10 +124,23 @@ __all__ = [
     "from_dlpack",
     "full",
     "get_default_resource",
+    "get_include",
     "set_default_resource",
     "using_resource",
     "zeros",
 ]
+
+
+def get_include() -> str:
+    """Return the folder of gpumem.h, for a C compiler; see `gpumem.integrations.c`.
+
+    Examples
+    --------
+    >>> import gpumem, pathlib
+    >>> (pathlib.Path(gpumem.get_include()) / "gpumem.h").exists()
+    True
+    """
+    return str(Path(__file__).parent / "include")
 
 
 def _snapshot(resource: object) -> object:

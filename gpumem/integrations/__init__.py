@@ -18,8 +18,8 @@ Each has ``enable(resource=None, ...)``, ``disable()``, ``using(resource=None, .
 Two names stand for the two directions, where a library has objects for them:
 
 - ``allocator(resource)`` returns the library's own object over a gpumem resource: an allocator
-  function of CuPy, a ``cuda.core.MemoryResource``, a ``rmm.mr.DeviceMemoryResource``. The caller
-  passes it to the library.
+  function of CuPy, a ``cuda.core.MemoryResource``, a ``rmm.mr.DeviceMemoryResource``, a capsule for
+  C. The caller passes it to the library.
 - ``resource(source)`` returns a `gpumem.MemoryResource` over such an object of the library's
   (cuda.core, RMM).
 
@@ -35,7 +35,7 @@ from gpumem.integrations._switch import Status
 
 __all__ = ["Status"]
 
-_LIBRARIES = ("cuda_core", "cupy", "jax", "memory_saver", "nccl", "numba", "rmm", "torch")
+_LIBRARIES = ("c", "cuda_core", "cupy", "jax", "memory_saver", "nccl", "numba", "rmm", "torch")
 
 if not TYPE_CHECKING:  # else a type checker would accept every name of the module
 

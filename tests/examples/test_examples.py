@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -121,7 +123,7 @@ def test_readme_has_a_snippet_for_each_library():
 @needs_gpu
 @pytest.mark.parametrize("library", sorted(OTHERS))
 def test_readme_snippets_run(library):
-    name = {"memory_saver": "torch"}.get(library, library.replace("_", "."))
+    name = {"c": "gpumem", "memory_saver": "torch"}.get(library, library.replace("_", "."))
     pytest.importorskip(name, reason=f"{library} is not installed")
     # Others' warnings are not ours.
     run("-W", "ignore", "-c", OTHERS[library])
@@ -133,3 +135,15 @@ def test_example_three_libraries_share_one_limit():
     assert [line.split()[0].rstrip(":") for line in lines] == ["torch", "cupy", "numba"]
     for line in lines:
         assert "left out" in line or int(re.search(r"reserved +(\d+)", line)[1]) <= 1024
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here: gcc is not found")
+@pytest.mark.skipif(
+    not Path(sysconfig.get_path("include"), "Python.h").exists(), reason="no Python.h here"
+)
+def test_example_c_program_allocates_from_an_arena_made_in_python(monkeypatch):
+    monkeypatch.setenv("CC", "gcc")
+    assert run("examples/c_program.py", "--device", "host") == [
+        "8 frames passed, 0 bytes in use",
+        "gpumem: out of memory: of the device, or under the arena's limit or budget",
+    ]

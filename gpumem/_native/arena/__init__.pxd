@@ -2,8 +2,9 @@
 
 from gpumem._native.arena.allocation_events cimport block_note
 from gpumem._native.arena.allocator_hooks cimport (
-    AllocatorHook, hook_allocate, hook_counts, hook_create, hook_drop, hook_free, hook_record,
-    hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts, hooks_blocks, hooks_bytes,
+    AllocatorHook, hook_allocate, hook_counts, hook_create, hook_drop, hook_free, hook_free_on,
+    hook_record, hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts, hooks_blocks,
+    hooks_bytes,
 )
 from gpumem._native.arena.arena cimport (
     arena_check, arena_close, arena_close_wait, arena_copy_chunks, arena_create, arena_debug,

@@ -53,6 +53,9 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
 # Frees a block on the stream it was allocated for. ARENA_STALE: no live block of a hook begins
 # there.
 cdef int hook_free(uint64_t address) noexcept nogil
+# The same on another stream, which waits for all uses of the block by then. Any other status: the
+# block is as before.
+cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil
 # Another stream uses the block too: it is handed out again only behind that use.
 cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil
 # Bytes requested for the block at the address; 0: no live block of a hook begins there.

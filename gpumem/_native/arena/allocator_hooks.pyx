@@ -237,16 +237,55 @@ cdef int hook_free(uint64_t address) noexcept nogil:
     lock_acquire(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        # Out of the table before the block is freed: its address may be handed out again at once,
-        # and the new entry must not meet the old one.
-        entry = found[0]
-        close_gap(shard, found - shard.entries)
-        shard.count -= 1
+        entry = take_out(shard, found)
     lock_release(&shard.lock)
     if found == NULL:
         heap_bad_free(address)
         return ARENA_STALE
     return free_entry(&entry)
+
+
+cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef ArenaCore* arena
+    cdef Entry entry
+    cdef Entry* found
+    cdef uint32_t stream_slot
+    cdef bint retained = False
+    cdef int status = ARENA_OK
+    # Under the shard's lock, so that a block whose stream cannot be named stays in the table.
+    lock_acquire(&shard.lock)
+    found = find(shard, address)
+    if found != NULL and not context_is_dead(found.arena.context):
+        status = slot_of_arena(found.hook, found.arena, stream, &stream_slot, &retained)
+        if status == ARENA_OK:
+            found.slot = stream_slot
+    if found != NULL and status == ARENA_OK:
+        entry = take_out(shard, found)
+    lock_release(&shard.lock)
+    if found == NULL:
+        heap_bad_free(address)
+        return ARENA_STALE
+    if status != ARENA_OK:
+        return status
+    if not retained:
+        return free_entry(&entry)
+    # The entry may have had the last reference to its arena, which the slot lies in.
+    arena = entry.arena
+    arena_retain(arena)
+    status = free_entry(&entry)
+    slot_drop(arena, stream_slot)
+    arena_drop(arena)
+    return status
+
+
+cdef inline Entry take_out(Shard* shard, Entry* found) noexcept nogil:
+    # With the shard's lock, before the block is freed: its address may be handed out again at once,
+    # and the new entry must not meet the old one.
+    cdef Entry entry = found[0]
+    close_gap(shard, found - shard.entries)
+    shard.count -= 1
+    return entry
 
 
 cdef int free_entry(Entry* entry) noexcept nogil:

@@ -1,0 +1,123 @@
+/* gpumem's arenas for C and C++: a table of functions, and nothing to link.
+ *
+ * Python makes the arena and hands it to C in a capsule:
+ *
+ *     capsule = gpumem.integrations.c.allocator(gpumem.Arena("cuda:0"))
+ *
+ * C takes it out and calls it, on any thread, with or without the interpreter lock:
+ *
+ *     gpumem_arena *arena = gpumem_arena_of(capsule);
+ *     void *block;
+ *     int status = arena->calls->allocate(arena, 4096, 256, stream, &block);
+ *     if (status != GPUMEM_OK) puts(arena->calls->text(status));
+ *     ...
+ *     arena->calls->deallocate_on(arena, block, stream);
+ *
+ * A stream is a CUstream or cudaStream_t of the arena's device, or the handle of a gpumem.Stream of
+ * the host device. NULL is the legacy default stream. Memory is ordered by streams: a block may be
+ * used by work queued on its stream after `allocate` returned, and once freed is handed out again
+ * for that stream at once, for others behind the work that was queued before the free.
+ *
+ * No function takes the interpreter lock, but where an arena's budget refuses: its pressure
+ * callbacks are Python. None throws. A stream that captures a graph is no stream for these
+ * functions: they refuse where they see the capture, which they do not look for when the arena has
+ * a free block. Such memory comes from Arena.capture, in Python.
+ */
+#ifndef GPUMEM_H
+#define GPUMEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Of this header. A table of another major version is refused by gpumem_arena_of; a table of the
+   same one may be longer than this header knows: members are only added, at its end. */
+#define GPUMEM_VERSION 1
+#define GPUMEM_CAPSULE "gpumem.arena"
+
+enum gpumem_status {
+    GPUMEM_OK = 0,
+    GPUMEM_OUT_OF_MEMORY = 1,   /* of the device, under the arena's limit or under its budget */
+    GPUMEM_INVALID = 2,         /* an argument; nothing was changed */
+    GPUMEM_NOT_FOUND = 3,       /* no live block begins at the address */
+    GPUMEM_CLOSED = 4,          /* the arena is closed, asleep, or belongs to a fork's parent */
+    GPUMEM_CAPTURING = 5,       /* the stream captures a graph */
+    GPUMEM_NO_HOST_MEMORY = 6,  /* for what describes a block */
+    GPUMEM_DRIVER_ERROR = 7,
+    GPUMEM_STATUSES             /* how many there are */
+};
+
+typedef struct gpumem_arena gpumem_arena;
+
+/* Of an arena, all its users together. Bytes, but for the counts of blocks. */
+typedef struct gpumem_stats {
+    size_t size;                /* set to sizeof(gpumem_stats) by the caller */
+    uint64_t in_use;            /* of blocks that are allocated, with their padding */
+    uint64_t max_in_use;
+    uint64_t reserved;          /* held from the driver */
+    uint64_t max_reserved;
+    uint64_t limit;             /* 0: none */
+    uint64_t allocations;       /* blocks, so far */
+    uint64_t frees;
+} gpumem_stats;
+
+typedef struct gpumem_calls {
+    uint32_t version;           /* GPUMEM_VERSION of gpumem */
+    uint32_t size;              /* bytes of the table */
+
+    /* A block of at least `nbytes` bytes for work on the stream. It begins at a multiple of 256;
+       `alignment` is a power of two up to that, or 0. No bytes: *address is NULL. If the status is
+       not GPUMEM_OK, *address is NULL as well. */
+    int (*allocate)(gpumem_arena *arena, size_t nbytes, size_t alignment, void *stream,
+                    void **address);
+    /* Frees a block, of any arena: on the stream that it was allocated for, or on another one of
+       its device, which must by then wait for all uses of the block. NULL is GPUMEM_OK. Never waits,
+       and never calls the driver for memory. If it fails the block stays allocated. */
+    int (*deallocate)(gpumem_arena *arena, void *address);
+    int (*deallocate_on)(gpumem_arena *arena, void *address, void *stream);
+    /* Work on this stream uses the block too: once freed it is handed out again only behind what
+       is queued there at the time of the free. */
+    int (*record_stream)(gpumem_arena *arena, void *address, void *stream);
+    /* Fills in as many members as the caller's struct has. GPUMEM_INVALID: `size` is below the
+       first version's. */
+    int (*stats)(gpumem_arena *arena, gpumem_stats *stats);
+    /* Gives memory without a block, and without unfinished work, back to the driver; *released: how
+       many bytes, and may be NULL. May wait for the device where the driver does. */
+    int (*shrink)(gpumem_arena *arena, uint64_t *released);
+    /* In English, for a status; it lives as long as the process. */
+    const char *(*text)(int status);
+    /* References beside the capsule's. The arena stays usable as long as there is one; the last may
+       be dropped on any thread. A block does not need one: it can be freed after the last. */
+    void (*retain)(gpumem_arena *arena);
+    void (*release)(gpumem_arena *arena);
+} gpumem_calls;
+
+struct gpumem_arena {
+    const gpumem_calls *calls;  /* the same for all arenas of the process */
+    const void *identity;       /* equal for two that are the same arena */
+    int32_t device;             /* CUDA's ordinal; -1: the host device */
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef Py_PYTHON_H /* Python.h was included before */
+/* The arena in a capsule, valid as long as the capsule unless it is retained; NULL with a Python
+   exception set: it is another object, or gpumem is of another major version. */
+static inline gpumem_arena *gpumem_arena_of(PyObject *capsule) {
+    gpumem_arena *arena = (gpumem_arena *)PyCapsule_GetPointer(capsule, GPUMEM_CAPSULE);
+    if (arena != NULL && arena->calls->version != GPUMEM_VERSION) {
+        PyErr_Format(PyExc_ImportError,
+                     "gpumem has version %u of its C functions; this was compiled for version %d",
+                     (unsigned)arena->calls->version, GPUMEM_VERSION);
+        return NULL;
+    }
+    return arena;
+}
+#endif
+
+#endif

@@ -1,0 +1,296 @@
+"""gpumem's side of include/gpumem.h: an arena's functions for C.
+
+They are thin over `allocator_hooks`, which PyTorch's hooks call too: streams by native handle,
+blocks by address, no interpreter.
+"""
+
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from gpumem._budget cimport Relief
+from gpumem._core cimport Arena
+from gpumem._native.arena cimport (
+    AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
+    arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
+    arena_shrink, ARENA_STALE, ArenaCore, caches_flush, heap_counts, HeapCounts, hook_allocate,
+    hook_create, hook_drop, hook_free, hook_free_on, hook_record,
+)
+from gpumem._native.driver cimport context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUstream
+from gpumem._resource.arena cimport arena_relieve
+from gpumem._support.atomics cimport count_add, load64
+from gpumem._support.deferred cimport defer, Deferred
+from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.process cimport process
+
+from gpumem._support.events import FRAMEWORKS
+from gpumem.errors import ConfigError
+
+
+cdef extern from "gpumem.h" nogil:
+    enum:
+        GPUMEM_VERSION
+        GPUMEM_OK
+        GPUMEM_OUT_OF_MEMORY
+        GPUMEM_INVALID
+        GPUMEM_NOT_FOUND
+        GPUMEM_CLOSED
+        GPUMEM_CAPTURING
+        GPUMEM_NO_HOST_MEMORY
+        GPUMEM_DRIVER_ERROR
+        GPUMEM_STATUSES
+    const char* GPUMEM_CAPSULE
+
+    ctypedef struct gpumem_stats:
+        size_t size
+        uint64_t in_use
+        uint64_t max_in_use
+        uint64_t reserved
+        uint64_t max_reserved
+        uint64_t limit
+        uint64_t allocations
+        uint64_t frees
+
+    # The functions take a gpumem_arena*, which Cython cannot name before it is defined.
+    ctypedef struct gpumem_calls:
+        uint32_t version
+        uint32_t size
+        int (*allocate)(gpumem_arena*, size_t, size_t, void*, void**)
+        int (*deallocate)(gpumem_arena*, void*)
+        int (*deallocate_on)(gpumem_arena*, void*, void*)
+        int (*record_stream)(gpumem_arena*, void*, void*)
+        int (*stats)(gpumem_arena*, gpumem_stats*)
+        int (*shrink)(gpumem_arena*, uint64_t*)
+        const char* (*text)(int)
+        void (*retain)(gpumem_arena*)
+        void (*release)(gpumem_arena*)
+
+    ctypedef struct gpumem_arena:
+        const gpumem_calls* calls
+        const void* identity
+        int32_t device
+
+cdef enum:
+    LARGEST_ALIGNMENT = 256     # every block has it
+
+# An arena in C's hands. `handed` has the Arena as long as there are references.
+cdef struct Handed:
+    gpumem_arena arena          # what C sees: the first member
+    AllocatorHook* hook
+    int32_t references          # the capsule's and those of `retain` (atomic)
+    Deferred end
+
+cdef dict handed = {}           # address of a Handed -> its Arena
+cdef gpumem_calls calls
+cdef const char* texts[16]
+
+
+# ---- the functions -------------------------------------------------------------------------------
+
+cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* stream,
+                  void** address) noexcept nogil:
+    cdef AllocatorHook* hook = (<Handed*>arena).hook
+    cdef int status
+    address[0] = NULL
+    if alignment > LARGEST_ALIGNMENT or alignment & (alignment - 1):
+        return GPUMEM_INVALID
+    if nbytes == 0:
+        return GPUMEM_OK
+    status = hook_allocate(hook, nbytes, <CUstream>stream, 0, <uint64_t*>address)
+    if status == ARENA_OK:
+        return GPUMEM_OK
+    if status == ARENA_OVER_BUDGET:
+        status = allocate_under_pressure(hook, nbytes, <CUstream>stream, <uint64_t*>address)
+    return status_of(hook.arena, status)
+
+
+cdef int allocate_under_pressure(AllocatorHook* hook, size_t nbytes, CUstream stream,
+                                 uint64_t* address) noexcept nogil:
+    cdef Relief relief
+    cdef int status = ARENA_OVER_BUDGET
+    memset(&relief, 0, sizeof(relief))
+    while status == ARENA_OVER_BUDGET and arena_relieve(hook.arena, &relief):
+        status = hook_allocate(hook, nbytes, stream, 0, address)
+    return status
+
+
+cdef int deallocate(gpumem_arena* arena, void* address) noexcept nogil:
+    return GPUMEM_OK if address == NULL else freed(hook_free(<uint64_t>address))
+
+
+cdef int deallocate_on(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
+    if address == NULL:
+        return GPUMEM_OK
+    return freed(hook_free_on(<uint64_t>address, <CUstream>stream))
+
+
+cdef inline int freed(int status) noexcept nogil:
+    # At exit memory is left to the driver. In a fork's child a block that is not found may be its
+    # parent's.
+    if status == ARENA_OK or status == ARENA_DEAD or (
+            status == ARENA_STALE and process.generation != 0):
+        return GPUMEM_OK
+    return status_of(NULL, status)
+
+
+cdef int record_stream(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
+    return status_of(NULL, hook_record(<uint64_t>address, <CUstream>stream))
+
+
+cdef int stats(gpumem_arena* arena, gpumem_stats* wanted) noexcept nogil:
+    cdef ArenaCore* core = (<Handed*>arena).hook.arena
+    cdef HeapCounts heap = HeapCounts(0, 0, 0, 0)
+    cdef gpumem_stats now
+    if wanted.size < sizeof(gpumem_stats):
+        return GPUMEM_INVALID
+    if context_is_dead(core.context):
+        return GPUMEM_CLOSED
+    # Cached blocks would count as in use.
+    caches_flush(core)
+    lock_acquire(&core.lock)
+    now.in_use = arena_in_use(core) + core.span_used
+    now.max_in_use = arena_max_in_use(core)
+    now.reserved = arena_reserved_now(core)
+    now.max_reserved = core.stats.max_reserved
+    now.allocations = core.stats.num_allocs
+    now.frees = core.stats.num_frees
+    lock_release(&core.lock)
+    # Blocks in quarantine are free for users, though the table counts them as used.
+    if core.heap != NULL:
+        heap = heap_counts(core.heap)
+    now.in_use -= min(heap.held_bytes, now.in_use)
+    now.frees += heap.held
+    now.limit = load64(&core.settings.max_mem)
+    now.size = wanted.size
+    memcpy(wanted, &now, sizeof(now))
+    return GPUMEM_OK
+
+
+cdef int shrink(gpumem_arena* arena, uint64_t* released) noexcept nogil:
+    cdef ArenaCore* core = (<Handed*>arena).hook.arena
+    cdef uint64_t nbytes = 0
+    cdef int status = arena_shrink(core, &nbytes)
+    if released != NULL:
+        released[0] = nbytes
+    return status_of(core, status)
+
+
+cdef int status_of(const ArenaCore* core, int status) noexcept nogil:
+    # `core`: whose driver refused; NULL where none is asked.
+    if status == ARENA_OK:
+        return GPUMEM_OK
+    if status == ARENA_STALE:
+        return GPUMEM_NOT_FOUND
+    if status == ARENA_CLOSED or status == ARENA_DEAD:
+        return GPUMEM_CLOSED
+    if status == ARENA_CAPTURING:
+        return GPUMEM_CAPTURING
+    if status == ARENA_NO_METADATA:
+        return GPUMEM_NO_HOST_MEMORY
+    if (status == ARENA_DRIVER_REFUSED and core != NULL
+            and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY):
+        return GPUMEM_DRIVER_ERROR
+    return GPUMEM_OUT_OF_MEMORY
+
+
+cdef const char* text(int status) noexcept nogil:
+    if 0 <= status < GPUMEM_STATUSES:
+        return texts[status]
+    return "not a status of gpumem"
+
+
+# ---- references ----------------------------------------------------------------------------------
+
+cdef void retain(gpumem_arena* arena) noexcept nogil:
+    count_add(&(<Handed*>arena).references, 1)
+
+
+cdef void release(gpumem_arena* arena) noexcept nogil:
+    # The Arena's reference needs the interpreter, which this thread may not have.
+    if count_add(&(<Handed*>arena).references, -1) == 0:
+        defer(&(<Handed*>arena).end)
+
+
+cdef void end(Deferred* work) noexcept:
+    cdef Handed* ended = <Handed*>(<char*>work - <size_t>&(<Handed*>NULL).end)
+    arena = handed.pop(<uintptr_t>ended)
+    hook_drop(ended.hook)
+    free(ended)
+    del arena       # last, since it may run Python
+
+
+cdef void end_capsule(object capsule) noexcept:
+    release(<gpumem_arena*>PyCapsule_GetPointer(capsule, GPUMEM_CAPSULE))
+
+
+def capsule_of(Arena arena not None, framework):
+    """Return a capsule that has an arena as ``gpumem_arena *``, and keeps it alive.
+
+    Parameters
+    ----------
+    arena : Arena
+    framework : str
+        Who calls, for reports: one of `gpumem._support.events.FRAMEWORKS`.
+
+    Raises
+    ------
+    ConfigError
+        The arena's memory has an alignment above 256.
+    MemoryError
+        Out of host memory.
+    """
+    cdef uint8_t number = FRAMEWORKS.index(framework)
+    cdef Handed* given
+    if arena.extra:
+        raise ConfigError(f"invalid alignment = {arena.memory.alignment} of an arena for C, whose "
+                          f"blocks have {LARGEST_ALIGNMENT}: expected at most that")
+    arena.require_open()
+    given = <Handed*>calloc(1, sizeof(Handed))
+    if given != NULL:
+        given.hook = hook_create(arena.core, NULL, number)
+    if given == NULL or given.hook == NULL:
+        free(given)
+        raise MemoryError("out of host memory while making an arena's handle for C")
+    device = arena.memory.device
+    given.arena = gpumem_arena(&calls, arena.core, device.index if device.type == "cuda" else -1)
+    given.references = 1
+    given.end.run = end
+    handed[<uintptr_t>given] = arena
+    return PyCapsule_New(given, GPUMEM_CAPSULE, end_capsule)
+
+
+def address_of(capsule):
+    """Return the ``gpumem_arena *`` of a capsule as an int, valid as long as the capsule."""
+    return <uintptr_t>PyCapsule_GetPointer(capsule, GPUMEM_CAPSULE)
+
+
+def arenas():
+    """Return the arenas that C has now, the one handed out last at the end."""
+    return list(handed.values())
+
+
+calls.version = GPUMEM_VERSION
+calls.size = sizeof(gpumem_calls)
+calls.allocate = allocate
+calls.deallocate = deallocate
+calls.deallocate_on = deallocate_on
+calls.record_stream = record_stream
+calls.stats = stats
+calls.shrink = shrink
+calls.text = text
+calls.retain = retain
+calls.release = release
+texts[<int>GPUMEM_OK] = b"no error"
+texts[<int>GPUMEM_OUT_OF_MEMORY] = (
+    b"out of memory: of the device, or under the arena's limit or budget")
+texts[<int>GPUMEM_INVALID] = (
+    b"invalid argument: alignment is a power of two up to 256, or 0; gpumem_stats.size is at least "
+    b"the first version's")
+texts[<int>GPUMEM_NOT_FOUND] = b"no live block begins at the address"
+texts[<int>GPUMEM_CLOSED] = b"the arena is closed, asleep, or belongs to a fork's parent"
+texts[<int>GPUMEM_CAPTURING] = (
+    b"the stream captures a graph: allocate in Python, inside Arena.capture")
+texts[<int>GPUMEM_NO_HOST_MEMORY] = b"out of host memory for what describes a block"
+texts[<int>GPUMEM_DRIVER_ERROR] = b"the driver failed"

@@ -1,0 +1,69 @@
+"""Arenas for C and C++ in the same process: a table of functions, and nothing to link.
+
+The header ``gpumem.h``, in the folder that `gpumem.get_include` returns, describes the functions:
+allocate, free, record a stream, statistics, and a text for each status. They may be called on any
+thread, with or without the interpreter lock.
+
+Examples
+--------
+>>> import gpumem
+>>> import gpumem.integrations.c
+>>> arena = gpumem.Arena("host")
+>>> capsule = gpumem.integrations.c.allocator(arena)
+>>> gpumem.integrations.c.status().resources == {0: arena}
+True
+
+``examples/c_program.c`` is a program that takes the capsule.
+"""
+
+from __future__ import annotations
+
+from gpumem._buffer.resource import MemoryResource
+from gpumem._core import Arena
+from gpumem.integrations._c_calls import arenas, capsule_of
+from gpumem.integrations._switch import Status
+
+__all__ = ["allocator", "status"]
+
+
+def allocator(resource: MemoryResource) -> object:
+    """Return a capsule with the C functions of an arena.
+
+    Parameters
+    ----------
+    resource : Arena
+        Its memory has an alignment of at most 256.
+
+    Returns
+    -------
+    PyCapsule
+        Its name is ``"gpumem.arena"``, its pointer a ``gpumem_arena *``; ``gpumem_arena_of`` in
+        gpumem.h takes it out. It keeps the arena alive, and the pointer is valid as long as it; C
+        that keeps the pointer longer calls ``retain``, and ``release`` in the end.
+
+    Raises
+    ------
+    TypeError
+        `resource` is not an Arena.
+    ConfigError
+        Its memory has a larger alignment.
+    ClosedError
+        It is closed.
+
+    Notes
+    -----
+    A budget's pressure callbacks run where the budget refuses. A stream that captures a graph is
+    refused memory.
+    """
+    if not isinstance(resource, Arena):
+        raise TypeError(f"invalid resource = {resource!r}: expected a gpumem.Arena")
+    return capsule_of(resource, "c")
+
+
+def status() -> Status:
+    """Return which arenas C has now, of each device the one that was handed out last.
+
+    An arena counts as long as its capsule, or a reference that C took.
+    """
+    held = {each.memory.device.index: each for each in arenas()}
+    return Status(bool(held), held)

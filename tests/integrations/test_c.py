@@ -1,0 +1,337 @@
+"""The functions of gpumem.h, over arenas of the host device."""
+
+import ctypes
+import gc
+import os
+import random
+import re
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+from helpers import child
+from helpers.c_arena import (
+    CLOSED,
+    INVALID,
+    NOT_FOUND,
+    OUT_OF_MEMORY,
+    Calls,
+    CArena,
+    Failed,
+    Stats,
+)
+from helpers.driver import HostDriver
+
+import gpumem
+import gpumem.integrations.c
+from gpumem import Arena, Budget, Stream
+from gpumem.errors import ClosedError, ConfigError
+
+HEADER = Path(gpumem.get_include(), "gpumem.h").read_text()
+
+
+@pytest.fixture
+def arena():
+    arena = Arena("host", {"oom_wait_ms": 0})
+    yield arena
+    arena.check_invariants()
+
+
+@pytest.fixture
+def c(arena):
+    return CArena(arena)
+
+
+@pytest.fixture
+def stream():
+    return Stream("host")
+
+
+def refusal(call, *arguments):
+    with pytest.raises(Failed) as failed:
+        call(*arguments)
+    return failed.value.status
+
+
+# ---- the header ----------------------------------------------------------------------------------
+
+
+def test_table_has_the_headers_version_and_members(c):
+    (version,) = re.findall(r"#define GPUMEM_VERSION (\d+)", HEADER)
+    assert c.calls.version == int(version)
+    assert c.calls.size == ctypes.sizeof(Calls)
+    members = re.findall(r"\(\*(\w+)\)\(", HEADER)
+    assert members == [name for name, _ in Calls._fields_[2:]]
+    assert c.face.device == -1
+
+
+def test_each_status_of_the_header_has_a_text_of_its_own(c):
+    (listed,) = re.findall(r"enum gpumem_status \{(.*?)\};", HEADER, re.DOTALL)
+    numbers = [int(number) for number in re.findall(r"GPUMEM_\w+ = (\d+)", listed)]
+    assert numbers == list(range(8))
+    assert len({c.text(number) for number in numbers}) == len(numbers)
+    for unknown in (-1, len(numbers), 1 << 20):
+        assert c.text(unknown) == "not a status of gpumem"
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+
+def test_block_is_the_arenas_and_can_be_written(c, arena, stream):
+    address = c.allocate(1000, stream)
+    assert address % 256 == 0
+    ctypes.memset(address, 7, 1000)
+    assert arena.stats().requested_in_use == 1000
+    c.deallocate(address)
+    assert arena.stats().in_use == 0
+
+
+def test_no_bytes_are_null_and_null_can_be_freed(c, arena):
+    assert c.allocate(0) is None
+    c.deallocate(None)
+    c.deallocate_on(None)
+    assert arena.stats().num_allocs == 0
+
+
+def test_alignment_is_a_power_of_two_up_to_256(c, arena):
+    for accepted in (0, 1, 8, 256):
+        c.deallocate(c.allocate(100, alignment=accepted))
+    for refused in (3, 257, 512, 1 << 40):
+        with pytest.raises(Failed, match="a power of two up to 256") as failed:
+            c.allocate(100, alignment=refused)
+        assert failed.value.status == INVALID
+    assert arena.stats().in_use == 0
+
+
+def test_out_of_memory_is_a_status_that_leaves_the_arena_as_it_was(c, arena):
+    arena.set_limit(4 << 20)
+    assert refusal(c.allocate, 8 << 20) == OUT_OF_MEMORY
+    assert refusal(c.allocate, (1 << 64) - 1) == OUT_OF_MEMORY
+    c.deallocate(c.allocate(1 << 10))
+
+
+def test_address_without_a_block_is_not_found(c, arena, stream):
+    address = c.allocate(4096, stream)
+    for call in (c.deallocate, c.deallocate_on, lambda at: c.record_stream(at, stream)):
+        assert refusal(call, address + 256) == NOT_FOUND
+    c.deallocate(address)
+    assert refusal(c.deallocate, address) == NOT_FOUND
+
+
+def test_live_blocks_never_share_a_byte(c, arena):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    streams = [Stream("host") for _ in range(3)]
+    live = {}
+    for _ in range(3000):
+        if live and rng.random() < 0.5:
+            address, (nbytes, value) = live.popitem()
+            assert ctypes.string_at(address, nbytes) == bytes([value]) * nbytes
+            c.deallocate_on(address, rng.choice(streams))
+        else:
+            nbytes, value = rng.choice([1, 256, 300, 5000, 70_000]), rng.randrange(256)
+            address = c.allocate(nbytes, rng.choice(streams))
+            ctypes.memset(address, value, nbytes)
+            live[address] = nbytes, value
+    assert arena.stats().requested_in_use == sum(nbytes for nbytes, _ in live.values())
+    for address in live:
+        c.deallocate(address)
+    assert arena.stats().in_use == 0
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def test_recorded_stream_delays_reuse(c, stream):
+    other = Stream("host")
+    address = c.allocate(4096, stream)
+    with HostDriver().block(other):
+        c.record_stream(address, other)
+        c.deallocate(address)
+        assert c.allocate(4096, stream) != address
+
+
+def test_block_freed_on_another_stream_is_reused_there_at_once(c, stream):
+    other = Stream("host")
+    address = c.allocate(4096, stream)
+    with HostDriver().block(other):
+        c.deallocate_on(address, other)
+        assert c.allocate(4096, stream) != address
+        assert c.allocate(4096, other) == address
+
+
+def test_more_streams_than_a_hook_remembers_are_freed_on(c, arena):
+    streams = [Stream("host") for _ in range(80)]
+    for each in streams:
+        c.deallocate_on(c.allocate(4096, streams[0]), each)
+    assert arena.stats().in_use == 0
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def test_stats_are_those_of_the_arena(c, arena):
+    arena.set_limit(1 << 30)
+    with arena.allocate(1 << 16):
+        address = c.allocate(1000)
+        ours, theirs = c.stats(), arena.stats()
+        assert ours.in_use == theirs.in_use == (1 << 16) + 1024
+        assert (ours.reserved, ours.max_reserved) == (theirs.reserved, theirs.max_reserved)
+        assert (ours.allocations, ours.frees, ours.limit) == (2, 0, 1 << 30)
+        c.deallocate(address)
+    assert (c.stats().frees, c.stats().max_in_use) == (2, (1 << 16) + 1024)
+
+
+def test_stats_fill_no_more_than_the_callers_struct(c):
+    size = ctypes.sizeof(Stats)
+    assert c.stats(size + 64).size == size + 64
+    assert refusal(c.stats, size - 8) == INVALID
+
+
+def test_report_names_c_as_the_holder(c, arena):
+    arena.set_limit(4 << 20)
+    c.allocate(1 << 18)
+    with pytest.raises(gpumem.OutOfMemoryError) as refused:
+        arena.allocate(8 << 20)
+    assert refused.value.report.by_framework["c"] == 1 << 18
+
+
+def test_shrink_gives_idle_memory_back(c, arena):
+    c.deallocate(c.allocate(4 << 20))
+    assert c.shrink() > 0
+    assert arena.stats().reserved == 0
+
+
+# ---- budgets and debug heaps ---------------------------------------------------------------------
+
+
+def test_pressure_callback_makes_room_for_c():
+    budget = Budget("1MiB")
+    arena = Arena("host", budget=budget, oom_wait_ms=0, count="in_use")
+    held = [arena.allocate(768 << 10)]
+    budget.on_pressure = lambda *_: held.clear()
+    c = CArena(arena)
+    address = c.allocate(512 << 10)
+    assert not held
+    c.deallocate(address)
+
+
+def test_debug_heap_finds_what_c_writes_beyond_a_block():
+    found = []
+    arena = Arena("host", debug_heap={"on_error": found.append})
+    c = CArena(arena)
+    address = c.allocate(1000)
+    ctypes.memset(address, 7, 1001)
+    c.deallocate(address)
+    arena.check_heap()
+    assert [each.kind for each in found] == ["overrun"]
+    assert (c.stats().in_use, c.stats().frees) == (0, 1)
+
+
+# ---- lifetime ------------------------------------------------------------------------------------
+
+
+def test_capsule_keeps_its_arena_alive():
+    arena = Arena("host")
+    c, alive = CArena(arena), weakref.ref(arena)
+    del arena
+    gc.collect()
+    assert alive() is not None
+    c.deallocate(c.allocate(1000))
+    del c
+    gc.collect()
+    assert alive() is None
+
+
+def test_reference_keeps_the_arena_usable_until_any_thread_drops_it():
+    arena = Arena("host")
+    c, alive = CArena(arena), weakref.ref(arena)
+    c.retain()
+    c.capsule = None
+    del arena
+    gc.collect()
+    address = c.allocate(1000)
+    thread = threading.Thread(target=c.release)
+    thread.start()
+    thread.join()
+    gc.collect()
+    # A block does not need the reference. Its arena is alive, and finds it.
+    assert alive() is None
+    assert CArena(Arena("host")).deallocate(address) is None
+
+
+def test_closed_arena_is_refused_to_c_and_refuses_c(c, arena):
+    arena.close()
+    assert refusal(c.allocate, 1000) == CLOSED
+    with pytest.raises(ClosedError):
+        gpumem.integrations.c.allocator(arena)
+
+
+def test_arena_asleep_refuses_c(c, arena):
+    arena.sleep()
+    assert refusal(c.allocate, 1000) == CLOSED
+    arena.wake()
+    c.deallocate(c.allocate(1000))
+
+
+def test_two_capsules_of_an_arena_have_one_identity(c, arena):
+    assert CArena(arena).face.identity == c.face.identity
+    assert CArena(Arena("host")).face.identity != c.face.identity
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forks_child_frees_nothing_and_is_refused():
+    child.run_quietly(
+        """
+        import os
+        from helpers.c_arena import CLOSED, CArena, Failed
+        import gpumem
+        c = CArena(gpumem.Arena("host"))
+        address = c.allocate(1000)
+        pid = os.fork()
+        if pid == 0:
+            c.deallocate(address)
+            try:
+                c.allocate(1000)
+            except Failed as failed:
+                os._exit(0 if failed.status == CLOSED else 2)
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        c.deallocate(address)
+        """
+    )
+
+
+def test_blocks_and_references_may_be_left_at_exit():
+    child.run_quietly(
+        """
+        from helpers.c_arena import CArena
+        import gpumem
+        c = CArena(gpumem.Arena("host"))
+        c.allocate(1000)
+        c.retain()
+        """
+    )
+
+
+# ---- Python --------------------------------------------------------------------------------------
+
+
+def test_status_names_the_arenas_that_c_has(arena):
+    gc.collect()  # errors of other tests may be left in reference cycles, with what they saw
+    assert not gpumem.integrations.c.status().enabled
+    capsule = gpumem.integrations.c.allocator(arena)
+    assert gpumem.integrations.c.status().resources == {0: arena}
+    del capsule
+    assert gpumem.integrations.c.status() == gpumem.integrations.Status(False, {})
+
+
+def test_what_is_no_arena_is_refused():
+    for wrong in (None, "host", gpumem.get_default_resource("host")):
+        if not isinstance(wrong, Arena):
+            with pytest.raises(TypeError, match=r"expected a gpumem\.Arena"):
+                gpumem.integrations.c.allocator(wrong)
+    with pytest.raises(ConfigError, match="invalid alignment = 512"):
+        gpumem.integrations.c.allocator(Arena(gpumem.MemoryInfo("host", alignment=512)))
