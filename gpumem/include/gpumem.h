@@ -18,10 +18,9 @@
  * used by work queued on its stream after `allocate` returned, and once freed is handed out again
  * for that stream at once, for others behind the work that was queued before the free.
  *
- * No function takes the interpreter lock, but where an arena's budget refuses: its pressure
- * callbacks are Python. None throws. A stream that captures a graph is no stream for these
- * functions: they refuse where they see the capture, which they do not look for when the arena has
- * a free block. Such memory comes from Arena.capture, in Python.
+ * No function takes the interpreter lock, but `report`, and where an arena's budget refuses: its
+ * pressure callbacks are Python. None throws. Pass no stream that captures a graph, unless Python made the
+ * capsule with captures=True: then a graph pool serves it, which takes the interpreter lock, too.
  */
 #ifndef GPUMEM_H
 #define GPUMEM_H
@@ -89,6 +88,11 @@ typedef struct gpumem_calls {
     int (*shrink)(gpumem_arena *arena, uint64_t *released);
     /* In English, for a status; it lives as long as the process. */
     const char *(*text)(int status);
+    /* Waits on the host for what is queued on the stream. Not on one that captures. */
+    int (*synchronize)(gpumem_arena *arena, void *stream);
+    /* What the status that `allocate` just returned was about: the arena's report, for people, which
+       the caller frees with free(); NULL: there is none. Takes the interpreter lock. */
+    char *(*report)(gpumem_arena *arena, size_t nbytes, void *stream, int status);
     /* References beside the capsule's. The arena stays usable as long as there is one; the last may
        be dropped on any thread. A block does not need one: it can be freed after the last. */
     void (*retain)(gpumem_arena *arena);

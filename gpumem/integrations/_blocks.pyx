@@ -38,6 +38,9 @@ cdef class Blocks:
     def __len__(self):
         return len(self.live)
 
+    def __contains__(self, address):
+        return address in self.live
+
     def allocate(self, nbytes, stream):
         """Return the address of a block for work on a stream; 0 for no bytes.
 

@@ -8,25 +8,31 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strdup
 
 from gpumem._budget cimport Relief
+from gpumem._buffer cimport Stream
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
     arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
     arena_shrink, ARENA_STALE, ArenaCore, caches_flush, heap_counts, HeapCounts, hook_allocate,
-    hook_create, hook_drop, hook_free, hook_free_on, hook_record,
+    hook_create, hook_drop, hook_free, hook_free_on, hook_record, hook_slot,
 )
-from gpumem._native.driver cimport context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUstream
-from gpumem._resource.arena cimport arena_relieve
-from gpumem._support.atomics cimport count_add, load64
+from gpumem._native.driver cimport (
+    context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
+    CUresult, CUstream, DeviceContext, stream_captures,
+)
+from gpumem._resource.arena cimport arena_relieve, raise_status
+from gpumem._support.atomics cimport count_add, load64, published32
 from gpumem._support.deferred cimport defer, Deferred
 from gpumem._support.lock cimport lock_acquire, lock_release
-from gpumem._support.process cimport process
+from gpumem._support.streams cimport LEGACY_STREAM
+from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._support.events import FRAMEWORKS
-from gpumem.errors import ConfigError
+from gpumem.errors import ConfigError, OutOfMemoryError
+from gpumem.integrations._blocks import Blocks
 
 
 cdef extern from "gpumem.h" nogil:
@@ -64,6 +70,8 @@ cdef extern from "gpumem.h" nogil:
         int (*stats)(gpumem_arena*, gpumem_stats*)
         int (*shrink)(gpumem_arena*, uint64_t*)
         const char* (*text)(int)
+        int (*synchronize)(gpumem_arena*, void*)
+        char* (*report)(gpumem_arena*, size_t, void*, int)
         void (*retain)(gpumem_arena*)
         void (*release)(gpumem_arena*)
 
@@ -79,10 +87,13 @@ cdef enum:
 cdef struct Handed:
     gpumem_arena arena          # what C sees: the first member
     AllocatorHook* hook
+    bint captures               # a stream may capture a graph: the driver is asked whether it does
+    int32_t captured            # live blocks of graph pools (atomic; rises before one is there)
+    int32_t refused             # ArenaStatus of the last allocation that failed, for reports
     int32_t references          # the capsule's and those of `retain` (atomic)
     Deferred end
 
-cdef dict handed = {}           # address of a Handed -> its Arena
+cdef dict handed = {}           # address of a Handed -> its Arena, and Blocks of its graph pools
 cdef gpumem_calls calls
 cdef const char* texts[16]
 
@@ -98,11 +109,14 @@ cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* st
         return GPUMEM_INVALID
     if nbytes == 0:
         return GPUMEM_OK
+    if (<Handed*>arena).captures and is_capturing(hook, <CUstream>stream):
+        return allocate_captured(<Handed*>arena, nbytes, <CUstream>stream, <uint64_t*>address)
     status = hook_allocate(hook, nbytes, <CUstream>stream, 0, <uint64_t*>address)
     if status == ARENA_OK:
         return GPUMEM_OK
     if status == ARENA_OVER_BUDGET:
         status = allocate_under_pressure(hook, nbytes, <CUstream>stream, <uint64_t*>address)
+    (<Handed*>arena).refused = status
     return status_of(hook.arena, status)
 
 
@@ -117,11 +131,13 @@ cdef int allocate_under_pressure(AllocatorHook* hook, size_t nbytes, CUstream st
 
 
 cdef int deallocate(gpumem_arena* arena, void* address) noexcept nogil:
-    return GPUMEM_OK if address == NULL else freed(hook_free(<uint64_t>address))
+    if address == NULL or is_freed_captured(<Handed*>arena, <uint64_t>address, NULL):
+        return GPUMEM_OK
+    return freed(hook_free(<uint64_t>address))
 
 
 cdef int deallocate_on(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
-    if address == NULL:
+    if address == NULL or is_freed_captured(<Handed*>arena, <uint64_t>address, <CUstream>stream):
         return GPUMEM_OK
     return freed(hook_free_on(<uint64_t>address, <CUstream>stream))
 
@@ -134,6 +150,52 @@ cdef inline int freed(int status) noexcept nogil:
         return GPUMEM_OK
     return status_of(NULL, status)
 
+
+# ---- captures: a graph pool's blocks are Buffers, by address -------------------------------------
+
+cdef bint is_capturing(AllocatorHook* hook, CUstream stream) noexcept nogil:
+    cdef uint64_t capture
+    cdef CUgraph graph
+    cdef bint unknown
+    # The legacy stream cannot capture.
+    if <uint64_t>stream <= LEGACY_STREAM or context_is_dead(hook.arena.context):
+        return False
+    return stream_captures(hook.arena.context, stream, &capture, &graph, &unknown)
+
+
+cdef int allocate_captured(Handed* given, uint64_t nbytes, CUstream stream,
+                           uint64_t* address) noexcept with gil:
+    arena, blocks = <tuple>handed[<uintptr_t>given]
+    count_add(&given.captured, 1)
+    try:
+        address[0] = blocks.allocate(nbytes, stream_of(arena, stream))
+        return GPUMEM_OK
+    except OutOfMemoryError:
+        status = GPUMEM_OUT_OF_MEMORY
+    except Exception:
+        status = GPUMEM_CAPTURING
+    count_add(&given.captured, -1)
+    return status
+
+
+cdef bint is_freed_captured(Handed* given, uint64_t address, CUstream stream) noexcept nogil:
+    return published32(<uint32_t*>&given.captured) != 0 and free_captured(given, address, stream)
+
+
+cdef bint free_captured(Handed* given, uint64_t address, CUstream stream) noexcept with gil:
+    arena, blocks = <tuple>handed[<uintptr_t>given]
+    if address not in blocks:
+        return False
+    blocks.deallocate(address, 0, stream_of(arena, stream))
+    count_add(&given.captured, -1)
+    return True
+
+
+cdef object stream_of(Arena arena, CUstream stream):
+    return Stream.from_handle(arena.memory.device, <uintptr_t>stream or LEGACY_STREAM)
+
+
+# ---- streams, figures and texts ------------------------------------------------------------------
 
 cdef int record_stream(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
     return status_of(NULL, hook_record(<uint64_t>address, <CUstream>stream))
@@ -201,6 +263,38 @@ cdef const char* text(int status) noexcept nogil:
     return "not a status of gpumem"
 
 
+cdef int synchronize(gpumem_arena* arena, void* stream) noexcept nogil:
+    cdef DeviceContext* context = (<Handed*>arena).hook.arena.context
+    cdef CUresult code
+    if context_is_dead(context):
+        return GPUMEM_CLOSED
+    if context_enter(context) != CUDA_SUCCESS:
+        return GPUMEM_DRIVER_ERROR
+    code = context.table.cuStreamSynchronize(<CUstream>stream)
+    context_leave(context)
+    return GPUMEM_OK if code == CUDA_SUCCESS else GPUMEM_DRIVER_ERROR
+
+
+cdef char* report(gpumem_arena* arena, size_t nbytes, void* stream, int status) noexcept nogil:
+    if process_is_exiting() or status == GPUMEM_OK or status == GPUMEM_INVALID:
+        return NULL
+    return explain(<Handed*>arena, nbytes, <CUstream>stream)
+
+
+cdef char* explain(Handed* given, size_t nbytes, CUstream stream) noexcept with gil:
+    cdef Arena arena = (<tuple>handed[<uintptr_t>given])[0]
+    cdef uint32_t slot = 0
+    if given.refused == ARENA_OK or given.refused == ARENA_CAPTURING:
+        return NULL
+    try:
+        hook_slot(given.hook, stream, &slot)
+        raise_status(arena, nbytes, 0, slot, given.refused)
+    except Exception as error:
+        encoded = str(error).encode()
+        return strdup(encoded)
+    return NULL
+
+
 # ---- references ----------------------------------------------------------------------------------
 
 cdef void retain(gpumem_arena* arena) noexcept nogil:
@@ -215,17 +309,17 @@ cdef void release(gpumem_arena* arena) noexcept nogil:
 
 cdef void end(Deferred* work) noexcept:
     cdef Handed* ended = <Handed*>(<char*>work - <size_t>&(<Handed*>NULL).end)
-    arena = handed.pop(<uintptr_t>ended)
+    kept = handed.pop(<uintptr_t>ended)
     hook_drop(ended.hook)
     free(ended)
-    del arena       # last, since it may run Python
+    del kept        # last, since it may run Python
 
 
 cdef void end_capsule(object capsule) noexcept:
     release(<gpumem_arena*>PyCapsule_GetPointer(capsule, GPUMEM_CAPSULE))
 
 
-def capsule_of(Arena arena not None, framework):
+def capsule_of(Arena arena not None, framework, bint captures=False):
     """Return a capsule that has an arena as ``gpumem_arena *``, and keeps it alive.
 
     Parameters
@@ -233,6 +327,8 @@ def capsule_of(Arena arena not None, framework):
     arena : Arena
     framework : str
         Who calls, for reports: one of `gpumem._support.events.FRAMEWORKS`.
+    captures : bool
+        Whether a stream that captures a graph is served by a graph pool.
 
     Raises
     ------
@@ -256,8 +352,9 @@ def capsule_of(Arena arena not None, framework):
     device = arena.memory.device
     given.arena = gpumem_arena(&calls, arena.core, device.index if device.type == "cuda" else -1)
     given.references = 1
+    given.captures = captures
     given.end.run = end
-    handed[<uintptr_t>given] = arena
+    handed[<uintptr_t>given] = arena, Blocks(lambda: arena)
     return PyCapsule_New(given, GPUMEM_CAPSULE, end_capsule)
 
 
@@ -268,7 +365,7 @@ def address_of(capsule):
 
 def arenas():
     """Return the arenas that C has now, the one handed out last at the end."""
-    return list(handed.values())
+    return [arena for arena, _ in handed.values()]
 
 
 calls.version = GPUMEM_VERSION
@@ -280,6 +377,8 @@ calls.record_stream = record_stream
 calls.stats = stats
 calls.shrink = shrink
 calls.text = text
+calls.synchronize = synchronize
+calls.report = report
 calls.retain = retain
 calls.release = release
 texts[<int>GPUMEM_OK] = b"no error"

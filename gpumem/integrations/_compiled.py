@@ -37,11 +37,14 @@ class Recipe(NamedTuple):
         C++.
     options : tuple of str
         Of the compiler, beside those of every shared library.
+    headers : tuple of Path
+        Those that may change while the name stays: gpumem's own.
     """
 
     name: str
     source: str
     options: tuple[str, ...] = ()
+    headers: tuple[Path, ...] = ()
 
 
 def load(recipe: Recipe) -> ctypes.CDLL:
@@ -70,7 +73,8 @@ def compiled(recipe: Recipe) -> Path:
         As `load`.
     """
     command = [*_compiler(), "-std=c++20", "-O2", "-shared", "-fPIC", *recipe.options]
-    key = hashlib.sha256("\0".join([recipe.source, *command]).encode()).hexdigest()
+    texts = [header.read_text() for header in recipe.headers]
+    key = hashlib.sha256("\0".join([recipe.source, *texts, *command]).encode()).hexdigest()
     path = _folder() / f"{recipe.name}-{key[:16]}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -26,13 +26,16 @@ from gpumem.integrations._switch import Status
 __all__ = ["allocator", "status"]
 
 
-def allocator(resource: MemoryResource) -> object:
+def allocator(resource: MemoryResource, *, captures: bool = False) -> object:
     """Return a capsule with the C functions of an arena.
 
     Parameters
     ----------
     resource : Arena
         Its memory has an alignment of at most 256.
+    captures : bool
+        Whether C passes streams that capture graphs. Then each allocation asks the driver whether
+        its stream does, and a graph pool, which needs the interpreter, serves it.
 
     Returns
     -------
@@ -52,12 +55,13 @@ def allocator(resource: MemoryResource) -> object:
 
     Notes
     -----
-    A budget's pressure callbacks run where the budget refuses. A stream that captures a graph is
-    refused memory.
+    A budget's pressure callbacks run where the budget refuses. Without `captures` a stream that
+    captures is refused memory where that is noticed, which it is not while the arena has a free
+    block; that block may then be given to others between launches.
     """
     if not isinstance(resource, Arena):
         raise TypeError(f"invalid resource = {resource!r}: expected a gpumem.Arena")
-    return capsule_of(resource, "c")
+    return capsule_of(resource, "c", captures)
 
 
 def status() -> Status:

@@ -15,19 +15,22 @@ Examples
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
+from gpumem._core import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem.device import Device, MemoryInfo
+from gpumem.integrations import _rmm_native
 from gpumem.integrations._blocks import Blocks
 from gpumem.integrations._per_device import PerDevice
 from gpumem.integrations._resources import ResourceLike, Resources
 from gpumem.integrations._switch import Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
 
-__all__ = ["allocator", "disable", "enable", "resource", "status", "using"]
+__all__ = ["RmmStatus", "allocator", "disable", "enable", "resource", "status", "using"]
 
 _OLDEST = "25.2"
 _INSTALL = "pip install rmm-cu13"
@@ -36,15 +39,18 @@ _INSTALL = "pip install rmm-cu13"
 def enable(resource: ResourceLike = None) -> None:
     """Make gpumem RMM's resource of each device, from now on.
 
-    RMM passes the stream of each allocation and of each free. RMM calls gpumem through a
-    ``CallbackMemoryResource``, with the interpreter lock. A `DriverPool` is passed by its handle
-    instead, and RMM then does not call gpumem.
+    RMM passes the stream of each allocation and of each free. RMM calls an `Arena` without the
+    interpreter, through a C++ resource that is compiled at the first use, in seconds, against the
+    installed librmm; `status` says whether it could be. Otherwise, and for other resources, RMM
+    calls gpumem through a ``CallbackMemoryResource``, with the interpreter lock. A `DriverPool` is
+    passed by its handle instead, and RMM then does not call gpumem.
 
     Parameters
     ----------
     resource : MemoryResource, several of them, a mapping by device, or None
         DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices, for those devices. None means
-        every device, each with its `gpumem.get_default_resource`, made at its first allocation.
+        every device, each with its `gpumem.get_default_resource`, made at its first allocation,
+        which is the last one to come through Python.
 
     Raises
     ------
@@ -59,6 +65,10 @@ def enable(resource: ResourceLike = None) -> None:
     If memory is out, RMM calls its failure callbacks and then raises MemoryError with gpumem's
     report. RMM passes streams as bare handles: call ``resource.reset_stream`` with a stream before
     its owner destroys it.
+
+    The compiled resource needs a C++20 compiler, librmm's headers, which its wheel has, and those
+    of the CUDA runtime: a toolkit under CUDA_HOME, CUDA_PATH or /usr/local/cuda, or the wheels
+    nvidia-cuda-runtime and nvidia-cuda-crt. A graph pool serves a stream that captures a graph.
     """
     _switch.enable(_setting(resource))
 
@@ -85,9 +95,32 @@ def using(resource: ResourceLike = None) -> Using:
     return Using(_switch, _setting(resource))
 
 
-def status() -> Status:
-    """Return which memory RMM uses now."""
-    return _switch.status()
+@dataclass(frozen=True)
+class RmmStatus(Status):
+    """Which memory RMM uses now, and how it calls an arena.
+
+    Attributes
+    ----------
+    enabled, resources
+        As of `gpumem.integrations.Status`.
+    calls : {"c++", "python"} or None
+        How RMM calls an `Arena`: without the interpreter, or with its lock. None: gpumem is not
+        enabled.
+    why_python : str or None
+        Why RMM has to call Python; None if it does not.
+    """
+
+    calls: str | None
+    why_python: str | None
+
+
+def status() -> RmmStatus:
+    """Return which memory RMM uses now, and how it calls an arena."""
+    now = _switch.status()
+    if not now.enabled:
+        return RmmStatus(False, now.resources, None, None)
+    reason = _rmm_native.why_not()
+    return RmmStatus(True, now.resources, "c++" if reason is None else "python", reason)
 
 
 def allocator(resource: MemoryResource) -> Any:
@@ -96,13 +129,14 @@ def allocator(resource: MemoryResource) -> Any:
     Parameters
     ----------
     resource : MemoryResource
-        Lives as long as RMM's object. RMM calls it from Python. A `DriverPool` is passed by its
-        handle instead: RMM then calls the driver itself, and its blocks count in the driver's
-        statistics of the pool, not in those of gpumem's own blocks.
+        Lives as long as RMM's object. RMM calls an `Arena` as `enable` says, other resources from
+        Python. A `DriverPool` is passed by its handle instead: RMM then calls the driver itself,
+        and its blocks count in the driver's statistics of the pool, not in those of gpumem's own
+        blocks.
 
     Returns
     -------
-    rmm.mr.CallbackMemoryResource or rmm.mr.CudaAsyncViewMemoryResource
+    rmm.mr.DeviceMemoryResource
 
     Raises
     ------
@@ -176,8 +210,35 @@ def _over(resources: Resources, index: int) -> Any:
     given = resources.given.get(index)
     if isinstance(given, DriverPool):
         return _pool_view(given)
-    blocks = Blocks(lambda: resources.of(index))
+    if _is_called_directly(given):
+        return _rmm_native.resource_over(given)
+    if given is not None:
+        return _callbacks(Blocks(lambda: given))
+    return _until_known(resources, index)
+
+
+def _is_called_directly(given: MemoryResource | None) -> TypeGuard[Arena]:
+    return isinstance(given, Arena) and _rmm_native.why_not() is None
+
+
+def _callbacks(blocks: Blocks) -> Any:
     return _rmm().mr.CallbackMemoryResource(blocks.allocate, blocks.deallocate)
+
+
+def _until_known(resources: Resources, index: int) -> Any:
+    """Return callbacks over a default resource that is made at the first block.
+
+    If RMM can call it directly, it does so from then on.
+    """
+
+    def find() -> MemoryResource:
+        mr, found = _rmm().mr, resources.of(index)
+        if _is_called_directly(found) and mr.get_per_device_resource(index) is source:
+            mr.set_per_device_resource(index, _rmm_native.resource_over(found))
+        return found
+
+    source = _callbacks(Blocks(find))
+    return source
 
 
 def _pool_view(pool: DriverPool) -> Any:

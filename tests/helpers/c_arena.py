@@ -39,6 +39,8 @@ class Calls(ctypes.Structure):
         ("stats", CFUNCTYPE(c_int, pointer, POINTER(Stats))),
         ("shrink", CFUNCTYPE(c_int, pointer, POINTER(c_uint64))),
         ("text", CFUNCTYPE(c_char_p, c_int)),
+        ("synchronize", CFUNCTYPE(c_int, pointer, pointer)),
+        ("report", CFUNCTYPE(pointer, pointer, c_size_t, pointer, c_int)),
         ("retain", CFUNCTYPE(None, pointer)),
         ("release", CFUNCTYPE(None, pointer)),
     ]
@@ -57,8 +59,8 @@ class Failed(Exception):
 class CArena:
     """An arena as C sees it; a status other than OK raises `Failed`."""
 
-    def __init__(self, arena):
-        self.capsule = gpumem.integrations.c.allocator(arena)
+    def __init__(self, arena, **options):
+        self.capsule = gpumem.integrations.c.allocator(arena, **options)
         self.address = address_of(self.capsule)
         self.face = Face.from_address(self.address)
         self.calls = self.face.calls.contents
@@ -97,6 +99,15 @@ class CArena:
         released = c_uint64()
         self._check(self.calls.shrink(self.address, ctypes.byref(released)))
         return released.value
+
+    def synchronize(self, stream):
+        self._check(self.calls.synchronize(self.address, stream.ptr))
+
+    def report(self, nbytes, status):
+        text = self.calls.report(self.address, nbytes, None, status)
+        found = text and ctypes.string_at(text).decode()
+        ctypes.CDLL(None).free(pointer(text))
+        return found
 
     def retain(self):
         self.calls.retain(self.address)

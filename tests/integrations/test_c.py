@@ -1,5 +1,6 @@
 """The functions of gpumem.h, over arenas of the host device."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -169,6 +170,38 @@ def test_more_streams_than_a_hook_remembers_are_freed_on(c, arena):
     assert arena.stats().in_use == 0
 
 
+def captured(driver, stream):
+    """Let a stream capture a graph inside a ``with`` block; the graph is dropped."""
+
+    @contextlib.contextmanager
+    def capture():
+        driver.call("cuStreamBeginCapture", stream.ptr, 0)
+        try:
+            yield
+        finally:
+            graph = ctypes.c_void_p()
+            driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
+            driver.call("cuGraphDestroy", graph.value)
+
+    return capture()
+
+
+def test_capturing_stream_is_served_by_a_graph_pool_if_c_captures(arena, stream):
+    c = CArena(arena, captures=True)
+    warm = c.allocate(4096, stream)
+    c.deallocate_on(warm, stream)
+    with captured(HostDriver(), stream):
+        inside = c.allocate(4096, stream)
+        assert inside != warm
+        c.deallocate_on(inside, stream)
+        again = c.allocate(4096, stream)
+    assert c.allocate(4096, stream) == warm
+    c.deallocate_on(again, stream)
+    c.deallocate(warm)
+    assert arena.stats().in_use == 0
+    assert refusal(c.deallocate, again) == NOT_FOUND
+
+
 # ---- statistics ----------------------------------------------------------------------------------
 
 
@@ -188,6 +221,24 @@ def test_stats_fill_no_more_than_the_callers_struct(c):
     size = ctypes.sizeof(Stats)
     assert c.stats(size + 64).size == size + 64
     assert refusal(c.stats, size - 8) == INVALID
+
+
+def test_report_says_why_memory_was_refused(c, arena):
+    arena.set_limit(4 << 20)
+    status = refusal(c.allocate, 8 << 20)
+    assert "asked for 8388608 bytes" in c.report(8 << 20, status)
+    assert c.report(100, INVALID) is None
+    arena.close()
+    assert "is closed" in c.report(100, refusal(c.allocate, 100))
+
+
+def test_synchronize_waits_for_the_streams_work(c, stream):
+    gate = HostDriver().block(stream)
+    opener = threading.Timer(0.01, gate.open)
+    opener.start()
+    c.synchronize(stream)
+    assert stream.query()
+    opener.join()
 
 
 def test_report_names_c_as_the_holder(c, arena):

@@ -10,7 +10,8 @@ import gpumem
 import gpumem.integrations.rmm as integration
 from gpumem._testing.integrations import Resources
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
-from gpumem.integrations import Status
+from gpumem.integrations import _rmm_native
+from gpumem.integrations.rmm import RmmStatus
 
 
 class DeviceMemoryResource:
@@ -47,7 +48,9 @@ def mr(monkeypatch):
         ),
     )
     monkeypatch.setattr(integration._Rmm, "device_type", "host")
+    _rmm_native._parts.cache_clear()
     yield mr
+    _rmm_native._parts.cache_clear()
     assert integration._switch.current() is None
 
 
@@ -100,13 +103,62 @@ def test_allocator_is_their_resource_over_ours_and_switches_nothing(mr, arena):
     assert arena.stats().in_use == 0
 
 
-def test_status_names_the_resources_that_serve_rmm(mr, arena):
-    assert integration.status() == Status(False, {})
+def test_status_names_the_resources_that_serve_rmm_and_how(mr, arena):
+    off = RmmStatus(False, {}, None, None)
+    assert integration.status() == off
     with integration.using(arena):
-        assert integration.status() == Status(True, {0: arena})
+        now = integration.status()
+        assert (now.enabled, now.resources, now.calls) == (True, {0: arena}, "python")
+        assert now.why_python.startswith("it was not compiled: librmm's headers")
     with integration.using():
-        assert integration.status() == Status(True, {})
-    assert not integration.status().enabled
+        assert integration.status().resources == {}
+    assert integration.status() == off
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The C++ resource as far as RMM's Python sees it."""
+
+    class ArenaResource(DeviceMemoryResource):
+        def __init__(self, arena):
+            self.arena = arena
+
+    monkeypatch.setattr(_rmm_native, "why_not", lambda: None)
+    monkeypatch.setattr(_rmm_native, "resource_over", ArenaResource)
+    return ArenaResource
+
+
+def test_arena_is_called_directly_where_that_can_be_compiled(mr, arena, compiled):
+    with integration.using(arena):
+        assert isinstance(mr.sources[0], compiled)
+        assert mr.sources[0].arena is arena
+        assert (integration.status().calls, integration.status().why_python) == ("c++", None)
+    assert mr.sources[0] is mr.own
+    assert isinstance(integration.allocator(arena), compiled)
+
+
+def test_resource_that_is_no_arena_is_called_through_python(mr, arena, compiled):
+    limited = gpumem.adaptors.limit(arena, 1 << 20)
+    assert isinstance(integration.allocator(limited), CallbackMemoryResource)
+
+
+def test_default_arena_is_called_directly_after_its_first_block(mr, compiled):
+    stream = gpumem.Stream("host")
+    with integration.using(), gpumem.using_resource(gpumem.Arena("host")) as default:
+        first = mr.sources[0]
+        address = first.allocate(1, stream)
+        assert mr.sources[0].arena is default
+        first.deallocate(address, 1, stream)
+    assert mr.sources[0] is mr.own
+
+
+def test_default_arena_does_not_replace_what_another_has_set_meanwhile(mr, compiled):
+    stream, other = gpumem.Stream("host"), DeviceMemoryResource()
+    with integration.using(), gpumem.using_resource(gpumem.Arena("host")):
+        first = mr.sources[0]
+        mr.sources[0] = other
+        first.deallocate(first.allocate(1, stream), 1, stream)
+        assert mr.sources[0] is other
 
 
 def test_invalid_arguments_are_named(mr, arena):

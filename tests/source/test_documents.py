@@ -23,7 +23,9 @@ SOURCE_FILE = re.compile(
     r"[\w/]*\w\.(?:pyx|pxd|cpp|c|h)|(?:arena|bfc|pages|backing|driver|include|hostdev)/\w+"
     r")(?![\w./(*])"
 )
-OTHERS = re.compile(r"Python\.h|cuda\w*\.h|dlpack\.h|Exception\.h|CUDAPluggableAllocator\.h")
+OTHERS = re.compile(
+    r"Python\.h|cuda\w*\.h|host_defines\.h|dlpack\.h|Exception\.h|CUDAPluggableAllocator\.h"
+)
 OF_OTHERS = {"cuda.h"}
 ROW = re.compile(r"^\| `([\w/]+\.(?:pyx|pxd))` \| (.*) \|$", re.MULTILINE)
 

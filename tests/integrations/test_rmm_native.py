@@ -1,0 +1,129 @@
+"""An arena as a C++ resource of the installed RMM's, over the host device: it needs no GPU."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+import gpumem
+from gpumem.errors import ClosedError
+from gpumem.integrations import _rmm_native
+
+rmm = pytest.importorskip("rmm", reason="RMM is not installed")
+WHY_NOT = _rmm_native.why_not()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"RMM cannot call an arena: {WHY_NOT}")
+
+
+@pytest.fixture
+def arena():
+    return gpumem.Arena("host", oom_wait_ms=0)
+
+
+@pytest.fixture
+def resource(arena):
+    return _rmm_native.resource_over(arena)
+
+
+def rmm_stream(stream):
+    """RMM's view of a stream of the host device."""
+    from rmm.pylibrmm.stream import Stream
+
+    return Stream(stream)
+
+
+@pytest.fixture
+def stream():
+    return rmm_stream(gpumem.Stream("host"))
+
+
+def test_resource_is_rmms_and_its_blocks_are_the_arenas(resource, arena, stream):
+    assert isinstance(resource, rmm.mr.DeviceMemoryResource)
+    address = resource.allocate(1000, stream)
+    assert address % 256 == 0
+    assert arena.stats().requested_in_use == 1000
+    resource.deallocate(address, 1000, stream)
+    assert arena.stats().in_use == 0
+
+
+def test_no_bytes_are_null(resource, arena, stream):
+    assert resource.allocate(0, stream) == 0
+    resource.deallocate(0, 0, stream)
+    assert arena.stats().num_allocs == 0
+
+
+def test_block_freed_on_another_stream_is_reused_there(resource, stream):
+    other = rmm_stream(gpumem.Stream("host"))
+    address = resource.allocate(4096, stream)
+    resource.deallocate(address, 4096, other)
+    assert resource.allocate(4096, other) == address
+
+
+def test_out_of_memory_is_rmms_with_the_arenas_report(resource, arena, stream):
+    arena.set_limit(4 << 20)
+    with pytest.raises(MemoryError, match=r"out_of_memory: gpumem: .* asked for 8388608 bytes"):
+        resource.allocate(8 << 20, stream)
+
+
+def test_rmms_failure_callback_runs_when_memory_is_out(resource, arena, stream):
+    arena.set_limit(4 << 20)
+    held = [resource.allocate(3 << 20, stream)]
+
+    def free_one(nbytes):
+        if held:
+            resource.deallocate(held.pop(), 3 << 20, stream)
+            return True
+        return False
+
+    above = rmm.mr.FailureCallbackResourceAdaptor(resource, free_one)
+    address = above.allocate(3 << 20, stream)
+    assert not held
+    above.deallocate(address, 3 << 20, stream)
+
+
+def test_closed_arena_refuses_with_its_name(resource, arena, stream):
+    arena.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        resource.allocate(100, stream)
+    with pytest.raises(ClosedError):
+        _rmm_native.resource_over(arena)
+
+
+def test_resource_and_adaptors_over_it_keep_the_arena(stream):
+    arena = gpumem.Arena("host")
+    alive = weakref.ref(arena)
+    above = rmm.mr.LimitingResourceAdaptor(_rmm_native.resource_over(arena), 1 << 20)
+    del arena
+    gc.collect()
+    above.deallocate(above.allocate(1000, stream), 1000, stream)
+    del above
+    gc.collect()
+    assert alive() is None
+
+
+def test_devices_resource_keeps_the_arena_until_it_is_replaced():
+    arena = gpumem.Arena("host")
+    alive = weakref.ref(arena)
+    before = rmm.mr.get_per_device_resource(0)
+    rmm.mr.set_per_device_resource(0, _rmm_native.resource_over(arena))
+    del arena
+    gc.collect()
+    assert alive() is not None
+    rmm.mr.set_per_device_resource(0, before)
+    gc.collect()
+    assert alive() is None
+
+
+def test_threads_allocate_at_once(resource, arena):
+    def churn():
+        stream = rmm_stream(gpumem.Stream("host"))
+        for _ in range(2000):
+            resource.deallocate(resource.allocate(4096, stream), 4096, stream)
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert arena.stats().in_use == 0
+    arena.check_invariants()
