@@ -12,13 +12,13 @@ from gpumem._buffer cimport (
 )
 from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, ARENA_CAPTURING,
-    arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
-    arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease, arena_leave, ARENA_MISS,
-    arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
-    arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_stream,
-    ARENA_TAGGED, arenas_release_retired, ArenaSettings, Block, slot_drop, slot_retain,
-    STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
+    APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_can_sleep,
+    ARENA_CAPTURING, arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD,
+    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease,
+    arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
+    arena_prepare, arena_record, arena_reset_peaks, arena_reset_stream, arena_set_limit,
+    arena_shrink, arena_stream, ARENA_TAGGED, arenas_release_retired, ArenaSettings, Block,
+    slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -152,7 +152,7 @@ cdef class Arena(SleepingArena):
         if self.core == NULL:
             raise MemoryError("out of host memory while allocating arena metadata, or out of "
                               f"addresses on {memory}")
-        self.stale = []
+        self.stale, self.relievers = [], []
         add_listed_peers(self, self.core, self.config)
         join_budget(self, budget, count)
         if self.source is not None:
@@ -232,9 +232,7 @@ cdef class Arena(SleepingArena):
         if transport is not None:
             require_transport(self, transport, shareable, self.source, self.core)
             region = TRANSPORT_REGION
-        pool = None
-        if self.captures is not None:
-            pool = self.captures.pool_of(self, slot, False)
+        pool = self.captures.pool_of(self, slot, False) if self.captures is not None else None
         if pool is None:
             status = self.take(size, extra, slot, region, &block)
             if status == ARENA_TAGGED:
@@ -384,7 +382,8 @@ cdef class Arena(SleepingArena):
                 on_pressure=None, name=None):
         """Make a tensor whose rows get memory and give it back, while its addresses stay.
 
-        Of the device's own memory, by the driver's virtual memory, whatever backs the blocks.
+        Of the device's own memory, by the driver's virtual memory, whatever backs the blocks. It
+        belongs to the tag that the calling thread has open (see `tag`), and sleeps with it.
 
         Parameters
         ----------
@@ -658,18 +657,15 @@ cdef class Arena(SleepingArena):
         return Capture(pool, stream)
 
     def _open_pool(self):
+        return make_pool(self, self._open_region_arena())
+
+    def _open_region_arena(self):
         # Plain regions: pages that move would move away from under a graph.
-        cdef Arena inner
         if self.source is not None:
             raise ConfigError(f"arena {self.name!r} has a source, and a graph pool takes memory "
                               "from the driver: allocate before the capture")
-        config = replace(self.config, backing="regions", split_rule="tight", enable=True,
-                         stream_reuse="never", max_mem=0, oom_wait_ms=0)
-        inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
-                      debug_heap=False, name=f"{self.name}, graph pool")
-        for peer in self.peers:
-            inner.enable_peer(peer)
-        return make_pool(self, inner)
+        return Arena(self.memory, self.config._of_graph_pool(), budget=self.budget,
+                     count=count_of(self.core), debug_heap=False, name=f"{self.name}, graph pool")
 
     def _open_tag(self, name):
         cdef Arena inner
@@ -679,6 +675,7 @@ cdef class Arena(SleepingArena):
         inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
                       default_stream=stream, debug_heap=self.debug_heap or False,
                       name=f"{self.name}, tag {name}")
+        inner.relievers = self.relievers
         for peer in self.peers:
             inner.enable_peer(peer)
         # From here on the limit and the counters of this arena include the tag's.
@@ -692,7 +689,7 @@ cdef class Arena(SleepingArena):
         if self.captures is not None:
             for pool in self.captures.pools:
                 if not pool.closed:
-                    inner.append(pool.inner)
+                    inner += pool.members()
         return inner
 
     def _serve(self, stream, GraphPool pool not None):
@@ -707,8 +704,8 @@ cdef class Arena(SleepingArena):
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
                               object alignment):
         stream = self.streams.get(slot)
-        return pool.inner.allocate(nbytes, self.stream_at(slot) if stream is None else stream,
-                                   alignment=alignment)
+        return pool.part(self.tagged()).allocate(
+            nbytes, self.stream_at(slot) if stream is None else stream, alignment=alignment)
 
     # ---- streams ---------------------------------------------------------------------------------
 
@@ -779,7 +776,7 @@ cdef class Arena(SleepingArena):
             lock_acquire(&self.core.grow_lock)
             if mapped_around(&self.core.apart[APART_SHAREABLE], buffer.address) != NULL:
                 place = PLACE_EXPORTABLE
-            elif (self.core.settings.paged
+            elif (arena_can_sleep(self.core)
                   and mapped_around(&self.core.apart[APART_TRANSPORT], buffer.address) == NULL):
                 place = PLACE_SLEEPS
             lock_release(&self.core.grow_lock)

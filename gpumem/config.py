@@ -462,6 +462,23 @@ class ArenaConfig(_Settings):
             )
         return {name: why for name, why in found.items() if name in given}
 
+    def _of_graph_pool(self) -> ArenaConfig:
+        """Return the settings of a graph pool of an arena: plain regions, under its limit."""
+        usual = ArenaConfig()
+        return replace(
+            self,
+            backing="regions",
+            split_rule="tight",
+            enable=True,
+            stream_reuse="never",
+            max_mem=0,
+            oom_wait_ms=0,
+            page_move_threshold=usual.page_move_threshold,
+            page_move_budget=usual.page_move_budget,
+            sleep_keep_bytes=0,
+            peers="on_use" if self.peers == "on_use" else "none",
+        )
+
     def _without_effect_on_pool(self) -> list[str]:
         """Return the settings other than the defaults that a driver's pool does not use."""
         usual = ArenaConfig()

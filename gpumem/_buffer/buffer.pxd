@@ -59,6 +59,8 @@ cdef class ResourceBase:
     cdef int let_access(self, DriverDevice peer) except -1
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1
     cdef Place place_of(self, Buffer buffer) noexcept
+    # What counts the registrations of its blocks.
+    cdef ResourceBase registrar(self)
     # A transport is about to register its block.
     cdef int before_registration(self, Buffer buffer) except -1
     # Shows the collector of cycles what a block refers to that its open buffer alone has.

@@ -760,6 +760,9 @@ cdef class ResourceBase:
     cdef Place place_of(self, Buffer buffer) noexcept:
         return PLACE_FIXED
 
+    cdef ResourceBase registrar(self):
+        return self
+
     cdef int before_registration(self, Buffer buffer) except -1:
         return 0
 

@@ -204,11 +204,11 @@ def register(Buffer buffer not None):
     buffer.home.before_registration(buffer)
     registration = Registration.__new__(Registration)
     registration.share = buffer_share(buffer)
-    registration.home = buffer.home
+    registration.home = buffer.home.registrar()
     registration.address = buffer.address
     registration.nbytes = buffer.requested_bytes
     registration.holds_pages = buffer.home.place_of(buffer) == PLACE_SLEEPS
-    count(buffer.home, registration.holds_pages, 1)
+    count(registration.home, registration.holds_pages, 1)
     return registration
 
 

@@ -7,7 +7,10 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport Relief, tell_errors
-from gpumem._buffer cimport Buffer, buffer_of, empty_buffer, MemoryResource, resource_init
+from gpumem._buffer cimport (
+    Buffer, buffer_of, empty_buffer, MemoryResource, Place, PLACE_SLEEPS, resource_init,
+    ResourceBase,
+)
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
@@ -17,7 +20,7 @@ from gpumem._native.arena cimport (
 from gpumem._native.driver cimport DriverDevice
 from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
 from gpumem._resource.arena cimport (
-    Asking, raise_over_budget, raise_status, relieve, require_pages, tensors_relieve,
+    ArenaBase, Asking, raise_over_budget, raise_status, relieve, require_pages, tensors_relieve,
 )
 from gpumem._support.atomics cimport load64
 from gpumem._support.instances cimport forbid_instantiation
@@ -65,6 +68,7 @@ cdef class SpanMemory(MemoryResource):
                                          buffer.slot, NULL, release_view)
         if lease == NULL:
             raise MemoryError("out of host memory while sharing a virtual tensor")
+        lease.owner_views = &self.span.arena.views
         return lease
 
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
@@ -79,7 +83,13 @@ cdef class SpanMemory(MemoryResource):
     cdef int require_present(self) except -1:
         if self.span.closed:
             raise ClosedError(f"{self.name} is closed")
-        return 0
+        return (<MemoryResource>self.arena).require_present()
+
+    cdef Place place_of(self, Buffer buffer) noexcept:
+        return PLACE_SLEEPS
+
+    cdef ResourceBase registrar(self):
+        return self.arena
 
     cdef int before_registration(self, Buffer buffer) except -1:
         cdef const SpanView* view = <const SpanView*><uintptr_t>buffer.handle
@@ -121,7 +131,7 @@ cdef class VirtualTensor:
     Attributes
     ----------
     arena : Arena
-        Where the memory comes from.
+        Where the memory comes from: the arena that made it, or that of the tag it was made under.
     full : Tensor
         All rows, committed or not, at one address; give it to kernels and libraries once, before
         anything is committed or later. It does not hold rows: what is queued through it on a
@@ -232,12 +242,10 @@ cdef class VirtualTensor:
         self.pressure = value
         if value is None:
             return
-        if self.arena.relievers is None:
-            self.arena.relievers = []
         with self.lock:
             # Those that ended leave the list here.
             known = [each for each in self.arena.relievers if each() not in (None, self)]
-            self.arena.relievers = [*known, ref(self)]
+            self.arena.relievers[:] = [*known, ref(self)]
 
     @property
     def closed(self):
@@ -654,6 +662,7 @@ def make_virtual(Arena arena not None, shape, dtype, *, committed, step, ahead, 
     """Make a virtual tensor; the body of `Arena.virtual`."""
     cdef int64_t lengths[MAX_RANK]
     cdef int rank = shape_from(shape, lengths)
+    cdef ArenaBase tagged = arena.tagged()
     cdef VirtualTensor made = VirtualTensor.__new__(VirtualTensor)
     cdef int64_t size
     cdef uint64_t nbytes, page
@@ -666,6 +675,7 @@ def make_virtual(Arena arena not None, shape, dtype, *, committed, step, ahead, 
     if size < 0:
         raise ValueError(f"shape {shape!r} of {made.element.dtype} has more than 2**63 - 1 bytes")
     require_pages(arena, arena.source is not None)
+    arena = arena if tagged is None else <Arena>tagged
     made.arena = arena
     made.shape = tuple([lengths[i] for i in range(rank)])
     made.max_rows = lengths[0]

@@ -84,8 +84,8 @@ class TorchMemorySaver:
     ) -> Iterator[None]:
         """Capture as ``torch.cuda.graph`` does, inside a region.
 
-        Tensors that the graph reads or writes may pause, and it is valid again after `resume`. What
-        is allocated during the capture is in the graph's own pool, which stays.
+        Tensors that the graph reads or writes may pause, and so may what is allocated during the
+        capture; the graph is valid again after `resume`.
         """
         torch = importlib.import_module("torch")
         with (

@@ -274,7 +274,7 @@ def test_exhaustion_takes_no_memory_from_a_graph_pool(make_arena, driver, stream
         arena.allocate(MIB, stream).close()
     held = pool.stats().reserved
     with arena.capture(stream, pool=pool), Graph(driver, stream) as second:
-        host.fail("cuMemAlloc", 1, OUT_OF_MEMORY, times=100)
+        host.fail("cuMemCreate", 1, OUT_OF_MEMORY, times=100)
         with pytest.raises(gpumem.OutOfMemoryError):
             arena.allocate(64 * MIB, stream)
         host.clear_faults()

@@ -232,7 +232,12 @@ def test_graph_pools_have_their_arenas_peers():
         assert peers(early.resource) == ["host:1"]
         arena.enable_peer("host:2")
         assert peers(early.resource) == ["host:1", "host:2"]
-        assert host_device.call_count("cuCtxEnablePeerAccess") == 2
+        assert reaches(2, early)
+        with arena.capture(streams[0], pool=pool), arena.tag("later"):
+            later = arena.allocate(1000, streams[0])
+        assert peers(later.resource) == ["host:1", "host:2"]
+        assert reaches(1, later)
+        assert host_device.call_count("cuCtxEnablePeerAccess") == 0  # a handle each, as pages are
         """,
         count=3,
     )

@@ -393,6 +393,10 @@ def sleeping(stage: Stage) -> None:
         blocks.append(stage.hold(stage.do("persistent", arena.allocate_persistent, 64 * KIB)))
         with arena.tag("tagged"):
             blocks.append(stage.take(arena, sized(stage, 2 * MIB), first))
+            rows = stage.do("make rows", partial(arena.virtual, (32, MIB), "uint8", step=2))
+        stage.do("commit", rows.commit, 3)
+        rows.numpy()[:] = 5
+        pool = stage.do("capture", capture_block, stage, arena, first)
         for _ in range(2):
             stage.do("sleep", arena.sleep)
             stage.refuse("allocate", gpumem.errors.SuspendedError, arena.allocate, 1)
@@ -400,9 +404,20 @@ def sleeping(stage: Stage) -> None:
             for tag in ("default", "tagged"):
                 stage.do("wake", arena.wake, tag)
             blocks.append(stage.take(arena, sized(stage, 300 * KIB), second))
+            if not (rows.numpy() == 5).all():
+                raise Wrong("rows of a virtual tensor changed while they slept")
         stage.drop(*blocks)
+        stage.do("close rows", rows.close)
+        stage.do("close the pool", pool.close)
         stage.do("shrink", arena.shrink)
         stage.close(arena)
+
+
+def capture_block(stage: Stage, arena: Any, stream: Any) -> Any:
+    # Without a graph: a pool has the memory, and keeps it.
+    with arena.capture(stream) as pool:
+        arena.allocate(sized(stage, 3 * MIB), stream).close()
+    return pool
 
 
 @scenario

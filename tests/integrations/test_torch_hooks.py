@@ -297,6 +297,28 @@ def test_memory_freed_in_a_capture_is_reused_only_in_the_capture(caller, arena, 
     caller.release_pool(1)
 
 
+def test_block_of_a_capture_sleeps_with_the_tag_of_its_thread(caller, arena, stream):
+    caller.begin_pool(1, stream.ptr)
+    plain = caller.alloc(4096, stream=stream.ptr)
+    with arena.tag("weights"):
+        tagged = caller.alloc(4096, stream=stream.ptr)
+        with arena.tag("default"):
+            other = caller.alloc(4096, stream=stream.ptr)
+    caller.end_pool(1)
+    for address in (plain, tagged, other):
+        touch(address, 4096)
+    assert arena.sleep("weights") == 2 << 20
+    for address in (plain, other):
+        assert ctypes.string_at(address, 4096) == b"\x07" * 4096
+    arena.sleep()
+    arena.wake()
+    for address in (plain, tagged, other):
+        assert ctypes.string_at(address, 4096) == b"\x07" * 4096
+        caller.free(address, stream=stream.ptr)
+    caller.release_pool(1)
+    caller.release_pool(1)
+
+
 def test_graph_pool_is_released_with_its_last_graph_and_block(caller, stream):
     gpumem.Arena("host").close()
     arena = Arena("host", {"max_mem": 64 << 20, "oom_wait_ms": 0})

@@ -10,7 +10,7 @@ import pytest
 from helpers.given_out import bring_to_rest, given_out
 
 import gpumem
-from gpumem.errors import ClosedError, ConfigError, DriverError, InUseError, SuspendedError
+from gpumem.errors import ClosedError, ConfigError, DriverError, InUseError
 
 MIB = 1 << 20
 ROWS = 64  # of 1 MiB
@@ -354,21 +354,6 @@ def test_cycle_through_the_callback_is_collected(host):
     arena.close()
     del arena
     assert left() == before
-
-
-def test_suspended_arena_keeps_rows_and_commits_none(arena):
-    cache = cache_of(arena, committed=2)
-    block = arena.allocate(5 * MIB)
-    ctypes.memset(cache.ptr, 5, MIB)
-    arena.sleep()
-    assert arena.stats().reserved == cache.held_nbytes == 2 * MIB
-    with pytest.raises(SuspendedError):
-        cache.commit(5)
-    cache.release(1, 2)
-    arena.wake()
-    cache.commit(5)
-    assert ctypes.string_at(cache.ptr, 1) == b"\x05"
-    block.close()
 
 
 # ---- refused driver calls ------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from gpumem._native.arena.debug_heap.guards cimport (
     heap_copy, heap_counts, heap_findings, heap_note_stack, heap_wants_stack, HeapCounts,
 )
 from gpumem._native.arena.debug_heap.heap cimport (
-    heap_bad_free, heap_check, heap_create, heap_drop, heap_narrow, heap_pump, heap_sleep,
+    heap_bad_free, heap_check, heap_create, heap_drop, heap_hold, heap_let_go, heap_narrow,
+    heap_pump,
 )
 from gpumem._native.arena.debug_heap.types cimport (
     DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
@@ -24,7 +25,7 @@ from gpumem._native.arena.debug_heap.types cimport (
     HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
 )
 from gpumem._native.arena.family cimport (
-    arena_drop, arena_retain_live, OpenTag, tag_adopt, tag_close, tag_now, tag_open,
+    arena_drop, arena_retain_live, OpenTag, tag_adopt, tag_close, tag_next, tag_now, tag_open,
 )
 from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
@@ -38,11 +39,11 @@ from gpumem._native.arena.spans cimport span_release, spans_trim
 from gpumem._native.arena.streams cimport (
     arena_record, arena_reset_stream, arena_stream, slot_drop, slot_retain,
 )
-from gpumem._native.arena.sleep cimport arena_can_sleep, arena_sleep, arena_wake
+from gpumem._native.arena.sleep cimport arena_sleep, arena_wake, sleep_sums, SleepSums
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    apart_bytes, APART_SHAREABLE, APART_TRANSPORT, ARENA_CAPTURING, ARENA_CLOSED,
+    apart_bytes, APART_SHAREABLE, APART_TRANSPORT, arena_can_sleep, ARENA_CAPTURING, ARENA_CLOSED,
     ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use,
     ARENA_IN_USE, ARENA_INTERRUPTED, arena_max_in_use, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA,
     ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,

@@ -7,11 +7,12 @@ from libc.string cimport memset
 from gpumem._native.arena.debug_heap.heap cimport heap_bad_free
 from gpumem._native.arena.family cimport arena_drop, arena_retain, tag_now
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used
+from gpumem._native.arena.graph_pool cimport pool_for_tag
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore,
-    Block,
+    Block, is_graph_pool, root_of,
 )
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.driver cimport context_is_dead, CUstream
@@ -186,9 +187,9 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
     cdef int status
     if context_is_dead(hook.arena.context):
         return ARENA_DEAD
-    entry.arena = hook.arena
-    if hook.arena.detour and tag_now(hook.arena) != NULL:
-        entry.arena = tag_now(hook.arena)
+    entry.arena = arena_for(hook.arena)
+    if entry.arena == NULL:
+        return ARENA_NO_METADATA
     if entry.arena.closed:
         return ARENA_CLOSED
     if nbytes > ABSURD:
@@ -220,6 +221,17 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
     if retained:
         slot_drop(entry.arena, entry.slot)
     return status
+
+
+cdef inline ArenaCore* arena_for(ArenaCore* arena) noexcept nogil:
+    # That of the tag which the calling thread has open.
+    cdef ArenaCore* tagged = NULL
+    if not root_of(arena).detour:
+        return arena
+    if is_graph_pool(arena):
+        return pool_for_tag(arena)
+    tagged = tag_now(arena)
+    return tagged if tagged != NULL else arena
 
 
 cdef inline int block_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,

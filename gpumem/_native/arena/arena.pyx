@@ -10,8 +10,7 @@ from gpumem._native.arena.debug_heap.guards cimport heap_counts
 from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap_drain, heap_release
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
 from gpumem._native.arena.family cimport (
-    arena_drop, arena_retain, arena_retain_live, arena_retire, arenas_take_retired,
-    tag_leave_parent,
+    arena_drop, arena_retain, arena_retain_live, arena_retire, arenas_take_retired, child_leave,
 )
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_free_uncharged
 from gpumem._native.arena.growth cimport (
@@ -195,8 +194,7 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     spans_forget(arena)
     if arena.parent != NULL:
         sum_add(&arena.parent.lent, -arena.charged)
-        tag_leave_parent(arena)
-        arena_drop(arena.parent)
+    child_leave(arena)
     streams_free(arena)
     bfc_free_all(&arena.table)
     bfc_free_all(&arena.small)
@@ -214,10 +212,20 @@ cdef void forget_backing(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint arenas_release_retired(bint may_wait) noexcept nogil:
-    # Destroys the arenas that finalizers left. One with unfinished work stays for a later call.
+    # Destroys the arenas that finalizers left, then their parents, if these were the last to refer
+    # to them. One with unfinished work stays for a later call.
+    cdef bint held_back = False
+    while release_those_retired(may_wait, &held_back):
+        pass
+    return held_back
+
+
+cdef bint release_those_retired(bint may_wait, bint* held_back) noexcept nogil:
+    # True: one was destroyed.
     cdef Retired* link = arenas_take_retired()
     cdef ArenaCore* arena
-    cdef bint held_back = False
+    cdef bint destroyed = False
+    held_back[0] = False
     while link != NULL:
         arena = <ArenaCore*>link.thing
         link = link.next
@@ -226,10 +234,11 @@ cdef bint arenas_release_retired(bint may_wait) noexcept nogil:
         elif ((may_wait or not arena.backing.waits) and work_is_done(arena)
               and release_all(arena, may_wait)):
             forget(arena)
+            destroyed = True
         else:
-            held_back = held_back or arena.backing.waits or apart_bytes(arena) != 0
+            held_back[0] = held_back[0] or arena.backing.waits or apart_bytes(arena) != 0
             arena_retire(arena)
-    return held_back
+    return destroyed
 
 
 cdef bint work_is_done(ArenaCore* arena) noexcept nogil:

@@ -90,8 +90,6 @@ cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
 cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # The same for a region: as much of `wanted` as there is room for, at least `size`.
 cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil
-# The same for a sleeping arena that takes its memory again.
-cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil
 # With the grow lock, nothing under way: gives back what is charged beyond what it holds.
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
 

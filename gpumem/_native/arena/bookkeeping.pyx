@@ -6,6 +6,7 @@ from gpumem._native.arena.types cimport (
     apart_bytes, arena_reserved, arena_reserved_now, ArenaCore, Block, family_held, IN_SMALL,
     root_of, SPACES, STATE_ASLEEP, table_of,
 )
+from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
     Bfc, bfc_check, bfc_invariant, BFC_OK, bfc_resolve, QUANTUM, round_to_quantum,
 )
@@ -130,12 +131,6 @@ cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted)
     return True
 
 
-cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil:
-    cdef uint64_t held = arena_held(arena)
-    cdef uint64_t wanted = arena_reserved(arena) + arena.spanned
-    return wanted <= held or arena_charge(arena, wanted - held)
-
-
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
     cdef uint64_t charged, held
     if arena.held_account == NULL:
@@ -148,8 +143,9 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
-    # The tables of a sleeping arena say what it will hold again; its pages, what it holds now.
+    # The tables of a sleeping arena say what it will hold again; its handles, what it holds now.
     cdef uint64_t held = apart_bytes(arena) + arena.spanned
+    cdef const Mapped* region = arena.backing.mapped
     cdef const Space* space
     cdef uint32_t page
     cdef int i
@@ -159,6 +155,9 @@ cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
         space = &arena.spaces[i]
         for page in range(space.page_count):
             held += bytes_of(&space.page[page]) if space.page[page].memory else 0
+    while region != NULL:
+        held += region.nbytes if region.memory else 0
+        region = region.next
     return held
 
 

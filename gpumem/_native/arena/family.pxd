@@ -1,12 +1,13 @@
-"""References of arenas, and tags: arenas beside an arena, each for the blocks of one name.
+"""References of arenas, and their children: arenas of tags, and graph pools.
 
 Blocks of different tags share no page, so that the pages of one can sleep alone. So each tag has an
 arena of its own, a child as a graph pool is: the limit and the budget are its parent's, and idle
 memory of one goes back where another needs it. A thread opens a tag for itself; while any thread
-has one open, allocations of the parent leave the fast path to ask which.
+has one open, allocations of the parent leave the fast path to ask which. The blocks of a graph pool
+have tags too: it has a pool for each, and each sleeps with the arena of its tag.
 """
 
-from gpumem._native.arena.types cimport ArenaCore, root_of
+from gpumem._native.arena.types cimport ArenaCore, is_graph_pool, root_of
 from gpumem._support.retired cimport Retired
 
 cdef void arena_retain(ArenaCore* arena) noexcept nogil
@@ -31,11 +32,17 @@ cdef ArenaCore* tag_now(const ArenaCore* arena) noexcept nogil
 
 # Makes a fresh arena a tag's, beside another.
 cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil
-# An arena that ends leaves its parent's list.
-cdef void tag_leave_parent(ArenaCore* arena) noexcept nogil
+# Makes a fresh arena a graph pool of the parent of `owner`, for blocks with the tag of `owner`.
+# `part_of`: the pool that has it, which refers to it from here on; NULL: it is that pool.
+cdef void pool_join(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
+# A child that ends leaves its parent, which may end then.
+cdef void child_leave(ArenaCore* arena) noexcept nogil
 # Does it share its limit with tags, or is it a tag's? Not of graph pools.
 cdef inline bint has_relatives(const ArenaCore* arena) noexcept nogil:
-    return root_of(arena).tagged != NULL and (arena.parent == NULL or arena.has_tag)
+    return root_of(arena).tagged != NULL and not is_graph_pool(arena)
 # The parent and the tags one after the other, from NULL to NULL, for any of them. Each is retained
 # until it is passed in as the one before.
 cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil
+# The same of graph pools: those that sleep with an arena; those that a pool has for tags.
+cdef ArenaCore* pool_next(ArenaCore* owner, ArenaCore* before) noexcept nogil
+cdef ArenaCore* part_next(ArenaCore* pool, ArenaCore* before) noexcept nogil

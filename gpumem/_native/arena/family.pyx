@@ -90,25 +90,54 @@ cdef ArenaCore* tag_now(const ArenaCore* arena) noexcept nogil:
 
 
 cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil:
-    arena_retain(arena)
-    tagged.parent = arena
     tagged.has_tag = True
-    lock_acquire(&arena.lock)
-    tagged.next_tagged = arena.tagged
-    arena.tagged = tagged
-    lock_release(&arena.lock)
+    join(tagged, arena, &arena.tagged)
 
 
-cdef void tag_leave_parent(ArenaCore* arena) noexcept nogil:
-    cdef ArenaCore** link = &arena.parent.tagged
-    if not arena.has_tag:
+# ---- children ------------------------------------------------------------------------------------
+
+cdef void pool_join(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
+    cdef ArenaCore* root = <ArenaCore*>root_of(owner)
+    arena_retain(owner)
+    pool.sleeps_with = owner
+    if part_of != NULL:
+        arena_retain(pool)
+        pool.part_of = part_of
+    join(pool, root, &root.pools)
+
+
+cdef void join(ArenaCore* child, ArenaCore* parent, ArenaCore** first) noexcept nogil:
+    arena_retain(parent)
+    child.parent = parent
+    lock_acquire(&parent.lock)
+    child.next_child = first[0]
+    first[0] = child
+    lock_release(&parent.lock)
+
+
+cdef void child_leave(ArenaCore* arena) noexcept nogil:
+    cdef ArenaCore* parent = arena.parent
+    cdef ArenaCore** link
+    cdef ArenaCore* part
+    if parent == NULL:
         return
-    lock_acquire(&arena.parent.lock)
+    part = part_next(arena, NULL)
+    while part != NULL:
+        lock_acquire(&parent.lock)
+        part.part_of = NULL
+        lock_release(&parent.lock)
+        arena_drop(part)        # the reference of the whole pool; the walk has its own
+        part = part_next(arena, part)
+    lock_acquire(&parent.lock)
+    link = &parent.tagged if arena.has_tag else &parent.pools
     while link[0] != NULL and link[0] != arena:
-        link = &link[0].next_tagged
+        link = &link[0].next_child
     if link[0] == arena:
-        link[0] = arena.next_tagged
-    lock_release(&arena.parent.lock)
+        link[0] = arena.next_child
+    lock_release(&parent.lock)
+    if arena.sleeps_with != NULL:
+        arena_drop(arena.sleeps_with)
+    arena_drop(parent)
 
 
 cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil:
@@ -119,9 +148,33 @@ cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil:
         return root
     lock_acquire(&root.lock)
     # One that is ending has no references left, and stays in the list until it is gone.
-    found = root.tagged if before == root else before.next_tagged
+    found = root.tagged if before == root else before.next_child
     while found != NULL and not arena_retain_live(found):
-        found = found.next_tagged
+        found = found.next_child
     lock_release(&root.lock)
     arena_drop(before)
+    return found
+
+
+cdef ArenaCore* pool_next(ArenaCore* owner, ArenaCore* before) noexcept nogil:
+    return pool_after(<ArenaCore*>root_of(owner), owner, NULL, before)
+
+
+cdef ArenaCore* part_next(ArenaCore* pool, ArenaCore* before) noexcept nogil:
+    return pool_after(<ArenaCore*>root_of(pool), NULL, pool, before)
+
+
+cdef ArenaCore* pool_after(ArenaCore* root, const ArenaCore* owner, const ArenaCore* whole,
+                           ArenaCore* before) noexcept nogil:
+    # Of one owner, or of one whole pool; the other is NULL.
+    cdef ArenaCore* found
+    lock_acquire(&root.lock)
+    found = root.pools if before == NULL else before.next_child
+    while found != NULL and (owner != NULL and found.sleeps_with != owner
+                             or whole != NULL and found.part_of != whole
+                             or not arena_retain_live(found)):
+        found = found.next_child
+    lock_release(&root.lock)
+    if before != NULL:
+        arena_drop(before)
     return found

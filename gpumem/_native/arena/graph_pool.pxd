@@ -2,19 +2,24 @@
 
 A *graph pool* is an arena of its own, a child of the one whose stream is captured: plain regions, a
 slot per captured stream and no reuse between them, so that it neither records nor polls events, and
-memory freed inside a capture stays in the pool. `max_mem` of the parent bounds both together. Each
-graph that retains it counts as a reference, dropped by the driver with the graph and its last
-instance.
+memory freed inside a capture stays in the pool. `max_mem` of the parent bounds both together. It
+sleeps with its parent, or with the arena of a tag, where that can sleep: its regions are physical
+handles then. Blocks with another tag come from a further pool, which the first one has. Each graph
+that retains it counts as a reference, dropped by the driver with the graph and its last instance.
 """
 
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.driver cimport CUgraph, CUresult
 
-# A graph pool beside an arena, with its reference; NULL: out of host memory, or the arena's memory
-# is not plain memory of the device.
-cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil
-# Makes a fresh arena the pool of another.
-cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil
+# A graph pool for blocks with the tag of an arena, with its reference; NULL: out of host memory, or
+# the arena's memory is not plain memory of the device. `part_of`: the pool that it belongs to;
+# NULL: it is one by itself.
+cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of) noexcept nogil
+# Makes a fresh arena, without a region, such a pool. No lock is held, nor the interpreter's.
+cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
+# What of a pool serves the tag that the calling thread has open; made at the first use, and kept by
+# the pool. NULL: out of host memory.
+cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil
 # Before a capture, none being under way: what earlier captures freed is free for all its streams.
 cdef void pool_begin(ArenaCore* pool) noexcept nogil
 # The pool lives as long as the graph and what was instantiated of it. Legal while it is captured.

@@ -4,16 +4,21 @@ from libc.stdint cimport uint64_t
 
 from gpumem._native.arena.arena cimport arena_create
 from gpumem._native.arena.bookkeeping cimport arena_join_as
-from gpumem._native.arena.family cimport arena_drop, arena_retain
+from gpumem._native.arena.family cimport (
+    arena_drop, arena_retain, part_next, pool_join, tag_now,
+)
 from gpumem._native.arena.streams cimport complete_streams
-from gpumem._native.arena.types cimport ArenaCore, ArenaSettings, REUSE_NEVER, root_of
-from gpumem._native.backing cimport Backing, backing_init
+from gpumem._native.arena.types cimport (
+    ArenaCore, ArenaSettings, is_graph_pool, REUSE_NEVER, root_of,
+)
+from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult,
     CUuserObject,
 )
 from gpumem._support.atomics cimport count_add
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 
 cdef enum:
@@ -23,13 +28,13 @@ cdef enum:
     POOL_REGION = 33554432
 
 
-cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
-    cdef ArenaSettings settings = parent.settings
+cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
+    cdef ArenaSettings settings = owner.settings
     cdef Backing backing
     cdef ArenaCore* pool
-    backing_init(&backing, parent.context)
+    backing_init(&backing, owner.context)
     # Another kind of memory, or a source, cannot be had a second time; pools are not nested.
-    if parent.backing.reserve != backing.reserve or parent.parent != NULL and not parent.has_tag:
+    if owner.backing.reserve != backing.reserve or is_graph_pool(owner):
         return NULL
     settings.max_mem = 0            # the parent's holds for both
     settings.max_extend = min(settings.max_extend, <uint64_t>POOL_REGION)
@@ -42,24 +47,49 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
     pool = arena_create(&settings, backing)
     if pool == NULL:
         return NULL
-    pool_adopt(pool, parent)
-    # Opened as an event source only when it is complete: readers may then look at it.
-    if not arena_join_as(pool, parent):
+    if not arena_join_as(pool, owner):
         arena_drop(pool)
         return NULL
-    event_source_name(&pool.events, parent.events.memory, b"graph pool", parent.events.name)
+    pool_adopt(pool, owner, part_of)
+    # Opened as an event source only when it is complete: readers may then look at it.
+    event_source_name(&pool.events, owner.events.memory, b"graph pool", owner.events.name)
     event_source_open(&pool.events, pool, OWNER_ARENA)
     return pool
 
 
-cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil:
-    # Of a tag's arena too it is its parent's limit that holds.
-    pool.parent = <ArenaCore*>root_of(parent)
-    arena_retain(pool.parent)
+cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
+    # A handle each for the regions of what can sleep. No peer is added meanwhile.
+    lock_acquire(&owner.grow_lock)
+    if owner.settings.paged:
+        numa_init(&pool.backing, pool.context, THE_DEVICE)
+        pool.backing.access = &pool.access
+        pool.access = owner.access
+    pool_join(pool, owner, part_of)
+    lock_release(&owner.grow_lock)
+
+
+cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil:
+    cdef ArenaCore* owner = tag_now(root_of(pool))
+    cdef ArenaCore* part
+    if owner == NULL or owner == pool.sleeps_with:
+        return pool
+    part = part_next(pool, NULL)
+    while part != NULL and part.sleeps_with != owner:
+        part = part_next(pool, part)
+    if part == NULL:
+        part = pool_create(owner, pool)
+    # The pool refers to it. Two threads may have made one each: both serve.
+    if part != NULL:
+        arena_drop(part)
+    return part
 
 
 cdef void pool_begin(ArenaCore* pool) noexcept nogil:
+    cdef ArenaCore* part = part_next(pool, NULL)
     complete_streams(pool)
+    while part != NULL:
+        complete_streams(part)
+        part = part_next(pool, part)
 
 
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:

@@ -12,17 +12,17 @@ from gpumem._native.arena.streams cimport (
     find_idle, forget_waits, has_unknown_work, query_stream, release_completed, share_rests,
     wait_for_others,
 )
-from gpumem._native.arena.family cimport has_relatives, tag_next
+from gpumem._native.arena.family cimport arena_drop, has_relatives, pool_next, tag_next
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_freeze, caches_thaw,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE,
-    APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use,
-    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCore,
-    ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED, family_held, LARGE_SPACE,
-    PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES,
-    StreamSlot, table_for, ThreadCache,
+    APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED,
+    arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
+    ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED, family_held,
+    is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK,
+    SMALL_SPACE, SPACES, StreamSlot, table_for, ThreadCache,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, mapped_add,
@@ -311,7 +311,7 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
                           int status) noexcept nogil:
     # Not of a graph pool: graphs write what is free there, whenever they are launched. And not for
     # a block that is over the limit all by itself: it must not cost the others' regions.
-    if arena.parent != NULL and not arena.has_tag:
+    if is_graph_pool(arena):
         return False
     if status == ARENA_OVER_LIMIT:
         return round_to_quantum(nbytes) <= limit_of_pages(arena)
@@ -416,8 +416,16 @@ cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil:
     # Whatever is mapped later gets the list in the call that gives its own device access.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef CUresult code = CUDA_SUCCESS
+    cdef ArenaCore* pool
     lock_acquire(&arena.grow_lock)
-    if not access_has(&arena.access, device):
+    # Graph pools first: an arena that has the peer already is not looked at again.
+    pool = pool_next(arena, NULL)
+    while pool != NULL and code == CUDA_SUCCESS:
+        code = arena_add_peer(pool, device) if arena_can_sleep(pool) else CUDA_SUCCESS
+        pool = pool_next(arena, pool)
+    if pool != NULL:
+        arena_drop(pool)
+    if code == CUDA_SUCCESS and not access_has(&arena.access, device):
         code = add_peer(arena, access_next(&arena.access, device))
         if code == CUDA_SUCCESS:
             store32(&arena.access.count, arena.access.count + 1)
@@ -797,7 +805,7 @@ cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogi
     # itself is left alone, as two threads would wait for each other.
     cdef uint64_t total = 0
     cdef ArenaCore* other
-    if not has_relatives(arena):
+    if not has_relatives(arena) and not is_graph_pool(arena):
         return 0
     other = tag_next(arena, NULL)
     while other != NULL:

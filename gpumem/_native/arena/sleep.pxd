@@ -5,21 +5,30 @@ handles go back behind the copies of the live blocks, but each page keeps its pl
 Waking makes each page again, at its place, and copies back what is still live. A block freed
 meanwhile is not copied, a page without a live byte not made.
 
-A graph pool of a paged arena sleeps the same way: its regions are a handle each. So its graphs work
-on after it has woken.
+Virtual tensors are a part of it, with the pages of committed rows. Its graph pools sleep after it,
+and wake before it, each the same way: a region of theirs is one handle. So its graphs work on.
 
 A failure undoes: a sleep that fails leaves the arena awake, a wake that fails leaves it asleep, to
 be tried again. Where the undoing fails too, the arena is half asleep, and a wake completes it.
 """
 
+from libc.stdint cimport uint64_t
+
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.pages cimport StorePlace
 
-# With no lock held, without the interpreter. Nothing to do: ARENA_OK. `place`: where the bytes go;
+# An arena that can sleep, with its graph pools. No lock is held, but for its debug heap's turn, nor
+# the interpreter's. Nothing to do: ARENA_OK. `place`: where the bytes go;
 # NULL: nowhere, they are dropped.
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int arena_wake(ArenaCore* arena) noexcept nogil
-# Has it memory that can sleep?
-cdef bint arena_can_sleep(const ArenaCore* arena) noexcept nogil
+# Of an arena and its graph pools: the bytes that they hold from the driver, those that wait in
+# stores, and the room in a file that all of them need at most.
+cdef struct SleepSums:
+    uint64_t held
+    uint64_t copied
+    uint64_t room
+
+cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil
 # Frees the copy; no thread uses the arena any more.
 cdef void copy_forget(ArenaCore* arena) noexcept nogil

@@ -3,34 +3,127 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.bookkeeping cimport (
-    arena_charge_pages_anew, arena_reconcile, charge_parent, note_reserved,
+    arena_charge, arena_reconcile, charge_parent, note_reserved,
 )
+from gpumem._native.arena.family cimport arena_drop, pool_next
 from gpumem._native.arena.growth cimport release_idle_beside, trim_pages
+from gpumem._native.arena.spans cimport spans_settle, spans_trim
 from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    apart_from, ARENA_CLOSED, ARENA_HALF_ASLEEP, ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ArenaCore, driver_refused, family_held,
-    IN_SMALL, root_of, SPACES, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, table_of,
+    apart_from, ARENA_CLOSED, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, arena_in_use, ARENA_NO_COPY,
+    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved_now, ArenaCore, ArenaSpan,
+    driver_refused, family_held, IN_SMALL, is_graph_pool, root_of, SPACES, STATE_ASLEEP,
+    STATE_CLOSED, STATE_OPEN, table_of,
 )
+from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport Bfc, bfc_resolve, BFC_OK, CHUNK_USED, handle_of, NIL, state_of
 from gpumem._native.driver cimport (
     context_enter, context_leave, context_relax, context_restore, CUDA_SUCCESS, CUresult,
     CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    orphan_add, Sleeper, sleeper_add_piece, sleeper_forget, sleeper_forget_pages, sleeper_sleep,
-    sleeper_wake, SleepPiece, space_drop_dormant, space_list_pages, StorePlace,
+    orphan_add, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
+    sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPiece, space_drop_dormant,
+    space_list_pages, span_list_bytes, span_list_pages, span_uses, StorePlace,
 )
-from gpumem._support.atomics cimport load64
+from gpumem._support.atomics cimport load64, store64
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
-cdef bint arena_can_sleep(const ArenaCore* arena) noexcept nogil:
-    return arena.settings.paged
+cdef enum:
+    OF_SPAN = 0x7FFFFFFFFFFFFFFF    # in place of a block's handle: of a virtual tensor
+    FILE_PAGE = 4096            # bytes; in a file each arena's bytes begin at a multiple
 
+
+# ---- an arena and its graph pools ----------------------------------------------------------------
 
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
+    cdef StorePlace rest
+    cdef ArenaCore* pool
+    cdef int status
+    if place != NULL:
+        rest = place[0]
+    status = sleep_alone(arena, NULL if place == NULL else &rest)
+    if status != ARENA_OK:
+        return status
+    take_room(&rest, arena)
+    pool = pool_next(arena, NULL)
+    while pool != NULL and status == ARENA_OK:
+        status = told(arena, pool, sleep_alone(pool, NULL if place == NULL else &rest))
+        take_room(&rest, pool)
+        pool = pool_next(arena, pool)
+    if pool != NULL:
+        arena_drop(pool)
+    if status == ARENA_OK:
+        return ARENA_OK
+    if arena_wake(arena) != ARENA_OK:
+        return ARENA_HALF_ASLEEP
+    return ARENA_DRIVER_REFUSED if status == ARENA_HALF_ASLEEP else status
+
+
+cdef int arena_wake(ArenaCore* arena) noexcept nogil:
+    # First all memory and bytes, then the states; if one is refused, what the others have got goes
+    # back. The arena last: it is asleep as long as any of its graph pools.
+    cdef ArenaCore* pool = pool_next(arena, NULL)
+    cdef uint64_t made = 0
+    cdef int status = ARENA_OK
+    while pool != NULL and status == ARENA_OK:
+        status = told(arena, pool, come_back(pool, &made))
+        pool = pool_next(arena, pool)
+    if pool != NULL:
+        arena_drop(pool)
+    if status == ARENA_OK:
+        status = come_back(arena, &made)
+    pool = pool_next(arena, NULL)
+    while pool != NULL:
+        end_wake(pool, status == ARENA_OK)
+        pool = pool_next(arena, pool)
+    if status == ARENA_OK:
+        end_wake(arena, True)
+    return status
+
+
+cdef int told(ArenaCore* arena, const ArenaCore* pool, int status) noexcept nogil:
+    # Whoever asks the arena finds why a pool was refused. One that is closed has no memory.
+    if status == ARENA_CLOSED:
+        return ARENA_OK
+    if status != ARENA_OK:
+        driver_refused(arena, <CUresult>pool.last_code, pool.last_call)
+        store64(&arena.over_budget, load64(&pool.over_budget))
+    return status
+
+
+cdef void take_room(StorePlace* rest, const ArenaCore* arena) noexcept nogil:
+    cdef uint64_t nbytes = whole_pages(load64(&arena.sleeper.nbytes))
+    rest.offset += nbytes
+    rest.room -= min(rest.room, nbytes)
+    rest.keep -= min(rest.keep, nbytes)
+
+
+cdef inline uint64_t whole_pages(uint64_t nbytes) noexcept nogil:
+    return (nbytes + FILE_PAGE - 1) & ~<uint64_t>(FILE_PAGE - 1)
+
+
+cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil:
+    cdef SleepSums sums = SleepSums(0, 0, 0)
+    cdef ArenaCore* pool = pool_next(arena, NULL)
+    add_sums(arena, &sums)
+    while pool != NULL:
+        add_sums(pool, &sums)
+        pool = pool_next(arena, pool)
+    return sums
+
+
+cdef void add_sums(const ArenaCore* arena, SleepSums* sums) noexcept nogil:
+    sums.held += arena_reserved_now(arena)
+    sums.copied += load64(&arena.sleeper.nbytes)
+    sums.room += whole_pages(arena_in_use(arena) + load64(&arena.span_used))
+
+
+# ---- one of them ---------------------------------------------------------------------------------
+
+cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef int status = ARENA_OK
     lock_acquire(&arena.grow_lock)
@@ -40,6 +133,7 @@ cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
         # First of all: from here on no thread is given a block that the copy would miss.
         set_state(arena, STATE_ASLEEP)
         status = go_to_sleep(arena, place)
+        settle(arena)
         if status != ARENA_OK and status != ARENA_HALF_ASLEEP:
             sleeper_forget(&arena.sleeper)
             set_state(arena, STATE_OPEN)
@@ -49,18 +143,38 @@ cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     return status
 
 
-cdef int arena_wake(ArenaCore* arena) noexcept nogil:
+cdef int come_back(ArenaCore* arena, uint64_t* made) noexcept nogil:
+    # With its memory and bytes, it still counts as asleep: only frees are allowed. `made`: bytes
+    # that have come back so far, which the limit does not count yet.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef int status = ARENA_OK
     lock_acquire(&arena.grow_lock)
     if arena.closed == STATE_CLOSED:
         status = ARENA_CLOSED
     elif arena.closed == STATE_ASLEEP:
-        status = wake(arena)
+        status = wake(arena, made)
+        settle(arena)
         arena_reconcile(arena)
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
     return status
+
+
+cdef void end_wake(ArenaCore* arena, bint stays) noexcept nogil:
+    lock_acquire(&arena.grow_lock)
+    if arena.closed == STATE_ASLEEP and stays:
+        sleeper_forget(&arena.sleeper)
+        set_state(arena, STATE_OPEN)
+        lock_acquire(&arena.lock)
+        note_reserved(arena)    # peaks may have been reset meanwhile
+        lock_release(&arena.lock)
+    elif arena.closed == STATE_ASLEEP and arena.sleeper.copied == arena.sleeper.nbytes:
+        # Unless some bytes are nowhere else, as an earlier refusal left them.
+        if list_pages(arena):
+            sleeper_give_back(&arena.sleeper)
+        settle(arena)
+    arena_reconcile(arena)
+    lock_release(&arena.grow_lock)
 
 
 cdef void set_state(ArenaCore* arena, int state) noexcept nogil:
@@ -81,6 +195,7 @@ cdef int go_to_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
         return driver_refused(arena, code, "cuCtxSynchronize")
     caches_flush(arena)
     trim_pages(arena)
+    spans_trim(arena)
     code = drop_dormant(arena)
     if code != CUDA_SUCCESS:
         return driver_refused(arena, code, "cuMemUnmap")
@@ -113,9 +228,15 @@ cdef CUresult drain(ArenaCore* arena) noexcept nogil:
     # Everything queued on the device, on whatever stream: any of it may use a live block.
     cdef CUresult code = wait_for_device(arena)
     if code == CUDA_SUCCESS:
+        free_completed(arena)
+    return code
+
+
+cdef void free_completed(ArenaCore* arena) noexcept nogil:
+    # Nothing is queued. Streams of a graph pool work again at every launch.
+    if not is_graph_pool(arena):
         drain_streams(arena, NULL)
         free_all_pending(arena)
-    return code
 
 
 cdef CUresult drop_dormant(ArenaCore* arena) noexcept nogil:
@@ -124,7 +245,7 @@ cdef CUresult drop_dormant(ArenaCore* arena) noexcept nogil:
     cdef int i
     if code != CUDA_SUCCESS:
         return code
-    for i in range(SPACES):
+    for i in range(SPACES if arena.settings.paged else 0):
         if code == CUDA_SUCCESS:
             code = space_drop_dormant(&arena.spaces[i], &arena.lock)
     context_leave(arena.context)
@@ -133,35 +254,30 @@ cdef CUresult drop_dormant(ArenaCore* arena) noexcept nogil:
 
 # ---- waking --------------------------------------------------------------------------------------
 
-cdef int wake(ArenaCore* arena) noexcept nogil:
+cdef int wake(ArenaCore* arena, uint64_t* made) noexcept nogil:
     cdef const char* call = NULL
+    cdef uint64_t lacks
     cdef CUresult code
     # What was freed meanwhile has no work queued on it, and the driver has nothing of it.
     caches_flush(arena)
-    drain_streams(arena, NULL)
+    free_completed(arena)
     trim_pages(arena)
     if not list_pages(arena):
         return ARENA_NO_COPY
     # Limit and budget before the driver: a refusal then leaves the arena asleep, as it was.
-    if not limit_allows(arena):
+    lacks = sleeper_lacks(&arena.sleeper)
+    if not limit_allows(arena, made[0] + lacks):
         return ARENA_OVER_LIMIT
-    if not arena_charge_pages_anew(arena):
+    if not arena_charge(arena, lacks):
         return ARENA_OVER_BUDGET
+    made[0] += lacks
     code = sleeper_wake(&arena.sleeper, &call)
-    if code != CUDA_SUCCESS:
-        return driver_refused(arena, code, call)
-    sleeper_forget(&arena.sleeper)
-    set_state(arena, STATE_OPEN)
-    lock_acquire(&arena.lock)
-    note_reserved(arena)    # peaks may have been reset meanwhile
-    lock_release(&arena.lock)
-    return ARENA_OK
+    return ARENA_OK if code == CUDA_SUCCESS else driver_refused(arena, code, call)
 
 
-cdef bint limit_allows(ArenaCore* arena) noexcept nogil:
+cdef bint limit_allows(ArenaCore* arena, uint64_t wanted) noexcept nogil:
     # Other tags may have grown meanwhile; what is idle in them goes back first.
     cdef uint64_t limit = load64(&root_of(arena).settings.max_mem)
-    cdef uint64_t wanted = arena_reserved(arena) - arena_reserved_now(arena)
     if limit == 0 or family_held(arena) + wanted <= limit:
         return True
     release_idle_beside(arena, False)
@@ -182,18 +298,42 @@ cdef void name_sleeper(ArenaCore* arena) noexcept nogil:
 cdef bint list_pages(ArenaCore* arena) noexcept nogil:
     cdef bint listed = True
     cdef int i
+    cdef Mapped* region = arena.backing.mapped
+    cdef ArenaSpan* span = arena.spans
     sleeper_forget_pages(&arena.sleeper)
-    for i in range(SPACES):
+    for i in range(SPACES if arena.settings.paged else 0):
         listed = listed and space_list_pages(&arena.spaces[i], &arena.sleeper)
+    while region != NULL and listed:
+        # One without a handle that is not asleep is being given back: its mapping keeps the memory.
+        if region.memory or region.asleep:
+            region.asleep = True
+            listed = sleeper_add_page(&arena.sleeper, region.address, region.nbytes, &region.memory)
+        region = region.next
+    while span != NULL and listed:
+        listed = span_list_pages(&span.pages, &arena.sleeper)
+        span = span.next
     return listed
+
+
+cdef void settle(ArenaCore* arena) noexcept nogil:
+    # Regions and virtual tensors note what memory they have now; pages of blocks need no note.
+    cdef Mapped* region = arena.backing.mapped
+    while region != NULL:
+        region.asleep = region.asleep and region.memory == 0
+        region = region.next
+    spans_settle(arena)
 
 
 cdef bint list_blocks(ArenaCore* arena) noexcept nogil:
     # Under the lock; its blocks can only be freed afterwards, which a generation shows.
     cdef bint listed
+    cdef const ArenaSpan* span = arena.spans
     lock_acquire(&arena.lock)
     listed = list_table(arena, &arena.table, 0) and list_table(arena, &arena.small, IN_SMALL)
     lock_release(&arena.lock)
+    while span != NULL and listed:
+        listed = span_list_bytes(&span.pages, &arena.sleeper, OF_SPAN)
+        span = span.next
     return listed
 
 
@@ -216,12 +356,20 @@ cdef bint list_table(ArenaCore* arena, const Bfc* table, uint64_t mark) noexcept
 
 cdef bint is_live(void* owner, const SleepPiece* piece) noexcept nogil:
     cdef const Bfc* table = table_of(<ArenaCore*>owner, piece.block)
+    cdef const ArenaSpan* span = (<ArenaCore*>owner).spans
     cdef uint32_t index
+    if piece.block == OF_SPAN:
+        while span != NULL and not span_uses(&span.pages, piece.address):
+            span = span.next
+        return span != NULL
     return bfc_resolve(table, piece.block & ~<uint64_t>IN_SMALL, &index) == BFC_OK
 
 
 cdef void keep_orphan(void* owner, uint64_t memory) noexcept nogil:
-    orphan_add(&(<ArenaCore*>owner).spaces[0], memory)
+    # A graph pool has no pages, and the list with its end.
+    cdef ArenaCore* arena = <ArenaCore*>owner
+    arena.spaces[0].context = arena.context
+    orphan_add(&arena.spaces[0], memory)
 
 
 cdef void copy_forget(ArenaCore* arena) noexcept nogil:

@@ -22,8 +22,8 @@ from gpumem._native.arena.thread_cache cimport (
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_INTERRUPTED,
-    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block, REUSE_WAIT,
-    table_for, ThreadCache,
+    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block,
+    is_graph_pool, REUSE_WAIT, table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_allocate, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum,
@@ -195,7 +195,7 @@ cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept 
     cdef uint64_t capture
     cdef CUgraph graph
     cdef bint unknown
-    return (arena.parent == NULL or arena.has_tag) and stream_captures(
+    return not is_graph_pool(arena) and stream_captures(
         arena.context, arena.streams[stream_slot].handle, &capture, &graph, &unknown)
 
 

@@ -29,5 +29,7 @@ cdef void spans_sweep(ArenaCore* arena) noexcept nogil
 # With the arena lock: the next release, of room for every stream of the span, behind what is queued
 # on them now.
 cdef void span_stamp(ArenaSpan* span, Uses* uses) noexcept nogil
+# With the grow lock: after a sleep or a wake.
+cdef void spans_settle(ArenaCore* arena) noexcept nogil
 # The arena is not used any more.
 cdef void spans_forget(ArenaCore* arena) noexcept nogil

@@ -20,8 +20,8 @@ from gpumem._native.driver cimport (
     CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, SPAN_SPARE, span_unmap,
-    SPAN_USED,
+    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, span_settle, SPAN_SPARE,
+    span_unmap, SPAN_USED,
 )
 from gpumem._support.atomics cimport store64
 from gpumem._support.lease cimport Uses, uses_add, uses_free
@@ -273,6 +273,14 @@ cdef void end_use(ArenaSpan* span) noexcept nogil:
 
 cdef inline bint is_over(const ArenaSpan* span) noexcept nogil:
     return span.end == NULL and span.leaving == NULL and span.pages.held == 0
+
+
+cdef void spans_settle(ArenaCore* arena) noexcept nogil:
+    cdef ArenaSpan* span = arena.spans
+    while span != NULL:
+        span_settle(&span.pages)
+        span = span.next
+    count_spans(arena)
 
 
 cdef void spans_forget(ArenaCore* arena) noexcept nogil:

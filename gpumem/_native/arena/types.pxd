@@ -24,7 +24,7 @@ pending-free block, no recorded use, and no epoch that may have work left. Epoch
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
-from gpumem._native.backing cimport Backing, mapped_find
+from gpumem._native.backing cimport Backing, mapped_find, THE_DEVICE
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport Access, CUevent, CUresult, CUstream, DeviceContext
@@ -239,7 +239,7 @@ cdef struct ArenaCore:
     BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none
     uint64_t over_budget        # bytes that were refused last (atomic)
     Sleeper sleeper         # what sleeps, and where its bytes are; grow_lock
-    ViewCount views         # of all its blocks
+    ViewCount views         # of all its blocks, and of rows of its virtual tensors
     Access access           # who may touch its pages, and other mapped memory; grow_lock
     Backing backing
     Backing apart[APART_KINDS]  # of blocks with memory of their own; no `reserve`: none was made
@@ -253,8 +253,11 @@ cdef struct ArenaCore:
     uint32_t retired        # persistent regions whose block is gone, to be given back
     ArenaCore* parent       # of a graph pool and of a tag's arena; a reference; NULL for all others
     ArenaCore* tagged       # the first arena of a tag; with `lock`
-    ArenaCore* next_tagged  # of a tag's arena: its parent's next one; with the parent's `lock`
+    ArenaCore* pools        # the first graph pool; with `lock`
+    ArenaCore* next_child   # in its parent's list of one of these; with the parent's `lock`
     bint has_tag            # it is a tag's arena
+    ArenaCore* sleeps_with  # of a graph pool: the arena whose tag its blocks have; a reference
+    ArenaCore* part_of      # of a graph pool: the one that has it for another tag, and refers to it
     uint64_t family_peak    # bytes in use by it and its tags when one of them grew (atomic)
     uint64_t charged        # of a child: bytes that its parent counts for it
     uint64_t lent           # bytes that children hold of this arena's max_mem (atomic)
@@ -326,6 +329,15 @@ cdef inline uint64_t arena_shrinkages(const ArenaCore* arena) noexcept nogil:
 cdef inline const ArenaCore* root_of(const ArenaCore* arena) noexcept nogil:
     # The arena whose limit holds: a child keeps to its parent's, and counts in it.
     return <const ArenaCore*>arena.parent if arena.parent != NULL else arena
+
+cdef inline bint is_graph_pool(const ArenaCore* arena) noexcept nogil:
+    return arena.parent != NULL and not arena.has_tag
+
+cdef inline bint arena_can_sleep(const ArenaCore* arena) noexcept nogil:
+    # Its memory is physical handles of the device, mapped by the driver: pages, or of a graph pool
+    # regions.
+    return (arena.settings.paged
+            or arena.backing.has_handles and arena.backing.node == THE_DEVICE)
 
 cdef inline uint64_t family_held(const ArenaCore* arena) noexcept nogil:
     # What counts in that limit: the arena's own memory and its children's, without what sleeps.

@@ -24,6 +24,7 @@ cdef struct Mapped:
     uint64_t address
     uint64_t nbytes         # of the mapping; at least the region's
     uint64_t memory         # the physical handle, 0 once released; or the file's descriptor
+    bint asleep             # the addresses are reserved, and nothing is mapped there
 
 cdef struct Backing:
     # With the device's context current, except for a source.

@@ -167,6 +167,7 @@ cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
     mapped.address = address
     mapped.nbytes = nbytes
     mapped.memory = memory
+    mapped.asleep = False
     self.mapped = mapped
     store64(&self.mapped_bytes, self.mapped_bytes + nbytes)
     return mapped

@@ -126,10 +126,11 @@ cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) n
         if code != CUDA_SUCCESS:
             return code
         mapped.memory = 0
-    code = backing_note(self, "cuMemUnmap",
-                        self.context.table.cuMemUnmap(address, mapped.nbytes))
-    if code != CUDA_SUCCESS:
-        return code
+    if not mapped.asleep:
+        code = backing_note(self, "cuMemUnmap",
+                            self.context.table.cuMemUnmap(address, mapped.nbytes))
+        if code != CUDA_SUCCESS:
+            return code
     mapped_remove(self, address)
     self.context.table.cuMemAddressFree(address, mapped.nbytes)
     free(mapped)

@@ -8,16 +8,17 @@ from gpumem._native.pages.plan cimport (
 )
 from gpumem._native.pages.sleep cimport (
     Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
-    sleeper_sleep, sleeper_wake, SleepPage, SleepPiece, STORE_DEVICE, STORE_FILE,
-    STORE_HOST, StorePlace,
+    sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPage, SleepPiece,
+    STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
 )
 from gpumem._native.pages.space cimport (
     budget_allows, budget_init, budget_spend, MoveBudget, orphan_add, orphans_release, pages_check,
     pages_invariant, range_reserve, space_add_range, space_create, space_destroy, space_set_access,
 )
 from gpumem._native.pages.span cimport (
-    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, span_reserve,
-    span_set_access, SPAN_SPARE, span_unmap, SPAN_USED,
+    Span, span_free, span_lacks, SPAN_LEAVING, span_list_bytes, span_list_pages, span_map,
+    span_page_bytes, span_reserve, span_set_access, span_settle, SPAN_SPARE, span_unmap, SPAN_USED,
+    span_uses,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand, GRANULE,

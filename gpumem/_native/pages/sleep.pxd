@@ -94,6 +94,10 @@ cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
                             const char** call) noexcept nogil
 # A refusal leaves it asleep, with its bytes in the store.
 cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil
+# Undoes a wake that succeeded, before anything has used the memory: the store has the bytes still.
+cdef void sleeper_give_back(Sleeper* sleeper) noexcept nogil
+# Bytes of memory that the named pages lack.
+cdef uint64_t sleeper_lacks(const Sleeper* sleeper) noexcept nogil
 # Before pages are named anew.
 cdef void sleeper_forget_pages(Sleeper* sleeper) noexcept nogil
 # Ends a sleep: forgets pages and pieces, and the store but for what is to be kept.

@@ -249,6 +249,22 @@ cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil:
     return code
 
 
+cdef void sleeper_give_back(Sleeper* sleeper) noexcept nogil:
+    cdef uint32_t i
+    if context_enter(sleeper.context) == CUDA_SUCCESS:
+        for i in range(sleeper.page_count):
+            page_take_back(sleeper, &sleeper.pages[i])
+        context_leave(sleeper.context)
+
+
+cdef uint64_t sleeper_lacks(const Sleeper* sleeper) noexcept nogil:
+    cdef uint64_t nbytes = 0
+    cdef uint32_t i
+    for i in range(sleeper.page_count):
+        nbytes += sleeper.pages[i].nbytes if sleeper.pages[i].memory[0] == 0 else 0
+    return nbytes
+
+
 cdef CUresult copy_up(Sleeper* sleeper, CUstream stream, const char** call) noexcept nogil:
     # Bytes also go to pages that a refusal left with memory: they are the same there.
     cdef uint32_t end = 0

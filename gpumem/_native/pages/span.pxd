@@ -8,6 +8,7 @@ are the only driver calls behind a span.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.driver cimport Access, CUmemAccessDesc, CUresult, DeviceContext
+from gpumem._native.pages.sleep cimport Sleeper
 
 cdef enum SpanPageState:
     SPAN_EMPTY = 0              # no memory is wanted here
@@ -51,5 +52,14 @@ cdef CUresult span_map(Span* span, uint32_t first, uint32_t last, const char** c
 cdef void span_unmap(Span* span, uint64_t done) noexcept nogil
 # Sets one device's access to every page; stops where the driver refuses.
 cdef CUresult span_set_access(const Span* span, const CUmemAccessDesc* place) noexcept nogil
+# Names the pages that a sleep gives back, or a wake makes: those with memory or in use. False: out
+# of host memory.
+cdef bint span_list_pages(Span* span, Sleeper* sleeper) noexcept nogil
+# Names the bytes of the pages in use. `block`: how the owner tells them from others.
+cdef bint span_list_bytes(const Span* span, Sleeper* sleeper, uint64_t block) noexcept nogil
+# After a sleep or a wake: which pages have memory now.
+cdef void span_settle(Span* span) noexcept nogil
+# Is the page that an address of the span lies in in use?
+cdef bint span_uses(const Span* span, uint64_t address) noexcept nogil
 # Gives the addresses back, of a span without memory. False: the driver refused.
 cdef bint span_free(Span* span) noexcept nogil

@@ -6,6 +6,7 @@ from libc.stdlib cimport calloc, free
 from gpumem._native.driver cimport (
     access_apply, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUmemAccessDesc, CUresult,
 )
+from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page, sleeper_add_piece
 from gpumem._native.pages.space cimport address_reserve, page_create
 from gpumem._native.pages.types cimport GRANULE
 from gpumem._support.atomics cimport sum_add
@@ -179,6 +180,46 @@ cdef bint span_free(Span* span) noexcept nogil:
         return False
     free(span.page)
     return True
+
+
+# ---- sleep ---------------------------------------------------------------------------------------
+
+cdef bint span_list_pages(Span* span, Sleeper* sleeper) noexcept nogil:
+    cdef uint32_t i
+    for i in range(span.count):
+        if (span.page[i].mapped or span.page[i].state == SPAN_USED) and not sleeper_add_page(
+                sleeper, place_of(span, i), span_page_bytes(span, i), &span.page[i].memory):
+            return False
+    return True
+
+
+cdef bint span_list_bytes(const Span* span, Sleeper* sleeper, uint64_t block) noexcept nogil:
+    cdef uint32_t i
+    for i in range(span.count):
+        if span.page[i].state == SPAN_USED and not sleeper_add_piece(
+                sleeper, place_of(span, i), span_page_bytes(span, i), block):
+            return False
+    return True
+
+
+cdef void span_settle(Span* span) noexcept nogil:
+    # A page that leaves goes to sleep too, and does not come back. One whose memory the driver
+    # refused to take back after an unmap keeps it without a mapping, and was not named.
+    cdef SpanPage* page
+    cdef uint32_t i
+    for i in range(span.count):
+        page = &span.page[i]
+        if page.mapped and page.memory == 0:
+            page.mapped = False
+            span.held -= span_page_bytes(span, i)
+        elif page.state == SPAN_USED and page.memory and not page.mapped:
+            page.mapped = True
+            span.held += span_page_bytes(span, i)
+
+
+cdef bint span_uses(const Span* span, uint64_t address) noexcept nogil:
+    return (span.base <= address < span.base + span.nbytes
+            and span.page[(address - span.base) // span.page_bytes].state == SPAN_USED)
 
 
 # ---- peers ---------------------------------------------------------------------------------------

@@ -9,11 +9,16 @@ from gpumem._resource.arena.reports cimport ArenaBase
 cdef class GraphPool:
     cdef readonly ArenaBase arena           # that it belongs to
     cdef ArenaBase inner                    # the arena that holds its memory
+    cdef dict parts                         # and those for tags: arena of a tag -> arena
     cdef ArenaCore* core                    # of `inner`
     cdef dict serving                       # slot of `arena` -> its stream, kept alive
     cdef uint32_t contexts                  # that are open
     cdef uint64_t capture                   # that it was opened for by itself; 0: by the user
     cdef object __weakref__
+
+    # What serves allocations under the tag of an arena; None: none is open.
+    cdef ArenaBase part(self, ArenaBase tagged)
+    cdef list members(self)
 
 # Which pools serve which streams of one arena.
 cdef class Captures:

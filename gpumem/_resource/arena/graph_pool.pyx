@@ -10,6 +10,7 @@ from gpumem._native.arena cimport (
     ArenaCore, pool_adopt, pool_begin, pool_retain_with, slot_drop, slot_retain,
 )
 from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
+from gpumem._resource.arena.reports cimport sum_of_stats
 from gpumem._support.events cimport event_source_name
 
 from gpumem._support.providers import provided
@@ -26,6 +27,9 @@ cdef class GraphPool:
     capture a freed block is used again by its own stream. Later captures into the same pool use it
     again too; their graphs must then be launched one after another, in the order of capture,
     never at once.
+
+    Blocks that are allocated under a tag (`Arena.tag`) have it: the pool sleeps with `Arena.sleep`,
+    tag by tag, and its graphs are valid again after `Arena.wake`.
 
     The pool keeps its memory until it is closed, or until it is dropped and the graphs it is
     retained with, and their last instances, are gone. It takes regions from the driver beside its
@@ -121,12 +125,13 @@ cdef class GraphPool:
         retain_with(self, graph_handle(graph))
 
     def stats(self):
-        """Return the counters of this moment as `Stats`."""
-        return required(self).stats()
+        """Return the counters of this moment as `Stats`; those of all tags together."""
+        return sum_of_stats([each.stats() for each in self.members()])
 
     def blocks(self):
         """Return every block, used and free, as a list of `BlockInfo` in address order."""
-        return required(self).blocks()
+        found = [block for each in self.members() for block in each.blocks()]
+        return sorted(found, key=lambda block: block.address)
 
     def snapshot(self):
         """Return the state of this moment, every block of it, as `gpumem.observe.Snapshot`."""
@@ -135,7 +140,8 @@ cdef class GraphPool:
 
     def check_invariants(self):
         """Check every invariant of the pool's metadata, as `Arena.check_invariants`."""
-        required(self).check_invariants()
+        for each in self.members():
+            each.check_invariants()
 
     def close(self):
         """Give the memory back to the driver now. Idempotent.
@@ -161,7 +167,19 @@ cdef class GraphPool:
         """
         if not required(self).closed:
             require_idle(self)
-            self.inner.close()
+            for each in self.members():
+                each.close()
+
+    cdef ArenaBase part(self, ArenaBase tagged):
+        if tagged is None:
+            return self.inner
+        if tagged not in self.parts:
+            adopt(self.arena._open_region_arena(), tagged, self)
+        return self.parts[tagged]
+
+    cdef list members(self):
+        required(self)
+        return [self.inner, *self.parts.values()]
 
     def __repr__(self):
         return f"<gpumem.GraphPool {self.name!r}{', closed' if self.closed else ''}>"
@@ -314,11 +332,23 @@ cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner):
     pool.inner = inner
     pool.core = inner.core
     pool.serving = {}
-    # From here on the parent's limit and counters include the pool.
-    pool_adopt(inner.core, arena.core)
-    event_source_name(&inner.core.events, arena.core.events.memory, b"graph pool",
-                      inner.name.encode("utf-8", "replace"))
+    pool.parts = {}
+    adopt(inner, arena, pool)
     return pool
+
+
+cdef int adopt(ArenaBase inner, ArenaBase owner, GraphPool pool) except -1:
+    # From here on the limit and the counters of the pool's arena include it.
+    cdef ArenaCore* whole = NULL if inner is pool.inner else pool.core
+    with nogil:
+        pool_adopt(inner.core, owner.core, whole)
+    for peer in owner.peers:
+        inner.enable_peer(peer)
+    event_source_name(&inner.core.events, owner.core.events.memory, b"graph pool",
+                      inner.name.encode("utf-8", "replace"))
+    if whole != NULL:
+        pool.parts[owner] = inner
+    return 0
 
 
 cdef int retain_with(GraphPool pool, uint64_t graph) except -1:

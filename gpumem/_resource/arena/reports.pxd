@@ -17,12 +17,13 @@ cdef class ArenaBase(MemoryResource):
     cdef Heap heap                      # None without debug
     cdef uint32_t default_slot          # of the default stream
     cdef Source source                  # where regions come from instead of the driver; or None
-    cdef list relievers                 # of virtual tensors with a callback, weak; None: none yet
+    cdef list relievers                 # of virtual tensors with a callback, weak; one for all tags
 
     cdef int require_outside_source(self) except -1
 
 # Every region that a shrink could not release, as RetainedRegion.
 cdef tuple retained_regions(ArenaCore* core)
+cdef object sum_of_stats(list parts)
 # The one place that turns a status into an exception. `asked` and `extra`: bytes that the caller
 # wanted, and what their alignment took on top.
 cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t slot,

@@ -1,6 +1,6 @@
 """Reports and exceptions of an arena."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from threading import get_ident
 
 from cpython.object cimport Py_TPFLAGS_BASETYPE
@@ -18,7 +18,7 @@ from gpumem._native.arena cimport (
     arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats, backing_calls,
     block_note, BlockNote, caches_flush, DebugHeap, family_held, heap_check, heap_copy,
     heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE,
-    PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN,
+    PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, tag_next,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -390,6 +390,15 @@ cdef object arena_stats(ArenaCore* core):
         driver_calls=(backing_calls(core) + stats.events_recorded + stats.events_asked
                       + stats.events_waited),
     )
+
+
+cdef object sum_of_stats(list parts):
+    """Add the counters of arenas that share a limit, that of the first one."""
+    largest = ("max_alloc_size", "largest_free")
+    sums = {each.name: sum([getattr(part, each.name) for part in parts])
+            for each in fields(parts[0]) if each.name not in ("limit", *largest)}
+    most = {name: max([getattr(part, name) for part in parts]) for name in largest}
+    return type(parts[0])(limit=parts[0].limit, **sums, **most)
 
 
 cdef uint64_t regions_held(const ArenaCore* arena) noexcept:
@@ -826,20 +835,29 @@ cdef set relieving = set()
 cdef bint tensors_relieve(ArenaBase arena, int status, uint64_t nbytes, object but,
                           Asking* asking) except -1:
     cdef uint64_t used
-    if arena.relievers is None or status not in (
-            ARENA_OVER_LIMIT, ARENA_OVER_BUDGET, ARENA_DRIVER_REFUSED):
+    if status not in (ARENA_OVER_LIMIT, ARENA_OVER_BUDGET, ARENA_DRIVER_REFUSED):
         return False
     while asking.reliever < len(arena.relievers) and asking.calls < MOST_CALLS:
         tensor = arena.relievers[asking.reliever]()
-        used = load64(&arena.core.span_used)
+        used = virtual_in_use(arena.core)
         if tensor is not None and tensor is not but:
             asking.calls += 1
             call_reliever(tensor, nbytes)
         # It is asked again as long as it gives something.
-        if load64(&arena.core.span_used) < used:
+        if virtual_in_use(arena.core) < used:
             return True
         asking.reliever += 1
     return False
+
+
+cdef uint64_t virtual_in_use(ArenaCore* arena) noexcept nogil:
+    # With those of its tags.
+    cdef uint64_t total = 0
+    cdef ArenaCore* each = tag_next(arena, NULL)
+    while each != NULL:
+        total += load64(&each.span_used)
+        each = tag_next(arena, each)
+    return total
 
 
 cdef int call_reliever(object tensor, uint64_t nbytes) except -1:

@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    APART_SHAREABLE, APART_TRANSPORT, arena_add_peer, ArenaCore, ArenaSettings,
+    APART_SHAREABLE, APART_TRANSPORT, arena_add_peer, arena_can_sleep, ArenaCore, ArenaSettings,
     EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, list_for_transport, REUSE_COMPLETED,
     REUSE_NEVER, REUSE_WAIT,
 )
@@ -265,7 +265,7 @@ cdef int add_peer(MemoryResource arena, ArenaCore* core, object device) except -
 
 
 cdef inline bint has_regions(const ArenaCore* core) noexcept:
-    return not core.settings.paged or core.apart[APART_TRANSPORT].reserve != NULL
+    return not arena_can_sleep(core) or core.apart[APART_TRANSPORT].reserve != NULL
 
 
 cdef int allow_context(ArenaCore* core, DriverDevice peer) except -1:

@@ -3,21 +3,22 @@
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import fields
-
 cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from gpumem._native.arena cimport (
-    arena_can_sleep, ARENA_DEAD, arena_in_use, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
-    arena_sleep, arena_wake, ArenaCore, heap_sleep, OpenTag, STATE_ASLEEP, STATE_OPEN, tag_close,
+    arena_can_sleep, ARENA_DEAD, ARENA_OK, ARENA_OVER_BUDGET, arena_sleep, arena_wake, ArenaCore,
+    heap_hold, heap_let_go, OpenTag, sleep_sums, SleepSums, STATE_ASLEEP, STATE_OPEN, tag_close,
     tag_now, tag_open,
 )
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
 from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
-from gpumem._resource.arena.reports cimport ArenaBase, raise_status, under_pressure
+from gpumem._resource.arena.reports cimport (
+    ArenaBase, raise_status, sum_of_stats, under_pressure,
+)
+from gpumem._support.atomics cimport load64
 from gpumem._support.lease cimport views_alive
 
 from gpumem._support.arguments import require
@@ -104,12 +105,14 @@ cdef class SleepingArena(ArenaBase):
         """Give memory back to the driver; the bytes of "keep" blocks wait elsewhere.
 
         Addresses stay: after `wake`, pointers, tensors over them and captured graphs are valid as
-        before. Graph pools stay as they are. Waits for everything queued on the device; Ctrl-C ends
-        that wait, and the arena goes on. From here to `wake` no work may touch blocks that sleep:
-        what a kernel reads or writes there is undefined, mostly an illegal address. Python's views,
-        copies and exports of them raise `SuspendedError`, and so does allocating under a tag that
-        sleeps. Blocks may be dropped, and are then not copied back. Shareable blocks and those for
-        a transport stay as they are, as others may use them. What sleeps already goes on sleeping.
+        before. Virtual tensors and blocks of graph pools sleep with the tag that they were made
+        under; no graph that uses one is launched meanwhile. Waits for everything queued on the
+        device; Ctrl-C ends that wait, and the arena goes on. From here to `wake` no work may touch
+        what sleeps: what a kernel reads or writes there is undefined, mostly an illegal address.
+        Python's views, copies and exports of it raise `SuspendedError`, and so does allocating, or
+        committing rows, under a tag that sleeps. Blocks may be dropped and rows released, and are
+        then not copied back. Shareable blocks and those for a transport stay as they are, as others
+        may use them. What sleeps already goes on sleeping.
 
         Parameters
         ----------
@@ -159,11 +162,15 @@ cdef class SleepingArena(ArenaBase):
         >>> weights.close()
         """
         cdef ArenaBase each
+        cdef SleepSums before
         self._require_sleeper()
         sleepers = [(name, each) for name, each in self._named(tags)
                     if each.core.closed == STATE_OPEN and self._mode(name) != "stay"]
         for name, each in sleepers:
             require_untouched(each, name)
+            for pool in self._children():
+                if (<ArenaBase>pool).core.sleeps_with == each.core:
+                    require_untouched(pool, name)
         # Ctrl-C ends this wait; those below are for what was queued meanwhile.
         synchronize_device(&self.driver_device.context)
         place = SleepPlace(self, to, self.config.sleep_keep_bytes)
@@ -171,14 +178,14 @@ cdef class SleepingArena(ArenaBase):
         released = 0
         try:
             for name, each in sleepers:
-                held = arena_reserved_now(each.core)
+                before = sleep_sums(each.core)
                 if self._mode(name) == "drop":
                     put_to_sleep(each, None)
                 else:
                     put_to_sleep(each, place)
                     place.used_by(self, each, name)
                 done.append((name, each))
-                released += held - arena_reserved_now(each.core)
+                released += before.held - sleep_sums(each.core).held
         except BaseException as error:
             wake_all(self, done, error)
             raise
@@ -249,12 +256,7 @@ cdef class SleepingArena(ArenaBase):
         total = ArenaBase.stats(self)
         if self.tags is None:
             return total
-        parts = [total] + [each.stats() for each in self._beside()]
-        largest = ("max_alloc_size", "largest_free")
-        sums = {each.name: sum([getattr(part, each.name) for part in parts])
-                for each in fields(total) if each.name not in ("limit", *largest)}
-        most = {name: max([getattr(part, name) for part in parts]) for name in largest}
-        return type(total)(limit=total.limit, **sums, **most)
+        return sum_of_stats([total] + [each.stats() for each in self._beside()])
 
     def blocks(self):
         """Return every block, used and free, as a list of `BlockInfo` in address order.
@@ -311,9 +313,11 @@ cdef class SleepingArena(ArenaBase):
             return
         release_retired()
         for name, each in self._named(None):
-            if ArenaBase.stats(each).in_use:
-                raise InUseError(f"arena {self.name!r} cannot be closed: blocks with tag {name!r} "
-                                 "are in use")
+            # Virtual tensors that have ended count as used until their pages are looked for.
+            if (ArenaBase.stats(each).in_use > load64(&each.core.span_used)
+                    or each.core.live_spans):
+                raise InUseError(f"arena {self.name!r} cannot be closed: blocks or virtual tensors "
+                                 f"with tag {name!r} are in use")
         for each in self._beside():
             each.close()
 
@@ -413,7 +417,7 @@ cdef class SleepPlace:
         return &self.place
 
     def used_by(self, SleepingArena arena not None, ArenaBase each not None, name):
-        if self.place.kind == STORE_FILE and each.core.sleeper.nbytes:
+        if self.place.kind == STORE_FILE and sleep_sums(each.core).copied:
             self.place.offset += self.place.room
             self.place.room = 0
             arena.files = {**(arena.files or {}), name: self.path}
@@ -433,13 +437,14 @@ cdef enum:
 
 
 cdef int put_to_sleep(ArenaBase arena, SleepPlace place) except -1:
-    cdef StorePlace* to = NULL if place is None else place.make_room(arena_in_use(arena.core))
+    cdef StorePlace* to = NULL if place is None else place.make_room(sleep_sums(arena.core).room)
     cdef int status
     with nogil:
         if arena.core.heap != NULL:
-            status = heap_sleep(arena.core, to)
-        else:
-            status = arena_sleep(arena.core, to)
+            heap_hold(arena.core)
+        status = arena_sleep(arena.core, to)
+        if arena.core.heap != NULL:
+            heap_let_go(arena.core)
     if status != ARENA_OK:
         raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
     return 0

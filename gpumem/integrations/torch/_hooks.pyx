@@ -136,7 +136,7 @@ cdef void limit(int device, double fraction) noexcept nogil:
 
 
 cdef void* open_pool(void* hook) noexcept nogil:
-    cdef ArenaCore* pool = pool_create((<AllocatorHook*>hook).arena)
+    cdef ArenaCore* pool = pool_create((<AllocatorHook*>hook).arena, NULL)
     cdef AllocatorHook* opened
     if pool == NULL:
         return NULL

@@ -11,7 +11,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.debug_heap.types cimport DebugHeap, HeapHooks, HeapSettings
 from gpumem._native.arena.types cimport ArenaCore, Block
 from gpumem._native.driver cimport CUresult
-from gpumem._native.pages cimport StorePlace
 from gpumem._support.lease cimport Uses
 
 # How the arena finds room for a block; `flags` are AllocateFlags. Returns an ArenaStatus.
@@ -51,5 +50,7 @@ cdef uint64_t heap_release(ArenaCore* arena, uint64_t most) noexcept nogil
 cdef void heap_drain(ArenaCore* arena) noexcept nogil
 # Examines every block now; waits for nothing. The driver's code if it refused.
 cdef CUresult heap_check(ArenaCore* arena) noexcept nogil
-# Drains, then lets the arena sleep; an ArenaStatus.
-cdef int heap_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil
+# Around a sleep of the arena: takes the turn, so that nothing is examined while the memory goes,
+# and drains; gives the turn back.
+cdef void heap_hold(ArenaCore* arena) noexcept nogil
+cdef void heap_let_go(ArenaCore* arena) noexcept nogil

@@ -16,7 +16,6 @@ from gpumem._native.arena.debug_heap.types cimport (
     HeapSite, HeapState,
 )
 from gpumem._native.arena.growth cimport memory_is_out
-from gpumem._native.arena.sleep cimport arena_sleep
 from gpumem._native.arena.streams cimport (
     drain_streams, end_epochs, has_unknown_work, pause, slot_drop, slot_retain, uses_release,
     wait_for_streams,
@@ -32,7 +31,6 @@ from gpumem._native.driver cimport (
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS, CUresult,
     CUstreamCaptureMode, CUstreamCaptureStatus,
 )
-from gpumem._native.pages cimport StorePlace
 from gpumem._support.atomics cimport count_add, load64, store64
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport REC_FREE
@@ -413,15 +411,14 @@ cdef void heap_drain(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.heap.turn)
 
 
-cdef int heap_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
-    cdef int status
-    # The turn is held throughout: nothing is examined while the memory goes.
+cdef void heap_hold(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.heap.turn)
     if arena.closed == STATE_OPEN:
         drain(arena)
-    status = arena_sleep(arena, place)
+
+
+cdef void heap_let_go(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.heap.turn)
-    return status
 
 
 cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:

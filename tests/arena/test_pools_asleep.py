@@ -1,0 +1,258 @@
+"""Graph pools that sleep: with their arena, by tags, and their graphs, which work on."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from helpers.driver import HostDriver
+from helpers.given_out import given_out
+
+import gpumem
+from gpumem.errors import GpumemError, InUseError, OutOfMemoryError, SuspendedError
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def driver(host):
+    return HostDriver()
+
+
+@pytest.fixture
+def stream():
+    return gpumem.Stream("host")
+
+
+def fill(buffer, value):
+    memoryview(buffer)[:] = bytes([value]) * buffer.nbytes
+
+
+def holds(buffer, value):
+    return bytes(memoryview(buffer)) == bytes([value]) * buffer.nbytes
+
+
+class Captured:
+    """A graph that fills a block of its pool and copies it to another one, freed or not."""
+
+    def __init__(self, driver, arena, stream, tag=None):
+        self.driver, self.stream = driver, stream
+        with arena.capture(stream) as self.pool:
+            driver.call("cuStreamBeginCapture", stream.ptr, 0)
+            scratch = arena.allocate(3 * MIB, stream)
+            driver.fill(scratch, 7, stream)
+            if tag is None:
+                self.out = arena.allocate(3 * MIB, stream)
+            else:
+                with arena.tag(tag):
+                    self.out = arena.allocate(3 * MIB, stream)
+            driver.call("cuMemcpyDtoDAsync", self.out.ptr, scratch.ptr, 3 * MIB, stream.ptr)
+            self.scratch = scratch.ptr
+            scratch.close()
+            graph = ctypes.c_uint64()
+            driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
+        self.graph, made = graph.value, ctypes.c_uint64()
+        driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), self.graph, 0)
+        self.ready = made.value
+
+    def launch(self):
+        self.driver.call("cuGraphLaunch", self.ready, self.stream.ptr)
+        self.stream.synchronize()
+
+    def end(self):
+        self.driver.call("cuGraphExecDestroy", self.ready)
+        self.driver.call("cuGraphDestroy", self.graph)
+        self.out.close()
+        self.pool.close()
+
+
+def test_graph_works_on_after_its_pool_has_slept(make_arena, driver, stream, host):
+    arena = make_arena()
+    graph = Captured(driver, arena, stream)
+    graph.launch()
+    address, used = graph.out.ptr, host.used(0)
+    assert graph.pool.stats().reserved >= 6 * MIB
+    assert arena.sleep() == used - host.used(0) == graph.pool.stats().reserved + used - host.used(0)
+    assert graph.pool.stats().reserved == 0
+    assert graph.pool.stats().suspended_bytes == 3 * MIB  # what was freed has no bytes to keep
+    with pytest.raises(SuspendedError):
+        memoryview(graph.out)
+    with arena.capture(stream, pool=graph.pool), pytest.raises(SuspendedError):
+        arena.allocate(100, stream)
+    arena.wake()
+    assert graph.out.ptr == address
+    assert holds(graph.out, 7)
+    fill(graph.out, 1)
+    graph.launch()
+    assert holds(graph.out, 7)
+    graph.pool.check_invariants()
+    graph.end()
+
+
+def test_blocks_of_a_pool_sleep_with_their_tags(make_arena, driver, stream, host):
+    arena = make_arena()
+    graph = Captured(driver, arena, stream, tag="out")
+    graph.launch()
+    held = graph.pool.stats().reserved
+    arena.sleep("out")
+    assert 0 < graph.pool.stats().reserved < held
+    with pytest.raises(SuspendedError):
+        memoryview(graph.out)
+    assert ctypes.string_at(graph.scratch, 4) == b"\x07" * 4  # its tag is "default"
+    arena.wake("out")
+    assert holds(graph.out, 7)
+    arena.sleep("default")
+    assert holds(graph.out, 7)
+    arena.wake()
+    fill(graph.out, 2)
+    graph.launch()
+    assert holds(graph.out, 7)
+    assert sum(block.used for block in graph.pool.blocks()) == 1
+    graph.end()
+    assert graph.pool.stats().reserved == 0
+
+
+def test_dropped_tag_of_a_pool_is_not_copied(make_arena, driver, stream, host):
+    arena = make_arena()
+    with arena.tag("scratch", asleep="drop"), arena.capture(stream) as pool:
+        block = arena.allocate(4 * MIB, stream)
+    copies = host.call_count("cuMemcpyDtoHAsync")
+    arena.sleep()
+    assert host.call_count("cuMemcpyDtoHAsync") == copies
+    arena.wake()
+    fill(block, 1)
+    block.close()
+    pool.close()
+
+
+def test_pools_bytes_wait_in_the_file_of_its_tag(make_arena, driver, stream, tmp_path):
+    arena = make_arena()
+    blocks = [arena.allocate(5000)]
+    with arena.capture(stream) as pool:
+        blocks += [arena.allocate(3 * MIB + 5, stream)]
+    with arena.tag("a"), arena.capture(stream, pool=pool):
+        blocks += [arena.allocate(700, stream)]
+    for number, block in enumerate(blocks, 1):
+        fill(block, number)
+    arena.sleep(to=tmp_path / "asleep")
+    arena.wake()
+    assert not (tmp_path / "asleep").exists()
+    assert [holds(block, number) for number, block in enumerate(blocks, 1)] == [True] * 3
+    blocks.clear()
+    del block
+    pool.close()
+
+
+def test_pool_that_ends_asleep_leaves_nothing(make_arena, driver, stream, host):
+    arena = make_arena()
+    arena.allocate(100).close()
+    before = given_out()
+    graph = Captured(driver, arena, stream, tag="out")
+    arena.sleep()
+    graph.end()
+    arena.wake()
+    del graph
+    arena.shrink()
+    after = given_out()
+    assert (after["handles"], after["mappings"]) <= (before["handles"], before["mappings"])
+
+
+def test_sleep_is_refused_while_the_cpu_views_a_pools_block(make_arena, driver, stream):
+    arena = make_arena()
+    with arena.tag("a"), arena.capture(stream) as pool:
+        block = arena.allocate(1000, stream)
+    view = memoryview(block)
+    with pytest.raises(InUseError, match="view"):
+        arena.sleep()
+    assert arena.asleep == ()
+    view.release()
+    arena.sleep()
+    arena.wake()
+    block.close()
+    pool.close()
+
+
+def test_sleeping_pool_leaves_room_under_the_limit(make_arena, driver, stream):
+    budget = gpumem.Budget(64 * MIB)
+    arena = make_arena({"max_mem": 20 * MIB}, budget=budget)
+    with arena.capture(stream) as pool:
+        block = arena.allocate(10 * MIB, stream)
+    fill(block, 3)
+    arena.sleep("default")
+    assert budget.used == 0
+    with arena.tag("other"):
+        other = arena.allocate(16 * MIB)
+    with pytest.raises(OutOfMemoryError):
+        arena.wake()
+    assert arena.asleep == ("default",)
+    other.close()
+    arena.wake()
+    assert holds(block, 3)
+    assert arena.stats().limit >= budget.used >= 10 * MIB
+    block.close()
+    pool.close()
+
+
+def test_wake_counts_a_pool_and_its_arena_together_in_the_limit(make_arena, driver, stream, host):
+    arena = make_arena({"max_mem": 24 * MIB})
+    block = arena.allocate(10 * MIB)
+    with arena.capture(stream) as pool:
+        captured = arena.allocate(10 * MIB, stream)
+    fill(block, 1)
+    fill(captured, 2)
+    held = arena.sleep()
+    used = host.used(0)
+    with arena.tag("other"):
+        other = arena.allocate(8 * MIB)
+    before = host.used(0)
+    with pytest.raises(OutOfMemoryError):
+        arena.wake("default")  # either of them alone has room
+    assert (arena.asleep, host.used(0)) == (("default",), before)
+    other.close()
+    arena.wake()
+    assert host.used(0) - used == held
+    assert holds(block, 1)
+    assert holds(captured, 2)
+    block.close()
+    captured.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("number", range(1, 70))
+def test_sleep_and_wake_of_pools_refused_once_keep_their_bytes(
+    make_arena, driver, stream, host, number
+):
+    arena = make_arena()
+    graph = Captured(driver, arena, stream, tag="out")
+    with arena.capture(stream, pool=graph.pool):
+        other = arena.allocate(2 * MIB, stream)
+    plain = arena.allocate(MIB)
+    graph.launch()
+    fill(other, 5)
+    fill(plain, 6)
+    for call in (arena.sleep, arena.wake):
+        host.fail(None, number, 1)
+        try:
+            call()
+        except SuspendedError:
+            assert arena.asleep
+        except GpumemError:
+            assert bool(arena.asleep) == (call == arena.wake)
+        finally:
+            host.clear_faults()
+        arena.check_invariants()
+        graph.pool.check_invariants()
+        if call == arena.sleep and not arena.asleep:
+            arena.sleep()
+    arena.wake()
+    assert arena.asleep == ()
+    assert holds(graph.out, 7)
+    assert holds(other, 5)
+    assert holds(plain, 6)
+    fill(graph.out, 1)
+    graph.launch()
+    assert holds(graph.out, 7)
+    other.close()
+    plain.close()
+    graph.end()
+    arena.close()
