@@ -38,6 +38,7 @@ def test_stats_and_shrink_reports_are_short_and_tables_in_notebooks(make_arena):
         assert f">{name}</th><td>{text}</td>" in stats._repr_html_()
     assert "&lt;cache&gt;" in arena._repr_html_()
     buffer.close()
+    assert "0 B in use" in repr(arena), "without what the thread has cached"
 
 
 def test_stats_have_every_onnx_runtime_key_as_decimal_text(arena):

@@ -314,6 +314,9 @@ cdef class ArenaBase(MemoryResource):
     def __repr__(self):
         if self.core.closed == STATE_CLOSED:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
+        # Cached blocks would count as in use. A fork's child leaves its parent's locks alone.
+        if self.driver_device.context.generation == process.generation:
+            caches_flush(self.core)
         used = arena_in_use(self.core) + load64(&self.core.span_used)
         held = arena_reserved(self.core) + load64(&self.core.spanned)
         return (f"<gpumem.Arena {self.name!r} on {self.memory}: "
