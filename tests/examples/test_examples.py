@@ -83,50 +83,8 @@ def test_example_finds_fragmentation_from_an_out_of_memory_error():
     assert lines[-1].startswith("with virtual the server runs to its end in ")
 
 
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
-
-
-OTHERS = {
-    re.search(r"integrations(?:\.| import )(\w+)", block)[1]: block
-    for block in BLOCKS
-    if "integrations" in block
-}
 STATUS = gpumem.driver_status()
 needs_gpu = pytest.mark.skipif(not STATUS.available, reason=f"needs a CUDA device: {STATUS.reason}")
-
-
-def test_readme_code_blocks_run(tmp_path):
-    """One block after the other, as a reader would type them; Vulkan's where it is there."""
-    assert len(BLOCKS) >= 3
-    shown = [block for block in BLOCKS if block not in OTHERS.values()]
-    shown = [block for block in shown if AVAILABLE or "vulkan" not in block]
-    printed = run("-c", "\n".join(shown), folder=tmp_path)
-    assert (tmp_path / "run.html").exists()
-    for value in re.findall(r"print\(.*\)  # ([\d.]+)$", "\n".join(shown), re.M):
-        assert value in printed
-
-
-def test_document_about_sleep_runs(tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/sleep.md").read_text(), re.S | re.M)
-    assert blocks
-    code = "\n".join(blocks).replace("/tmp/", f"{tmp_path}/")
-    assert run("-c", code, folder=tmp_path) == []
-    assert not list(tmp_path.iterdir())
-
-
-def test_readme_has_a_snippet_for_each_library():
-    folder = ROOT / "gpumem" / "integrations"
-    modules = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py")}
-    assert set(OTHERS) == {name for name in modules if not name.startswith("_")}
-
-
-@needs_gpu
-@pytest.mark.parametrize("library", sorted(OTHERS))
-def test_readme_snippets_run(library):
-    name = {"c": "gpumem", "memory_saver": "torch"}.get(library, library.replace("_", "."))
-    pytest.importorskip(name, reason=f"{library} is not installed")
-    # Others' warnings are not ours.
-    run("-W", "ignore", "-c", OTHERS[library])
 
 
 @needs_gpu
