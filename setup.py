@@ -15,6 +15,7 @@ GPUMEM_QUICK     -O0, for a build that is tried once: half the time
 
 import functools
 import gc
+import gzip
 import multiprocessing
 import os
 import platform
@@ -23,6 +24,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+import tarfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
@@ -32,6 +34,7 @@ from Cython.Build import cythonize
 from Cython.Build.Dependencies import create_dependency_tree
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
 
 DEBUG = os.environ.get("GPUMEM_DEBUG", "0") not in ("", "0")
@@ -174,6 +177,46 @@ def included_by(file: Path) -> list[str]:
 # ---- building ------------------------------------------------------------------------------------
 
 
+class SourceArchive(sdist):
+    """The source distribution: one set of files gives one sequence of bytes.
+
+    Files are dated by SOURCE_DATE_EPOCH, in seconds since 1970, or 1980-01-01, the first day that
+    a zip file knows, too.
+    """
+
+    def make_archive(
+        self,
+        base_name: str,
+        format: str,
+        root_dir: str | None = None,
+        base_dir: str | None = None,
+        owner: str | None = None,
+        group: str | None = None,
+    ) -> str:
+        """Pack a folder as tar.gz: names in order, nobody's files, one date, two modes."""
+        if format != "gztar" or base_dir is None:
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+        date = int(os.environ.get("SOURCE_DATE_EPOCH", 315532800))
+
+        def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime = date
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            return member
+
+        target = Path(f"{base_name}.tar.gz")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            target.open("wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=date) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+        ):
+            for path in sorted([Path(base_dir), *Path(base_dir).rglob("*")]):
+                archive.add(path, recursive=False, filter=plain)
+        return str(target)
+
+
 class BuildModules(build_ext):
     """Builds each module in one go, on every core, the largest first."""
 
@@ -260,6 +303,6 @@ if __name__ == "__main__":
         require_tools()
     setup(
         options={"build_ext": {"force": SWITCHED}},
-        cmdclass={"build_ext": BuildModules},
+        cmdclass={"build_ext": BuildModules, "sdist": SourceArchive},
         ext_modules=extensions(),
     )

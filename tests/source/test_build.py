@@ -4,9 +4,11 @@ import os
 import runpy
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gpumem"
@@ -120,3 +122,29 @@ def test_module_made_before_setup_py_changed_is_made_anew(script, modules, tmp_p
     assert script["is_outdated"](module)
     os.utime(made, (changed + 1, changed + 1))
     assert not script["is_outdated"](module)
+
+
+def test_source_archives_of_equal_files_are_equal(script, tmp_path, monkeypatch):
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    found = []
+    for number, names in enumerate((["b.py", "a.py"], ["a.py", "b.py"])):
+        monkeypatch.chdir(tmp_path)
+        folder = tmp_path / str(number) / "made-1.0"
+        folder.mkdir(parents=True)
+        monkeypatch.chdir(folder.parent)
+        for name in names:
+            (folder / name).write_text(name)
+            os.utime(folder / name, (number + 1, number + 1))
+            (folder / name).chmod(0o600 + 0o044 * number)
+        command = script["SourceArchive"](Distribution())
+        made = command.make_archive("dist/made-1.0", "gztar", base_dir="made-1.0")
+        found.append(Path(made).read_bytes())
+    assert found[0] == found[1]
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+    assert (
+        Path(command.make_archive("dist/made-1.0", "gztar", base_dir="made-1.0")).read_bytes()
+        != found[0]
+    )
+    with tarfile.open(made) as archive:
+        assert {member.mtime for member in archive} == {1000000000}
+        assert archive.getnames() == ["made-1.0", "made-1.0/a.py", "made-1.0/b.py"]
