@@ -34,6 +34,7 @@ LATENCIES = 400_000
 REPEATED_SIZES = 48
 STEP = np.dtype([("size", np.uint64), ("slot", np.uint64)])
 REFERENCE = "gpumem"
+HOOK, C = "a hook: by address", "gpumem.h"
 BINNED, BEST = "21 bins of sets, ort split", "one set, best fit"
 BITMAPS = "two levels of bitmaps, any fit"
 
@@ -47,6 +48,7 @@ GOALS: dict[tuple[str, int], dict[str, float]] = {
 GOAL_P999_NS = 1000
 GOAL_TWO_THREADS = 2.0
 GOAL_METADATA = 64
+GOAL_C_RATIO, GOAL_C_NS = 1.1, 40  # to the hook below it
 
 
 def pairs() -> dict[str, Any]:
@@ -76,6 +78,7 @@ def measure() -> dict[str, Any]:
             ],
             "latency": [_latency(module, kind, 100_000) for kind in ("random", "repeated")],
             "threads": _threads(module, libraries),
+            "c_functions": [_c_functions(module, live) for live in (1_000, 10_000)],
             "handoff": _handoff(module, libraries),
             "metadata": _metadata(module, 100_000),
         }
@@ -222,6 +225,24 @@ def _threads(module: Any, libraries: list[Any], live: int = 2_000) -> dict[str, 
     return {"live": live, "sizes": "repeated", "by": report, "goal": GOAL_TWO_THREADS}
 
 
+def _c_functions(module: Any, live: int) -> dict[str, Any]:
+    """Time pairs of repeated sizes by the functions of gpumem.h, and by what they are made of."""
+    subjects = {"nothing": module.nothing(live)}
+    for name, make in ((REFERENCE, module.core), (HOOK, module.hook), (C, module.c_functions)):
+        arena = gpumem.Arena("host", {"backing": "regions", "split_rule": "tight"})
+        subjects[name] = make(live, arena, [gpumem.Stream("host") for _ in range(2)])
+    for subject in subjects.values():
+        subject.pairs(steps("repeated", live, 3 * live, seed=1))
+    runs = [steps("repeated", live, PAIRS, seed)[live:] for seed in range(2, 2 + ROUNDS)]
+    samples = _interleaved({name: _timed_pairs(each, runs) for name, each in subjects.items()})
+    return {
+        "live": live,
+        "nanoseconds": {name: statistics.median(values) for name, values in samples.items()},
+        "ratios": ratios_within_rounds(samples, HOOK),
+        "goals": {"ratio": GOAL_C_RATIO, "nanoseconds": GOAL_C_NS},
+    }
+
+
 def _handoff(module: Any, libraries: list[Any]) -> dict[str, Any]:
     """Let one thread allocate and another free; nanoseconds per block."""
     subjects = _subjects(module, "repeated", 1, libraries)
@@ -273,6 +294,13 @@ def show(report: dict[str, Any], console: Console) -> None:
             goal = f"<= {row['goal_p99.9']}" if name == "p99.9" else ""
             table.add_row(name, f"{spent:.0f}", goal)
         console.print(table)
+    for row in report["c_functions"]:
+        title = f"by the functions of gpumem.h: repeated sizes, {row['live']:,} live"
+        table = _table(title, "function", "ns", "/ hook")
+        for name, spent in row["nanoseconds"].items():
+            table.add_row(name, f"{spent:.0f}", f"{row['ratios'][name]:.2f}")
+        goals = row["goals"]
+        console.print(table, f"goal: {goals['ratio']:g}, {goals['nanoseconds']} ns")
     threads = report["threads"]
     table = _table(f"threads, {threads['live']:,} live each", "allocator", "one", "two", "ratio")
     for name, row in threads["by"].items():

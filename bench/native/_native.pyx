@@ -6,11 +6,24 @@ from libc.stdlib cimport calloc, free
 
 import numpy as np
 
-from gpumem._native.arena cimport ARENA_OK, arena_allocate, arena_free, ArenaCore, Block
+from gpumem._native.arena cimport (
+    AllocatorHook, ARENA_OK, arena_allocate, arena_free, ArenaCore, Block, hook_allocate,
+    hook_create, hook_drop, hook_free_on,
+)
 from gpumem._native.arena.types cimport SPACES
 from gpumem._native.bfc cimport Chunk
 from gpumem._native.pages cimport Page
 from gpumem._core cimport Arena
+from gpumem._native.driver cimport CUstream
+
+from gpumem.integrations._c_calls import address_of, capsule_of
+
+cdef extern from "gpumem.h" nogil:
+    ctypedef struct gpumem_calls:
+        int (*allocate)(gpumem_arena*, size_t, size_t, void*, void**) noexcept nogil
+        int (*deallocate_on)(gpumem_arena*, void*, void*) noexcept nogil
+    ctypedef struct gpumem_arena:
+        const gpumem_calls* calls
 
 cdef extern from "subject.h" nogil:
     const uint64_t FAILED
@@ -47,6 +60,45 @@ cdef uint64_t core_allocate(void* arena, uint64_t size, uint32_t stream) noexcep
 
 cdef void core_release(void* arena, uint64_t handle, uint32_t stream) noexcept nogil:
     arena_free(<ArenaCore*>arena, handle, stream)
+
+
+# A hook, and the C functions over one: blocks by address, streams by native handle.
+cdef struct ByAddress:
+    AllocatorHook* hook
+    gpumem_arena* arena
+    CUstream streams[2]
+
+
+cdef uint64_t hook_take(void* state, uint64_t size, uint32_t thread) noexcept nogil:
+    cdef ByAddress* given = <ByAddress*>state
+    cdef uint64_t address
+    if hook_allocate(given.hook, size, given.streams[thread], 0, &address) != ARENA_OK:
+        return FAILED
+    return address
+
+
+cdef void hook_release(void* state, uint64_t address, uint32_t thread) noexcept nogil:
+    hook_free_on(address, (<ByAddress*>state).streams[thread])
+
+
+cdef uint64_t table_take(void* state, uint64_t size, uint32_t thread) noexcept nogil:
+    cdef ByAddress* given = <ByAddress*>state
+    cdef void* address
+    if given.arena.calls.allocate(given.arena, size, 256, <void*>given.streams[thread],
+                                  &address) != 0:
+        return FAILED
+    return <uint64_t>address
+
+
+cdef void table_release(void* state, uint64_t address, uint32_t thread) noexcept nogil:
+    cdef ByAddress* given = <ByAddress*>state
+    given.arena.calls.deallocate_on(given.arena, <void*>address, <void*>given.streams[thread])
+
+
+cdef void end_by_address(void* state) noexcept nogil:
+    if (<ByAddress*>state).hook != NULL:
+        hook_drop((<ByAddress*>state).hook)
+    free(state)
 
 
 cdef class Subject:
@@ -168,6 +220,38 @@ def core(size_t slots, Arena arena not None, list streams):
     made.subject.state = arena.core
     made.subject.allocate = core_allocate
     made.subject.release = core_release
+    return made
+
+
+cdef ByAddress* by_address(Subject made, list streams) except NULL:
+    cdef ByAddress* state = <ByAddress*>calloc(1, sizeof(ByAddress))
+    cdef int i
+    if state == NULL:
+        raise MemoryError("no memory for a hook")
+    for i in range(len(streams)):
+        state.streams[i] = <CUstream><uintptr_t>streams[i].ptr
+        made.streams[i] = i
+    made.subject.state = state
+    made.subject.destroy = end_by_address
+    return state
+
+
+def hook(size_t slots, Arena arena not None, list streams):
+    """Make an allocator hook of an arena, which frees by address, with one stream per thread."""
+    cdef Subject made = Subject(slots)
+    made.owner = arena, streams
+    by_address(made, streams).hook = hook_create(arena.core, NULL, 0)
+    made.subject.allocate, made.subject.release = hook_take, hook_release
+    return made
+
+
+def c_functions(size_t slots, Arena arena not None, list streams):
+    """Make the functions of gpumem.h over an arena, with one stream per thread."""
+    cdef Subject made = Subject(slots)
+    capsule = capsule_of(arena, "c")
+    made.owner = capsule, streams
+    by_address(made, streams).arena = <gpumem_arena*><uintptr_t>address_of(capsule)
+    made.subject.allocate, made.subject.release = table_take, table_release
     return made
 
 

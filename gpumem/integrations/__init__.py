@@ -1,7 +1,7 @@
 """gpumem beneath other libraries: one module for each, which imports its library only when used.
 
-Each has ``enable(resource=None, ...)``, ``disable()``, ``using(resource=None, ...)`` and
-``status()``, and they behave alike:
+Each has ``status()``, and where the memory of the library can be switched
+``enable(resource=None, ...)``, ``disable()`` and ``using(resource=None, ...)``. They behave alike:
 
 - They apply to the whole process, every thread included, and to later allocations. Earlier
   allocations keep their memory, which is freed where it was allocated.
@@ -23,8 +23,9 @@ Two names stand for the two directions, where a library has objects for them:
 - ``resource(source)`` returns a `gpumem.MemoryResource` over such an object of the library's
   (cuda.core, RMM).
 
-`nccl` has none of these, since NCCL allocates no memory for users: it registers gpumem's with NCCL.
-Nor has `memory_saver`, which offers torch_memory_saver's names over gpumem beneath PyTorch.
+`nccl` has none of these but ``status``, since NCCL allocates no memory for users: it registers
+gpumem's with NCCL. Nor has `memory_saver`, which offers torch_memory_saver's names over gpumem
+beneath PyTorch, or `c`, whose ``allocator`` each program in C is given.
 """
 
 from importlib import import_module

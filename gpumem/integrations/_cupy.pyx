@@ -11,7 +11,7 @@ cimport cython
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, intptr_t, uint64_t, uint8_t
+from libc.stdint cimport int32_t, intptr_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcmp
 
 from gpumem._buffer cimport Buffer, MemoryResource, Stream
@@ -61,6 +61,11 @@ cdef class Where:
     def compiled(self):
         """Whether CuPy's C functions are used."""
         return self.device_function != NULL
+
+    @property
+    def stream_address(self):
+        """Address of CuPy's C function for a device's current stream; 0: it exports none."""
+        return <uintptr_t>self.stream_function
 
     cdef int device(self) except -1:
         if self.device_function != NULL:

@@ -25,9 +25,10 @@ from typing import Any
 
 from gpumem._core import Arena
 from gpumem.errors import IntegrationError
-from gpumem.integrations.torch import _hooks
+from gpumem.integrations import torch as _torch
+from gpumem.integrations.torch import TorchStatus, _hooks
 
-__all__ = ["TorchMemorySaver", "torch_memory_saver"]
+__all__ = ["TorchMemorySaver", "status", "torch_memory_saver"]
 
 
 class TorchMemorySaver:
@@ -129,12 +130,16 @@ class TorchMemorySaver:
         return found
 
 
+def status() -> TorchStatus:
+    """Return which memory PyTorch uses now: `gpumem.integrations.torch.status`."""
+    return _torch.status()
+
+
 def _arenas() -> list[Arena]:
     """Return the arenas beneath PyTorch, with that of its current device."""
-    ours = importlib.import_module("gpumem.integrations.torch")
-    if ours.status().mode is None:
-        ours.enable(mode="full")
-    if ours.status().mode != "full":
+    if _torch.status().mode is None:
+        _torch.enable(mode="full")
+    if _torch.status().mode != "full":
         raise IntegrationError(
             "PyTorch's own allocator is in use above gpumem's, and its segments cannot pause: "
             'call gpumem.integrations.torch.enable(mode="full") before the first tensor on a GPU'

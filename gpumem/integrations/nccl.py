@@ -37,8 +37,9 @@ from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
 from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, MissingFrameworkError
+from gpumem.integrations._switch import Status
 
-__all__ = ["NcclRegistration", "RegisteredSource", "register"]
+__all__ = ["NcclRegistration", "RegisteredSource", "register", "status"]
 
 _SUCCESS = 0
 _END_OF_ADDRESSES = 2**64
@@ -98,6 +99,12 @@ def register(memory: Buffer | _OverBuffer, communicators: Any) -> NcclRegistrati
     return NcclRegistration(buffer, found)
 
 
+def status() -> Status:
+    """Return which resources have blocks that NCCL has registered now, one for each device."""
+    held = {each._resource.memory.device.index: each._resource for each in list(_registrations)}
+    return Status(bool(held), held)
+
+
 class NcclRegistration:
     """A block that NCCL has registered; made by `register`.
 
@@ -114,6 +121,7 @@ class NcclRegistration:
         for communicator in communicators:
             communicator.require_device(library, buffer)
         self._kept = buffer.register()
+        self._resource = buffer.resource
         self.address, self.nbytes = self._kept.address, self._kept.nbytes
         self._held: list[tuple[_Communicator, int]] = []
         _registrations.add(self)

@@ -275,3 +275,12 @@ def test_limit_of_the_upstream_bounds_the_arena(library):
 def test_upstream_that_is_no_arena_is_refused(library, upstream):
     with pytest.raises(TypeError, match="invalid upstream"):
         nccl.RegisteredSource(upstream, COMMUNICATOR)
+
+
+def test_status_names_the_resources_with_registered_blocks(library):
+    assert not nccl.status().enabled
+    arena = gpumem.Arena("host")
+    registration = nccl.register(arena.allocate(MIB, transport="ipc"), COMMUNICATOR)
+    assert nccl.status().resources == {0: arena}
+    registration.release()
+    assert nccl.status() == gpumem.integrations.Status(False, {})
