@@ -50,9 +50,9 @@ def skip_what_the_top_documents(app, what, name, member, skip, options):
     return None
 
 
-def require_every_public_name(app, error):
+def require_every_public_name(app, env):
     """Warn of public names without a description."""
-    described = app.env.domains.python_domain.objects
+    described = env.domains.python_domain.objects
     for module in [name for name, each in described.items() if each.objtype == "module"]:
         for name in importlib.import_module(module).__all__:
             member = getattr(importlib.import_module(module), name)
@@ -68,4 +68,4 @@ def require_every_public_name(app, error):
 def setup(app):
     """Register what the settings above need."""
     app.connect("autodoc-skip-member", skip_what_the_top_documents)
-    app.connect("build-finished", require_every_public_name)
+    app.connect("env-check-consistency", require_every_public_name)
