@@ -26,6 +26,7 @@ cdef struct Uses:
     uint64_t handle         # of the block
     uint32_t stream_slot    # of the stream it was freed on, and that stream's epoch at the free
     uint64_t epoch
+    bint taken              # while it is pending free: a thread makes its stream wait for it
 
 # Views that began and views that ended. One begins with the interpreter lock and ends on any
 # thread: two counters, so that only an end is an atomic operation.

@@ -313,6 +313,111 @@ def test_taker_waits_once_for_each_stream_that_used_a_block(make_arena, streams,
     pin.close()
 
 
+def owners(arena):
+    """Return the free blocks and whose they are; they are free for all once their work is done."""
+    return [(block.address, block.stream) for block in arena.blocks() if not block.used]
+
+
+@pytest.mark.parametrize("limit", ["max_mem", "budget"])
+@pytest.mark.parametrize("backing", ["virtual", "regions"])
+def test_refused_request_queues_no_wait_and_takes_no_memory(
+    make_arena, streams, driver, calls, backing, limit
+):
+    config = {"stream_reuse": "wait", "backing": backing, "oom_wait_ms": 0}
+    if backing == "regions":
+        config["extend_strategy"] = "same_as_requested"
+    budget = gpumem.Budget(64 * MIB) if limit == "budget" else None
+    if budget is None:
+        config["max_mem"] = 64 * MIB
+    arena = make_arena(config, budget=budget)
+    pin = arena.allocate(40 * MIB, streams[1])
+    buffer = arena.allocate(16 * MIB, streams[0])
+    with driver.block(streams[0]):
+        buffer.close()
+        before = owners(arena)
+        calls(WAIT)
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(32 * MIB, streams[1])
+        assert calls(WAIT) == [0]
+        assert streams[1].query()
+        assert owners(arena) == before
+    streams[0].synchronize()
+    pin.close()
+
+
+def test_block_of_pages_waits_only_for_streams_whose_memory_it_takes(
+    make_arena, streams, driver, calls
+):
+    owner, other, taker, _ = streams
+    config = {"stream_reuse": "wait", "backing": "virtual", "page_move_threshold": 1000}
+    arena = make_arena(config)  # new memory, and no page of the owner's, joins the other's
+    first = arena.allocate(16 * MIB, owner)
+    pin = arena.allocate(4 * MIB, taker)
+    second = arena.allocate(16 * MIB, other)
+    with driver.block(owner):
+        with driver.block(other):
+            first.close()
+            second.close()
+            calls(WAIT)
+            block = arena.allocate(20 * MIB, taker)
+            assert block.ptr == second.ptr
+            assert calls(WAIT) == [1]
+            assert not taker.query()
+        taker.synchronize()
+    owner.synchronize()
+    block.close()
+    pin.close()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_refused_event_of_a_pending_block_leaves_no_wait_for_the_others(
+    make_arena, streams, driver, virtual_clock, calls, number
+):
+    owner, side, more, taker = streams
+    arena, pin = one_block(make_arena, "wait")
+    buffer = arena.allocate(BLOCK, owner)
+    with driver.block(side), driver.block(more):
+        buffer.record_stream(side)
+        buffer.record_stream(more)
+        buffer.close()
+        calls(WAIT)
+        virtual_clock.fail(RECORD, number, 1, 1000)
+        assert next_address(arena, taker) is None
+        virtual_clock.clear_faults()
+        assert calls(WAIT) == [0]
+        assert taker.query()
+        assert next_address(arena, taker)
+    for stream in streams:
+        stream.synchronize()
+    pin.close()
+
+
+@pytest.mark.parametrize("backing", ["virtual", "regions"])
+def test_memory_stays_its_streams_own_if_the_wait_for_it_is_refused(
+    make_arena, streams, driver, virtual_clock, backing
+):
+    config = {"stream_reuse": "wait", "backing": backing, "max_mem": 32 * MIB, "oom_wait_ms": 0}
+    arena = make_arena(config | {"split_rule": "tight"})
+    buffers = [arena.allocate(12 * MIB, stream) for stream in streams[:2]]
+    places = {buffer.ptr for buffer in buffers}
+    with driver.block(streams[0]), driver.block(streams[1]):
+        for buffer in buffers:
+            buffer.close()
+        virtual_clock.fail(WAIT, 1, 1, 1000)
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(12 * MIB, streams[2])
+        virtual_clock.clear_faults()
+        assert streams[2].query()
+        arena.check_invariants()
+        assert {stream for _, stream in owners(arena)} >= {streams[0].ptr, streams[1].ptr}
+        again = [arena.allocate(12 * MIB, stream) for stream in streams[:2]]
+        assert {buffer.ptr for buffer in again} == places
+        for buffer in again:
+            buffer.close()
+    for stream in streams:
+        stream.synchronize()
+
+
 @pytest.mark.parametrize("nbytes", [300 * KIB, 200 * KIB])
 def test_smallest_pending_block_that_fits_is_taken_behind_a_wait(
     make_arena, streams, driver, nbytes

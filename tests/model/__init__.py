@@ -15,8 +15,7 @@ so that work is really unfinished. What differs from the model is shown as the s
 `captures`  rules of graphs and their pools
 `diary`     what a program did, for failures that a second run does not show
 
-Not looked at: memory of sources, imported memory, `DriverPool`, peers, several threads at once, and
-whether a refused allocation leaves its stream waiting (under ``stream_reuse="wait"`` it may).
+Not looked at: memory of sources, imported memory, `DriverPool`, peers, several threads at once.
 
 `test_against_oracle` follows one arena more closely: which block it chooses, and how it grows.
 """

@@ -107,10 +107,8 @@ class ArenaRules(MemoryRules):
         try:
             arena.real.prepare(nbytes)
         except OutOfMemoryError as error:
-            self.may_wait(arena, self.legacy_of(arena.device))
             self.require_truth(arena, nbytes, error)
             return
-        self.may_wait(arena, self.legacy_of(arena.device))
         stats = arena.real.stats()
         assert stats.reserved - stats.in_use >= nbytes, f"{arena} is not prepared: {stats}"
 

@@ -139,7 +139,6 @@ class MemoryRules(World):
             assert arena.suspended, f"{arena} is not suspended"
             return None
         except OutOfMemoryError as error:
-            self.may_wait(arena, queue)
             self.require_truth(arena, nbytes + extra, error)
             return None
         assert not arena.suspended, f"{arena} handed out a block while it was suspended"

@@ -242,7 +242,7 @@ class World(RuleBasedStateMachine):
         self.may_wait(block.arena, queue, behind)
 
     def may_wait(self, arena: Arena, queue: Queue, behind: Sequence[Op] = ()) -> None:
-        """An allocation, also one that is refused in the end, may let its stream wait."""
+        """An allocation may let its stream wait; one that is refused does not."""
         if arena.policy == "wait":
             queue.add(after=behind, perhaps=self.everything_on(queue.device))
 
@@ -351,6 +351,8 @@ class World(RuleBasedStateMachine):
             if arena.suspended:
                 for budget in self.budgets:
                     budget.real.limit = None
+                arena.limit = 0
+                arena.real.set_limit(arena.limit)
                 arena.real.wake()
                 arena.suspended = False
         for block in self.blocks:

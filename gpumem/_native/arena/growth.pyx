@@ -1,6 +1,7 @@
 """Growing and shrinking an arena, by regions or by pages; with the grow lock held."""
 
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.allocation_events cimport note_memory, note_plan
 from gpumem._native.arena.bookkeeping cimport (
@@ -9,8 +10,8 @@ from gpumem._native.arena.bookkeeping cimport (
 )
 from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
-    find_idle, forget_waits, has_unknown_work, query_stream, release_completed, share_rests,
-    wait_for_others,
+    allow_waits, cover_others, find_idle, forget_waits, has_unknown_work, query_stream,
+    release_completed, share_rests, wait_behind,
 )
 from gpumem._native.arena.family cimport arena_drop, has_relatives, pool_next, tag_next
 from gpumem._native.arena.thread_cache cimport (
@@ -39,10 +40,11 @@ from gpumem._native.driver cimport (
     CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    ACTION_CREATE, budget_allows, budget_spend, bytes_of, Demand, GRANULE, MAX_PAGE_GRANULES,
-    orphans_release, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range,
-    range_reserve, round_to_granule, Space, space_add_range, space_allocate_lower, space_execute,
-    space_finish, space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
+    Action, ACTION_CREATE, ACTION_MOVE, budget_allows, budget_spend, bytes_of, Demand, GRANULE,
+    MAX_PAGE_GRANULES, orphans_release, Piece, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE,
+    PLAN_OK, PlanResult, Range, range_reserve, round_to_granule, Space, space_add_range,
+    space_allocate_lower, space_execute, space_finish, space_plan, space_plan_trim,
+    space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport (
     load32, load64, published_pointer, store32, store64, sum_add,
@@ -562,6 +564,7 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
         demand.hard_limit = limit - min(limit, family_held(arena) - arena_reserved(arena))
     demand.spare_moves = False
     demand.by_budget = False
+    demand.unfinished = arena.settings.reuse == REUSE_WAIT and stream_slot != SLOT_RELEASED
 
 
 cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
@@ -631,12 +634,13 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
                      uint32_t* index) noexcept nogil:
     cdef Plan plan
     cdef CUresult code
+    cdef bint in_order = True
     cdef int status = plan_in_ranges(arena, space, demand, &plan)
     if status != ARENA_OK:
         return status
     if not arena_charge(arena, created_bytes(space, &plan)):
         lock_acquire(&arena.lock)
-        undo_plan(arena, space, &plan, demand)
+        space_undo(space, &plan)
         lock_release(&arena.lock)
         plan_free(&plan)
         return ARENA_OVER_BUDGET
@@ -646,17 +650,50 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     if code == CUDA_SUCCESS:
         if arena.events.recorder != NULL:
             note_plan(arena, space, &plan)
+        # Last, because nothing takes a wait back.
+        in_order = not demand.unfinished or wait_behind_plan(arena, &plan, demand.stream_slot)
+    if code == CUDA_SUCCESS and in_order:
         if space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch):
             arena.streams[demand.stream_slot].rest = True
         note_reserved(arena)
         index[0] = plan.chunk
     else:
-        driver_refused(arena, code, plan.refused)
-        undo_plan(arena, space, &plan, demand)
+        if code != CUDA_SUCCESS:
+            driver_refused(arena, code, plan.refused)
+        space_undo(space, &plan)
         charge_parent(arena)
     lock_release(&arena.lock)
     plan_free(&plan)
+    if not in_order:
+        # The driver refused a wait: without other streams' unfinished memory.
+        demand.unfinished = False
+        return build_claim(arena, space, demand, index)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
+
+
+cdef bint wait_behind_plan(ArenaCore* arena, const Plan* plan, uint32_t taker) noexcept nogil:
+    # With the arena lock, released meanwhile: the taker's stream waits once for each stream whose
+    # work may still use the block's memory, in its place or in the pages that came there.
+    cdef uint32_t slots = arena.table.stream_slot_count
+    cdef uint64_t* until = <uint64_t*>calloc(slots, sizeof(uint64_t))
+    cdef const Action* action
+    cdef const Piece* piece
+    cdef uint32_t i
+    cdef bint in_order = until != NULL
+    if not in_order:
+        return False
+    for i in range(plan.piece_count):
+        piece = &plan.pieces[i]
+        until[piece.stream_slot] = max(until[piece.stream_slot], piece.epoch)
+    for i in range(plan.count):
+        action = &plan.actions[i]
+        if action.kind == ACTION_MOVE:
+            until[action.stream_slot] = max(until[action.stream_slot], action.epoch)
+    for i in range(1, slots):
+        if until[i] and in_order:
+            in_order = wait_behind(arena, i, until[i], taker)
+    free(until)
+    return in_order
 
 
 cdef uint64_t created_bytes(const Space* space, const Plan* plan) noexcept nogil:
@@ -697,14 +734,15 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
     plan.actions = NULL
     lock_acquire(&arena.lock)
     if not arena.closed:
-        if arena.settings.reuse == REUSE_WAIT and demand.stream_slot != SLOT_RELEASED:
-            wait_for_others(arena, demand.stream_slot)
+        if demand.unfinished:
+            cover_others(arena, demand.stream_slot)     # the lock is not released any more after it
+            allow_waits(arena, demand.stream_slot)
         bound_by_budget(arena, demand)
         set_limits(arena, space, demand)
         result = space_plan(space, demand, plan)
         forget_waits(arena)
     if result == PLAN_OK and plan.over_limit:
-        undo_plan(arena, space, plan, demand)
+        space_undo(space, plan)
         result = PLAN_NO_MEMORY
     lock_release(&arena.lock)
     if result != PLAN_OK:
@@ -733,13 +771,6 @@ cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexc
     demand.spare_moves = (
         demand.reserved + demand.claim > demand.share_limit
         and not budget_allows(&arena.move_budget, arena.replayed_at or arena.context.now()))
-
-
-cdef void undo_plan(ArenaCore* arena, Space* space, Plan* plan,
-                    const Demand* demand) noexcept nogil:
-    # What was claimed becomes free in the taker's running epoch; it must be seen to end.
-    space_undo(space, plan, demand, arena.streams[demand.stream_slot].epoch)
-    arena.streams[demand.stream_slot].dirty = demand.stream_slot != SLOT_RELEASED
 
 
 cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil:
@@ -788,7 +819,7 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
             note_plan(arena, space, &plan)
         space_finish(space, &plan, NULL, 0)
     else:
-        space_undo(space, &plan, NULL, 0)
+        space_undo(space, &plan)
     charge_parent(arena)
     lock_release(&arena.lock)
     plan_free(&plan)

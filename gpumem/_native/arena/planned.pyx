@@ -4,14 +4,15 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.bookkeeping cimport finish_allocate
 from gpumem._native.arena.streams cimport (
-    complete_streams, order_behind, release_completed, switch_needs_event, switch_stream,
+    complete_streams, cover_epoch, release_completed, switch_needs_event, switch_stream,
+    wait_behind,
 )
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ArenaCore, Block, REUSE_WAIT,
 )
 from gpumem._native.bfc cimport (
-    Chunk, NIL, Places, places_find, places_init, places_allocate, SLOT_RELEASED,
+    bfc_free, Chunk, NIL, Places, places_find, places_init, places_allocate, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport context_is_dead
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -96,12 +97,21 @@ cdef int allocate_behind(ArenaCore* arena, Places* places, uint32_t begin, uint3
         return ARENA_MISS
     other = arena.table.chunks[index].stream_slot
     epoch = arena.table.chunks[index].epoch
-    if not order_behind(arena, other, epoch, stream_slot):
+    if not cover_epoch(arena, other, epoch):
         return ARENA_MISS
     index = places_find(places, &arena.table, begin, end)   # the lock was released meanwhile
     if index == NIL or arena.closed:
         return ARENA_MISS
-    # Still the memory that the wait covers? Else it may be free for another reason.
-    if arena.table.chunks[index].stream_slot == other and arena.table.chunks[index].epoch <= epoch:
-        return allocate_chunk(arena, places, index, begin, end, requested, stream_slot, block)
-    return allocate_now(arena, places, begin, end, requested, stream_slot, block)
+    # Still the memory that the event covers? Else it may be free for another reason.
+    if arena.table.chunks[index].stream_slot != other or arena.table.chunks[index].epoch > epoch:
+        return allocate_now(arena, places, begin, end, requested, stream_slot, block)
+    epoch = arena.table.chunks[index].epoch
+    index = places_allocate(places, &arena.table, index, begin, end, requested, stream_slot)
+    if index == NIL:
+        return ARENA_NO_METADATA
+    # Only for memory that no other thread can take any more, see streams.
+    if not wait_behind(arena, other, epoch, stream_slot):
+        bfc_free(&arena.table, index, other, epoch)
+        return ARENA_MISS
+    finish_allocate(arena, NULL, &arena.table, index, block)
+    return ARENA_OK

@@ -59,13 +59,19 @@ cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil
 # that stream on the device; a pending-free block, too. NIL if none fits.
 cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
                               uint32_t taker) noexcept nogil
-# With the lock, released meanwhile: is the taker's stream behind an epoch of another now? Makes it
-# wait on the device if it has to.
-cdef bint order_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
-                       uint32_t taker) noexcept nogil
-# With the lock: makes the taker's stream wait for the frees on all others, and sets the epochs in
-# `bins.waited`; forget_waits clears them.
-cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil
+# With the lock, released meanwhile: is the epoch done, or does an event lie behind it? Records it.
+cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil
+# With the lock, released meanwhile: makes the taker's stream wait on the device for an epoch of
+# another that is done or has an event behind it. After this an allocation is not refused any more:
+# nothing takes the wait back. False: the driver refused.
+cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
+                      uint32_t taker) noexcept nogil
+# With the lock, released meanwhile: puts events behind what was freed on all streams but the
+# taker's.
+cdef void cover_others(ArenaCore* arena, uint32_t taker) noexcept nogil
+# With the lock, until it is released: lets a plan take other streams' memory in front of an event;
+# forget_waits ends that. Whoever takes it has to wait_behind.
+cdef void allow_waits(ArenaCore* arena, uint32_t taker) noexcept nogil
 cdef void forget_waits(ArenaCore* arena) noexcept nogil
 # Destroys the pooled events; no thread uses the arena any more.
 cdef void destroy_events(ArenaCore* arena) noexcept nogil

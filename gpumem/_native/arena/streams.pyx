@@ -14,8 +14,8 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.bfc cimport (
     ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free,
-    bfc_end_pending_free, bfc_has, BFC_OK, bfc_release_completed, bfc_resolve, Chunk, CHUNK_HOLE,
-    CHUNK_UNUSED, NIL, round_to_quantum, SLOT_RELEASED, state_of,
+    bfc_end_pending_free, bfc_free, bfc_has, BFC_OK, bfc_release_completed, bfc_resolve, Chunk,
+    CHUNK_HOLE, CHUNK_UNUSED, NIL, round_to_quantum, SLOT_RELEASED, state_of,
 )
 from gpumem._native.driver cimport (
     AWAIT_EVENT, context_enter, context_leave, context_relax, context_restore, context_synchronize,
@@ -291,80 +291,125 @@ cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch)
 
 cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
                               uint32_t taker) noexcept nogil:
+    # A wait that is queued cannot be taken back, and queueing it releases the lock. So the memory
+    # is the taker's first: no other thread can take it, and no wait is queued for nothing.
     cdef uint64_t size = round_to_quantum(nbytes)
     cdef uint32_t index = NIL
     cdef uint32_t stream_slot
-    cdef int status = BFC_OK
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if bfc_has(table, size, stream_slot) and wait_for_frees(arena, stream_slot, taker):
-            index = bfc_allocate_from(table, size, nbytes, stream_slot,
-                                      arena.streams[stream_slot].event_epoch, taker, &status)
-            if index != NIL:
-                break
-    if index == NIL and arena.pending_free != NULL and free_best_behind(arena, table, size, taker):
-        index = bfc_allocate_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &status)
+        if index == NIL and stream_slot != taker and bfc_has(table, size, stream_slot):
+            index = take_behind(arena, table, size, nbytes, stream_slot, taker)
+    if index == NIL and arena.pending_free != NULL:
+        index = take_pending_behind(arena, table, size, nbytes, taker)
     return index
 
 
-cdef bint free_best_behind(ArenaCore* arena, Bfc* table, uint64_t size,
-                           uint32_t taker) noexcept nogil:
+cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t size, uint64_t nbytes,
+                          uint32_t stream_slot, uint32_t taker) noexcept nogil:
+    cdef uint32_t index
+    cdef uint64_t epoch
+    cdef int status = BFC_OK
+    cover_frees(arena, stream_slot)
+    index = bfc_allocate_from(table, size, nbytes, stream_slot,
+                              arena.streams[stream_slot].event_epoch, taker, &status)
+    if index == NIL:
+        return NIL
+    epoch = table.chunks[index].epoch
+    if wait_behind(arena, stream_slot, epoch, taker):
+        return index
+    bfc_free(table, index, stream_slot, epoch)      # as it was
+    return NIL
+
+
+cdef uint32_t take_pending_behind(ArenaCore* arena, Bfc* table, uint64_t size, uint64_t nbytes,
+                                  uint32_t taker) noexcept nogil:
     # A pending-free block becomes the taker's, whose stream waits for everything that uses it.
     cdef Uses* uses = pending_free_best(arena, table, size)
     cdef uint64_t handle
-    cdef uint32_t i = 0
+    cdef int status = BFC_OK
     if uses == NULL:
-        return False
+        return NIL
     handle = uses.handle
-    if not order_behind(arena, uses.stream_slot, uses.epoch, taker):
+    uses.taken = True       # others neither free nor take it; only the arena's end frees it
+    if cover_uses(arena, uses, handle) and wait_behind_uses(arena, uses, handle, taker):
+        free_pending_behind(arena, uses, taker)
+        return bfc_allocate_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &status)
+    if is_pending_free(arena, uses, handle):
+        uses.taken = False
+    return NIL
+
+
+cdef bint cover_uses(ArenaCore* arena, const Uses* uses, uint64_t handle) noexcept nogil:
+    # All events before the first wait: any of them may be refused.
+    cdef uint32_t i = 0
+    if not cover_epoch(arena, uses.stream_slot, uses.epoch):
         return False
-    # Each wait releases the lock, so the block may have been freed or taken by another thread:
-    # look whether it is still pending before each step.
     while is_pending_free(arena, uses, handle):
         if i == uses.count:
-            free_pending_behind(arena, uses, taker)
             return True
-        if not order_behind(arena, uses.at[i].slot, uses.at[i].until, taker):
+        if not cover_epoch(arena, uses.at[i].slot, uses.at[i].until):
             return False
         i += 1
     return False
 
 
-cdef bint order_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
-                       uint32_t taker) noexcept nogil:
-    cdef StreamSlot* stream = &arena.streams[stream_slot]
-    if stream_slot == taker or stream.done >= epoch:
-        return True
-    if stream.polling:
+cdef bint wait_behind_uses(ArenaCore* arena, const Uses* uses, uint64_t handle,
+                           uint32_t taker) noexcept nogil:
+    cdef uint32_t i = 0
+    if not wait_behind(arena, uses.stream_slot, uses.epoch, taker):
         return False
-    # The epoch still runs: no event lies behind it yet.
-    if stream.epoch == epoch:
+    while is_pending_free(arena, uses, handle):
+        if i == uses.count:
+            return True
+        if not wait_behind(arena, uses.at[i].slot, uses.at[i].until, taker):
+            return False
+        i += 1
+    return False
+
+
+cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    if stream.done < epoch and stream.epoch == epoch and not stream.polling:
+        close_epoch(arena, stream_slot)     # it still runs: no event lies behind it yet
+    return stream.done >= epoch or stream.event_epoch >= epoch
+
+
+cdef void cover_frees(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].polling:
         close_epoch(arena, stream_slot)
-    return stream.event_epoch >= epoch and enqueue_wait(arena, stream_slot, taker)
 
 
-cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
+cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
+                      uint32_t taker) noexcept nogil:
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    while stream.polling:       # another thread is at the driver for it, which does not wait
+        lock_release(&arena.lock)
+        sleep_ns(FIRST_PAUSE)
+        lock_acquire(&arena.lock)
+    return (stream_slot == taker or stream.done >= epoch
+            or enqueue_wait(arena, stream_slot, taker))
+
+
+cdef void cover_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if has_free(arena, stream_slot) and wait_for_frees(arena, stream_slot, taker):
-            arena.table.bins[stream_slot].waited = arena.streams[stream_slot].event_epoch
-            arena.small.bins[stream_slot].waited = arena.streams[stream_slot].event_epoch
+        if stream_slot != taker and has_free(arena, stream_slot):
+            cover_frees(arena, stream_slot)
 
 
-cdef bint wait_for_frees(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) noexcept nogil:
-    # An event must lie behind the frees on another stream before anything can wait for it.
-    cdef StreamSlot* stream = &arena.streams[stream_slot]
-    if stream_slot == taker or stream.polling:
-        return False
-    if load32(&stream.dirty):
-        close_epoch(arena, stream_slot)
-    return stream.event_epoch and enqueue_wait(arena, stream_slot, taker)
+cdef void allow_waits(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if stream_slot != taker:
+            arena.table.bins[stream_slot].behind = arena.streams[stream_slot].event_epoch
+            arena.small.bins[stream_slot].behind = arena.streams[stream_slot].event_epoch
 
 
 cdef void forget_waits(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
-        arena.table.bins[stream_slot].waited = 0
-        arena.small.bins[stream_slot].waited = 0
+        arena.table.bins[stream_slot].behind = 0
+        arena.small.bins[stream_slot].behind = 0
 
 
 cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) noexcept nogil:
@@ -443,7 +488,7 @@ cdef bint free_completed(ArenaCore* arena) noexcept nogil:
     cdef bint found = False
     while link[0] != NULL:
         uses = link[0]
-        if uses_done(arena, uses):
+        if not uses.taken and uses_done(arena, uses):
             link[0] = uses.next
             free_pending(arena, uses, uses.stream_slot, uses.epoch)
             found = True
@@ -496,7 +541,8 @@ cdef Uses* pending_free_best(ArenaCore* arena, const Bfc* table, uint64_t size) 
     while uses != NULL:
         chunk = &table.chunks[index_of(uses.handle)]
         # A linear search: pending frees are few, and this is the path after every other has failed.
-        if (table_of(arena, uses.handle) == table and size <= chunk.size < best_size
+        if (table_of(arena, uses.handle) == table and not uses.taken
+                and size <= chunk.size < best_size
                 and not table.regions[chunk.region].persistent):
             best = uses
             best_size = chunk.size

@@ -117,7 +117,7 @@ cdef struct StreamBins:
     uint64_t free_bytes
     uint64_t free_chunks
     uint64_t completed      # epochs <= completed are known to have ended
-    uint64_t waited         # during a plan: its stream waits on the device for epochs <= waited
+    uint64_t behind         # during a plan, which may take epochs <= behind and wait for them; or 0
 
 # What is read without the lock comes first; a cache line apart, what every operation changes.
 cdef struct Bfc:

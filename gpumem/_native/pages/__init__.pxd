@@ -22,6 +22,6 @@ from gpumem._native.pages.span cimport (
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand, GRANULE,
-    GRANULE_BITS, MAX_PAGE_GRANULES, Page, Plan, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult,
-    Range, round_to_granule, Space,
+    GRANULE_BITS, MAX_PAGE_GRANULES, Page, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK,
+    PlanResult, Range, round_to_granule, Space,
 )

@@ -12,7 +12,7 @@ from gpumem._support.lock cimport Lock
 cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil
 cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
                        uint64_t epoch) noexcept nogil
-cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil
+cdef void space_undo(Space* space, Plan* plan) noexcept nogil
 
 
 # ---- Pages that sleep; with the grow lock. One without memory keeps its slot and place -----------

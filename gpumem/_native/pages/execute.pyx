@@ -17,7 +17,7 @@ from gpumem._native.pages.space cimport (
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand,
-    granule_of, is_backed, Page, Plan, Space,
+    granule_of, is_backed, Page, page_over, Plan, Space,
 )
 from gpumem._support.atomics cimport sum_add
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
@@ -186,9 +186,9 @@ cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
     return plan.chunk != NIL and holes_trim(space.table, plan.chunk, demand.size, epoch)
 
 
-cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil:
+cdef void space_undo(Space* space, Plan* plan) noexcept nogil:
     # Puts the tables back to what the driver has mapped now. The claimed block becomes a hole, the
-    # actions are undone, then what is mapped in the hole becomes free again.
+    # actions are undone, then what is mapped in the hole becomes free again, for whom it was free.
     cdef uint32_t i
     cdef uint64_t begin = 0
     cdef uint64_t end = 0
@@ -201,7 +201,7 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
         undo_action(space, &plan.actions[plan.count - 1 - i])
     # Only now is it known which pages are mapped in the claimed range.
     if plan.chunk != NIL:
-        refill(space, begin, end, demand.stream_slot, epoch)
+        refill(space, plan, begin, end)
 
 
 cdef void undo_action(Space* space, const Action* action) noexcept nogil:
@@ -255,16 +255,35 @@ cdef void show_dormant(Space* space, const Action* action, Page* page) noexcept 
     view_set(space, page.dormant, page.granules, action.page)
 
 
-cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slot,
-                 uint64_t epoch) noexcept nogil:
-    # Granule by granule: any of them may have memory or none.
+cdef void refill(Space* space, const Plan* plan, uint64_t begin, uint64_t end) noexcept nogil:
+    # Granule by granule: any of them may have memory or none. Memory that was free there has the
+    # mark of its piece; a page that came from elsewhere the one that it left its old place with,
+    # and a new page none.
+    cdef const Page* page
     cdef uint64_t address = begin
     cdef uint64_t stop
+    cdef uint32_t piece = 0
     while address < end:
+        page = page_over(space, granule_of(space, address))
         stop = min(address_of(space, granule_of(space, address) + 1), end)
-        if is_backed(space, granule_of(space, address)):
-            holes_fill(space.table, hole_at(space, address), address, stop, stream_slot, epoch)
+        while piece < plan.piece_count and plan.pieces[piece].end <= address:
+            piece += 1
+        if piece < plan.piece_count and plan.pieces[piece].begin <= address:
+            stop = min(stop, plan.pieces[piece].end)
+            refill_part(space, address, stop, plan.pieces[piece].stream_slot,
+                        plan.pieces[piece].epoch)
+        else:
+            if piece < plan.piece_count:
+                stop = min(stop, plan.pieces[piece].begin)
+            if page != NULL:
+                refill_part(space, address, stop, page.dormant_stream_slot, page.dormant_epoch)
         address = stop
+
+
+cdef inline void refill_part(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slot,
+                             uint64_t epoch) noexcept nogil:
+    if is_backed(space, granule_of(space, begin)):
+        holes_fill(space.table, hole_at(space, begin), begin, end, stream_slot, epoch)
 
 
 # ---- Pages that sleep ----------------------------------------------------------------------------

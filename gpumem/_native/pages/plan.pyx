@@ -21,7 +21,7 @@ from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of,
     bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed, is_idle,
     is_movable, is_quiet, KEEP_VIEW_PERCENT, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at,
-    page_over, PEAK_PAGES, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
+    page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
     PLANNED_SLOTS, PlanResult, Space,
 )
 from gpumem._support.atomics cimport load32
@@ -59,6 +59,8 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     # Swaps cost no driver call, so they come before pages are moved or made. They need no undoing:
     # both views of a swapped page stay mapped.
     swap_views(space, begin, end)
+    if not note_pieces(space, plan, chunk_at(space, site.anchor, begin), end):
+        return PLAN_NO_METADATA
     plan.chunk = holes_allocate(space.table, chunk_at(space, site.anchor, begin), begin, end,
                                 demand.requested, demand.stream_slot)
     see_above(space, plan.chunk)
@@ -111,6 +113,28 @@ cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t mis
         if is_movable(space, page, begin, end):
             room += page.granules
     return room >= missing
+
+
+cdef bint note_pieces(const Space* space, Plan* plan, uint32_t first, uint64_t end) noexcept nogil:
+    # Whose work may still use the window, for the waits behind it and for the undoing.
+    cdef uint32_t index = first
+    cdef uint32_t count = 0
+    cdef const Chunk* chunk
+    while index != NIL and space.table.chunks[index].address < end:
+        count += 1
+        index = space.table.chunks[index].next
+    plan.pieces = <Piece*>calloc(count + 1, sizeof(Piece))
+    if plan.pieces == NULL:
+        return False
+    index = first
+    while index != NIL and space.table.chunks[index].address < end:
+        chunk = &space.table.chunks[index]
+        if chunk.stream_slot != SLOT_RELEASED:
+            plan.pieces[plan.piece_count] = Piece(chunk.address, end_of(chunk), chunk.epoch,
+                                                  chunk.stream_slot)
+            plan.piece_count += 1
+        index = chunk.next
+    return True
 
 
 # Swapping: an idle page counts where it is wanted, and its old place becomes the hole. From the top
@@ -379,6 +403,7 @@ cdef Action* action_add(Plan* plan, ActionKind kind, uint32_t page) noexcept nog
 
 cdef void plan_free(Plan* plan) noexcept nogil:
     free(plan.actions)
+    free(plan.pieces)
     memset(plan, 0, sizeof(Plan))
     plan.chunk = NIL
 

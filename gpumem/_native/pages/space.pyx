@@ -28,11 +28,11 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
 
 
 cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
-    # Free for work of `stream_slot` now: freed on it, for every stream, or behind work that it will
+    # Free for work of `stream_slot` now: freed on it, for every stream, or behind work that it can
     # wait for. No event is polled here.
     return load32(&chunk.state) == CHUNK_FREE and (
         chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
-        or chunk.epoch <= space.table.bins[chunk.stream_slot].waited)
+        or chunk.epoch <= space.table.bins[chunk.stream_slot].behind)
 
 
 cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:

@@ -109,8 +109,17 @@ cdef enum PlanResult:
     PLAN_NO_MEMORY = 2          # neither the hard limit nor idle pages leave what is missing
     PLAN_NO_METADATA = 3
 
+# A part of the claimed window that was free, in another slot than the released one.
+cdef struct Piece:
+    uint64_t begin              # address
+    uint64_t end
+    uint64_t epoch              # mark of its free chunk
+    uint32_t stream_slot
+
 cdef struct Plan:
     uint32_t chunk              # the claimed window, used until finished
+    Piece* pieces               # upward
+    uint32_t piece_count
     Action* actions
     uint32_t count
     bint over_limit             # not to be carried out: it needs more than the hard limit
@@ -134,6 +143,7 @@ cdef struct Demand:
     uint64_t hard_limit         # bytes never passed
     bint spare_moves            # make new pages up to the hard limit before moving any
     bint by_budget              # the hard limit is a budget's, not max_mem
+    bint unfinished             # may take memory of other streams and wait for them on the device
 
 cdef inline uint32_t granule_of(const Space* space, uint64_t address) noexcept nogil:
     # Also in the granule behind a range's end: the number after its last one.
