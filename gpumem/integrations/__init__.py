@@ -36,7 +36,18 @@ from gpumem.integrations._switch import Status
 
 __all__ = ["Status"]
 
-_LIBRARIES = ("c", "cuda_core", "cupy", "jax", "memory_saver", "nccl", "numba", "rmm", "torch")
+_LIBRARIES = (
+    "c",
+    "cuda_core",
+    "cupy",
+    "jax",
+    "memory_saver",
+    "nccl",
+    "numba",
+    "onnxruntime",
+    "rmm",
+    "torch",
+)
 
 if not TYPE_CHECKING:  # else a type checker would accept every name of the module
 

@@ -1,0 +1,377 @@
+"""ONNX Runtime on gpumem's memory: inputs and outputs without a copy, and memory for a session.
+
+`bind` lets a session read and write tensors where they lie. `allocator` makes the memory of one
+session's CUDA provider, out of an arena that PyTorch and others use as well.
+
+Examples
+--------
+>>> import gpumem, onnxruntime  # doctest: +SKIP
+>>> from gpumem.integrations import onnxruntime as gpumem_ort  # doctest: +SKIP
+>>> session = onnxruntime.InferenceSession("model.onnx")  # doctest: +SKIP
+>>> x, y = (gpumem.zeros((8, 8), "float32", memory="host") for _ in range(2))  # doctest: +SKIP
+>>> binding = gpumem_ort.bind(session, {"x": x}, {"y": y})  # doctest: +SKIP
+>>> session.run_with_iobinding(binding)  # y has the result  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpumem._buffer.resource import MemoryResource
+from gpumem._core import Arena
+from gpumem._support.forks import ForkLock
+from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.errors import ConfigError, IntegrationError
+from gpumem.integrations import _compiled
+from gpumem.integrations._c_calls import address_of, capsule_of
+from gpumem.integrations._resources import REACHABLE, Resources
+from gpumem.integrations._switch import Status
+from gpumem.integrations._versions import import_framework
+from gpumem.stats import ShrinkReport
+
+__all__ = ["SessionMemory", "allocator", "bind", "status"]
+
+_OLDEST = "1.20"
+_INSTALL = "pip install onnxruntime-gpu"
+_device_type = "cuda"  # "host" in tests without a GPU
+
+# ONNX Runtime's names of element types, and NumPy's.
+_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(bool)": "bool",
+    **{
+        f"tensor({sign}int{bits})": f"{sign}int{bits}"
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+}
+
+
+class _Tensor(Protocol):
+    """What is used of a `gpumem.Tensor`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def memory(self) -> MemoryInfo: ...
+    @property
+    def read_only(self) -> bool: ...
+
+
+# ---- inputs and outputs --------------------------------------------------------------------------
+
+
+def bind(
+    session: Any, inputs: Mapping[str, _Tensor], outputs: Mapping[str, _Tensor] | None = None
+) -> Any:
+    """Bind tensors to a session's inputs and outputs by their addresses; nothing is copied.
+
+    Parameters
+    ----------
+    session : onnxruntime.InferenceSession
+    inputs : Mapping of str to Tensor
+        Every input of the model, by name: contiguous, of its type and shape, in host memory, pinned
+        or not, or in the memory of a CUDA device.
+    outputs : Mapping of str to Tensor, optional
+        Where results are written. Outputs that are not named are allocated by ONNX Runtime in host
+        memory.
+
+    Returns
+    -------
+    onnxruntime.IOBinding
+        For ``session.run_with_iobinding``, as often as wanted. It keeps the tensors alive.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        ONNX Runtime is not installed or too old, or the session has no CUDA provider for a tensor
+        of a CUDA device.
+    ConfigError
+        A name is not of the model, an input is missing, or a tensor does not fit; the message names
+        it and what is accepted.
+
+    Notes
+    -----
+    ONNX Runtime knows no stream of a tensor: wait for the work that writes the inputs before a run,
+    and for runs that were given a stream before outputs are read. Where a provider computes on a
+    device, ONNX Runtime itself copies what lies in host memory.
+    """
+    _ort()
+    wanted = {each.name: each for each in session.get_inputs()}
+    given = {each.name: each for each in session.get_outputs()}
+    _require_names("input", inputs, wanted)
+    _require_names("output", outputs or {}, given)
+    missing = sorted(wanted.keys() - inputs.keys())
+    if missing:
+        raise ConfigError(f"invalid inputs: {', '.join(missing)} of the model are missing")
+    for name, tensor in inputs.items():
+        _require_fits(session, "input", wanted[name], tensor)
+    for name, tensor in (outputs or {}).items():
+        _require_fits(session, "output", given[name], tensor)
+        if tensor.read_only:
+            raise ConfigError(f"invalid output {name!r}: the tensor is read-only")
+    # All checks are done: from here on nothing is refused half-way.
+    binding = session.io_binding()
+    for name, tensor in inputs.items():
+        binding.bind_input(name, *_place(tensor), tensor.dtype, tensor.shape, tensor.ptr)
+    for name in given:
+        tensor_or_none = (outputs or {}).get(name)
+        if tensor_or_none is None:
+            binding.bind_output(name)
+        else:
+            tensor = tensor_or_none
+            binding.bind_output(name, *_place(tensor), tensor.dtype, tensor.shape, tensor.ptr)
+    binding.gpumem_tensors = (*inputs.values(), *(outputs or {}).values())
+    return binding
+
+
+def _require_names(what: str, tensors: Iterable[str], names: Iterable[str]) -> None:
+    for name in tensors:
+        if name not in names:
+            raise ConfigError(
+                f"invalid {what} {name!r}: the model has {', '.join(map(repr, names))}"
+            )
+
+
+def _require_fits(session: Any, what: str, declared: Any, tensor: _Tensor) -> None:
+    where = f"invalid {what} {declared.name!r}"
+    expected = _TYPES.get(declared.type)
+    if expected is None:
+        raise ConfigError(f"{where}: {declared.type} is none of {', '.join(_TYPES)}")
+    if tensor.dtype != np.dtype(expected):
+        raise ConfigError(f"{where}: its dtype is {tensor.dtype}, the model's is {expected}")
+    # A length that the model does not know is a name or None.
+    fits = len(declared.shape) == len(tensor.shape) and all(
+        not isinstance(length, int) or length == have
+        for length, have in zip(declared.shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        raise ConfigError(f"{where}: its shape is {tensor.shape}, the model's is {declared.shape}")
+    if tensor.strides != _contiguous(tensor):
+        raise ConfigError(f"{where}: its strides are {tensor.strides}; expected a contiguous one")
+    if _place(tensor)[0] == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+        raise IntegrationError(
+            f"{where} is of {tensor.memory}, and the session has no CUDA provider: it has "
+            f"{', '.join(session.get_providers())}"
+        )
+
+
+def _contiguous(tensor: _Tensor) -> tuple[int, ...]:
+    """Return the strides, in bytes, that a tensor of this shape has if it is contiguous."""
+    step = tensor.dtype.itemsize
+    strides: list[int] = []
+    for length in reversed(tensor.shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
+
+
+def _place(tensor: _Tensor) -> tuple[str, int]:
+    """Return how ONNX Runtime names a tensor's memory: the type of device, and its number."""
+    memory = tensor.memory
+    if memory.device.type == "cuda" and memory.kind is not MemoryKind.HOST_ACCESSIBLE:
+        return "cuda", memory.device.index
+    return "cpu", 0
+
+
+# ---- memory for a session ------------------------------------------------------------------------
+
+
+def allocator(resource: Arena) -> SessionMemory:
+    """Return the memory of one session's CUDA provider, out of an arena.
+
+    Parameters
+    ----------
+    resource : Arena
+        Of a CUDA device. It is charged for what the session holds: one limit for ONNX Runtime and
+        every other library that uses it.
+
+    Returns
+    -------
+    SessionMemory
+        Its `provider_options` go to ``onnxruntime.InferenceSession``. Of one session only, and
+        closed after it.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        ONNX Runtime is not installed or too old, the C functions cannot be compiled, or there are
+        64 of them open.
+    TypeError, ConfigError
+        `resource` is not an Arena, or is not of a CUDA device.
+
+    Notes
+    -----
+    ONNX Runtime names no stream in these calls, and computes on one stream of its own, which gpumem
+    cannot ask about. So a block that it frees is used again at once, but by the same session alone,
+    in the order of that stream. Other users of the arena get the memory when `SessionMemory.shrink`
+    gives it back, which waits for the device first.
+
+    It was not run with a CUDA provider yet: tests call the functions as ONNX Runtime does.
+    """
+    if not isinstance(resource, Arena):
+        raise TypeError(f"invalid resource = {resource!r}: expected a gpumem.Arena")
+    kinds = (MemoryKind.HOST,) if _device_type == "host" else REACHABLE
+    Resources("ONNX Runtime", resource, kinds=kinds, device_type=_device_type)
+    _ort()
+    return SessionMemory(resource)
+
+
+def status() -> Status:
+    """Return which resources give sessions their memory now, one for each device."""
+    held = {each.resource.memory.device.index: each.resource for each in list(_open.values())}
+    return Status(bool(held), held)
+
+
+class SessionMemory:
+    """What a session's CUDA provider allocates from; made by `allocator`.
+
+    Dropping it releases nothing, since ONNX Runtime keeps the addresses of its functions: `close`
+    it, once the session is gone.
+
+    Attributes
+    ----------
+    resource : Arena
+        The arena that was given.
+    arena : Arena
+        The session's own, whose regions are blocks of `resource`: `stats` tells what it holds.
+    """
+
+    def __init__(self, resource: Arena) -> None:
+        self.resource: MemoryResource = resource
+        # Small steps: what the session holds beyond its blocks is lost to the others.
+        self.arena = Arena(
+            resource.memory,
+            source=resource,
+            extend_strategy="same_as_requested",
+            name=f"{resource.name}, of an ONNX Runtime session",
+        )
+        self._capsule = capsule_of(self.arena, "onnxruntime")
+        self._library = _functions()
+        with _lock:
+            free = sorted(set(range(_SLOTS)) - _open.keys())
+            if not free:
+                raise IntegrationError(f"{_SLOTS} sessions have memory of gpumem; close one")
+            self._slot = free[0]
+            self._library.gpumem_ort_set(self._slot, address_of(self._capsule))
+            _open[self._slot] = self
+
+    @property
+    def provider_options(self) -> dict[str, str]:
+        """Options of ``("CUDAExecutionProvider", options)``, to which others may be added."""
+        return {
+            "device_id": str(self.resource.memory.device.index),
+            "gpu_external_alloc": str(self._library.gpumem_ort_alloc(self._slot)),
+            "gpu_external_free": str(self._library.gpumem_ort_free(self._slot)),
+            "gpu_external_empty_cache": str(self._library.gpumem_ort_empty_cache(self._slot)),
+        }
+
+    def shrink(self) -> ShrinkReport:
+        """Give what no block of the session needs back to `resource`: between runs.
+
+        Waits for the work that was queued on the device.
+        """
+        return self.arena.shrink()
+
+    def close(self) -> None:
+        """Give everything back. Idempotent.
+
+        Raises
+        ------
+        InUseError
+            The session has blocks: delete it first.
+        """
+        self.arena.close()
+        with _lock:
+            _open.pop(self._slot, None)
+
+    def __repr__(self) -> str:
+        return f"<gpumem.integrations.onnxruntime.SessionMemory of {self.resource!r}>"
+
+
+_SLOTS = 64
+_lock = ForkLock()
+_open: dict[int, SessionMemory] = {}
+
+# The functions have no argument that says whose they are: there is one set for each slot.
+_SOURCE = """\
+#include <gpumem.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace {
+constexpr int SLOTS = 64;
+gpumem_arena *arenas[SLOTS];
+
+template <int N> void *allocate(std::size_t nbytes) {
+    void *block;
+    arenas[N]->calls->allocate(arenas[N], nbytes, 0, nullptr, &block);
+    return block; /* nullptr: ONNX Runtime reports that memory is out */
+}
+template <int N> void release(void *block) { arenas[N]->calls->deallocate(arenas[N], block); }
+template <int N> void empty_cache() { arenas[N]->calls->shrink(arenas[N], nullptr); }
+
+struct Functions {
+    void *(*allocate)(std::size_t);
+    void (*release)(void *);
+    void (*empty_cache)();
+};
+template <int... N> constexpr std::array<Functions, SLOTS> all(std::integer_sequence<int, N...>) {
+    return {{{allocate<N>, release<N>, empty_cache<N>}...}};
+}
+constexpr auto functions = all(std::make_integer_sequence<int, SLOTS>{});
+} // namespace
+
+extern "C" {
+void gpumem_ort_set(int slot, gpumem_arena *arena) { arenas[slot] = arena; }
+std::uintptr_t gpumem_ort_alloc(int slot) {
+    return reinterpret_cast<std::uintptr_t>(functions[slot].allocate);
+}
+std::uintptr_t gpumem_ort_free(int slot) {
+    return reinterpret_cast<std::uintptr_t>(functions[slot].release);
+}
+std::uintptr_t gpumem_ort_empty_cache(int slot) {
+    return reinterpret_cast<std::uintptr_t>(functions[slot].empty_cache);
+}
+}
+"""
+
+
+@cache
+def _parts() -> ctypes.CDLL:
+    include = Path(__file__).parents[1] / "include"
+    recipe = _compiled.Recipe("onnxruntime", _SOURCE, (f"-I{include}",), (include / "gpumem.h",))
+    library = _compiled.load(recipe)
+    library.gpumem_ort_set.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.gpumem_ort_set.restype = None
+    for function in ("alloc", "free", "empty_cache"):
+        getattr(library, f"gpumem_ort_{function}").restype = ctypes.c_size_t
+    return library
+
+
+def _functions() -> ctypes.CDLL:
+    try:
+        return _parts()
+    except (OSError, RuntimeError) as error:
+        raise IntegrationError(f"the functions for ONNX Runtime cannot be used: {error}") from error
+
+
+def _ort() -> Any:
+    return import_framework("ONNX Runtime", "onnxruntime", _OLDEST, install=_INSTALL)

@@ -1,0 +1,209 @@
+"""ONNX Runtime's integration: bound tensors with the real one; a session's memory by its functions.
+
+The CUDA provider calls the functions as these tests do; no GPU is needed.
+"""
+
+import ctypes
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import gpumem
+import gpumem.integrations.onnxruntime as integration
+from gpumem.errors import ConfigError, IntegrationError, InUseError, MissingFrameworkError
+
+MIB = 1 << 20
+SHAPE = (4, 3)
+
+
+# ---- bound tensors -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session():
+    """A session of ``y = x + w``, whose first dimension has a name."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"]), helper.make_node("Neg", ["y"], ["z"])],
+        "sum",
+        [helper.make_tensor_value_info("x", kind, ["batch", 3])],
+        [helper.make_tensor_value_info(name, kind, ["batch", 3]) for name in ("y", "z")],
+        [helper.make_tensor("w", kind, [3], [1.0, 2.0, 3.0])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def made(shape=SHAPE, dtype="float32", memory="host"):
+    return gpumem.zeros(shape, dtype, memory=memory)
+
+
+@pytest.mark.parametrize("memory", ["host", "host/host_accessible"])
+def test_run_reads_and_writes_bound_tensors_where_they_lie(session, memory):
+    x, y, z = (made(memory=memory) for _ in range(3))
+    binding = integration.bind(session, {"x": x}, {"y": y, "z": z})
+    for value in (1.0, 5.0):  # the same binding, other bytes
+        x.numpy()[:] = value
+        session.run_with_iobinding(binding)
+        assert np.array_equal(y.numpy(), value + np.tile([1, 2, 3], (4, 1)))
+        assert np.array_equal(z.numpy(), -y.numpy())
+    assert binding.get_outputs()[0].data_ptr() == y.ptr
+
+
+def test_output_that_is_not_named_is_onnx_runtimes(session):
+    x, y = made(), made()
+    binding = integration.bind(session, {"x": x}, {"y": y})
+    session.run_with_iobinding(binding)
+    assert np.array_equal(binding.get_outputs()[1].numpy(), -y.numpy())
+
+
+def test_binding_keeps_its_tensors_alive(session):
+    arena = gpumem.Arena("host")
+    x = gpumem.zeros(SHAPE, "float32", resource=arena)
+    binding = integration.bind(session, {"x": x})
+    del x
+    assert arena.stats().in_use
+    session.run_with_iobinding(binding)
+    del binding
+    assert not arena.stats().in_use
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "reason"),
+    [
+        ({}, {}, "inputs: x of the model are missing"),
+        ({"x": SHAPE, "q": SHAPE}, {}, "input 'q': the model has 'x'"),
+        ({"x": SHAPE}, {"q": SHAPE}, "output 'q': the model has 'y', 'z'"),
+        ({"x": (4, 2)}, {}, r"input 'x': its shape is \(4, 2\), the model's is \['batch', 3\]"),
+        ({"x": (12,)}, {}, r"input 'x': its shape is \(12,\)"),
+        ({"x": SHAPE}, {"y": (4, 4)}, r"output 'y': its shape is \(4, 4\)"),
+    ],
+)
+def test_what_is_not_of_the_model_is_refused(session, inputs, outputs, reason):
+    inputs, outputs = ({n: made(s) for n, s in each.items()} for each in (inputs, outputs))
+    with pytest.raises(ConfigError, match=reason):
+        integration.bind(session, inputs, outputs)
+
+
+def test_tensors_that_do_not_fit_are_refused(session):
+    with pytest.raises(ConfigError, match="its dtype is float64, the model's is float32"):
+        integration.bind(session, {"x": made(dtype="float64")})
+    with pytest.raises(ConfigError, match=r"its strides are .*; expected a contiguous one"):
+        integration.bind(session, {"x": made((3, 4)).T})
+    with pytest.raises(ConfigError, match="output 'y': the tensor is read-only"):
+        integration.bind(session, {"x": made()}, {"y": made().as_read_only()})
+
+
+# ---- a session's memory --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ort(monkeypatch):
+    """As much of ONNX Runtime as a session's memory needs."""
+    module = types.ModuleType("onnxruntime")
+    module.__version__ = "1.32.0"
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    monkeypatch.setattr(integration, "_device_type", "host")
+    return module
+
+
+@pytest.fixture
+def arena():
+    with gpumem.Arena("host", oom_wait_ms=0) as arena:
+        yield arena
+
+
+@pytest.fixture
+def memory(ort, arena):
+    try:
+        memory = integration.allocator(arena)
+    except IntegrationError as error:
+        pytest.skip(str(error))
+    yield memory
+    memory.close()
+
+
+class Provider:
+    """The CUDA provider: it has addresses in its options, and nothing else."""
+
+    def __init__(self, options):
+        address = {name: int(options[f"gpu_external_{name}"]) for name in ("alloc", "free")}
+        self.alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(address["alloc"])
+        self.free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address["free"])
+        self.empty_cache = ctypes.CFUNCTYPE(None)(int(options["gpu_external_empty_cache"]))
+
+
+def test_session_memory_is_charged_to_the_arena_that_others_use(memory, arena):
+    provider = Provider(memory.provider_options)
+    assert memory.provider_options["device_id"] == "0"
+    block = provider.alloc(3 * MIB)
+    ctypes.memset(block, 7, 3 * MIB)
+    assert arena.stats().in_use >= 3 * MIB
+    assert memory.arena.stats().requested_in_use == 3 * MIB
+    provider.free(block)
+    assert memory.arena.stats().in_use == 0
+
+
+def test_freed_block_is_the_sessions_again_and_nobody_elses_until_shrink(memory, arena):
+    provider = Provider(memory.provider_options)
+    block = provider.alloc(3 * MIB)
+    provider.free(block)
+    with arena.allocate(3 * MIB) as other:
+        assert other.ptr != block
+    assert provider.alloc(3 * MIB) == block
+    provider.free(block)
+    held = arena.stats().in_use
+    assert memory.shrink().released_bytes == held
+    assert arena.stats().in_use == 0
+
+
+def test_empty_cache_gives_memory_back_as_shrink_does(memory, arena):
+    provider = Provider(memory.provider_options)
+    provider.free(provider.alloc(3 * MIB))
+    provider.empty_cache()
+    assert arena.stats().in_use == 0
+
+
+def test_session_and_others_have_one_limit(memory, arena):
+    provider = Provider(memory.provider_options)
+    arena.set_limit(16 * MIB)
+    with arena.allocate(8 * MIB):
+        assert provider.alloc(12 * MIB) is None
+    block = provider.alloc(12 * MIB)
+    assert block
+    provider.free(block)
+
+
+def test_two_sessions_do_not_share_freed_blocks(memory, arena):
+    other = integration.allocator(arena)
+    first, second = Provider(memory.provider_options), Provider(other.provider_options)
+    block = first.alloc(MIB)
+    first.free(block)
+    taken = second.alloc(MIB)
+    assert taken != block
+    with pytest.raises(InUseError):
+        other.close()
+    second.free(taken)
+    other.close()
+
+
+def test_status_names_the_arenas_of_open_sessions(memory, arena):
+    assert integration.status().resources == {0: arena}
+    memory.close()
+    assert integration.status() == gpumem.integrations.Status(False, {})
+
+
+def test_what_cannot_be_a_sessions_memory_is_refused(ort, monkeypatch):
+    with pytest.raises(TypeError, match=r"expected a gpumem\.Arena"):
+        integration.allocator(None)
+    monkeypatch.setattr(integration, "_device_type", "cuda")
+    with pytest.raises(ConfigError, match=r"ONNX Runtime needs .* memory of a cuda device"):
+        integration.allocator(gpumem.Arena("host"))
+    monkeypatch.setattr(integration, "_device_type", "host")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingFrameworkError, match="pip install onnxruntime-gpu"):
+        integration.allocator(gpumem.Arena("host"))
