@@ -1,10 +1,11 @@
-"""Whole lives of arenas, streams and threads, and what each leaves on the heap of its process.
+"""Whole lives of arenas, budgets, streams and threads, and what each leaves on the heap.
 
 Run in a process of its own, in which nothing else allocates: python -m helpers.lives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import itertools
@@ -14,6 +15,7 @@ from itertools import pairwise
 from statistics import median
 
 import gpumem
+from gpumem._testing import host_device
 from gpumem.planning import IterationPlan, PlannedResource
 from helpers.waiting import wait_until
 
@@ -56,6 +58,48 @@ def plan_of(backing: str) -> None:
         with planned.iteration():
             planned.allocate(1000).close()
         planned.close()
+
+
+def moving_and_sleeping() -> None:
+    """Blocks of pages that move, and a sleep that copies what lives to the host."""
+    arena = gpumem.Arena("host", {"backing": "virtual", "page_move_threshold": 0})
+    stream = gpumem.Stream("host")
+    held = [arena.allocate(size * MIB, stream) for size in (4, 2, 4)]
+    held[0].close()
+    held[2].close()
+    held += [arena.allocate(8 * MIB, stream), arena.allocate_persistent(1000)]
+    arena.shrink()
+    arena.sleep()
+    arena.wake()
+
+
+def refused() -> None:
+    """Driver calls that fail, memory that is not taken back at once, and a size without end."""
+    arena = gpumem.Arena("host", {"backing": "virtual"})
+    arena.allocate(4 * MIB).close()
+    host_device.fail("cuMemRelease", 1, 1, 2)
+    arena.shrink()
+    for call in ("cuMemCreate", "cuMemMap"):
+        host_device.fail(call, 1, 1)
+        with contextlib.suppress(gpumem.errors.DriverError):
+            arena.allocate(5 * MIB)
+            raise AssertionError(f"{call} did not fail")
+    host_device.clear_faults()
+    with contextlib.suppress(gpumem.OutOfMemoryError):
+        arena.allocate(1 << 47)
+        raise AssertionError("no machine has that much memory")
+
+
+def budgets() -> None:
+    """A tree of budgets with long names, of arenas that count in either way."""
+    root = gpumem.Budget(8 * MIB, name="r" * 100)
+    children = [gpumem.Budget(None, parent=root, name=f"{i}" * 100) for i in range(3)]
+    for count in ("reserved", "in_use"):
+        arena = gpumem.Arena("host", {"backing": "virtual"}, budget=children[0], count=count)
+        with arena.allocate(MIB), contextlib.suppress(gpumem.errors.BudgetExceededError):
+            arena.allocate(9 * MIB)
+            raise AssertionError("the budget was exceeded")
+    root.holders()
 
 
 class StreamAndThread:
@@ -123,6 +167,8 @@ def lives():
     for backing in ("regions", "virtual"):
         yield f"arena, {backing}", lambda backing=backing: arena_of(backing), 8
         yield f"plan, {backing}", lambda backing=backing: plan_of(backing), 6
+    for life in (moving_and_sleeping, refused, budgets):
+        yield life.__name__, life, 6
     # The slots of ended threads' streams are looked for in each of these rows, but not each turn.
     yield "stream and thread", StreamAndThread(), 70
 
