@@ -6,6 +6,9 @@ Sizes are of live blocks; `--dead` of them as much again is freed and cached. "f
 memory, "again" copies into what was kept, "drop" copies nothing. torch_memory_saver is measured on
 a GPU, where it is installed, in a process of its own, since both replace PyTorch's allocator. The
 machine's memory is touched beforehand. Figures are medians, of "first" those of new arenas.
+
+Two tenants whose peaks are out of phase share a limit of `--gib`: each has its blocks awake in
+turn. The last line tells the largest peaks that fit, and those of two arenas with half of it each.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from bench import markdown
 
 GIB = 1 << 30
 BLOCKS = 64  # live blocks
+TENANT = 8  # blocks of a tenant
+STEP = TENANT << 21  # bytes, to which the largest peak is searched for
 PEER = """
 import json, sys, time, torch
 from torch_memory_saver import torch_memory_saver as saver
@@ -110,6 +115,49 @@ def measure(device: str, nbytes: int, dead: float, repeats: int) -> dict[str, An
     }
 
 
+def shared_fits(device: str, limit: int, peak: int) -> bool:
+    """Whether two tenants with such peaks fit under one limit, one of them awake at a time."""
+    held: dict[str, list[gpumem.Buffer]] = {}
+    with gpumem.Arena(device, max_mem=limit) as arena:
+        try:
+            for name in ("one", "other") * 2:
+                if name in held:
+                    arena.wake(name)
+                else:
+                    with arena.tag(name):
+                        held[name] = [arena.allocate(peak // TENANT) for _ in range(TENANT)]
+                arena.sleep(name)
+        except gpumem.OutOfMemoryError:
+            return False
+        finally:
+            held.clear()
+    return True
+
+
+def halves_fit(device: str, limit: int, peak: int) -> bool:
+    """Whether each fits in an arena with half of the limit."""
+    with gpumem.Arena(device, max_mem=limit // 2) as arena:
+        try:
+            held = [arena.allocate(peak // TENANT) for _ in range(TENANT)]
+        except gpumem.OutOfMemoryError:
+            return False
+        del held
+    return True
+
+
+def tenants(device: str, limit: int) -> dict[str, int]:
+    """Return the largest sum of two tenants' peaks that fits, under each regime."""
+
+    def largest(fits: Callable[[str, int, int], bool]) -> int:
+        low, high, step = 0, limit + STEP, STEP  # `low` fits, `high` does not
+        while high - low > step:
+            middle = (low + high) // 2 // step * step
+            low, high = (middle, high) if fits(device, limit, middle) else (low, middle)
+        return 2 * low
+
+    return {"one limit": largest(shared_fits), "two halves": largest(halves_fit)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sleep", description=__doc__)
     parser.add_argument("--device", default=None, help="cuda:0 if there is one, else host")
@@ -121,9 +169,18 @@ def main() -> None:
     device = given.device or ("cuda:0" if gpumem.driver_status().available else "host")
     gib = given.gib or (32 if device.startswith("cuda") else 0.5)
     found = measure(device, int(gib * GIB), given.dead, given.repeats)
+    sums = tenants(device, int(gib * GIB))
     rows = [[name, *(f"{rate:.1f}" for rate in steps.values())] for name, steps in found.items()]
     heads = ("GB/s", "first sleep", "sleep again", "wake")
-    print(json.dumps(found) if given.json else markdown.table(heads, rows))
+    if given.json:
+        print(json.dumps({"rates": found, "tenants": sums}))
+        return
+    print(markdown.table(heads, rows))
+    ratio = sums["one limit"] / sums["two halves"]
+    print(
+        f"\nTwo tenants out of phase under {gib:g} GiB: {sums['one limit'] / GIB:.3f} GiB in all, "
+        f"in two halves {sums['two halves'] / GIB:.3f}; {ratio:.2f} times as much"
+    )
 
 
 if __name__ == "__main__":

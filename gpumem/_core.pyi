@@ -62,6 +62,8 @@ class Arena(MemoryResource):
         self,
         tags: str | Iterable[str] | None = None,
         to: str | Device | os.PathLike[str] = "host",
+        *,
+        registered: Literal["refuse", "stay"] = "refuse",
     ) -> int: ...
     def wake(self, tags: str | Iterable[str] | None = None) -> None: ...
     @property

@@ -195,6 +195,10 @@ class OutstandingBlock:
         Number of the allocation in its resource, from 1.
     allocated : Site or None
         Where it was allocated; None if the resource does not record that.
+    tag : str
+        The tag it was allocated under, see `Arena.tag`.
+    asleep : bool
+        Its memory is given back until `Arena.wake`.
 
     Examples
     --------
@@ -210,6 +214,8 @@ class OutstandingBlock:
     nbytes: int
     number: int
     allocated: Site | None = None
+    tag: str = "default"
+    asleep: bool = False
 
     @property
     def stack(self) -> Stack | None:

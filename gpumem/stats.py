@@ -216,6 +216,10 @@ class BlockInfo:
     pending_free : bool
         Freed, but not reusable until streams recorded by `Buffer.record_stream` have passed it, or
         because a debug heap keeps it in quarantine.
+    tag : str
+        The tag it was allocated under, see `Arena.tag`.
+    asleep : bool
+        Its memory is given back until `Arena.wake`.
 
     Examples
     --------
@@ -234,6 +238,8 @@ class BlockInfo:
     region: int
     stream: int
     pending_free: bool = False
+    tag: str = "default"
+    asleep: bool = False
 
 
 @dataclass(frozen=True)

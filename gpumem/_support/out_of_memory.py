@@ -70,6 +70,9 @@ class OutOfMemoryReport:
         Bytes in use by `gpumem.observe.tag`, else by framework, else ``"untagged"``; most first.
     by_framework : mapping of str to int
         Bytes in use by framework, where that is known.
+    asleep : mapping of str to int
+        Tags that are asleep (`Arena.sleep`), with the bytes of each that wait elsewhere; they count
+        in none of the sums above.
     device_total, device_free : int or None
         Of the whole device, from the driver; None if it does not report them.
     held_here : int
@@ -102,6 +105,7 @@ class OutOfMemoryReport:
     movable: int = 0
     by_owner: Mapping[str, int] = field(default_factory=dict)
     by_framework: Mapping[str, int] = field(default_factory=dict)
+    asleep: Mapping[str, int] = field(default_factory=dict)
     device_total: int | None = None
     device_free: int | None = None
     held_here: int = 0
@@ -149,7 +153,11 @@ class OutOfMemoryReport:
             (self.pending_free, "pending free on other streams"),
         )
         shown = [f"{format_size(nbytes)} {words}" for nbytes, words in states if nbytes]
-        return "reserved, and not in use: " + ", ".join(shown) if shown else ""
+        lines = ["reserved, and not in use: " + ", ".join(shown)] if shown else []
+        if self.asleep:
+            tags = (f"{tag} with {format_size(nbytes)}" for tag, nbytes in self.asleep.items())
+            lines.append("asleep: " + ", ".join(tags))
+        return "\n".join(lines)
 
     def _device(self) -> str:
         if self.device_total is None or self.device_free is None or self.held_by_others is None:

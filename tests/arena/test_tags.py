@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import threading
@@ -14,6 +15,7 @@ from gpumem.errors import (
     ClosedError,
     ConfigError,
     GpumemError,
+    HeapCorruptionError,
     InUseError,
     OutOfMemoryError,
     SuspendedError,
@@ -369,6 +371,71 @@ def test_tag_left_on_another_thread_is_an_error(arena):
     thread.join()
     with pytest.raises(GpumemError, match="another thread"):
         tag.__exit__(None, None, None)
+
+
+def test_blocks_tell_their_tag_and_whether_they_sleep(arena):
+    plain, tagged = arena.allocate(100), in_tag(arena, "a", 3 * MIB, 1)
+    with arena.tag("a"):
+        shared = arena.allocate(200, shareable=True)
+    arena.sleep("a")
+    found = {block.address: (block.tag, block.asleep) for block in arena.blocks() if block.used}
+    assert found == {
+        plain.ptr: ("default", False),
+        tagged.ptr: ("a", True),
+        shared.ptr: ("a", False),
+    }
+    arena.sleep()
+    assert all(block.asleep for block in arena.blocks() if block.tag == "default")
+    arena.wake()
+    assert not any(block.asleep for block in arena.blocks())
+    del plain, tagged, shared
+
+
+def test_debug_heap_looks_at_blocks_of_tags_and_lists_them(make_arena):
+    arena = make_arena(debug_heap=True)
+    plain, tagged = arena.allocate(100), in_tag(arena, "a", 100, 1)
+    ctypes.memset(tagged.ptr + 100, 7, 1)
+    with pytest.raises(HeapCorruptionError):
+        arena.check_heap()
+    arena.sleep("a")
+    live = {block.ptr: (block.tag, block.asleep) for block in arena.outstanding()}
+    assert live == {plain.ptr: ("default", False), tagged.ptr: ("a", True)}
+    arena.check_heap()  # what sleeps is not looked at
+    arena.wake()
+    del plain, tagged
+
+
+def test_out_of_memory_report_adds_up_tags_and_names_those_asleep(make_arena):
+    arena = make_arena({"max_mem": 16 * MIB})
+    plain, tagged = arena.allocate(4 * MIB), in_tag(arena, "a", 6 * MIB, 1)
+    asleep = in_tag(arena, "b", 2 * MIB, 2)
+    arena.sleep("b")
+    for ask in (lambda: arena.allocate(8 * MIB), lambda: in_tag(arena, "a", 8 * MIB, 1)):
+        with pytest.raises(OutOfMemoryError, match=r"asleep: b with 2\.0 MiB") as caught:
+            ask()
+        report = caught.value.report
+        assert report.in_use == sum(report.by_owner.values()) == 10 * MIB
+        assert report.reserved == 10 * MIB
+        assert report.asleep == {"b": 2 * MIB}
+    arena.wake()
+    del plain, tagged, asleep
+
+
+def test_registered_block_refuses_a_sleep_or_keeps_its_tag_awake(arena):
+    plain, tagged = arena.allocate(MIB), in_tag(arena, "a", MIB, 3)
+    with tagged.register():
+        with pytest.raises(InUseError, match="registration"):
+            arena.sleep()
+        assert arena.asleep == ()
+        arena.sleep(registered="stay")
+        assert arena.asleep == ("default",)
+        assert holds(tagged, 3)
+    arena.sleep(registered="stay")
+    assert arena.asleep == ("default", "a")
+    arena.wake()
+    with pytest.raises(ConfigError, match="registered = 'no'"):
+        arena.sleep(registered="no")
+    del plain, tagged
 
 
 def test_recordings_show_the_tag(arena):

@@ -55,6 +55,18 @@ def test_example_paged_server_grows_shrinks_and_attends_rightly():
     ]
 
 
+def test_example_one_limit_trains_serves_and_trains_on():
+    lines = run("examples/one_limit.py", "--device", "host", "--mib", "8")
+    assert [line.split()[0] for line in lines[:4]] == ["phase", "train", "serve", "train"]
+    held = [int(re.search(r" (\d+) ", line)[1]) for line in lines[1:4]]
+    assert all(16 < each <= 32 for each in held)
+    assert "optimizer" in lines[2]
+    assert lines[4:] == [
+        "as with memory for everything at once: True",
+        "the limit is 32 MiB; neither phase fits in half of it",
+    ]
+
+
 @needs_vulkan
 def test_example_numpy_reads_vulkan_output():
     assert run("examples/vulkan_producer.py", "--device", "host", "--frames", "6") == [

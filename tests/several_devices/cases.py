@@ -608,3 +608,39 @@ class OnlyCudaArray:
 
     def __init__(self, block: gpumem.Buffer) -> None:
         self.__cuda_array_interface__ = gpumem.from_dlpack(block).__cuda_array_interface__
+
+
+# ---- sleep ---------------------------------------------------------------------------------------
+
+
+@case
+def tags_sleep_in_the_memory_of_another_device(devices: Sequence[str]) -> None:
+    rng = np.random.default_rng(5)
+    for here, there in pairs(devices):
+        with gpumem.Arena(here) as arena:
+            with arena.tag("a"):
+                blocks = [arena.allocate(5 * MIB + 3), arena.allocate(700)]
+                rows = arena.virtual((32, MIB), "uint8", committed=3)
+            blocks.append(arena.allocate(2 * MIB))
+            wanted = [rng.integers(0, 256, each.nbytes, "u1") for each in blocks]
+            for block, values in zip(blocks, wanted, strict=True):
+                gpumem.copy(gpumem.from_dlpack(block).view("u1"), values)
+            in_rows = rng.integers(0, 256, (3, MIB), "u1")
+            gpumem.copy(rows.tensor(), in_rows)
+            free = gpumem.Device(there).free_bytes
+            arena.sleep("a", to=there)
+            assert free - gpumem.Device(there).free_bytes >= 5 * MIB
+            arena.sleep("default", to=there)
+            assert set(arena.asleep) == {"default", "a"}
+            arena.wake("default")
+            arena.wake("a")
+            for block, values in zip(blocks, wanted, strict=True):
+                assert (fetch(block) == values).all()
+            assert (fetch(rows.tensor()) == in_rows).all()
+            arena.sleep(to=there)
+            blocks.pop(0).close()
+            arena.wake()
+            assert (fetch(blocks[0]) == wanted[1]).all()
+            rows.close()
+            for block in blocks:
+                block.close()

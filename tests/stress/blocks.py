@@ -37,6 +37,7 @@ class Shared:
     without: tuple[str, ...] = ()  # names of actions that are left out
     stopped: bool = False
     inbox: deque = field(default_factory=deque)  # blocks on their way to another thread
+    tags: list = field(default_factory=list)  # of the threads, which any of them puts to sleep
 
 
 class Blocks:

@@ -11,6 +11,7 @@ from .crossings import Crossings
 from .patterns import Patterns
 from .peers import Peers
 from .rows import Rows
+from .tags import Tags
 
 LONGEST_DRAG = 500  # microseconds
 
@@ -26,6 +27,7 @@ class Worker:
         self.crossings = Crossings(self.blocks, shared.beside, self._rng)
         self.peers = Peers(self.blocks, shared.peers, number, self._rng)
         self.rows = Rows(self.blocks, self._rng)
+        self.tags = Tags(self.blocks, shared, number, self._rng)
         self.done = self.blocks.done
         actions = {
             self.allocate: 400,
@@ -43,6 +45,7 @@ class Worker:
             **self.crossings.actions(),
             **self.peers.actions(),
             **self.rows.actions(),
+            **self.tags.actions(),
         }
         for name in shared.without:
             # Some memories lack some actions.
@@ -60,6 +63,7 @@ class Worker:
         while self.blocks.free():
             pass
         self.rows.finish()
+        self.tags.finish()
         self.blocks.patterns.settle(everything=True)
         self.peers.finish()
         # Streams of sessions signal the timeline, too.

@@ -209,49 +209,7 @@ cdef class ArenaBase(MemoryResource):
                               f"{invariant_text(broken).decode()} (invariant {broken})")
 
     def check_heap(self, *, wait=True):
-        """Look for invalid writes, in every block of the debug heap.
-
-        That is: guards of live blocks, guards and bytes of freed ones in quarantine. The same
-        happens to each block when it is freed and before its memory is used again, once the streams
-        that it was freed on and recorded for are done; those findings are reported by the next
-        call that may raise. Each wrong byte is reported once. Blocks of graph pools and shareable
-        ones have no guards and are not looked at, nor is anything that is asleep.
-
-        Parameters
-        ----------
-        wait : bool
-            Wait for all work that is queued on the device first, so that nothing is missed. False
-            looks at what is there now; blocks whose streams are not done are left for later.
-
-        Returns
-        -------
-        tuple of HeapReport
-            What was found now, if `DebugHeapOptions.on_error` is not "raise".
-
-        Raises
-        ------
-        HeapCorruptionError, InvalidFreeError
-            What was found, under "raise".
-        ConfigError
-            The arena has no debug heap.
-        ClosedError
-            The arena is closed, or belongs to the parent of a fork.
-        DriverError
-            The driver refused to wait, or to copy.
-
-        Examples
-        --------
-        >>> import gpumem, ctypes
-        >>> arena = gpumem.Arena("host", debug_heap=True)
-        >>> buffer = arena.allocate(100)
-        >>> _ = ctypes.memset(buffer.ptr + 100, 7, 1)
-        >>> try:
-        ...     arena.check_heap()
-        ... except gpumem.errors.HeapCorruptionError as error:
-        ...     found = error.reports[0]
-        >>> found.kind, found.offset, found.found[:2].hex(" ")
-        ('overrun', 100, '07 fd')
-        """
+        """Look for invalid writes, in every block of the debug heap."""
         require_heap(self)
         self.require_own()
         self.require_open()
@@ -259,28 +217,7 @@ cdef class ArenaBase(MemoryResource):
         return self.heap.check(self.core, wait)
 
     def outstanding(self):
-        """Return the live blocks of an arena with a debug heap, the oldest first.
-
-        Returns
-        -------
-        list of OutstandingBlock
-            Address, size, number and the place of allocation of each.
-
-        Raises
-        ------
-        ConfigError
-            The arena has no debug heap. `gpumem.adaptors.track` lists the blocks of any resource.
-        ClosedError
-            The arena belongs to the parent of a fork.
-
-        Examples
-        --------
-        >>> import gpumem
-        >>> arena = gpumem.Arena("host", debug_heap=True)
-        >>> buffer = arena.allocate(100)
-        >>> [(block.nbytes, block.number) for block in arena.outstanding()]
-        [(100, 1)]
-        """
+        """Return the live blocks of an arena with a debug heap, the oldest first."""
         require_heap(self)
         self.require_own()
         return self.heap.outstanding()
@@ -604,10 +541,7 @@ cdef struct Sums:
 
 cdef object report_of(ArenaBase arena, uint64_t asked, uint64_t rounded, uint32_t slot, str reason):
     cdef ArenaCore* core = arena.core
-    held = memory_of(core, slot)
-    if held is None:            # out of host memory: what is known without a copy
-        held = {"in_use": arena_in_use(core) + load64(&core.span_used),
-                "reserved": arena_reserved(core) + load64(&core.spanned)}
+    held = family_memory_of(core, slot)
     # The only limit an arena has of its own; budgets add theirs to the report.
     limit = limit_of(core)
     from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
@@ -627,6 +561,46 @@ cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:
 
 cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
     return family_held(arena)
+
+
+cdef dict family_memory_of(ArenaCore* arena, uint32_t slot):
+    """Add up the arena's memory and that of its tags, and what of them is asleep."""
+    total = {} if arena.closed == STATE_ASLEEP else memory_of(arena, slot)
+    if total is None:           # out of host memory: what is known without a copy
+        return {"in_use": arena_in_use(arena) + load64(&arena.span_used),
+                "reserved": arena_reserved(arena) + load64(&arena.spanned)}
+    root = arena_name(root_of(arena))
+    asleep = {}
+    cdef ArenaCore* each = tag_next(arena, NULL)
+    while each != NULL:
+        tag = arena_name(each)[len(root):].removeprefix(", tag ") or "default"
+        if each.closed == STATE_ASLEEP:
+            asleep[tag] = load64(&each.sleeper.nbytes)
+        elif each != arena:
+            # What is free on its streams serves no stream of this one.
+            add_memory(total, memory_of(each, SLOT_RELEASED) or {}, tag)
+        each = tag_next(arena, each)
+    return {**total, "asleep": asleep}
+
+
+cdef str arena_name(const ArenaCore* arena):
+    return (<bytes>arena.events.name).decode("utf-8", "replace")
+
+
+cdef int add_memory(dict total, dict part, str tag) except -1:
+    for name, value in part.items():
+        if name == "by_owner":
+            value = {f"tag {tag}" if owner == "untagged" else owner: held
+                     for owner, held in value.items()}
+        if isinstance(value, dict):
+            sums = {owner: total.get(name, {}).get(owner, 0) + value.get(owner, 0)
+                    for owner in {**total.get(name, {}), **value}}
+            total[name] = dict(sorted(sums.items(), key=lambda item: -item[1]))
+        elif name == "largest_free":
+            total[name] = max(total.get(name, 0), value)
+        else:
+            total[name] = total.get(name, 0) + value
+    return 0
 
 
 cdef dict memory_of(ArenaCore* arena, uint32_t slot):

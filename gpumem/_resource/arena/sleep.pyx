@@ -3,16 +3,18 @@
 import contextlib
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from gpumem._native.arena cimport (
-    arena_can_sleep, ARENA_DEAD, ARENA_OK, ARENA_OVER_BUDGET, arena_sleep, arena_wake, ArenaCore,
-    heap_hold, heap_let_go, OpenTag, sleep_sums, SleepSums, STATE_ASLEEP, STATE_OPEN, tag_close,
-    tag_now, tag_open,
+    APART_SHAREABLE, APART_TRANSPORT, arena_can_sleep, ARENA_DEAD, ARENA_OK, ARENA_OVER_BUDGET,
+    arena_sleep, arena_wake, ArenaCore, heap_hold, heap_let_go, OpenTag, sleep_sums, SleepSums,
+    STATE_ASLEEP, STATE_OPEN, tag_close, tag_now, tag_open,
 )
+from gpumem._native.backing cimport mapped_around
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
 from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
 from gpumem._resource.arena.reports cimport (
@@ -101,7 +103,7 @@ cdef class SleepingArena(ArenaBase):
             raise ConfigError(f"invalid asleep = {asleep!r} of tag {name!r}: it is {mode!r}")
         return Tagged(self, inner, name, observed)
 
-    def sleep(self, tags=None, to="host"):
+    def sleep(self, tags=None, to="host", *, registered="refuse"):
         """Give memory back to the driver; the bytes of "keep" blocks wait elsewhere.
 
         Addresses stay: after `wake`, pointers, tensors over them and captured graphs are valid as
@@ -122,6 +124,9 @@ cdef class SleepingArena(ArenaBase):
             Where bytes wait: "host", in pinned memory, some of which stays for the next time (see
             `ArenaConfig.sleep_keep_bytes`); another device, as "cuda:1"; or a file, which must not
             exist, and which `wake` removes. A text with a slash is a path.
+        registered : {"refuse", "stay"}
+            What a registration of a block does (see `Buffer.register`), other than of a block for
+            ``transport="ipc"``: it refuses this call, or its whole tag stays awake.
 
         Returns
         -------
@@ -131,11 +136,11 @@ cdef class SleepingArena(ArenaBase):
         Raises
         ------
         InUseError
-            A registration of a block is held (see `Buffer.register`), other than of a block for
-            ``transport="ipc"``. Or, of memory that the CPU reads, a view of a block is alive.
+            A registration of a block is held, under "refuse". Or, of memory that the CPU reads, a
+            view of a block is alive.
             Nothing is changed.
         ConfigError
-            The arena has regions: their addresses cannot be kept.
+            The arena has regions: their addresses cannot be kept. Or `registered` is invalid.
         ValueError
             There is no such tag or device.
         OutOfMemoryError
@@ -164,13 +169,18 @@ cdef class SleepingArena(ArenaBase):
         cdef ArenaBase each
         cdef SleepSums before
         self._require_sleeper()
-        sleepers = [(name, each) for name, each in self._named(tags)
-                    if each.core.closed == STATE_OPEN and self._mode(name) != "stay"]
-        for name, each in sleepers:
-            require_untouched(each, name)
-            for pool in self._children():
-                if (<ArenaBase>pool).core.sleeps_with == each.core:
-                    require_untouched(pool, name)
+        if registered not in ("refuse", "stay"):
+            raise ConfigError(f"invalid registered = {registered!r}: expected 'refuse' or 'stay'")
+        sleepers = []
+        for name, each in self._named(tags):
+            parts = [each, *[pool for pool in self._children()
+                             if (<ArenaBase>pool).core.sleeps_with == each.core]]
+            if each.core.closed != STATE_OPEN or self._mode(name) == "stay" or (
+                    registered == "stay" and any([(<ArenaBase>part).registered for part in parts])):
+                continue
+            for part in parts:
+                require_untouched(part, name)
+            sleepers.append((name, each))
         # Ctrl-C ends this wait; those below are for what was queued meanwhile.
         synchronize_device(&self.driver_device.context)
         place = SleepPlace(self, to, self.config.sleep_keep_bytes)
@@ -269,12 +279,95 @@ cdef class SleepingArena(ArenaBase):
         >>> [(block.nbytes, block.allocated_nbytes) for block in arena.blocks() if block.used]
         [(1000, 1024)]
         """
-        found = ArenaBase.blocks(self)
-        if self.tags is None:
-            return found
-        for each in self._beside():
-            found += each.blocks()
+        cdef ArenaBase each
+        found = []
+        for name, each in self._named(None):
+            asleep = each.core.closed == STATE_ASLEEP
+            for block in ArenaBase.blocks(each):
+                gone = asleep and not stays(each.core, block.address)
+                found.append(replace(block, tag=name, asleep=gone) if gone or name != UNTAGGED
+                             else block)
         return sorted(found, key=lambda block: block.address)
+
+    def check_heap(self, *, wait=True):
+        """Look for invalid writes, in every block of the debug heap.
+
+        That is: guards of live blocks, guards and bytes of freed ones in quarantine. The same
+        happens to each block when it is freed and before its memory is used again, once the streams
+        that it was freed on and recorded for are done; those findings are reported by the next
+        call that may raise. Each wrong byte is reported once. Blocks of graph pools and shareable
+        ones have no guards and are not looked at, nor is anything that is asleep.
+
+        Parameters
+        ----------
+        wait : bool
+            Wait for all work that is queued on the device first, so that nothing is missed. False
+            looks at what is there now; blocks whose streams are not done are left for later.
+
+        Returns
+        -------
+        tuple of HeapReport
+            What was found now, if `DebugHeapOptions.on_error` is not "raise".
+
+        Raises
+        ------
+        HeapCorruptionError, InvalidFreeError
+            What was found, under "raise".
+        ConfigError
+            The arena has no debug heap.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+        DriverError
+            The driver refused to wait, or to copy.
+
+        Examples
+        --------
+        >>> import gpumem, ctypes
+        >>> arena = gpumem.Arena("host", debug_heap=True)
+        >>> buffer = arena.allocate(100)
+        >>> _ = ctypes.memset(buffer.ptr + 100, 7, 1)
+        >>> try:
+        ...     arena.check_heap()
+        ... except gpumem.errors.HeapCorruptionError as error:
+        ...     found = error.reports[0]
+        >>> found.kind, found.offset, found.found[:2].hex(" ")
+        ('overrun', 100, '07 fd')
+        """
+        found = ArenaBase.check_heap(self, wait=wait)
+        for each in self._beside():
+            found += each.check_heap(wait=False)
+        return found
+
+    def outstanding(self):
+        """Return the live blocks of an arena with a debug heap, tag by tag, the oldest first.
+
+        Returns
+        -------
+        list of OutstandingBlock
+            Address, size, number and the place of allocation of each.
+
+        Raises
+        ------
+        ConfigError
+            The arena has no debug heap. `gpumem.adaptors.track` lists the blocks of any resource.
+        ClosedError
+            The arena belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host", debug_heap=True)
+        >>> buffer = arena.allocate(100)
+        >>> [(block.nbytes, block.number) for block in arena.outstanding()]
+        [(100, 1)]
+        """
+        cdef ArenaBase each
+        found = []
+        for name, each in self._named(None):
+            asleep = each.core.closed == STATE_ASLEEP
+            found += [replace(block, tag=name, asleep=asleep)
+                      for block in ArenaBase.outstanding(each)]
+        return found
 
     cdef ArenaBase tagged(self):
         cdef Tag tag
@@ -486,6 +579,12 @@ cdef int require_virtual(ArenaBase arena) except -1:
         raise ConfigError(f"arena {arena.name!r} has backing = 'regions', which cannot sleep; "
                           "backing = 'virtual' can")
     return 0
+
+
+cdef bint stays(ArenaCore* core, uint64_t address) noexcept:
+    # Shareable blocks and those for a transport.
+    return (mapped_around(&core.apart[APART_SHAREABLE], address) != NULL
+            or mapped_around(&core.apart[APART_TRANSPORT], address) != NULL)
 
 
 cdef int require_untouched(ArenaBase arena, str name) except -1:
