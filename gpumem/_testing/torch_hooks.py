@@ -1,7 +1,5 @@
 """The C functions that PyTorch calls, and their settings: to be called without PyTorch."""
 
-from gpumem.integrations.torch._allocator import adopt_allocator
-from gpumem.integrations.torch._errors import out_of_memory as out_of_memory_text
 from gpumem.integrations.torch._hooks import (
     NAMES,
     addresses,
@@ -11,13 +9,12 @@ from gpumem.integrations.torch._hooks import (
     reset_peak,
     serve,
     set_finder,
-    set_thrower,
 )
+from gpumem.integrations.torch._messages import out_of_memory as out_of_memory_text
 
 __all__ = [
     "NAMES",
     "addresses",
-    "adopt_allocator",
     "arenas",
     "counts",
     "introduce",
@@ -25,5 +22,4 @@ __all__ = [
     "reset_peak",
     "serve",
     "set_finder",
-    "set_thrower",
 ]

@@ -19,8 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Recipe", "compiled", "load"]
+__all__ = ["Recipe", "build", "compiled", "load"]
 
+_OPTIONS = ("-std=c++20", "-O2", "-shared", "-fPIC")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 # Libraries are never unloaded: the other library may call them at any time.
 _loaded: dict[Path, ctypes.CDLL] = {}
@@ -39,12 +40,15 @@ class Recipe(NamedTuple):
         Of the compiler, beside those of every shared library.
     headers : tuple of Path
         Those that may change while the name stays: gpumem's own.
+    places : tuple of str
+        Options that say where headers and libraries lie, and the libraries; they may differ.
     """
 
     name: str
     source: str
     options: tuple[str, ...] = ()
     headers: tuple[Path, ...] = ()
+    places: tuple[str, ...] = ()
 
 
 def load(recipe: Recipe) -> ctypes.CDLL:
@@ -72,16 +76,29 @@ def compiled(recipe: Recipe) -> Path:
     RuntimeError, OSError
         As `load`.
     """
-    command = [*_compiler(), "-std=c++20", "-O2", "-shared", "-fPIC", *recipe.options]
-    texts = [header.read_text() for header in recipe.headers]
-    key = hashlib.sha256("\0".join([recipe.source, *texts, *command]).encode()).hexdigest()
-    path = _folder() / f"{recipe.name}-{key[:16]}.so"
+    path = _path_of(recipe)
     if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            built = Path(folder) / "library.so"
-            _compile(command, recipe.source, built)
-            _seal(built)
-            built.replace(path)  # at once: another process may be doing the same
+        return build(recipe)
+    _require_untouched(path)
+    return path
+
+
+def build(recipe: Recipe) -> Path:
+    """Compile the library, whether or not the folder has it, and return its file.
+
+    Raises
+    ------
+    RuntimeError, OSError
+        As `load`.
+    """
+    command = [*_compiler(), *_OPTIONS, *recipe.options, *recipe.places]
+    path = _path_of(recipe)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / "library.so"
+        _compile(command, recipe.source, built)
+        _seal(built)
+        built.replace(path)  # at once: another process may be doing the same
     _require_untouched(path)
     return path
 
@@ -89,11 +106,12 @@ def compiled(recipe: Recipe) -> Path:
 # ---- the folder ----------------------------------------------------------------------------------
 
 
-def _folder() -> Path:
+def _path_of(recipe: Recipe) -> Path:
+    # Not the compiler: where there is none, a library that was made before is still found.
+    texts = [recipe.source, *(header.read_text() for header in recipe.headers)]
+    key = hashlib.sha256("\0".join([*texts, *_OPTIONS, *recipe.options]).encode())
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "gpumem"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
+    return Path(base) / "gpumem" / f"{recipe.name}-{key.hexdigest()[:16]}.so"
 
 
 def _seal(built: Path) -> None:
@@ -143,6 +161,9 @@ def _compile(command: list[str], source: str, built: Path) -> None:
     written.write_text(source)
     # Libraries come after what needs them.
     whole = [command[0], str(written), "-o", str(built), *command[1:]]
-    done = subprocess.run(whole, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(whole, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise RuntimeError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode != 0:
         raise RuntimeError(f"{command[0]} exited with {done.returncode}: {done.stderr.strip()}")

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -13,20 +12,11 @@ using PoolId = std::pair<unsigned long long, unsigned long long>;
 using Filter = std::function<bool(Stream)>;
 
 namespace {
-struct OutOfMemory : std::exception {
-    std::string text;
-    explicit OutOfMemory(const char *given) : text(given) {}
-    const char *what() const noexcept override { return text.c_str(); }
-};
-
 template <typename Call>
 int guarded(char *said, size_t room, Call call) {
     try {
         call();
         return 0;
-    } catch (const OutOfMemory &error) {
-        std::strncpy(said, error.what(), room - 1);
-        return 2;
     } catch (const std::exception &error) {
         std::strncpy(said, error.what(), room - 1);
         return 1;
@@ -36,7 +26,7 @@ int guarded(char *said, size_t room, Call call) {
 
 extern "C" {
 
-/* 0: done; 1: an exception; 2: the exception of `caller_throw`. */
+/* 0: done; 1: an exception. */
 int caller_alloc(uintptr_t hook, size_t nbytes, int device, Stream stream, void **address,
                  char *said, size_t room) {
     return guarded(said, room, [&] {
@@ -65,6 +55,4 @@ int caller_begin(uintptr_t hook, int device, unsigned long long id, Stream accep
 void caller_pool(uintptr_t hook, int device, unsigned long long id) {
     reinterpret_cast<void (*)(int, PoolId)>(hook)(device, PoolId{0, id});
 }
-
-void caller_throw(const char *text) { throw OutOfMemory(text); }
 }

@@ -13,11 +13,7 @@ ROOM = 1024
 
 
 class Refused(Exception):
-    """A hook threw; `out_of_memory` if by the function that was given for that."""
-
-    def __init__(self, text, out_of_memory):
-        super().__init__(text)
-        self.out_of_memory = out_of_memory
+    """A hook threw."""
 
 
 class Caller:
@@ -38,9 +34,6 @@ class Caller:
         self.library = ctypes.CDLL(path)
         self.hooks = torch_hooks.addresses()
         self.said = ctypes.create_string_buffer(ROOM)
-
-    def thrower(self):
-        return ctypes.cast(self.library.caller_throw, ctypes.c_void_p).value
 
     def alloc(self, nbytes, device=0, stream=0, hook="alloc"):
         address = ctypes.c_void_p()
@@ -106,4 +99,4 @@ class Caller:
     def _guard(self, function, *arguments):
         done = function(*arguments, self.said, ctypes.c_size_t(ROOM))
         if done:
-            raise Refused(self.said.value.decode(), done == 2)
+            raise Refused(self.said.value.decode())

@@ -38,10 +38,15 @@ def test_every_pyx_is_a_module(modules):
     assert len(modules) == len(names) + 1  # Cython's own functions
 
 
+# Against a PyTorch, where it is installed.
+COMPILED_LATER = {"gpumem/integrations/torch/allocator.cpp"}
+
+
 def test_each_c_file_belongs_to_one_module(modules):
     for path in [*PACKAGE.rglob("*.c"), *PACKAGE.rglob("*.cpp")]:
         source = str(path.relative_to(ROOT))
-        assert len([1 for module in modules.values() if source in module.sources]) == 1, source
+        users = [module.name for module in modules.values() if source in module.sources]
+        assert len(users) == (source not in COMPILED_LATER), source
 
 
 def test_headers_of_the_host_device_are_made_into_no_other_module(modules):

@@ -24,7 +24,7 @@ SOURCE_FILE = re.compile(
     r")(?![\w./(*])"
 )
 OTHERS = re.compile(
-    r"Python\.h|cuda\w*\.h|host_defines\.h|dlpack\.h|Exception\.h|CUDAPluggableAllocator\.h"
+    r"Python\.h|cuda\w*\.h|host_defines\.h|dlpack\.h|Exception\.h|CUDA\w+Allocator\.h"
 )
 OF_OTHERS = {"cuda.h"}
 ROW = re.compile(r"^\| `([\w/]+\.(?:pyx|pxd))` \| (.*) \|$", re.MULTILINE)

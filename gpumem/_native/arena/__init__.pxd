@@ -2,9 +2,10 @@
 
 from gpumem._native.arena.allocation_events cimport block_note
 from gpumem._native.arena.allocator_hooks cimport (
-    AllocatorHook, hook_allocate, hook_counts, hook_create, hook_drop, hook_free, hook_free_on,
-    hook_record, hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts, hooks_blocks,
-    hooks_bytes,
+    AllocatorHook, hook_allocate, hook_allocate_range, hook_counts, hook_create, hook_drop,
+    hook_find, hook_free, hook_free_on, HOOK_KINDS, HOOK_LARGE, hook_record, hook_reset_peak, hook_retain,
+    hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_bytes, hooks_of,
+    HookSums, sums_of,
 )
 from gpumem._native.arena.arena cimport (
     arena_check, arena_close, arena_close_wait, arena_copy_chunks, arena_create, arena_debug,
@@ -25,13 +26,14 @@ from gpumem._native.arena.debug_heap.types cimport (
     HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
 )
 from gpumem._native.arena.family cimport (
-    arena_drop, arena_retain_live, OpenTag, tag_adopt, tag_close, tag_next, tag_now, tag_open,
+    arena_drop, arena_retain_live, OpenTag, part_next, tag_adopt, tag_close, tag_next, tag_now,
+    tag_open,
 )
 from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
 from gpumem._native.arena.growth cimport arena_add_peer, list_for_transport
 from gpumem._native.arena.metadata_copy cimport (
-    arena_copy, arena_copy_free, ArenaCopy, PageCopy, TableCopy,
+    arena_add_figures, arena_copy, arena_copy_free, ArenaCopy, ArenaFigures, PageCopy, TableCopy,
 )
 from gpumem._native.arena.planned cimport arena_place_fast, arena_place_slow, arena_places_init
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
@@ -43,14 +45,14 @@ from gpumem._native.arena.sleep cimport arena_sleep, arena_wake, sleep_sums, Sle
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    apart_bytes, APART_SHAREABLE, APART_TRANSPORT, arena_can_sleep, ARENA_CAPTURING, ARENA_CLOSED,
-    ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use,
-    ARENA_IN_USE, ARENA_INTERRUPTED, arena_max_in_use, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA,
-    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,
-    arena_shrinkages, ARENA_STALE, ARENA_TAGGED, ArenaCore, ArenaSettings, ArenaSpan, ArenaStats,
-    backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
-    family_held, LARGE_SPACE, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE,
-    SpanView, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, ThreadCache,
+    apart_bytes, APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_can_sleep,
+    ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions,
+    ARENA_HALF_ASLEEP, arena_in_use, ARENA_IN_USE, ARENA_INTERRUPTED, arena_max_in_use, ARENA_MISS,
+    ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
+    arena_reserved_now, arena_shrinkages, ARENA_STALE, ARENA_TAGGED, ArenaCore, ArenaSettings,
+    ArenaSpan, ArenaStats, backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO,
+    EXTEND_SAME_AS_REQUESTED, family_held, LARGE_SPACE, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT,
+    root_of, SMALL_SPACE, SpanView, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, ThreadCache,
 )
 from gpumem._native.arena.virtual cimport (
     span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,

@@ -21,23 +21,48 @@ cdef struct StreamName:
     uint64_t handle
     uint32_t slot           # of the arena; retained by the hook
 
-# Counts of one hook, of all that its arena serves. Exact while no call runs; all atomic.
-cdef struct HookCounts:
+cdef enum HookKind:         # of blocks
+    HOOK_LARGE              # all others
+    HOOK_SMALL              # in the range for small blocks
+    HOOK_KINDS
+
+cdef struct HookSums:       # so far
     uint64_t allocs
     uint64_t frees
-    uint64_t allocated      # bytes requested so far
-    uint64_t freed
-    uint64_t peak           # the highest of their difference
+    uint64_t requested      # bytes
+    uint64_t requested_freed
+    uint64_t allocated      # the same, with padding
+    uint64_t allocated_freed
+
+cdef struct HookLive:       # differences of those sums
+    uint64_t blocks
+    uint64_t requested
+    uint64_t allocated
+
+# Counts of one hook, of all that its arena serves. Exact while no call runs; all atomic.
+cdef struct HookCounts:
+    HookSums sums[2]        # by HookKind
+    HookLive peaks[3]       # the highest, by HookKind; the last: of both together
 
 cdef struct AllocatorHook:
     ArenaCore* arena        # a reference
     int32_t references      # the owner's and each live block's (atomic)
     uint8_t framework       # that calls it, by its number in _support/events
+    uint64_t label[2]       # what its caller knows it by; gpumem does not look at it
     AllocatorHook* counted  # where its blocks are counted, a reference; NULL: here
+    AllocatorHook* next     # in the list of all hooks
     HookCounts counts
     uint32_t count          # of `names`; only rises, read without the lock
     Lock lock               # of adding one
     StreamName names[HOOK_STREAMS]
+
+cdef struct HookBlock:
+    uint64_t address
+    uint64_t nbytes         # requested
+    uint64_t size           # with padding
+    uint64_t stream         # handle of the stream it was allocated for
+    uint64_t label[2]       # of its hook
+    int32_t device          # ordinal
 
 # NULL: out of host memory. `hook_drop` ends the owner's reference. `counted`: the hook that counts
 # its blocks; NULL: itself.
@@ -50,6 +75,10 @@ cdef void hook_drop(AllocatorHook* hook) noexcept nogil
 # persistent block is also given to a stream that captures.
 cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, uint32_t flags,
                        uint64_t* address) noexcept nogil
+# Exactly the bytes of an earlier block, in an arena whose streams' work is done; see
+# arena_allocate_range.
+cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t size, uint64_t nbytes,
+                             CUstream stream) noexcept nogil
 # Frees a block on the stream it was allocated for. ARENA_STALE: no live block of a hook begins
 # there.
 cdef int hook_free(uint64_t address) noexcept nogil
@@ -58,9 +87,12 @@ cdef int hook_free(uint64_t address) noexcept nogil
 cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil
 # Another stream uses the block too: it is handed out again only behind that use.
 cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil
-# Bytes requested for the block at the address; 0: no live block of a hook begins there.
-cdef uint64_t hook_size(uint64_t address) noexcept nogil
-# Copies address and framework of up to `most` live blocks of an arena; returns how many there are.
+# False: no live block of a hook begins at the address.
+cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil
+# Up to `most` hooks of a framework, each with a reference for the caller; returns how many.
+cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) noexcept nogil
+# Copies address and framework (NULL: not asked) of up to `most` live blocks of an arena; returns
+# how many there are.
 cdef uint64_t hooks_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
                            uint64_t most) noexcept nogil
 # Adds the requested bytes of an arena's live blocks to the sums of their callers' frameworks.
@@ -68,5 +100,7 @@ cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept n
 # The arena's slot of a stream, for reports.
 cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil
 cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil
-# Sets the peak to the bytes in use now.
+# The sum of two kinds of blocks.
+cdef HookSums sums_of(const HookCounts* counts) noexcept nogil
+# Sets the peaks to what is in use now.
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil

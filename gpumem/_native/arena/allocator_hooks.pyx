@@ -1,23 +1,24 @@
 """Allocator hooks and the table of their blocks."""
 
-from libc.stdint cimport uint32_t, uint64_t, uint8_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from gpumem._native.arena.debug_heap.heap cimport heap_bad_free
-from gpumem._native.arena.family cimport arena_drop, arena_retain, tag_now
+from gpumem._native.arena.family cimport arena_drop, arena_retain, part_next, tag_now
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used
 from gpumem._native.arena.graph_pool cimport pool_for_tag
+from gpumem._native.arena.planned cimport arena_allocate_range
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore,
-    Block, is_graph_pool, root_of,
+    Block, IN_SMALL, is_graph_pool, root_of,
 )
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport (
-    count_add, load64, peak_try, publish32, published32, store64, sum_add,
+    count_add, count_retain_live, load64, peak_try, publish32, published32, store64, sum_add,
 )
 from gpumem._support.events cimport thread_set_framework
 from gpumem._support.lease cimport Uses
@@ -34,6 +35,7 @@ cdef struct Entry:
     uint64_t address            # 0: free
     uint64_t handle             # of the block
     uint64_t nbytes             # as requested
+    uint64_t size               # with padding
     AllocatorHook* hook
     ArenaCore* arena            # the hook's, or a tag's, then a reference
     Uses* uses                  # streams recorded for the block; NULL: none
@@ -49,11 +51,16 @@ cdef struct Shard:
 cdef Shard shards[SHARDS]
 memset(shards, 0, sizeof(shards))
 
+cdef AllocatorHook* hooks = NULL    # all of them, the newest first
+cdef Lock hooks_lock
+lock_init(&hooks_lock)
+
 
 # ---- hooks ---------------------------------------------------------------------------------------
 
 cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
                                 uint8_t framework) noexcept nogil:
+    global hooks
     cdef AllocatorHook* hook = <AllocatorHook*>calloc(1, sizeof(AllocatorHook))
     if hook == NULL:
         return NULL
@@ -65,6 +72,10 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
     hook.framework = framework
     if counted != NULL:
         hook_retain(counted)
+    lock_acquire(&hooks_lock)
+    hook.next = hooks
+    hooks = hook
+    lock_release(&hooks_lock)
     return hook
 
 
@@ -76,6 +87,7 @@ cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
     cdef uint32_t i
     if count_add(&hook.references, -1) != 0:
         return
+    unlist(hook)
     # In a fork's child the slots are those of the parent's arena, which stays as it is.
     if not context_is_dead(hook.arena.context):
         for i in range(hook.count):
@@ -86,32 +98,109 @@ cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
     free(hook)
 
 
+cdef void unlist(AllocatorHook* hook) noexcept nogil:
+    global hooks
+    cdef AllocatorHook** link = &hooks
+    lock_acquire(&hooks_lock)
+    while link[0] != hook:
+        link = &link[0].next
+    link[0] = hook.next
+    lock_release(&hooks_lock)
+
+
+cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) noexcept nogil:
+    cdef AllocatorHook* hook
+    cdef uint64_t count = 0
+    lock_acquire(&hooks_lock)
+    hook = hooks
+    while hook != NULL:
+        # One that is ending has no references left, and is in the list until it is taken out.
+        if hook.framework == framework and count < most and count_retain_live(&hook.references):
+            found[count] = hook
+            count += 1
+        hook = hook.next
+    lock_release(&hooks_lock)
+    return count
+
+
 # ---- counting ------------------------------------------------------------------------------------
 
 cdef inline HookCounts* counts_of(AllocatorHook* hook) noexcept nogil:
     return &hook.counted.counts if hook.counted != NULL else &hook.counts
 
 
-cdef void count_allocate(HookCounts* counts, uint64_t nbytes) noexcept nogil:
+cdef inline HookKind kind_of(const Entry* entry) noexcept nogil:
+    return HOOK_SMALL if entry.handle & IN_SMALL else HOOK_LARGE
+
+
+cdef inline void count_allocate(const Entry* entry) noexcept nogil:
     # Two rising sums instead of one of live bytes: each is written by one atomic addition.
-    cdef uint64_t now = sum_add(&counts.allocated, nbytes) - load64(&counts.freed)
-    cdef uint64_t peak = load64(&counts.peak)
-    sum_add(&counts.allocs, 1)
-    while now > peak and not peak_try(&counts.peak, &peak, now):
+    cdef HookCounts* counts = counts_of(entry.hook)
+    cdef HookKind kind = kind_of(entry)
+    cdef HookSums* sums = &counts.sums[<int>kind]
+    sum_add(&sums.allocs, 1)
+    sum_add(&sums.requested, entry.nbytes)
+    sum_add(&sums.allocated, entry.size)
+    raise_peaks(&counts.peaks[<int>kind], live_of(sums))
+    raise_peaks(&counts.peaks[<int>HOOK_KINDS], live_of_both(counts))
+
+
+cdef inline void count_free(const Entry* entry) noexcept nogil:
+    cdef HookSums* sums = &counts_of(entry.hook).sums[<int>kind_of(entry)]
+    sum_add(&sums.requested_freed, entry.nbytes)
+    sum_add(&sums.allocated_freed, entry.size)
+    sum_add(&sums.frees, 1)
+
+
+cdef inline HookLive live_of(const HookSums* sums) noexcept nogil:
+    return HookLive(load64(&sums.allocs) - load64(&sums.frees),
+                    load64(&sums.requested) - load64(&sums.requested_freed),
+                    load64(&sums.allocated) - load64(&sums.allocated_freed))
+
+
+cdef inline HookLive live_of_both(const HookCounts* counts) noexcept nogil:
+    cdef HookLive large = live_of(&counts.sums[<int>HOOK_LARGE])
+    cdef HookLive small = live_of(&counts.sums[<int>HOOK_SMALL])
+    return HookLive(large.blocks + small.blocks, large.requested + small.requested,
+                    large.allocated + small.allocated)
+
+
+cdef inline void raise_peaks(HookLive* peaks, HookLive now) noexcept nogil:
+    raise_peak(&peaks.blocks, now.blocks)
+    raise_peak(&peaks.requested, now.requested)
+    raise_peak(&peaks.allocated, now.allocated)
+
+
+cdef inline void raise_peak(uint64_t* peak, uint64_t now) noexcept nogil:
+    cdef uint64_t seen = load64(peak)
+    # Beside frees of other threads a difference may be negative for a moment.
+    while <int64_t>now > <int64_t>seen and not peak_try(peak, &seen, now):
         pass
-
-
-cdef void count_free(HookCounts* counts, uint64_t nbytes) noexcept nogil:
-    sum_add(&counts.freed, nbytes)
-    sum_add(&counts.frees, 1)
 
 
 cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil:
     return hook.counts
 
 
+cdef HookSums sums_of(const HookCounts* counts) noexcept nogil:
+    cdef const HookSums* a = &counts.sums[<int>HOOK_LARGE]
+    cdef const HookSums* b = &counts.sums[<int>HOOK_SMALL]
+    return HookSums(a.allocs + b.allocs, a.frees + b.frees, a.requested + b.requested,
+                    a.requested_freed + b.requested_freed, a.allocated + b.allocated,
+                    a.allocated_freed + b.allocated_freed)
+
+
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
-    store64(&hook.counts.peak, load64(&hook.counts.allocated) - load64(&hook.counts.freed))
+    cdef int kind
+    for kind in range(<int>HOOK_KINDS):
+        set_peaks(&hook.counts.peaks[kind], live_of(&hook.counts.sums[kind]))
+    set_peaks(&hook.counts.peaks[<int>HOOK_KINDS], live_of_both(&hook.counts))
+
+
+cdef void set_peaks(HookLive* peaks, HookLive now) noexcept nogil:
+    store64(&peaks.blocks, now.blocks)
+    store64(&peaks.requested, now.requested)
+    store64(&peaks.allocated, now.allocated)
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -205,18 +294,10 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
         status = block_allocate(entry.arena, nbytes, entry.slot, flags, &block)
         thread_set_framework(before)
     if status == ARENA_OK:
-        entry.address = block.address
-        entry.handle = block.handle
         entry.nbytes = nbytes
         entry.hook = hook
-        entry.uses = NULL
-        if enter(&entry):
-            count_allocate(counts_of(hook), nbytes)
-            address[0] = block.address
-        else:
-            # A block that no table has could not be freed by its address.
-            arena_free(entry.arena, block.handle, entry.slot)
-            status = ARENA_NO_METADATA
+        status = enter_block(&entry, &block)
+        address[0] = block.address
     # The block's chunk keeps the slot from here on.
     if retained:
         slot_drop(entry.arena, entry.slot)
@@ -232,6 +313,57 @@ cdef inline ArenaCore* arena_for(ArenaCore* arena) noexcept nogil:
         return pool_for_tag(arena)
     tagged = tag_now(arena)
     return tagged if tagged != NULL else arena
+
+
+cdef inline int enter_block(Entry* entry, const Block* block) noexcept nogil:
+    # Completes an entry by its block, which is freed if no table takes it.
+    entry.address = block.address
+    entry.handle = block.handle
+    entry.size = block.size
+    entry.uses = NULL
+    if not enter(entry):
+        # It could not be freed by its address.
+        arena_free(entry.arena, block.handle, entry.slot)
+        return ARENA_NO_METADATA
+    count_allocate(entry)
+    return ARENA_OK
+
+
+cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t size, uint64_t nbytes,
+                             CUstream stream) noexcept nogil:
+    # Of a pool, in the part whose memory it is.
+    cdef int status = allocate_range(hook, hook.arena, address, size, nbytes, stream)
+    cdef ArenaCore* part = NULL
+    if status == ARENA_STALE and is_graph_pool(hook.arena):
+        part = part_next(hook.arena, NULL)
+    while part != NULL and status == ARENA_STALE:
+        status = allocate_range(hook, part, address, size, nbytes, stream)
+        part = part_next(hook.arena, part)
+    if part != NULL:
+        arena_drop(part)
+    return status
+
+
+cdef int allocate_range(AllocatorHook* hook, ArenaCore* arena, uint64_t address, uint64_t size,
+                        uint64_t nbytes, CUstream stream) noexcept nogil:
+    cdef Entry entry
+    cdef Block block
+    cdef bint retained
+    cdef int status
+    if context_is_dead(hook.arena.context):
+        return ARENA_DEAD
+    entry.arena = arena
+    entry.hook = hook
+    entry.nbytes = nbytes
+    status = slot_of_arena(hook, entry.arena, stream, &entry.slot, &retained)
+    if status != ARENA_OK:
+        return status
+    status = arena_allocate_range(entry.arena, address, size, nbytes, entry.slot, &block)
+    if status == ARENA_OK:
+        status = enter_block(&entry, &block)
+    if retained:
+        slot_drop(entry.arena, entry.slot)
+    return status
 
 
 cdef inline int block_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
@@ -309,7 +441,7 @@ cdef int free_entry(Entry* entry) noexcept nogil:
             status = arena_free_used(arena, entry.handle, entry.slot, entry.uses)
         else:
             status = arena_free(arena, entry.handle, entry.slot)
-    count_free(counts_of(entry.hook), entry.nbytes)
+    count_free(entry)
     if arena != entry.hook.arena:
         arena_drop(arena)
     hook_drop(entry.hook)
@@ -335,15 +467,20 @@ cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
     return status
 
 
-cdef uint64_t hook_size(uint64_t address) noexcept nogil:
+cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil:
     cdef Shard* shard = shard_of(address)
-    cdef Entry* entry
-    cdef uint64_t nbytes
+    cdef const Entry* entry
     lock_acquire(&shard.lock)
     entry = find(shard, address)
-    nbytes = entry.nbytes if entry != NULL else 0
+    if entry != NULL:
+        block.address = address
+        block.nbytes = entry.nbytes
+        block.size = entry.size
+        block.stream = <uint64_t>entry.arena.streams[entry.slot].handle
+        block.label = entry.hook.label
+        block.device = entry.arena.context.ordinal
     lock_release(&shard.lock)
-    return nbytes
+    return entry != NULL
 
 
 # Where a visit of an arena's live blocks stores its results.
@@ -384,6 +521,7 @@ cdef void visit_blocks(const ArenaCore* arena, Visit* visit) noexcept nogil:
 cdef inline void visit_one(const Entry* entry, Visit* visit) noexcept nogil:
     if visit.count < visit.most:
         visit.addresses[visit.count] = entry.address
+    if visit.count < visit.most and visit.frameworks != NULL:
         visit.frameworks[visit.count] = entry.hook.framework
     if visit.by_framework != NULL:
         visit.by_framework[entry.hook.framework] += entry.nbytes
@@ -408,6 +546,7 @@ cdef inline Shard* shard_of(uint64_t address) noexcept nogil:
 cdef void forget_after_fork() noexcept nogil:
     # In a fork's child the blocks are the parent's. Zeroed shards are empty, their locks free.
     memset(shards, 0, sizeof(shards))
+    lock_init(&hooks_lock)
 
 
 on_fork(NULL, NULL, forget_after_fork)

@@ -28,8 +28,9 @@ from gpumem._native.arena.streams cimport (
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
     apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, ARENA_OK,
-    ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ArenaCore, ArenaSettings, IN_SMALL,
-    LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
+    ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ArenaCore, ArenaSettings, family_held,
+    IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED,
+    table_of,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
@@ -127,6 +128,7 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     arena.stats.max_in_use = arena_in_use(arena)
     arena.span_peak = arena.block_peak = 0
     arena.stats.max_reserved = arena_reserved_now(arena)
+    store64(&arena.held_peak, family_held(arena))
     lock_release(&arena.lock)
 
 

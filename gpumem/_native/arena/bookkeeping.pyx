@@ -15,7 +15,7 @@ from gpumem._native.budget cimport (
     BudgetCore,
 )
 from gpumem._native.pages cimport bytes_of, pages_check, pages_invariant, Space
-from gpumem._support.atomics cimport load64, store64, sum_add
+from gpumem._support.atomics cimport load64, peak_try, store64, sum_add
 
 
 cdef extern from *:
@@ -36,6 +36,14 @@ cdef void note_reserved(ArenaCore* arena) noexcept nogil:
     if reserved > arena.stats.max_reserved:
         arena.stats.max_reserved = reserved
     charge_parent(arena)
+    note_family(<ArenaCore*>root_of(arena))
+
+
+cdef void note_family(ArenaCore* root) noexcept nogil:
+    cdef uint64_t held = family_held(root)
+    cdef uint64_t peak = load64(&root.held_peak)
+    while held > peak and not peak_try(&root.held_peak, &peak, held):
+        pass
 
 
 cdef void charge_parent(ArenaCore* arena) noexcept nogil:

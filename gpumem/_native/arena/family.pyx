@@ -98,8 +98,10 @@ cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil:
 
 cdef void pool_join(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
     cdef ArenaCore* root = <ArenaCore*>root_of(owner)
-    arena_retain(owner)
-    pool.sleeps_with = owner
+    # Memory of somebody else's allocator stays when the arena sleeps.
+    if pool.backing.source == NULL:
+        arena_retain(owner)
+        pool.sleeps_with = owner
     if part_of != NULL:
         arena_retain(pool)
         pool.part_of = part_of

@@ -9,12 +9,15 @@ that retains it counts as a reference, dropped by the driver with the graph and 
 """
 
 from gpumem._native.arena.types cimport ArenaCore
+from gpumem._native.backing cimport Backing
 from gpumem._native.driver cimport CUgraph, CUresult
 
 # A graph pool for blocks with the tag of an arena, with its reference; NULL: out of host memory, or
-# the arena's memory is not plain memory of the device. `part_of`: the pool that it belongs to;
-# NULL: it is one by itself.
-cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of) noexcept nogil
+# the arena's memory is not plain memory of the device and no other backing is given. `part_of`: the
+# pool that it belongs to; NULL: it is one by itself. `splits`: else a block is all of the region or
+# block that it is put in.
+cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing* given,
+                            bint splits) noexcept nogil
 # Makes a fresh arena, without a region, such a pool. No lock is held, nor the interpreter's.
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
 # What of a pool serves the tag that the calling thread has open; made at the first use, and kept by

@@ -9,9 +9,10 @@ from gpumem._native.arena.family cimport (
 )
 from gpumem._native.arena.streams cimport complete_streams
 from gpumem._native.arena.types cimport (
-    ArenaCore, ArenaSettings, is_graph_pool, REUSE_NEVER, root_of,
+    ArenaCore, ArenaSettings, EXTEND_SAME_AS_REQUESTED, is_graph_pool, REUSE_NEVER, root_of,
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
+from gpumem._native.bfc cimport SPLIT_NEVER
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult,
     CUuserObject,
@@ -26,18 +27,26 @@ cdef enum:
     MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: ours becomes the graph's
     # Bytes. Regions double up to here only: a graph's memory is not shared with other work.
     POOL_REGION = 33554432
+    FIRST_REGION = 2097152
 
 
-cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
+cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing* given,
+                            bint splits) noexcept nogil:
     cdef ArenaSettings settings = owner.settings
     cdef Backing backing
     cdef ArenaCore* pool
     backing_init(&backing, owner.context)
     # Another kind of memory, or a source, cannot be had a second time; pools are not nested.
-    if owner.backing.reserve != backing.reserve or is_graph_pool(owner):
+    if given == NULL and owner.backing.reserve != backing.reserve or is_graph_pool(owner):
         return NULL
+    if given != NULL:
+        backing = given[0]
+        backing.forget = NULL       # the caller's until nothing can fail
     settings.max_mem = 0            # the parent's holds for both
+    settings.initial_chunk = settings.initial_growth_chunk = FIRST_REGION
     settings.max_extend = min(settings.max_extend, <uint64_t>POOL_REGION)
+    if not splits:
+        settings.extend = EXTEND_SAME_AS_REQUESTED
     # Streams of a capture may run at the same time at every launch, whatever has completed now.
     settings.reuse = REUSE_NEVER
     settings.ort_split = False
@@ -47,9 +56,13 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of) noexcept nogil
     pool = arena_create(&settings, backing)
     if pool == NULL:
         return NULL
+    if not splits:
+        pool.table.split_rule = SPLIT_NEVER
     if not arena_join_as(pool, owner):
         arena_drop(pool)
         return NULL
+    if given != NULL:
+        pool.backing.forget = given.forget
     pool_adopt(pool, owner, part_of)
     # Opened as an event source only when it is complete: readers may then look at it.
     event_source_name(&pool.events, owner.events.memory, b"graph pool", owner.events.name)
@@ -60,7 +73,7 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of) noexcept nogil
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
     # A handle each for the regions of what can sleep. No peer is added meanwhile.
     lock_acquire(&owner.grow_lock)
-    if owner.settings.paged:
+    if owner.settings.paged and pool.backing.source == NULL:
         numa_init(&pool.backing, pool.context, THE_DEVICE)
         pool.backing.access = &pool.access
         pool.access = owner.access
@@ -71,13 +84,13 @@ cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noex
 cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil:
     cdef ArenaCore* owner = tag_now(root_of(pool))
     cdef ArenaCore* part
-    if owner == NULL or owner == pool.sleeps_with:
+    if owner == NULL or owner == pool.sleeps_with or pool.sleeps_with == NULL:
         return pool
     part = part_next(pool, NULL)
     while part != NULL and part.sleeps_with != owner:
         part = part_next(pool, part)
     if part == NULL:
-        part = pool_create(owner, pool)
+        part = pool_create(owner, pool, NULL, pool.table.split_rule != SPLIT_NEVER)
     # The pool refers to it. Two threads may have made one each: both serve.
     if part != NULL:
         arena_drop(part)

@@ -37,4 +37,16 @@ cdef struct ArenaCopy:
 cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
 cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil
 
+# What statistics ask of one arena, without a copy; of `table` and of `small`.
+cdef struct ArenaFigures:
+    uint64_t reserved[2]        # bytes
+    uint64_t segments[2]        # regions or pages, of blocks without one of their own
+    uint64_t pending[2]         # blocks freed that other streams still use
+    uint64_t pending_bytes[2]
+    uint64_t idle[2]            # free pieces of what is in use
+    uint64_t idle_bytes[2]
+
+# Adds those of an arena. A loop over its stream slots, its regions and its pending frees.
+cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept nogil
+
 cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil

@@ -4,14 +4,16 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from gpumem._native.arena.thread_cache cimport caches_hold, caches_thaw
+from gpumem._native.arena.thread_cache cimport cache_flush, caches_hold, caches_thaw
 from gpumem._native.arena.types cimport (
-    arena_max_in_use, arena_reserved, ArenaCore, SPACES, ThreadCache,
+    arena_extensions, arena_max_in_use, arena_reserved, arena_reserved_now, arena_shrinkages,
+    ArenaCore, IN_SMALL, index_of, SMALL_SPACE, SPACES, table_of, ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, Chunk, NIL, Region
 from gpumem._native.pages cimport address_of, GRANULE_BITS, Page, Space
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.clock cimport clock_ns
+from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -174,6 +176,47 @@ cdef void copy_pages(const Space* space, ArenaCopy* copy) noexcept nogil:
         copy.pages[copy.page_count].address = address_of(space, page.active)
         copy.pages[copy.page_count].nbytes = <uint64_t>page.granules << GRANULE_BITS
         copy.page_count += 1
+
+
+# ---- figures -------------------------------------------------------------------------------------
+
+cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept nogil:
+    cdef const Space* small = &arena.spaces[SMALL_SPACE]
+    cdef uint64_t of_small = load64(&small.created) - load64(&small.released)
+    cdef const Uses* freed
+    cdef int part
+    # The others' would interrupt their threads: what they have cached counts as far as they have
+    # published it.
+    cache_flush(arena)
+    lock_acquire(&arena.lock)
+    figures.reserved[1] += arena.small.reserved
+    figures.reserved[0] += arena_reserved_now(arena) - arena.small.reserved
+    figures.segments[1] += of_small
+    figures.segments[0] += arena_extensions(arena) - arena_shrinkages(arena) - of_small
+    add_idle(&arena.table, &figures.idle[0], &figures.idle_bytes[0])
+    add_idle(&arena.small, &figures.idle[1], &figures.idle_bytes[1])
+    # In threads' caches; of small blocks.
+    figures.idle_bytes[1 if arena.small_below else 0] += arena.cached_bytes
+    freed = arena.pending_free
+    while freed != NULL:
+        part = 1 if freed.handle & IN_SMALL else 0
+        figures.pending[part] += 1
+        figures.pending_bytes[part] += (
+            table_of(arena, freed.handle).chunks[index_of(freed.handle)].size)
+        freed = freed.next
+    lock_release(&arena.lock)
+
+
+cdef void add_idle(const Bfc* table, uint64_t* pieces, uint64_t* nbytes) noexcept nogil:
+    # With the lock. A region without a used chunk is idle as a whole: no piece of what is in use.
+    cdef uint32_t i
+    for i in range(table.stream_slot_count):
+        pieces[0] += table.bins[i].free_chunks
+        nbytes[0] += table.bins[i].free_bytes
+    for i in range(table.region_count):
+        if table.regions[i].size and not table.regions[i].used and not table.regions[i].is_range:
+            pieces[0] -= 1
+            nbytes[0] -= table.regions[i].size
 
 
 cdef void add_unpublished(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:

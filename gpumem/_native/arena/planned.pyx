@@ -9,10 +9,12 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ArenaCore, Block, REUSE_WAIT,
+    ARENA_CLOSED, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE, ArenaCore,
+    Block, REUSE_WAIT,
 )
 from gpumem._native.bfc cimport (
-    bfc_free, Chunk, NIL, Places, places_find, places_init, places_allocate, SLOT_RELEASED,
+    bfc_allocate_range, bfc_free, BFC_NO_METADATA, Chunk, NIL, Places, places_find, places_init,
+    places_allocate, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport context_is_dead
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -56,6 +58,20 @@ cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint
         status = allocate_behind(arena, places, begin, end, requested, stream_slot, block)
         lock_release(&arena.lock)
     return status
+
+
+cdef int arena_allocate_range(ArenaCore* arena, uint64_t address, uint64_t size, uint64_t requested,
+                              uint32_t stream_slot, Block* block) noexcept nogil:
+    cdef int status
+    cdef uint32_t index
+    lock_acquire(&arena.lock)
+    index = bfc_allocate_range(&arena.table, address, size, requested, stream_slot, &status)
+    if index != NIL:
+        finish_allocate(arena, NULL, &arena.table, index, block)
+    lock_release(&arena.lock)
+    if index != NIL:
+        return ARENA_OK
+    return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_STALE
 
 
 cdef int allocate_now(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,

@@ -127,6 +127,8 @@ cdef struct ArenaStats:
     uint64_t events_recorded
     uint64_t events_asked
     uint64_t events_waited          # device-side waits enqueued
+    uint64_t num_retries            # growths after idle memory had gone back (atomic)
+    uint64_t num_waits              # waits on the host for other streams' work (atomic)
 
 cdef struct StreamSlot:
     CUstream handle
@@ -261,6 +263,7 @@ cdef struct ArenaCore:
     uint64_t family_peak    # bytes in use by it and its tags when one of them grew (atomic)
     uint64_t charged        # of a child: bytes that its parent counts for it
     uint64_t lent           # bytes that children hold of this arena's max_mem (atomic)
+    uint64_t held_peak      # the most bytes that it and its children held together (atomic)
     int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
     ArenaSpan* spans        # of virtual tensors; grow_lock
     int32_t live_spans      # of those, not closed and with references (atomic)

@@ -6,7 +6,7 @@ from gpumem._native.bfc.holes cimport (
     holes_undo_allocate,
 )
 from gpumem._native.bfc.places cimport (
-    Places, places_allocate, places_find, places_free, places_init,
+    bfc_allocate_range, Places, places_allocate, places_find, places_free, places_init,
 )
 from gpumem._native.bfc.table cimport (
     ABSURD, ANY_EPOCH, Bfc, bfc_add_region, bfc_add_stream_slot, bfc_allocate, bfc_allocate_at,
@@ -15,6 +15,6 @@ from gpumem._native.bfc.table cimport (
     BFC_MAY_SWAP, BFC_NO_METADATA, bfc_note_swap, BFC_OK, bfc_region_is_idle, bfc_release_completed,
     bfc_remove_region, bfc_resolve, bin_of, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE,
     CHUNK_PENDING_FREE, CHUNK_UNUSED, CHUNK_USED, gm_low_bit32, handle_of, LEVELS, MAX_CHUNKS, NIL,
-    QUANTUM, QUANTUM_BITS, Region, round_to_quantum, SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT,
-    state_of, STEPS, StreamBins,
+    QUANTUM, QUANTUM_BITS, Region, round_to_quantum, SLOT_RELEASED, SPLIT_NEVER, SPLIT_ORT,
+    SPLIT_TIGHT, state_of, STEPS, StreamBins,
 )

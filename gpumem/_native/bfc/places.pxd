@@ -32,3 +32,9 @@ cdef uint32_t places_find(Places* places, const Bfc* table, uint32_t begin,
 cdef uint32_t places_allocate(Places* places, Bfc* table, uint32_t index, uint32_t begin,
                               uint32_t end, uint64_t requested,
                               uint32_t stream_slot) noexcept nogil
+
+# Without a plan: exactly the bytes from an address on, whatever stream they were freed on; NIL: a
+# part of them is in use or in no region, or, with *status set, the array of chunks could not grow.
+# A loop over the chunks of a region.
+cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
+                                 uint32_t stream_slot, int* status) noexcept nogil

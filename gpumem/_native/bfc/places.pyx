@@ -5,8 +5,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from gpumem._native.bfc.table cimport (
-    Bfc, bin_insert, bin_remove, chunk_allocate, CHUNK_FREE, chunk_split, gm_high_bit64, NIL,
-    slots_ready, state_of,
+    Bfc, BFC_NO_METADATA, BFC_OK, bin_insert, bin_remove, chunk_allocate, CHUNK_FREE, chunk_split,
+    gm_high_bit64, NIL, Region, slots_ready, state_of,
 )
 
 
@@ -52,8 +52,22 @@ cdef uint32_t places_find(Places* places, const Bfc* table, uint32_t begin,
 cdef uint32_t places_allocate(Places* places, Bfc* table, uint32_t index, uint32_t begin,
                               uint32_t end, uint64_t requested,
                               uint32_t stream_slot) noexcept nogil:
-    cdef uint64_t before = places.base + places.edges[begin] - table.chunks[index].address
     cdef uint64_t size = places.edges[end] - places.edges[begin]
+    cdef uint32_t taken = carve(table, index, places.base + places.edges[begin], size)
+    if taken == NIL:
+        return NIL
+    if taken != index:
+        note_start(places, begin, taken)
+    # What was left above begins where the block ends.
+    if table.chunks[taken].next != NIL and state_of(table, table.chunks[taken].next) == CHUNK_FREE:
+        note_start(places, end, table.chunks[taken].next)
+    chunk_allocate(table, taken, requested, stream_slot)
+    return taken
+
+
+cdef uint32_t carve(Bfc* table, uint32_t index, uint64_t address, uint64_t size) noexcept nogil:
+    # Exactly these bytes of a free chunk that covers them, detached; NIL: the array cannot grow.
+    cdef uint64_t before = address - table.chunks[index].address
     cdef uint32_t taken = index
     # Two, for what is left below and above: nothing can fail after the chunk has left its bin.
     if not slots_ready(table, 2):
@@ -65,12 +79,44 @@ cdef uint32_t places_allocate(Places* places, Bfc* table, uint32_t index, uint32
         taken = table.chunks[index].next
         bin_insert(table, index)
         bin_remove(table, taken)
-        note_start(places, begin, taken)
     if table.chunks[taken].size > size:
         chunk_split(table, taken, size)
-        note_start(places, end, table.chunks[taken].next)
-    chunk_allocate(table, taken, requested, stream_slot)
     return taken
+
+
+cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
+                                 uint32_t stream_slot, int* status) noexcept nogil:
+    cdef uint32_t index = free_around(table, address, size)
+    status[0] = BFC_OK
+    if index == NIL:
+        return NIL
+    index = carve(table, index, address, size)
+    if index == NIL:
+        status[0] = BFC_NO_METADATA
+        return NIL
+    chunk_allocate(table, index, requested, stream_slot)
+    return index
+
+
+cdef uint32_t free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil:
+    # The free chunk that covers the bytes; NIL: none does.
+    cdef const Region* region
+    cdef uint32_t i, index
+    for i in range(table.region_count):
+        region = &table.regions[i]
+        # Modulo 2**64: an address below the region is beyond its size.
+        if address - region.address >= region.size:
+            continue
+        index = region.first
+        while index != NIL and (
+                address - table.chunks[index].address >= table.chunks[index].size):
+            index = table.chunks[index].next
+        if index == NIL or state_of(table, index) != CHUNK_FREE:
+            return NIL
+        if table.chunks[index].address + table.chunks[index].size < address + size:
+            return NIL
+        return index
+    return NIL
 
 
 # ---- which chunk begins where --------------------------------------------------------------------

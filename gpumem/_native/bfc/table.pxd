@@ -73,6 +73,7 @@ cdef enum ChunkState:
 cdef enum SplitRule:
     SPLIT_TIGHT = 0         # give back whatever is left of at least one quantum
     SPLIT_ORT = 1           # ONNX Runtime: if the chunk is twice the request or wastes max_dead
+    SPLIT_NEVER = 2         # a block is the whole chunk
 
 cdef enum BfcStatus:
     BFC_OK = 0

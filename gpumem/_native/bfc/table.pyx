@@ -296,6 +296,8 @@ cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) no
     # Is the rest of a chunk of `have` bytes worth a chunk of its own?
     if table.split_rule == SPLIT_TIGHT:
         return have > want
+    if table.split_rule == SPLIT_NEVER:
+        return False
     return have >= 2 * want or have - want >= table.max_dead
 
 

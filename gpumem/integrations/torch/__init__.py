@@ -3,10 +3,11 @@
 There are two modes; ``mode="auto"`` selects the first that is possible:
 
 ``"full"``
-    gpumem replaces PyTorch's caching allocator, through the pluggable allocator. Every block comes
-    from the arena, with pages that move, reuse across streams, `shrink` and budgets. Possible only
-    before PyTorch has initialised CUDA, and for the rest of the process: PyTorch cannot switch
-    back.
+    gpumem replaces PyTorch's caching allocator, by one that is compiled for the installed PyTorch:
+    at its first use, which takes half a minute, or before by ``python -m gpumem.integrations.torch
+    build``. Every block comes from the arena, with pages that move, reuse across streams, `shrink`
+    and budgets. Possible only before PyTorch has initialised CUDA, and for the rest of the process:
+    PyTorch cannot switch back.
 ``"pool"``
     PyTorch's caching allocator stays and allocates its segments, of 2 MiB, 20 MiB and more, from
     the arena, through a ``torch.cuda.MemPool``. Statistics, snapshots and errors stay PyTorch's. It
@@ -17,18 +18,18 @@ Under ``"full"``:
 
 - ``record_stream`` is honoured, ``empty_cache`` is the arenas' `shrink`,
   ``set_per_process_memory_fraction`` bounds them, CUDA graphs capture into graph pools.
-- Out of memory raises ``torch.OutOfMemoryError`` where a small function can be compiled against
-  the installed PyTorch, else RuntimeError; `status` shows which. The text is PyTorch's own ("CUDA
-  out of memory. Tried to allocate ..."), for which programs search, and the arena's report.
-- ``memory_stats``, ``memory_allocated``, ``max_memory_reserved``, ``memory_summary``,
-  ``memory_snapshot``, ``reset_peak_memory_stats`` and so on answer from gpumem.
+- Out of memory raises ``torch.OutOfMemoryError``. The text is PyTorch's own ("CUDA out of memory.
+  Tried to allocate ..."), for which programs search, and the arena's report.
+- ``memory_stats``, ``memory_summary``, memory history, snapshots, ``torch.cuda.MemPool`` and the
+  pools of ``torch.compile(mode="reduce-overhead")`` work as with PyTorch's allocator. Under
+  ``small_pool`` are the blocks that an arena keeps in its range for small ones. A MemPool takes its
+  memory beside the arena, under the same limit, or from the allocator that it is given.
 - Copies between GPUs and kernels that read another GPU's memory work as with PyTorch's allocator:
   an arena gives a GPU access to its memory once PyTorch asks for it (see `ArenaConfig.peers`; with
-  "none" PyTorch's copies to that arena raise RuntimeError). Where the installed PyTorch does not
-  let gpumem hear of that, the arenas of all GPUs that it uses are given access to each other.
-- Features that PyTorch disables under any pluggable allocator stay disabled: recording memory
-  history, sharing tensors with other processes by CUDA IPC, ``torch.cuda.MemPool``,
-  ``torch.compile(mode="reduce-overhead")``, ``torch.backends.cudnn.benchmark = True``.
+  "none" PyTorch's copies to that arena raise RuntimeError).
+
+Without a C++ compiler or CUDA's headers it goes through PyTorch's pluggable allocator instead;
+`status` says why, and what that costs: `COST`.
 
 A process should capture graphs with ``torch.cuda.graph`` or similar functions, which name the pool
 of a capture.
@@ -50,13 +51,19 @@ from gpumem.errors import ConfigError
 from gpumem.integrations._resources import ResourceLike, Resources
 from gpumem.integrations._switch import Framework, Setting, Switch, Using
 from gpumem.integrations._versions import import_framework
-from gpumem.integrations.torch import _allocator, _errors, _hooks
+from gpumem.integrations.torch import _allocator
 from gpumem.integrations.torch._allocator import Pool, Replacement, Routing, make_pools
-from gpumem.integrations.torch._statistics import Statistics
 
-__all__ = ["TorchStatus", "disable", "enable", "status", "using"]
+__all__ = ["COST", "TorchStatus", "disable", "enable", "status", "using"]
 
 MODES = ("auto", "full", "pool")
+
+COST = (
+    "PyTorch refuses memory history, sharing tensors with other processes, torch.cuda.MemPool, "
+    'torch.compile(mode="reduce-overhead") and torch.backends.cudnn.benchmark = True, and out of '
+    "memory raises RuntimeError"
+)
+"""What is missing where gpumem's allocator cannot be compiled."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +76,22 @@ class TorchStatus(integrations.Status):
         As of `gpumem.integrations.Status`.
     mode : {"full", "pool"} or None
         None: PyTorch uses its own allocator.
+    allocator : {"compiled", "pluggable"} or None
+        Under "full", the way into PyTorch.
+    limits : str
+        What a pluggable allocator costs, why there is no compiled one, and how to get it; empty
+        with a compiled one.
     hooks : tuple of str
-        Under "full", the hooks of the installed PyTorch that gpumem has set.
+        Of a pluggable allocator, the hooks of the installed PyTorch that gpumem has set.
     unknown_hooks : tuple of str
         Setters of hooks of the installed PyTorch that this gpumem does not support.
-    out_of_memory_error : str
-        The exception that exhaustion raises: "torch.OutOfMemoryError", or "RuntimeError" with the
-        reason.
     """
 
     mode: str | None
+    allocator: str | None
+    limits: str
     hooks: tuple[str, ...]
     unknown_hooks: tuple[str, ...]
-    out_of_memory_error: str
 
 
 class Torch(Framework):
@@ -92,13 +102,12 @@ class Torch(Framework):
     def __init__(self) -> None:
         self.replacement: Replacement | None = None
         self.routing: Routing | None = None
-        self.out_of_memory_error = "torch.OutOfMemoryError"
 
     def attach(self, setting: Setting) -> dict[int, Pool]:
         torch = import_torch()
         _allocator.require_gpu(torch)
         if dict(setting.options)["mode"] == "full":
-            self._replace(torch, setting.resources)
+            self.replacement = _allocator.replace(torch, setting.resources)
             return {}
         if self.routing is None:
             self.routing = Routing(torch)
@@ -115,14 +124,6 @@ class Torch(Framework):
         if self.replacement is None:
             return None
         return "its allocator was replaced for good: PyTorch cannot switch back"
-
-    def _replace(self, torch: ModuleType, resources: Resources) -> None:
-        self.replacement = _allocator.replace(torch, resources)
-        Statistics(torch).install()
-        try:
-            _hooks.set_thrower(_errors.load(torch))
-        except (OSError, RuntimeError) as error:
-            self.out_of_memory_error = f"RuntimeError ({error})"
 
     def mode(self, asked: str) -> str:
         """Return "full" or "pool" for the mode that was requested."""
@@ -198,9 +199,18 @@ def status() -> TorchStatus:
         now.enabled,
         now.resources,
         mode=mode,
+        allocator=replaced and ("pluggable" if replaced.why_pluggable else "compiled"),
+        limits=_limits(replaced.why_pluggable) if replaced and replaced.why_pluggable else "",
         hooks=replaced.hooks if replaced else (),
         unknown_hooks=replaced.unknown if replaced else (),
-        out_of_memory_error=_torch.out_of_memory_error if replaced else "torch.OutOfMemoryError",
+    )
+
+
+def _limits(reason: str) -> str:
+    return (
+        f"Through a pluggable allocator {COST}. The compiled one could not be made: {reason}. "
+        "Install a C++ compiler and CUDA's headers (pip install nvidia-cuda-runtime), then run "
+        "`python -m gpumem.integrations.torch build`."
     )
 
 

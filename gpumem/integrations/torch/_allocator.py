@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpumem._core import Arena
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._resources import Resources
-from gpumem.integrations.torch import _hooks
+from gpumem.integrations.torch import _build, _hooks
 from gpumem.integrations.torch._settings import AllocatorSettings
+from gpumem.integrations.torch._statistics import Statistics
 
 __all__ = [
     "Pool",
     "Replacement",
     "Routing",
-    "adopt_allocator",
     "make_pools",
     "replace",
     "why_not_replace",
@@ -45,11 +44,13 @@ _NEEDED = frozenset({"record_stream", "begin_pool", "end_pool", "release_pool"})
 class Replacement(NamedTuple):
     """The allocator that replaces PyTorch's own, until the process ends."""
 
-    allocator: Any
+    why_pluggable: str | None
+    """Why it could not be compiled; None: it is `allocator.cpp`."""
+    allocator: Any = None
     """PyTorch's object around the hooks, which must outlive every block."""
-    hooks: tuple[str, ...]
+    hooks: tuple[str, ...] = ()
     """The hooks of the installed PyTorch that are set."""
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
     """Setters of the installed PyTorch that gpumem does not support."""
 
 
@@ -74,15 +75,19 @@ def why_not_replace(torch: ModuleType) -> str | None:
     """Return why PyTorch's allocator cannot be replaced now; None if it can."""
     if not hasattr(torch._C, "_cuda_customAllocator"):
         return "this PyTorch was built without CUDA"
-    if torch.cuda.get_allocator_backend() == "pluggable":
-        return "another allocator has already replaced it"
+    backend = torch.cuda.get_allocator_backend()
+    if backend in ("pluggable", "gpumem"):
+        return f"another allocator, {backend!r}, has already replaced it"
     if torch.cuda.is_initialized():
         return "it has initialised CUDA: enable gpumem before the first tensor on a GPU"
     return None
 
 
 def replace(torch: ModuleType, resources: Resources) -> Replacement:
-    """Replace PyTorch's allocator by gpumem's hooks, until the process ends.
+    """Replace PyTorch's allocator by gpumem's until the process ends.
+
+    By the one that is compiled for the installed PyTorch; where that is impossible, by hooks of the
+    pluggable one.
 
     Raises
     ------
@@ -97,20 +102,19 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
         raise IntegrationError(f"PyTorch's allocator cannot be replaced: {reason}")
     settings = AllocatorSettings.of_environment(os.environ)
     arenas = {index: arena_of(resources, index) for index in resources.given}
-    addresses = _hooks.addresses()
-    allocator = torch._C._cuda_customAllocator(addresses["alloc"], addresses["free"])
-    hooks = _set_hooks(torch, allocator, addresses)
     try:
-        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
-    except RuntimeError as error:
-        raise IntegrationError(f"PyTorch's allocator cannot be replaced: {error}") from error
-    libraries = Path(str(torch.__file__)).parent / "lib"
-    hears = adopt_allocator(libraries / "libtorch_cuda.so", libraries / "libc10_cuda.so")
+        library = _build.load(torch)
+    except (OSError, RuntimeError) as error:
+        replaced = _plug(torch, str(error))
+    else:
+        replaced = Replacement(None)
+        if not library.gpumem_torch_install(ctypes.c_void_p(_hooks.table())):
+            raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")
 
     def find(index: int) -> Arena:
         arena = arena_of(resources, index)
         settings.limit(arena)
-        if not hears:
+        if replaced.why_pluggable:
             _hooks.introduce([*_hooks.arenas().values(), arena])
         return arena
 
@@ -118,10 +122,27 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
     for index, arena in arenas.items():
         settings.limit(arena)
         _hooks.serve(index, arena)
-    if not hears:
+    if replaced.why_pluggable:
+        # PyTorch does not tell a pluggable allocator which devices access which.
         _hooks.introduce(list(arenas.values()))
+    return replaced
+
+
+# ---- the pluggable allocator, where ours cannot be compiled --------------------------------------
+
+
+def _plug(torch: ModuleType, reason: str) -> Replacement:
+    addresses = _hooks.addresses()
+    allocator = torch._C._cuda_customAllocator(addresses["alloc"], addresses["free"])
+    hooks = _set_hooks(torch, allocator, addresses)
+    try:
+        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
+    except RuntimeError as error:
+        raise IntegrationError(f"PyTorch's allocator cannot be replaced: {error}") from error
+    Statistics(torch).install()
     setters = {name for name in dir(allocator) if name.startswith("set_")}
-    return Replacement(allocator, hooks, tuple(sorted(setters - set(_SETTERS.values()))))
+    unknown = tuple(sorted(setters - set(_SETTERS.values())))
+    return Replacement(reason, allocator, hooks, unknown)
 
 
 def _set_hooks(torch: ModuleType, allocator: Any, addresses: dict[str, int]) -> tuple[str, ...]:
@@ -135,36 +156,6 @@ def _set_hooks(torch: ModuleType, allocator: Any, addresses: dict[str, int]) -> 
     for hook, setter in found.items():
         getattr(allocator, setter)(addresses[hook])
     return tuple(found)
-
-
-# What PyTorch's libraries export: the class of a pluggable allocator, two of its virtual functions,
-# and the allocator in use.
-_CLASS = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
-_TABLE = f"_ZTV{_CLASS}E"
-_ENABLE_PEER = f"_Z{_CLASS}16enablePeerAccessEaa"
-_COPY = f"_Z{_CLASS}11memcpyAsyncEPviPKvimP11CUstream_stb"
-_CURRENT = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
-
-
-def adopt_allocator(classes: Path, current: Path) -> bool:
-    """Hear from PyTorch's allocator which devices copy to which; tell whether that is possible.
-
-    Parameters
-    ----------
-    classes, current : Path
-        The libraries with the class of pluggable allocators, and with the allocator in use.
-    """
-    try:
-        library = ctypes.CDLL(str(classes))
-        functions = [_address(library, name) for name in (_TABLE, _ENABLE_PEER, _COPY)]
-        allocator = ctypes.c_void_p.in_dll(ctypes.CDLL(str(current)), _CURRENT).value
-    except (OSError, ValueError):  # no such library; no such symbol
-        return False
-    return allocator is not None and _hooks.adopt(allocator, *functions)
-
-
-def _address(library: ctypes.CDLL, name: str) -> int:
-    return ctypes.addressof(ctypes.c_char.in_dll(library, name))
 
 
 def arena_of(resources: Resources, index: int) -> Arena:

@@ -1,72 +1,130 @@
 """gpumem's side of PyTorch's hooks: an arena for each device; see hooks.h."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport malloc
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from gpumem._budget cimport Relief
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
-    ALLOCATE_PERSISTENT, AllocatorHook, ARENA_CAPTURING, ARENA_DEAD, arena_drop, ARENA_OK,
-    ARENA_OVER_BUDGET, arena_set_limit, arena_shrink, ARENA_STALE, ArenaCore, hook_allocate,
-    hook_counts, hook_create, hook_drop, hook_free, hook_record, hook_reset_peak, hook_retain,
-    hook_size, hook_slot, HookCounts, pool_begin, pool_create,
+    ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
+    arena_copy, arena_copy_free, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions,
+    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit, arena_shrink,
+    arena_shrinkages, ARENA_STALE, ArenaCopy, ArenaCore, ArenaFigures, backing_calls, caches_flush,
+    family_held,
+    hook_allocate, hook_allocate_range, hook_counts, hook_create, hook_drop, hook_find, hook_free,
+    HOOK_KINDS, HOOK_LARGE, hook_record, hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL,
+    HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums, pool_begin, pool_create,
+    part_next, sums_of, TableCopy, tag_next,
+)
+from gpumem._native.backing cimport Backing, backing_init
+from gpumem._native.bfc cimport (
+    bfc_largest_free, Chunk, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_USED, NIL, QUANTUM, Region,
+    SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
-    context_enter, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
+    context_enter, context_leave, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
+    CUresult, CUstream, DeviceContext,
 )
 from gpumem._resource.arena cimport arena_relieve, raise_status
+from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
 from gpumem._support.events cimport FRAMEWORK_TORCH
+from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem.device import Device
 from gpumem.errors import ConfigError
-from gpumem.integrations.torch._errors import out_of_memory
+from gpumem.integrations.torch._messages import out_of_memory
 
 
 cdef extern from "hooks.h" nogil:
     enum:
         TORCH_DEVICES
         TORCH_HOOKS
+        TORCH_ALL
+        TORCH_SMALL
+        TORCH_LARGE
+        TORCH_FREE
+        TORCH_PENDING
+        TORCH_USED
+
+    ctypedef struct TorchFigures:
+        uint64_t allocs, frees, requested, requested_freed, allocated, allocated_freed
+        uint64_t peak_blocks, peak_requested, peak_allocated
+        uint64_t pending, pending_bytes, reserved, segments, idle, idle_bytes
+
+    ctypedef struct TorchStats:
+        TorchFigures* parts
+        uint64_t peak_reserved, retries, waits, device_allocs, device_frees, failures
+
+    ctypedef struct TorchBlock:
+        uint64_t address, size, requested, stream
+        uint64_t* pool
+        uint32_t segment
+        int32_t device
+        uint8_t state, is_small, is_expandable
+
+    ctypedef struct TorchSource:
+        void* (*reserve)(TorchSource* self, size_t nbytes) noexcept nogil
+        void (*release)(TorchSource* self, void* address) noexcept nogil
+        void (*forget)(TorchSource* self) noexcept nogil
 
     ctypedef struct TorchCalls:
+        void** hooks
         int (*allocate)(void* hook, size_t nbytes, void* stream, void** address)
         int (*allocate_segment)(void* hook, size_t nbytes, void* stream, void** address)
         int (*release)(void* address)
         int (*record)(void* address, void* stream)
-        size_t (*size)(void* address)
         void* (*find)(int device)
-        void (*shrink)(void* hook)
+        void (*shrink)()
         void (*limit)(int device, double fraction)
-        void* (*open_pool)(void* hook)
+        int (*block)(void* address, TorchBlock* found)
+        TorchBlock* (*blocks)(size_t* count)
+        size_t (*live)(void* pool, uint64_t* addresses, size_t most)
+        uint64_t (*changes)()
+        void (*stats)(int device, TorchStats* now)
+        void (*reset_peaks)(int device)
+        size_t (*largest)(int device)
+        void* (*open_pool)(void* hook, const uint64_t* id, TorchSource* source, int splits)
         void (*begin_pool)(void* pool)
         void (*retain_pool)(void* pool)
         void (*drop_pool)(void* pool)
+        int (*restore)(void* pool, const TorchBlock* block)
         char* (*add_peer)(int owner, int device)
         int (*copy)(void* to, void* dst, void* origin, const void* src, size_t nbytes, void* stream)
         char* (*report)(int device, size_t nbytes, void* stream, int status, int* is_memory)
+        int (*is_memory)(int status)
 
     void torch_hooks_init(const TorchCalls* calls)
-    void torch_hooks_set(int device, void* hook)
-    void* torch_hooks_get(int device)
-    void torch_hooks_set_thrower(void (*thrower)(const char* text))
-    bint torch_hooks_adopt(void* object, void* table, const void* enable_peer, const void* copy)
     void torch_hooks_addresses(uintptr_t* addresses)
 
 # Names of the hooks, in the order of torch_hooks_addresses.
 NAMES = ("alloc", "alloc_segment", "free", "init", "reset", "memory_fraction", "base_alloc",
          "record_stream", "begin_pool", "end_pool", "release_pool")
 
+cdef enum:
+    MOST_HOOKS = 1024       # that a look at all of them sees
+
+cdef TorchCalls calls
+memset(&calls, 0, sizeof(calls))
+
 cdef dict served = {}       # device -> its Arena, which lives as long as it is here
 cdef object finder = None   # a function from a device to the Arena of one that is not in `served`
-cdef dict failures = {}     # device -> how often memory was out
+cdef uint64_t failures[64]  # how often memory was out on each device
+memset(failures, 0, sizeof(failures))
 
 # Bytes: max_mem of each arena's settings, which a memory fraction does not raise.
 cdef uint64_t configured[64]
 
 
-# ---- called by the hooks -------------------------------------------------------------------------
+cdef inline AllocatorHook* hook_of(int device) noexcept nogil:
+    if not 0 <= device < TORCH_DEVICES:
+        return NULL
+    return <AllocatorHook*>published_pointer(&calls.hooks[device])
+
+
+# ---- blocks --------------------------------------------------------------------------------------
 
 cdef int allocate(void* hook, size_t nbytes, void* stream, void** address) noexcept nogil:
     cdef int status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, 0,
@@ -111,38 +169,348 @@ cdef int record(void* address, void* stream) noexcept nogil:
     return hook_record(<uint64_t>address, <CUstream>stream)
 
 
-cdef size_t size(void* address) noexcept nogil:
-    return hook_size(<uint64_t>address)
+cdef int block(void* address, TorchBlock* found) noexcept nogil:
+    cdef HookBlock known
+    if not hook_find(<uint64_t>address, &known):
+        return False
+    found.address = known.address
+    found.size = known.size
+    found.requested = known.nbytes
+    found.stream = known.stream
+    found.pool[0], found.pool[1] = known.label[0], known.label[1]
+    found.segment = 0
+    found.device = known.device
+    found.state = TORCH_USED
+    found.is_small = found.is_expandable = False
+    return True
 
 
-cdef void shrink(void* hook) noexcept nogil:
+# ---- limits, idle memory, statistics -------------------------------------------------------------
+
+cdef void shrink() noexcept nogil:
     cdef uint64_t released
-    arena_shrink((<AllocatorHook*>hook).arena, &released)
+    cdef int device
+    for device in range(TORCH_DEVICES):
+        if hook_of(device) != NULL:
+            arena_shrink(hook_of(device).arena, &released)
 
 
 cdef void limit(int device, double fraction) noexcept nogil:
-    cdef AllocatorHook* hook = <AllocatorHook*>torch_hooks_get(device)
-    cdef DeviceContext* context = hook.arena.context
+    cdef ArenaCore* arena = hook_of(device).arena
     cdef size_t free_bytes, total
     cdef uint64_t most
-    if context_enter(context) != CUDA_SUCCESS:
+    if not device_memory(arena.context, &free_bytes, &total):
         return
-    if context.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS:
-        most = <uint64_t>(fraction * total)
-        if configured[device] != 0:
-            most = min(most, configured[device])
-        arena_set_limit(hook.arena, most)
+    most = <uint64_t>(fraction * total)
+    if configured[device] != 0:
+        most = min(most, configured[device])
+    arena_set_limit(arena, most)
+
+
+cdef bint device_memory(DeviceContext* context, size_t* free_bytes, size_t* total) noexcept nogil:
+    cdef bint known
+    if context_enter(context) != CUDA_SUCCESS:
+        return False
+    known = context.table.cuMemGetInfo(free_bytes, total) == CUDA_SUCCESS
     context_leave(context)
+    return known
 
 
-cdef void* open_pool(void* hook) noexcept nogil:
-    cdef ArenaCore* pool = pool_create((<AllocatorHook*>hook).arena, NULL)
+cdef size_t largest(int device) noexcept nogil:
+    # A free block, or what the driver and the arena's limit leave.
+    cdef ArenaCore* arena = hook_of(device).arena
+    cdef size_t free_bytes = 0
+    cdef size_t total
+    cdef uint64_t most = load64(&arena.settings.max_mem)
+    cdef uint64_t held = family_held(arena)
+    device_memory(arena.context, &free_bytes, &total)
+    if most:
+        free_bytes = min(free_bytes, most - min(most, held))
+    caches_flush(arena)         # what is cached is free too, and merges
+    lock_acquire(&arena.lock)
+    free_bytes = max(free_bytes, bfc_largest_free(&arena.table))
+    lock_release(&arena.lock)
+    return free_bytes
+
+
+cdef void stats(int device, TorchStats* now) noexcept nogil:
+    cdef AllocatorHook* hook = hook_of(device)
+    cdef HookCounts counts
+    cdef ArenaFigures figures
+    memset(now, 0, sizeof(TorchStats))
+    if hook == NULL:
+        return
+    counts = hook_counts(hook)
+    memset(&figures, 0, sizeof(figures))
+    each_arena(device, add_to_stats, now, &figures)
+    fill(&now.parts[<int>TORCH_LARGE], &counts, &figures, <int>HOOK_LARGE)
+    fill(&now.parts[<int>TORCH_SMALL], &counts, &figures, <int>HOOK_SMALL)
+    sum_parts(now, &counts.peaks[<int>HOOK_KINDS])
+    now.peak_reserved = max(load64(&hook.arena.held_peak), now.parts[<int>TORCH_ALL].reserved)
+    now.failures = load64(&failures[device])
+
+
+cdef void add_to_stats(ArenaCore* arena, void* stats, void* figures) noexcept nogil:
+    cdef TorchStats* now = <TorchStats*>stats
+    arena_add_figures(arena, <ArenaFigures*>figures)
+    now.retries += load64(&arena.stats.num_retries)
+    now.waits += load64(&arena.stats.num_waits)
+    now.device_allocs += arena_extensions(arena)
+    now.device_frees += arena_shrinkages(arena)
+
+
+cdef void fill(TorchFigures* part, const HookCounts* counts, const ArenaFigures* figures,
+               int kind) noexcept nogil:
+    cdef const HookSums* sums = &counts.sums[kind]
+    cdef const HookLive* peaks = &counts.peaks[kind]
+    part.allocs, part.frees = sums.allocs, sums.frees
+    part.requested, part.requested_freed = sums.requested, sums.requested_freed
+    part.allocated, part.allocated_freed = sums.allocated, sums.allocated_freed
+    part.pending, part.pending_bytes = figures.pending[kind], figures.pending_bytes[kind]
+    part.reserved, part.segments = figures.reserved[kind], figures.segments[kind]
+    part.idle, part.idle_bytes = figures.idle[kind], figures.idle_bytes[kind]
+    set_peaks(part, peaks)
+
+
+cdef void set_peaks(TorchFigures* part, const HookLive* peaks) noexcept nogil:
+    part.peak_blocks = peaks.blocks
+    part.peak_requested = peaks.requested
+    part.peak_allocated = peaks.allocated
+
+
+cdef void sum_parts(TorchStats* now, const HookLive* peaks) noexcept nogil:
+    # A part is an array of sums, its peaks aside.
+    cdef uint64_t* both = <uint64_t*>&now.parts[<int>TORCH_ALL]
+    cdef const uint64_t* a = <const uint64_t*>&now.parts[<int>TORCH_SMALL]
+    cdef const uint64_t* b = <const uint64_t*>&now.parts[<int>TORCH_LARGE]
+    cdef size_t i
+    for i in range(sizeof(TorchFigures) // sizeof(uint64_t)):
+        both[i] = a[i] + b[i]
+    set_peaks(&now.parts[<int>TORCH_ALL], peaks)
+
+
+cdef void reset_peaks(int device) noexcept nogil:
+    if hook_of(device) != NULL:
+        hook_reset_peak(hook_of(device))
+        arena_reset_peaks(hook_of(device).arena)
+
+
+# ---- looks at all memory -------------------------------------------------------------------------
+
+cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
+                     void* first, void* second) noexcept nogil:
+    # Of one device, or of all (-1): its hooks' arenas, their tags' arenas, and pools that have
+    # ended and still have blocks.
+    cdef AllocatorHook* found[MOST_HOOKS]
+    cdef uint64_t count = hooks_of(FRAMEWORK_TORCH, found, MOST_HOOKS)
+    cdef ArenaCore* arena
+    cdef uint64_t i
+    for i in range(count):
+        arena = found[i].arena
+        if (device < 0 or arena.context.ordinal == device) and not seen(found, i):
+            if arena.parent != NULL:
+                each_part(arena, visit, first, second)
+            else:
+                each_tag(arena, visit, first, second)
+    for i in range(count):
+        hook_drop(found[i])
+
+
+cdef bint seen(AllocatorHook** found, uint64_t number) noexcept nogil:
+    # An arena that served before, and again, has two hooks.
+    cdef uint64_t i
+    for i in range(number):
+        if found[i].arena == found[number].arena:
+            return True
+    return False
+
+
+cdef void each_tag(ArenaCore* arena, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
+                   void* first, void* second) noexcept nogil:
+    cdef ArenaCore* each = tag_next(arena, NULL)
+    while each != NULL:
+        visit(each, first, second)
+        each = tag_next(arena, each)
+
+
+cdef uint64_t changes() noexcept nogil:
+    cdef uint64_t count = 0
+    each_arena(-1, add_changes, &count, NULL)
+    return count
+
+
+cdef void add_changes(ArenaCore* arena, void* count, void* unused) noexcept nogil:
+    (<uint64_t*>count)[0] += backing_calls(arena)
+
+
+cdef void each_part(ArenaCore* pool, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
+                    void* first, void* second) noexcept nogil:
+    # A pool, and what of it serves the blocks of a tag.
+    cdef ArenaCore* each = part_next(pool, NULL)
+    visit(pool, first, second)
+    while each != NULL:
+        visit(each, first, second)
+        each = part_next(pool, each)
+
+
+cdef struct Addresses:
+    uint64_t* at
+    size_t most
+    size_t count
+
+
+cdef size_t live(void* pool, uint64_t* addresses, size_t most) noexcept nogil:
+    cdef Addresses found = Addresses(addresses, most, 0)
+    each_part((<AllocatorHook*>pool).arena, add_live, &found, NULL)
+    return found.count
+
+
+cdef void add_live(ArenaCore* arena, void* to, void* unused) noexcept nogil:
+    cdef Addresses* found = <Addresses*>to
+    cdef size_t known = min(found.count, found.most)
+    found.count += hooks_blocks(arena, found.at + known, NULL, found.most - known)
+
+
+cdef struct Blocks:
+    TorchBlock* at
+    size_t count
+    size_t capacity
+    uint32_t segments
+    bint failed
+
+
+cdef TorchBlock* blocks(size_t* count) noexcept nogil:
+    cdef Blocks found
+    cdef AllocatorHook* hooks[MOST_HOOKS]
+    cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, hooks, MOST_HOOKS)
+    cdef uint64_t i
+    memset(&found, 0, sizeof(found))
+    for i in range(many):
+        if seen(hooks, i):
+            pass
+        elif hooks[i].arena.parent != NULL:
+            each_part(hooks[i].arena, add_blocks, &found, hooks[i])
+        else:
+            each_tag(hooks[i].arena, add_blocks, &found, hooks[i])
+    for i in range(many):
+        hook_drop(hooks[i])
+    if found.failed:
+        free(found.at)
+        found.at = NULL
+    elif found.at == NULL:
+        found.at = <TorchBlock*>malloc(sizeof(TorchBlock))
+    count[0] = found.count if found.at != NULL else 1
+    return found.at
+
+
+cdef void add_blocks(ArenaCore* arena, void* to, void* hook) noexcept nogil:
+    cdef Blocks* found = <Blocks*>to
+    cdef ArenaCopy copy
+    cdef int table
+    if not arena_copy(arena, &copy):
+        found.failed = True
+        return
+    for table in range(2):
+        add_table(found, &copy, &copy.tables[table], table == 1, <const AllocatorHook*>hook)
+    arena_copy_free(&copy)
+
+
+cdef void add_table(Blocks* found, const ArenaCopy* copy, const TableCopy* table, bint is_small,
+                    const AllocatorHook* hook) noexcept nogil:
+    cdef const Region* region
+    cdef const Chunk* chunk
+    cdef uint32_t i, index
+    for i in range(table.region_count):
+        region = &table.regions[i]
+        index = region.first if region.size else NIL
+        found.segments += 1
+        while index != NIL:
+            chunk = &table.chunks[index]
+            if chunk.state == CHUNK_HOLE:
+                found.segments += 1     # what comes behind it is a piece of its own
+            elif room_for_block(found):
+                write_block(&found.at[found.count], copy, chunk, hook)
+                found.at[found.count].segment = found.segments
+                found.at[found.count].is_small = is_small
+                found.at[found.count].is_expandable = region.is_range
+                found.count += 1
+            index = chunk.next
+
+
+cdef void write_block(TorchBlock* at, const ArenaCopy* copy, const Chunk* chunk,
+                      const AllocatorHook* hook) noexcept nogil:
+    at.address = chunk.address
+    at.size = chunk.size
+    at.stream = copy.streams[chunk.stream_slot] if chunk.stream_slot != SLOT_RELEASED else 0
+    at.pool[0], at.pool[1] = hook.label[0], hook.label[1]
+    at.device = hook.arena.context.ordinal
+    at.state = (TORCH_USED if chunk.state == CHUNK_USED else
+                TORCH_PENDING if chunk.state == CHUNK_PENDING_FREE else TORCH_FREE)
+    at.requested = chunk.requested if at.state == TORCH_USED else 0
+
+
+cdef bint room_for_block(Blocks* found) noexcept nogil:
+    cdef TorchBlock* larger
+    if found.count < found.capacity:
+        return True
+    larger = <TorchBlock*>realloc(found.at, (2 * found.capacity + 256) * sizeof(TorchBlock))
+    if larger == NULL:
+        found.failed = True
+        return False
+    found.at = larger
+    found.capacity = 2 * found.capacity + 256
+    return True
+
+
+# ---- pools ---------------------------------------------------------------------------------------
+
+cdef void* open_pool(void* hook, const uint64_t* id, TorchSource* source,
+                     int splits) noexcept nogil:
+    cdef AllocatorHook* beside = <AllocatorHook*>hook
     cdef AllocatorHook* opened
+    cdef Backing backing
+    cdef ArenaCore* pool
+    if source != NULL:
+        backing_init(&backing, beside.arena.context)
+        backing.reserve = source_reserve
+        backing.release = source_release
+        backing.forget = source_forget
+        backing.waits = True
+        backing.call = b"a MemPool's allocator"
+        backing.source = source
+    pool = pool_create(beside.arena, NULL, &backing if source != NULL else NULL, splits)
     if pool == NULL:
         return NULL
-    opened = hook_create(pool, <AllocatorHook*>hook, FRAMEWORK_TORCH)
+    opened = hook_create(pool, beside, FRAMEWORK_TORCH)
     arena_drop(pool)        # the hook has a reference of its own
+    if opened != NULL:
+        opened.label[0], opened.label[1] = id[0], id[1]
     return opened
+
+
+cdef CUresult source_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef TorchSource* source = <TorchSource*>self.source
+    self.calls += 1
+    address[0] = <uint64_t>source.reserve(source, size)
+    if address[0] == 0:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    # Blocks begin at multiples of 256, which every allocator of CUDA's keeps to.
+    if address[0] & (QUANTUM - 1):
+        source.release(source, <void*>address[0])
+        return CUDA_ERROR_INVALID_VALUE
+    return CUDA_SUCCESS
+
+
+cdef CUresult source_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    cdef TorchSource* source = <TorchSource*>self.source
+    self.calls += 1
+    source.release(source, <void*>address)
+    return CUDA_SUCCESS
+
+
+cdef void source_forget(Backing* self) noexcept nogil:
+    cdef TorchSource* source = <TorchSource*>self.source
+    source.forget(source)
 
 
 cdef void begin_pool(void* pool) noexcept nogil:
@@ -156,6 +524,13 @@ cdef void retain_pool(void* pool) noexcept nogil:
 cdef void drop_pool(void* pool) noexcept nogil:
     hook_drop(<AllocatorHook*>pool)
 
+
+cdef int restore(void* pool, const TorchBlock* block) noexcept nogil:
+    return hook_allocate_range(<AllocatorHook*>pool, block.address, block.size, block.requested,
+                               <CUstream>block.stream)
+
+
+# ---- copies --------------------------------------------------------------------------------------
 
 cdef int copy(void* to, void* dst, void* origin, const void* src, size_t nbytes,
               void* stream) noexcept nogil:
@@ -179,7 +554,7 @@ cdef void* find_arena(int device) noexcept with gil:
         serve(device, finder(device))
     except Exception:
         return NULL
-    return torch_hooks_get(device)
+    return hook_of(device)
 
 
 cdef char* add_peer(int owner, int device) noexcept nogil:
@@ -203,6 +578,11 @@ cdef char* admit(int owner, int device) noexcept with gil:
     return NULL
 
 
+cdef int is_memory(int status) noexcept nogil:
+    return status in (ARENA_OVER_LIMIT, ARENA_DRIVER_REFUSED, ARENA_BEYOND_DEVICE,
+                      ARENA_OVER_BUDGET)
+
+
 cdef char* report(int device, size_t nbytes, void* stream, int status,
                   int* is_memory) noexcept nogil:
     return NULL if process_is_exiting() else explain(device, nbytes, stream, status, is_memory)
@@ -210,7 +590,7 @@ cdef char* report(int device, size_t nbytes, void* stream, int status,
 
 cdef char* explain(int device, size_t nbytes, void* stream, int status,
                    int* is_memory) noexcept with gil:
-    cdef AllocatorHook* hook = <AllocatorHook*>torch_hooks_get(device)
+    cdef AllocatorHook* hook = hook_of(device)
     cdef uint32_t slot = 0
     cdef Arena arena = served[device]
     if status == ARENA_CAPTURING:
@@ -220,7 +600,7 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
         hook_slot(hook, <CUstream>stream, &slot)
         raise_status(arena, nbytes, 0, slot, status)
     except MemoryError as error:
-        failures[device] = failures.get(device, 0) + 1
+        sum_add(&failures[device], 1)
         is_memory[0] = True
         words = out_of_memory(device, nbytes, getattr(error, "report", None))
         return c_string(f"{words}\ngpumem: {error}")
@@ -268,10 +648,10 @@ def serve(device, Arena arena not None):
     hook = hook_create(arena.core, NULL, FRAMEWORK_TORCH)
     if hook == NULL:
         raise MemoryError("out of host memory while making an allocator hook")
-    before = <AllocatorHook*>torch_hooks_get(device)
+    before = hook_of(device)
     configured[device] = arena.config.max_mem
     served[device] = arena
-    torch_hooks_set(device, hook)
+    publish_pointer(&calls.hooks[<int>device], hook)
     if before != NULL:
         hook_drop(before)
 
@@ -283,15 +663,6 @@ def introduce(arenas):
         for other in arenas:
             if other is not owner:
                 owner.let_access(other.driver_device)
-
-
-def adopt(uintptr_t allocator, uintptr_t table, uintptr_t enable_peer, uintptr_t copy):
-    """Take over what PyTorch asks of its allocator about other devices; False: it cannot be.
-
-    Addresses: of the object, of its class's table, and of two virtual functions of the class.
-    """
-    return torch_hooks_adopt(<void*>allocator, <void*>table, <const void*>enable_peer,
-                             <const void*>copy)
 
 
 def set_finder(function):
@@ -311,39 +682,50 @@ def counts(device):
     ``allocs`` and ``frees`` are blocks; ``allocated``, ``freed`` and ``peak``, the highest of their
     difference, requested bytes; ``failures`` the number of times that memory was out.
     """
-    cdef AllocatorHook* hook = <AllocatorHook*>torch_hooks_get(device)
+    cdef AllocatorHook* hook = hook_of(device)
     cdef HookCounts now
+    cdef HookSums sums
     if hook == NULL:
         return dict.fromkeys(("allocs", "frees", "allocated", "freed", "peak", "failures"), 0)
     now = hook_counts(hook)
-    return {**now, "failures": failures.get(device, 0)}
+    sums = sums_of(&now)
+    return {"allocs": sums.allocs, "frees": sums.frees, "allocated": sums.requested,
+            "freed": sums.requested_freed, "peak": now.peaks[<int>HOOK_KINDS].requested,
+            "failures": load64(&failures[<int>device])}
 
 
 def reset_peak(device):
     """Set the peak of `counts` to the present value."""
-    if torch_hooks_get(device) != NULL:
-        hook_reset_peak(<AllocatorHook*>torch_hooks_get(device))
+    if hook_of(device) != NULL:
+        hook_reset_peak(hook_of(device))
 
 
-def set_thrower(uintptr_t address):
-    """Set the C function that throws PyTorch's own exception if memory is out; 0: RuntimeError."""
-    torch_hooks_set_thrower(<void (*)(const char*) noexcept nogil>address)
+def table():
+    """Return the address of the table of functions that PyTorch's side calls."""
+    return <uintptr_t>&calls
 
 
-cdef TorchCalls calls
 calls.allocate = allocate
 calls.allocate_segment = allocate_segment
 calls.release = release
 calls.record = record
-calls.size = size
 calls.find = find
 calls.shrink = shrink
 calls.limit = limit
+calls.block = block
+calls.blocks = blocks
+calls.live = live
+calls.changes = changes
+calls.stats = stats
+calls.reset_peaks = reset_peaks
+calls.largest = largest
 calls.open_pool = open_pool
 calls.begin_pool = begin_pool
 calls.retain_pool = retain_pool
 calls.drop_pool = drop_pool
-calls.report = report
+calls.restore = restore
 calls.add_peer = add_peer
 calls.copy = copy
+calls.report = report
+calls.is_memory = is_memory
 torch_hooks_init(&calls)

@@ -1,11 +1,13 @@
-/* The hooks that PyTorch calls instead of its caching allocator, and gpumem's functions below them.
+/* What PyTorch's side calls of gpumem: one table of functions, which _hooks.pyx fills in.
  *
- * hooks.cpp is PyTorch's side: C++ signatures, exceptions, graph captures. _hooks.pyx fills in
- * gpumem's side. No hook takes the interpreter lock, except to report that memory is out and to find
- * the arena of a device that is used for the first time.
+ * PyTorch's side is allocator.cpp, a subclass of its allocator that is compiled for the installed
+ * version; or hooks.cpp, functions for its pluggable allocator, where that cannot be compiled.
  *
- * A `hook` is an AllocatorHook of gpumem/_native/arena/allocator_hooks.pxd: the arena that serves a device or
- * a pool. Here it is opaque.
+ * No function takes the interpreter lock, except to report that memory is out, to find the arena of
+ * a device that is used for the first time, and to give a device access to another's memory.
+ *
+ * A `hook` is an AllocatorHook of gpumem/_native/arena/allocator_hooks.pxd: the arena that serves a
+ * device or a pool. Here it is opaque.
  */
 #ifndef GPUMEM_TORCH_HOOKS_H
 #define GPUMEM_TORCH_HOOKS_H
@@ -19,24 +21,92 @@ extern "C" {
 
 enum { TORCH_DEVICES = 64 };
 
+/* Of PyTorch's memory: all of it, and its two parts, in the order of its StatType. */
+enum { TORCH_ALL, TORCH_SMALL, TORCH_LARGE, TORCH_PARTS };
+
+/* Sizes in bytes; sums only rise. */
+typedef struct TorchFigures {
+    uint64_t allocs, frees;
+    uint64_t requested, requested_freed;
+    uint64_t allocated, allocated_freed; /* the same, with padding */
+    uint64_t peak_blocks, peak_requested, peak_allocated;
+    uint64_t pending, pending_bytes; /* freed, and other streams still use them */
+    uint64_t reserved;
+    uint64_t segments;
+    uint64_t idle, idle_bytes; /* free pieces of segments in use */
+} TorchFigures;
+
+typedef struct TorchStats {
+    TorchFigures parts[TORCH_PARTS];
+    uint64_t peak_reserved;
+    uint64_t retries;       /* grew only after idle memory had gone back */
+    uint64_t waits;         /* waited for other streams */
+    uint64_t device_allocs; /* of regions and pages */
+    uint64_t device_frees;
+    uint64_t failures; /* memory was out */
+} TorchStats;
+
+enum { TORCH_FREE, TORCH_PENDING, TORCH_USED };
+
+typedef struct TorchBlock {
+    uint64_t address;
+    uint64_t size;
+    uint64_t requested;
+    uint64_t stream;
+    uint64_t pool[2]; /* PyTorch's number of a pool; zeros: none */
+    uint32_t segment; /* blocks of the same one lie side by side */
+    int32_t device;
+    uint8_t state;
+    uint8_t is_small;
+    uint8_t is_expandable; /* its segment grows and shrinks by pages */
+} TorchBlock;
+
+/* Where a pool's memory comes from, if not from its device. `release` may come from any thread. */
+typedef struct TorchSource {
+    void *(*reserve)(struct TorchSource *self, size_t nbytes);
+    void (*release)(struct TorchSource *self, void *address);
+    void (*forget)(struct TorchSource *self); /* the last call, for a source that was accepted */
+} TorchSource;
+
 typedef struct TorchCalls {
+    void *hooks[TORCH_DEVICES]; /* of each device, to be read atomically; NULL: none yet */
+
     /* 0, or a status that `report` explains. A segment is a block of the caching allocator: it may
        be allocated while a graph is captured, and does not belong to that graph. */
     int (*allocate)(void *hook, size_t nbytes, void *stream, void **address);
     int (*allocate_segment)(void *hook, size_t nbytes, void *stream, void **address);
     int (*release)(void *address);
     int (*record)(void *address, void *stream);
-    size_t (*size)(void *address); /* requested bytes; 0: no block begins there */
     /* Make the hook of a device that has none yet; NULL: there is no arena for the device. */
     void *(*find)(int device);
-    void (*shrink)(void *hook);
+    /* Idle memory of every device, and of pools that have ended, goes back to the driver. */
+    void (*shrink)(void);
     void (*limit)(int device, double fraction);
-    /* Memory of captured graphs: a reference to a new hook beside the device's; NULL: refused. Its
-       memory is released with its last reference; each of its blocks has one. */
-    void *(*open_pool)(void *hook);
+
+    /* False: no block of PyTorch begins at the address. */
+    int (*block)(void *address, TorchBlock *found);
+    /* Every block and free piece of the arenas that serve PyTorch, by segment and address; the
+       caller frees it. NULL: out of host memory. */
+    TorchBlock *(*blocks)(size_t *count);
+    /* Addresses of up to `most` live blocks of a pool; returns how many there are. */
+    size_t (*live)(void *pool, uint64_t *addresses, size_t most);
+    /* How often these arenas' memory has grown or shrunk. */
+    uint64_t (*changes)(void);
+    void (*stats)(int device, TorchStats *now);
+    void (*reset_peaks)(int device);
+    /* Bytes of the largest block that a device may be asked for. */
+    size_t (*largest)(int device);
+
+    /* Memory of captured graphs and of MemPools: a reference to a new hook beside the device's;
+       NULL: refused. Its memory is released with its last reference; each of its blocks has one. */
+    void *(*open_pool)(void *hook, const uint64_t id[2], TorchSource *source, int splits);
+    /* What was freed in it is free for all its streams, whose work is done. */
     void (*begin_pool)(void *pool);
     void (*retain_pool)(void *pool);
     void (*drop_pool)(void *pool);
+    /* In a pool without blocks, after begin_pool: a block where an earlier one was. */
+    int (*restore)(void *pool, const TorchBlock *block);
+
     /* Let a device access the memory of the arena of `owner`: NULL, or why it cannot, in a string that
        the caller frees. */
     char *(*add_peer)(int owner, int device);
@@ -45,21 +115,12 @@ typedef struct TorchCalls {
     int (*copy)(void *to, void *dst, void *from, const void *src, size_t nbytes, void *stream);
     /* The reason of a failure, in a string that the caller frees. `is_memory`: memory is out. */
     char *(*report)(int device, size_t nbytes, void *stream, int status, int *is_memory);
+    int (*is_memory)(int status);
 } TorchCalls;
 
+/* The functions for PyTorch's pluggable allocator. */
 void torch_hooks_init(const TorchCalls *calls);
-/* The arena of a device, for as long as the process lives or until it is replaced; NULL: none. */
-void torch_hooks_set(int device, void *hook);
-void *torch_hooks_get(int device);
-/* Throws torch.OutOfMemoryError with a text, compiled for one PyTorch; NULL: a RuntimeError. */
-void torch_hooks_set_thrower(void (*thrower)(const char *text));
-
-/* Takes over what PyTorch asks of its allocator about other devices, for which it has no setter: two
-   virtual functions of one object, found in its class's table by their own addresses. Returns
-   whether all of them were there; else nothing is changed. */
-int torch_hooks_adopt(void *object, void *table, const void *enable_peer, const void *copy);
-
-/* Addresses of the hooks, in the order of their names in _hooks.pyx. */
+/* Their addresses, in the order of their names in _hooks.pyx. */
 enum { TORCH_HOOKS = 11 };
 void torch_hooks_addresses(uintptr_t addresses[TORCH_HOOKS]);
 

@@ -3,6 +3,7 @@
 import types
 
 __version__ = "2.11.0"
+version = types.SimpleNamespace(git_version="0" * 40)
 
 
 class _Allocator:

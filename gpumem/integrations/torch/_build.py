@@ -1,0 +1,95 @@
+"""How PyTorch's allocator over gpumem is compiled for the installed PyTorch.
+
+`allocator.cpp` is a subclass of a C++ class whose virtual methods change with every release, so it
+is compiled against the headers that PyTorch ships: at the first use, which takes half a minute, or
+before by ``python -m gpumem.integrations.torch build``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+from gpumem.integrations import _compiled
+from gpumem.integrations._compiled import Recipe
+
+__all__ = ["SOURCES", "build", "load", "recipe"]
+
+FOLDER = Path(__file__).parent
+SOURCES = ("allocator.cpp", "compat.h", "history.h", "hooks.h", "ipc.h", "pools.h")
+
+
+def load(torch: ModuleType) -> ctypes.CDLL:
+    """Return the library with the allocator, compiled at the first use.
+
+    Raises
+    ------
+    RuntimeError, OSError
+        It cannot be compiled or loaded; the message says why.
+    """
+    return _compiled.load(recipe(torch))
+
+
+def build(torch: ModuleType) -> Path:
+    """Compile the library anew, and return its file.
+
+    Raises
+    ------
+    RuntimeError, OSError
+        As of `load`.
+    """
+    return _compiled.build(recipe(torch))
+
+
+def recipe(torch: ModuleType) -> Recipe:
+    """Return what the allocator is made of, for a PyTorch."""
+    version = str(torch.__version__)
+    root = Path(str(torch.__file__)).parent
+    return Recipe(
+        f"torch-{version}",
+        f'#include "{SOURCES[0]}"\n',
+        (
+            "-fvisibility=hidden",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            f"-DTORCH_RELEASE={_release(version)}",
+            f"-DTORCH_GIT_VERSION={torch.version.git_version}",
+        ),
+        tuple(FOLDER / source for source in SOURCES),
+        (
+            f"-I{FOLDER}",
+            f"-I{root / 'include'}",
+            *(f"-I{folder}" for folder in _cuda_headers(root)),
+            # For what CUDA's headers include of another package, which PyTorch does not install.
+            f"-idirafter{FOLDER / 'cuda'}",
+            # Found by name among what PyTorch has loaded.
+            f"-L{root / 'lib'}",
+            "-lc10_cuda",
+            "-lc10",
+        ),
+    )
+
+
+def _release(version: str) -> int:
+    """Return 211 for "2.11.0+cu130"."""
+    major, minor = version.split(".")[:2]
+    return 100 * int(major) + int(minor)
+
+
+def _cuda_headers(root: Path) -> list[Path]:
+    """Return the folder of CUDA's headers: of the packages beside PyTorch, or of a toolkit.
+
+    None: the compiler looks, and says what is missing.
+    """
+    beside = root.parent / "nvidia"
+    folders = [*sorted(beside.glob("cu[0-9]*/include")), beside / "cuda_runtime" / "include"]
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            folders.append(Path(os.environ[name]) / "include")
+    compiler = shutil.which("nvcc")
+    if compiler:
+        folders.append(Path(compiler).resolve().parents[1] / "include")
+    folders.append(Path("/usr/local/cuda/include"))
+    return [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()][:1]

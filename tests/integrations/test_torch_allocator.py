@@ -1,0 +1,506 @@
+"""gpumem's allocator in the place of PyTorch's, with PyTorch's c10 libraries, on the host device.
+
+It needs a PyTorch that is unpacked: GPUMEM_TORCH names its folder ``torch``.
+"""
+
+import ctypes
+import random
+
+import pytest
+from helpers import torch_library
+from helpers.driver import HostDriver
+from helpers.torch_library import Refused
+
+from gpumem import Arena, Budget, Stream
+from gpumem._testing import torch_hooks
+
+pytestmark = pytest.mark.skipif(
+    torch_library.unpacked() is None,
+    reason=f"{torch_library.VARIABLE} names no folder of an unpacked PyTorch",
+)
+
+MIB = 1 << 20
+STATE, ALLOC, ALL = 1, 2, 3  # of RecordContext
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    driver = torch_library.load(torch_library.unpacked(), tmp_path_factory.mktemp("torch"))
+    driver.start(1)
+    return driver
+
+
+@pytest.fixture
+def arena(driver):
+    """An arena that serves device 0; a fresh one takes over after the test."""
+    arena = Arena("host", {"oom_wait_ms": 0})
+    torch_hooks.serve(0, arena)
+    driver.reset_accumulated()
+    driver.reset_peaks()
+    yield arena
+    driver.history(0, 1, 0, 1, "")
+    torch_hooks.serve(0, Arena("host"))
+    arena.check_invariants()
+
+
+@pytest.fixture
+def stream():
+    return Stream("host")
+
+
+@pytest.fixture
+def numbers():
+    """Numbers of pools, a new one each time."""
+    return iter(random.sample(range(1, 1 << 40), 100))
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+
+def test_allocator_takes_the_place_of_pytorchs(driver):
+    assert driver.start(1) == "gpumem 1 1"
+
+
+def test_block_comes_from_the_arena_and_goes_back(driver, arena):
+    address = driver.alloc(1000)
+    ctypes.memset(address, 7, 1000)
+    assert arena.stats().requested_in_use == 1000
+    assert driver.base(address) == "1 1024"
+    driver.free(address)
+    assert arena.stats().in_use == 0
+    assert driver.alloc(0) is None
+    driver.free(0)
+
+
+def test_stream_recorded_for_a_block_delays_its_reuse(driver, arena, stream):
+    other = Stream("host")
+    address = driver.alloc(4096, stream.ptr)
+    with HostDriver().block(other):
+        driver.record(address, other.ptr)
+        driver.free(address)
+        assert driver.stats()["active"][0][0] == 1
+        again = driver.alloc(4096, stream.ptr)
+        assert again != address
+        states = [
+            block[2] for segment in driver.snapshot(0, 0)["segments"] for block in segment["blocks"]
+        ]
+        assert states.count(1) == 1
+    other.synchronize()
+    driver.empty_cache()
+    assert driver.stats()["active"][0][0] == 1
+    driver.free(again)
+
+
+def test_empty_cache_gives_idle_memory_back(driver, arena):
+    driver.free(driver.alloc(64 * MIB))
+    assert driver.stats()["reserved_bytes"][0][0] >= 64 * MIB
+    driver.empty_cache()
+    assert driver.stats()["reserved_bytes"][0][0] == 0
+
+
+def test_without_caching_a_block_has_memory_of_its_own(driver, arena):
+    driver.enable(0)
+    try:
+        address = driver.alloc(4096)
+        assert arena.stats().num_allocs == 1
+        driver.free(address)
+    finally:
+        driver.enable(1)
+
+
+def test_memory_fraction_bounds_the_arena(driver, arena):
+    assert driver.fraction(0.25) == 0.25
+    assert arena.stats().limit == arena.memory.device.total_bytes // 4
+    with pytest.raises(Refused, match="within"):
+        driver.fraction(1.5)
+
+
+def test_largest_block_is_what_free_memory_and_the_limit_leave(driver, arena):
+    arena.set_limit(64 * MIB)
+    assert driver.cache_info() == 64 * MIB
+    address = driver.alloc(48 * MIB)
+    assert driver.cache_info() <= 16 * MIB
+    driver.free(address)
+    assert driver.cache_info() >= 48 * MIB
+
+
+# ---- memory is out -------------------------------------------------------------------------------
+
+
+def test_out_of_memory_is_pytorchs_error_and_is_observed(driver, arena):
+    driver.observe()
+    arena.set_limit(MIB)
+    with pytest.raises(
+        Refused, match=r"^CUDA out of memory\. Tried to allocate 2\.00 MiB"
+    ) as refused:
+        driver.alloc(2 * MIB)
+    assert refused.value.out_of_memory
+    assert driver.stats()["num_ooms"] == 1
+    assert driver.observed()[-1] == [0, 2 * MIB]
+
+
+def test_closed_arena_is_no_out_of_memory(driver):
+    arena = Arena("host")
+    torch_hooks.serve(0, arena)
+    arena.close()
+    with pytest.raises(Refused, match="closed") as refused:
+        driver.alloc(4096)
+    assert not refused.value.out_of_memory
+    torch_hooks.serve(0, Arena("host"))
+
+
+def test_pool_serves_other_allocations_when_their_memory_is_out(driver, stream, numbers):
+    arena = Arena("host", {"oom_wait_ms": 0, "max_mem": 32 * MIB})
+    torch_hooks.serve(0, arena)
+    spare, plain = next(numbers), next(numbers)
+    for number, when_out in ((plain, 0), (spare, 1)):
+        driver.make_pool(number, 0, when_out, 0)
+        driver.begin(number, stream.ptr)
+        driver.free(driver.alloc(12 * MIB, stream.ptr))
+        driver.end(number)
+        driver.release(number)
+    address = driver.alloc(12 * MIB, stream.ptr)
+    segments = driver.snapshot(spare, 0)["segments"]
+    assert any(s["address"] <= address < s["address"] + s["total"] for s in segments)
+    driver.free(address)
+    driver.release(plain)
+    with pytest.raises(Refused) as refused:
+        driver.alloc(64 * MIB, stream.ptr)
+    assert refused.value.out_of_memory
+    driver.release(spare)
+
+
+def test_budget_callback_runs_before_memory_is_out(driver):
+    kept = []
+
+    def drop(budget, nbytes):
+        while kept:
+            kept.pop().close()
+        arena.shrink()
+
+    budget = Budget(300 * MIB, on_pressure=drop)
+    arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
+    torch_hooks.serve(0, arena)
+    kept.append(arena.allocate(200 * MIB))
+    driver.free(driver.alloc(200 * MIB))
+    assert not kept
+    torch_hooks.serve(0, Arena("host"))
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def test_statistics_count_blocks_requested_bytes_and_padding(driver, arena):
+    first, second = driver.alloc(1000), driver.alloc(3 * MIB)
+    driver.free(second)
+    stats = driver.stats()
+    assert stats["allocation"][0] == [1, 2, 2, 1]
+    assert stats["requested_bytes"][0] == [1000, 1000 + 3 * MIB, 1000 + 3 * MIB, 3 * MIB]
+    assert stats["allocated_bytes"][0] == [1024, 1024 + 3 * MIB, 1024 + 3 * MIB, 3 * MIB]
+    assert stats["reserved_bytes"][0][0] == arena.stats().reserved
+    assert stats["inactive_split_bytes"][0][0] == arena.stats().reserved - 1024
+    assert stats["segment"][0][0] == stats["num_device_alloc"] - stats["num_device_free"] >= 1
+    for part in stats.values():
+        if isinstance(part, list):
+            assert part[0][0] == part[1][0] + part[2][0]
+    driver.free(first)
+
+
+def test_reset_of_peaks_and_of_sums_keeps_what_is_live(driver, arena):
+    first = driver.alloc(1024)
+    driver.free(driver.alloc(MIB))
+    driver.reset_peaks()
+    assert driver.stats()["allocated_bytes"][0][:2] == [1024, 1024]
+    driver.reset_accumulated()
+    assert driver.stats()["allocation"][0] == [1, 1, 0, 0]
+    driver.free(first)
+    assert driver.stats()["allocation"][0] == [0, 1, 0, 1]
+
+
+def test_reserved_counts_the_memory_of_pools_and_its_peak(driver, arena, stream, numbers):
+    number = next(numbers)
+    driver.begin(number, stream.ptr)
+    address = driver.alloc(8 * MIB, stream.ptr)
+    driver.end(number)
+    held = driver.stats()["reserved_bytes"][0]
+    assert held[0] >= 8 * MIB
+    driver.free(address)
+    driver.release(number)
+    driver.empty_cache()
+    after = driver.stats()["reserved_bytes"][0]
+    assert after[0] == 0
+    assert after[1] >= held[0]
+
+
+def test_profiler_hears_of_a_block_and_of_its_end(driver, arena):
+    kept = driver.alloc(1024)
+    assert driver.profiled(2048) == [[2048, 3072, True], [-2048, 1024, True]]
+    driver.free(kept)
+
+
+# ---- pools ---------------------------------------------------------------------------------------
+
+
+def test_stream_of_a_pool_allocates_there_and_others_do_not(driver, arena, stream, numbers):
+    number = next(numbers)
+    driver.begin(number, stream.ptr)
+    inside, outside = driver.alloc(4096, stream.ptr), driver.alloc(4096)
+    driver.end(number)
+    assert arena.stats().num_allocs == 1
+    assert driver.live(number, [inside])
+    assert not driver.live(number, [outside])
+    assert not driver.live(number, [])
+    (segment,) = driver.snapshot(number, 0)["segments"]
+    assert segment["pool"] == number
+    assert segment["address"] <= inside < segment["address"] + segment["total"]
+    driver.free(inside)
+    driver.free(outside)
+    assert driver.live(number, [])
+    driver.release(number)
+
+
+def test_pool_is_used_until_its_last_release(driver, arena, stream, numbers):
+    number = next(numbers)
+    assert driver.use_count(number) == 0
+    driver.make_pool(number, 0, 0, 0)
+    driver.begin(number, stream.ptr)
+    assert driver.use_count(number) == 2
+    driver.end(number)
+    driver.release(number)
+    assert driver.use_count(number) == 1
+    driver.release(number)
+    assert driver.use_count(number) == 0
+    with pytest.raises(Refused, match="has no pool"):
+        driver.live(number, [])
+
+
+def test_blocks_outlive_their_pool(driver, arena, stream, numbers):
+    number = next(numbers)
+    driver.begin(number, stream.ptr)
+    address = driver.alloc(MIB, stream.ptr)
+    driver.end(number)
+    driver.release(number)
+    ctypes.memset(address, 1, MIB)
+    assert [segment["pool"] for segment in driver.snapshot(0, 0)["segments"]] == [number]
+    driver.free(address)
+    driver.empty_cache()
+    assert driver.snapshot(0, 0)["segments"] == []
+
+
+def test_mem_pool_keeps_unfinished_work_of_one_stream_from_another(driver, arena, stream, numbers):
+    number, other = next(numbers), Stream("host")
+    driver.make_pool(number, 0, 0, 0)
+    driver.begin(number, stream.ptr)
+    address = driver.alloc(4096, stream.ptr)
+    driver.end(number)
+    with HostDriver().block(stream):
+        driver.free(address)
+        driver.begin(number, other.ptr)
+        taken = driver.alloc(4096, other.ptr)
+        driver.end(number)
+        assert taken != address
+    stream.synchronize()
+    driver.free(taken)
+    for _ in range(3):
+        driver.release(number)
+
+
+def test_mem_pool_over_another_allocator_draws_from_it(driver, arena, stream, numbers):
+    number = next(numbers)
+    driver.make_pool(number, 1, 0, 0)
+    assert driver.foreign() == [0, 0, True]
+    driver.begin(number, stream.ptr)
+    addresses = [driver.alloc(MIB, stream.ptr) for _ in range(3)]
+    driver.end(number)
+    assert driver.foreign() == [2, 0, True]
+    assert len(driver.snapshot(number, 0)["segments"]) == 2
+    for address in addresses:
+        ctypes.memset(address, 3, MIB)
+        driver.free(address)
+    driver.release(number)
+    driver.release(number)
+    driver.empty_cache()
+    assert driver.foreign() == [2, 2, False]
+
+
+def test_allocator_of_a_pool_that_was_never_used_is_let_go(driver, arena, numbers):
+    number = next(numbers)
+    driver.make_pool(number, 1, 0, 0)
+    driver.release(number)
+    assert driver.foreign() == [0, 0, False]
+
+
+def test_pool_that_does_not_split_has_a_segment_for_each_block(driver, arena, stream, numbers):
+    number = next(numbers)
+    driver.make_pool(number, 1, 0, 1)
+    driver.begin(number, stream.ptr)
+    addresses = [driver.alloc(MIB, stream.ptr) for _ in range(2)]
+    assert len(driver.snapshot(number, 0)["segments"]) == 2
+    driver.free(addresses[0])
+    again = driver.alloc(1000, stream.ptr)
+    assert again == addresses[0]
+    driver.end(number)
+    for address in (again, addresses[1]):
+        driver.free(address)
+    driver.release(number)
+    driver.release(number)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_checkpoint_brings_back_the_blocks_that_were_live(driver, arena, stream, numbers):
+    number = next(numbers)
+    driver.begin(number, stream.ptr)
+    a, b, c = (driver.alloc(nbytes, stream.ptr) for nbytes in (5000, 300_000, MIB))
+    driver.free(b)
+    driver.checkpoint(number, 1)
+    driver.free(a)
+    d = driver.alloc(2 * MIB, stream.ptr)
+    freed, allocated = driver.restore(1)
+    assert sorted(freed) == sorted([c, d])
+    assert sorted(allocated) == sorted([a, c])
+    assert driver.live(number, [a, c])
+    assert driver.base(a) == "1 5120"
+    assert driver.alloc(300_000, stream.ptr) == b  # free, as it was
+    driver.end(number)
+    for address in (a, b, c):
+        driver.free(address)
+    driver.release(number)
+
+
+def test_checkpoints_of_random_states_are_exact(driver, arena, stream, numbers):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    number = next(numbers)
+    driver.begin(number, stream.ptr)
+    live, states = {}, []
+    for step in range(400):
+        if states and rng.random() < 0.05:
+            name, then = rng.choice(states)
+            driver.restore(name)
+            live = dict(then)
+        elif live and rng.random() < 0.45:
+            address = rng.choice(list(live))
+            driver.free(address)
+            del live[address]
+        else:
+            nbytes = rng.choice([1, 700, 40_000, 3 * MIB])
+            live[driver.alloc(nbytes, stream.ptr)] = nbytes
+        if rng.random() < 0.1:
+            driver.checkpoint(number, step)
+            states.append((step, dict(live)))
+        assert driver.live(number, list(live))
+    driver.end(number)
+    for address in live:
+        driver.free(address)
+    driver.release(number)
+
+
+# ---- memory history ------------------------------------------------------------------------------
+
+
+def test_history_records_allocations_frees_and_memory_of_the_device(driver, arena):
+    driver.history(1, 1000, ALL, 1, "")
+    address = driver.alloc(1000)
+    driver.free(address)
+    driver.empty_cache()
+    traces = driver.snapshot(0, 1)["traces"]
+    actions = [entry["action"] for entry in traces]
+    assert actions[0] in ("segment_alloc", "segment_map")
+    assert actions[1:4] == ["alloc", "free_requested", "free_completed"]
+    assert actions[4] in ("segment_free", "segment_unmap")
+    assert actions[5:] == ["snapshot"]
+    assert [entry["addr"] for entry in traces[1:4]] == [address] * 3
+    assert [entry["size"] for entry in traces[1:4]] == [1000] * 3
+    assert all(entry["stack"] for entry in traces[1:4])
+    assert traces[1]["stack"] != traces[2]["stack"]
+    assert all(entry["time"] > 1.6e15 for entry in traces)  # microseconds since 1970
+    came = [e["size"] for e in traces if e["action"] in ("segment_alloc", "segment_map")]
+    went = [e["size"] for e in traces if e["action"] in ("segment_free", "segment_unmap")]
+    assert sum(came) == sum(went) > 0
+
+
+def test_live_blocks_keep_their_stack_and_free_ones_do_not(driver, arena):
+    driver.history(1, 1000, STATE, 1, "")
+    first, second = driver.alloc(1000), driver.alloc(1000)
+    driver.free(first)
+    snapshot = driver.snapshot(0, 1)
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    assert [bool(block[3]) for block in blocks if block[2] == 2] == [True]
+    assert not any(block[3] for block in blocks if block[2] != 2)
+    assert not any(entry["stack"] for entry in snapshot["traces"])  # only states have them
+    driver.free(second)
+
+
+def test_history_has_a_limit_skips_and_ends(driver, arena):
+    assert driver.history(1, 3, ALLOC, 1, "free_completed") == 1
+    for _ in range(5):
+        driver.free(driver.alloc(1000))
+    actions = [entry["action"] for entry in driver.snapshot(0, 1)["traces"]]
+    assert actions == ["alloc", "free_requested", "snapshot"]
+    assert driver.history(0, 1, 0, 1, "") == 0
+    driver.free(driver.alloc(1000))
+    assert driver.snapshot(0, 1)["traces"] == []
+    with pytest.raises(Refused, match="Unknown TraceEntry action: sneeze"):
+        driver.history(1, 3, ALLOC, 1, "sneeze")
+
+
+def test_entries_carry_metadata_compile_contexts_and_annotations(driver, arena):
+    driver.history(1, 100, ALLOC, 1, "")
+    driver.mark("frame 1", "epoch 3")
+    driver.free(driver.alloc(1000))
+    driver.mark("", "")
+    driver.free(driver.alloc(1000))
+    driver.annotate()
+    snapshot = driver.snapshot(0, 1)
+    marked, plain = [e for e in snapshot["traces"] if e["action"] == "alloc"]
+    assert (marked["compiling"], marked["metadata"]) == ("frame 1", "epoch 3")
+    assert (plain["compiling"], plain["metadata"]) == ("N/A", "")
+    assert snapshot["annotations"] == 1
+
+
+def test_history_of_memory_that_is_out_names_the_request(driver, arena):
+    driver.history(1, 100, ALLOC, 1, "")
+    arena.set_limit(MIB)
+    with pytest.raises(Refused):
+        driver.alloc(2 * MIB)
+    (entry,) = [e for e in driver.snapshot(0, 1)["traces"] if e["action"] == "oom"]
+    assert (entry["size"], entry["addr"]) == (2 * MIB, 1 << 30)
+
+
+def test_entries_of_a_pool_name_it(driver, arena, stream, numbers):
+    number = next(numbers)
+    driver.history(1, 100, ALLOC, 1, "")
+    driver.begin(number, stream.ptr)
+    driver.free(driver.alloc(1000, stream.ptr))
+    driver.end(number)
+    traces = driver.snapshot(0, 1)["traces"]
+    assert {e["pool"] for e in traces if e["action"] != "snapshot"} == {number}
+    driver.release(number)
+
+
+def test_trackers_hear_without_history(driver, arena):
+    driver.track()
+    driver.free(driver.alloc(1000))
+    actions = [entry["action"] for entry in driver.tracked()]
+    assert actions[-3:] == ["alloc", "free_requested", "free_completed"]
+    assert driver.snapshot(0, 1)["traces"] == []
+
+
+# ---- other processes and devices -----------------------------------------------------------------
+
+
+def test_copy_between_two_devices_is_the_drivers(driver, arena):
+    torch_hooks.serve(1, arena)
+    one, two = driver.alloc(4096), driver.alloc(4096)
+    ctypes.memset(one, 5, 4096)
+    ctypes.memset(two, 0, 4096)
+    stream = Stream("host")
+    with HostDriver().current():
+        assert driver.copy(two, 1, one, 0, 4096, stream.ptr) == 0
+    stream.synchronize()
+    assert ctypes.string_at(two, 4096) == bytes([5]) * 4096
+    for address in (one, two):
+        driver.free(address)
