@@ -1,0 +1,132 @@
+"""Tensors for other processes, and from them."""
+
+import gc
+
+import torch
+import torch.multiprocessing as multiprocessing
+from gpu.torch_programs.allocator import MIB, choose_as_the_parent, digest, filled
+from torch.utils.data import DataLoader, Dataset
+
+TIMEOUT = 90  # seconds
+
+
+def use(given, answers):
+    """In a child: read each tensor, write its number into it, and let go of all."""
+    choose_as_the_parent()
+    number = 0
+    while (tensor := given.get(timeout=TIMEOUT)) is not None:
+        number += 1
+        answers.put((digest(tensor), list(tensor.stride()), tensor.untyped_storage().nbytes()))
+        tensor.fill_(number)
+        torch.cuda.synchronize()
+        answers.put("written")
+        del tensor
+        gc.collect()
+    torch.cuda.ipc_collect()
+
+
+class Child:
+    """A process that runs `use`."""
+
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        self.given, self.answers = context.Queue(), context.Queue()
+        self.process = context.Process(target=use, args=(self.given, self.answers))
+        self.process.start()
+
+    def read(self, tensor):
+        self.given.put(tensor)
+        said = self.answers.get(timeout=TIMEOUT)
+        assert self.answers.get(timeout=TIMEOUT) == "written"
+        return said
+
+    def end(self):
+        self.given.put(None)
+        self.process.join(TIMEOUT)
+        return self.process.exitcode
+
+
+def shared_tensors():
+    """The child reads what the parent wrote, and writes what the parent reads."""
+    child = Child()
+    small = torch.arange(1000, dtype=torch.float32, device="cuda")
+    large = torch.arange(70 * MIB // 4, dtype=torch.float32, device="cuda")
+    said = []
+    for number, tensor in enumerate((small, large, large[5::7], small.reshape(10, 100).t()), 1):
+        here = digest(tensor)
+        there, strides, _ = child.read(tensor)
+        assert there == here
+        said.append([here, strides, bool((tensor == number).all())])
+    untouched = float(large[1])  # no part of the view that the child wrote last
+    return [said, untouched, child.end()]
+
+
+def shared_memory_is_freed():
+    """Once the child has let go of a tensor, its memory is the parent's again."""
+    child = Child()
+    sizes = []
+    for _ in range(3):
+        tensor = filled(16, 1)
+        child.read(tensor)
+        del tensor
+        gc.collect()
+        torch.cuda.ipc_collect()
+        sizes.append(torch.cuda.memory_allocated())
+    code = child.end()
+    torch.cuda.ipc_collect()
+    return [code, torch.cuda.memory_allocated(), len(sizes)]
+
+
+def kept_by_the_child(given, answers):
+    choose_as_the_parent()
+    tensor = given.get(timeout=TIMEOUT)
+    answers.put("here")
+    given.get(timeout=TIMEOUT)  # the parent has dropped the tensor, and allocated since
+    answers.put(bool((tensor == 4).all()))
+
+
+def shared_tensor_outlives_the_parents():
+    context = multiprocessing.get_context("spawn")
+    given, answers = context.Queue(), context.Queue()
+    process = context.Process(target=kept_by_the_child, args=(given, answers))
+    process.start()
+    tensor = filled(16, 4)
+    given.put(tensor)
+    assert answers.get(timeout=TIMEOUT) == "here"
+    del tensor
+    gc.collect()
+    noise = [filled(16, -1) for _ in range(4)]
+    torch.cuda.synchronize()
+    given.put("go on")
+    said = answers.get(timeout=TIMEOUT)
+    process.join(TIMEOUT)
+    return [said, process.exitcode, len(noise)]
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((256,), float(index))
+
+
+def data_loader_workers():
+    """Workers make batches in processes of their own; they arrive pinned, and on the GPU right."""
+    warm = filled(1)  # CUDA is in use before the workers are forked
+    loader = DataLoader(Rows(), batch_size=8, num_workers=2, pin_memory=True)
+    said = []
+    for batch in loader:
+        assert batch.is_pinned()
+        said.append(float(batch.to("cuda", non_blocking=True).sum()))
+    return [said, warm.numel()]
+
+
+def pinned_tensors():
+    host = torch.arange(3 * MIB // 4, dtype=torch.float32).pin_memory()
+    assert host.is_pinned()
+    there = host.to("cuda", non_blocking=True) * 2
+    back = torch.empty(host.shape, pin_memory=True)
+    back.copy_(there, non_blocking=True)
+    torch.cuda.synchronize()
+    return digest(back)
