@@ -1,105 +1,133 @@
-"""Run PyTorch's own tests with gpumem in place of its allocator; they are read from its sources.
+"""Run PyTorch's own tests over its allocator and over gpumem, and name what only the first passes.
 
-    python3 tests/gpu/torch_tests.py SOURCES/test/test_cuda.py [--own] [pytest's options]
+    python3 tests/gpu/torch_tests.py SOURCES/test/test_cuda.py [FILE ...] [--OPTION=VALUE of pytest]
 
-``--own`` runs the same with PyTorch's allocator, for comparison: the tests may be of another
-version than the PyTorch that is installed, and then some fail with either. What is chosen allocates
-or frees: tensors, streams, record_stream, graphs, limits, errors, optimisers, autocast. What is
-left out is in NOT_OURS, with the reason.
+The files are of the sources of the PyTorch that is installed (``torch.version.git_version``). What
+fails with either allocator counts for neither. Processes that a test starts have PyTorch's
+allocator, but for files of WITH_CHILDREN. Exit code 1: something passes with PyTorch's only.
+
+As a plugin of pytest (``-p gpu.torch_tests``) this module puts gpumem in place of the allocator.
 """
 
 import argparse
 import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
-import pytest
-
-NOT_OURS = {
-    # Pinned host memory is another allocator's, which is not replaced.
-    "pinned": "PyTorch's host allocator",
-    "cudart_register": "PyTorch's host allocator",
-    # PyTorch refuses under any pluggable allocator.
-    "snapshot": "memory history",
-    "memory_plots": "memory history",
-    "memory_profiler": "memory history",
-    "direct_traceback": "memory history",
-    "test_cycles": "memory history",
-    "cpp_memory": "memory history",
-    "notifies_oom": "observers of exhaustion",
-    "TestBlockStateAbsorption": "checkpoints of the caching allocator's pools",
-    "MemPool": "pools of the caching allocator",
-    "mempool": "pools of the caching allocator",
-    "max_split_expandable": "settings of the caching allocator",
-    "garbage_collect_expandable": "settings of the caching allocator",
-    "allocator_settings": "settings of the caching allocator",
-    "allocator_fuzz": "settings of the caching allocator",
-    "memory_stats_of_multiple_generators": "counts segments of the caching allocator's pools",
-    "graph_memory_stats_and_use_result": "counts segments of the caching allocator's pools",
-    "graph_two_successive": "counts segments of the caching allocator's pools",
-    "allocator_propagates_stream": "counts segments of the caching allocator's pools",
-    "cachingAllocator_raw_alloc": "settings of the caching allocator",
-    "TestGDS": "GPUDirect storage",
-    "gds": "GPUDirect storage",
-    # These ask no allocator anything.
-    "nvml": "the driver's management library",
-    "temperature": "the driver's management library",
-    "power_draw": "the driver's management library",
-    "clock_speed": "the driver's management library",
-    "amdsmi": "the driver's management library",
-    "device_memory_used": "the driver's management library",
+TESTS = Path(__file__).resolve().parents[1]
+# Expressions of pytest's -k, and why what they choose cannot pass over another allocator.
+LEFT_OUT = {
+    "split_expandable or collect_expandable": "settings of how the caching allocator splits",
+    "test_cachingAllocator_raw_alloc": "sizes are rounded as settings of the caching allocator say",
+    "TestBlockStateAbsorption": "segments and blocks as the caching allocator places them",
+    "memory_stats_of_multiple_generators": "counts segments of the caching allocator",
+    "graph_memory_stats_and_use_result": "counts segments of the caching allocator",
+    "test_graph_two_successive": "counts segments of the caching allocator",
+    "allocator_propagates_stream": "counts segments of the caching allocator",
+    "test_record_stream and not shifted_view": "expects the address that was freed last",
 }
+WITH_CHILDREN = ("test_multiprocessing.py",)
+PASSED = "passed"
 
 
-# The same for whole names, of which others are the beginning.
-NOT_OURS_EXACTLY = {
-    "TestCuda::test_record_stream": "expects the address that the caching allocator would give",
-}
+# ---- the plugin ----------------------------------------------------------------------------------
 
 
-class Exactly:
-    """Leaves out what NOT_OURS_EXACTLY names: pytest's own options take the beginning of a name."""
+def pytest_configure(config):
+    from gpumem.integrations import torch
 
-    def pytest_collection_modifyitems(self, config, items):
-        out = [item for item in items if item.nodeid.partition("::")[2] in NOT_OURS_EXACTLY]
-        items[:] = [item for item in items if item not in out]
-        config.hook.pytest_deselected(items=out)
+    if torch.status().mode is None:
+        torch.enable(mode="full")
 
 
-class InPlace:
-    """Puts gpumem in place of PyTorch's allocator for a run of pytest."""
+def pytest_terminal_summary(terminalreporter):
+    import gpumem
 
-    def pytest_configure(self, config):
-        import gpumem
-        from gpumem.integrations import torch
+    arena = gpumem.get_default_resource("cuda:0")
+    arena.check_invariants()
+    stats = arena.stats()
+    terminalreporter.write_line(
+        f"gpumem served {stats.num_allocs} blocks, {stats.max_in_use >> 20} MiB at most"
+    )
 
-        self.arena = gpumem.Arena("cuda:0")
-        torch.enable(self.arena, mode="full")
 
-    def pytest_terminal_summary(self, terminalreporter):
-        stats = self.arena.stats()
-        self.arena.check_invariants()
-        terminalreporter.write_line(
-            f"gpumem served {stats.num_allocs} blocks, {stats.max_in_use >> 20} MiB at most"
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def command(tests, over_gpumem, report, options):
+    """Return the command that runs a file, with PyTorch's own configuration left out."""
+    chosen = " and ".join(f"not ({each})" for each in LEFT_OUT)
+    pytest = [
+        *("-m", "pytest", str(tests), "-k", chosen, f"--junitxml={report}", "-q"),
+        *("-c", os.devnull, f"--rootdir={tests.parent}", "-W", "ignore", "-p", "no:cacheprovider"),
+        *options,
+    ]
+    if not over_gpumem:
+        return [sys.executable, *pytest]
+    plugin = ["-p", "gpu.torch_tests"]
+    if tests.name in WITH_CHILDREN:
+        return [sys.executable, "-m", "gpumem", "run", *pytest, *plugin]
+    return [sys.executable, *pytest, *plugin]
+
+
+def outcomes(report):
+    """Return how each test of a report ended, by its name."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        ended = {each.tag for each in case} & {"failure", "error", "skipped"}
+        found[f"{case.get('classname')}::{case.get('name')}"] = min(ended, default=PASSED)
+    return found
+
+
+def run(tests, over_gpumem, folder, options):
+    """Run a file; return its outcomes, and the last lines that it printed."""
+    report = Path(folder) / f"{tests.stem}-{over_gpumem}.xml"
+    path = os.pathsep.join(
+        filter(None, [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH")])
+    )
+    done = subprocess.run(
+        command(tests, over_gpumem, report, options),
+        cwd=tests.parent,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    lines = done.stdout.splitlines()
+    if not report.exists():
+        raise SystemExit(
+            "\n".join([*lines[-40:], f"{tests}: the run ended with {done.returncode}"])
         )
+    return outcomes(report), lines
 
 
 def main() -> int:
-    """Run the chosen tests; return pytest's exit code."""
+    """Run every file twice and print the differences; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tests", type=Path, help="test_cuda.py")
-    parser.add_argument("--own", action="store_true", help="PyTorch's own allocator")
+    parser.add_argument("tests", type=Path, nargs="+", help="test_cuda.py and others")
     chosen, options = parser.parse_known_args()
-    arguments = [
-        str(chosen.tests),
-        # PyTorch's own configuration and marks, not ours.
-        *("-c", os.devnull, f"--rootdir={chosen.tests.parent}", "-W", "ignore"),
-        *("-k", " and ".join(f"not {name}" for name in NOT_OURS)),
-        *("-q", "-p", "no:cacheprovider"),
-        *options,
-    ]
-    plugins = [Exactly()] if chosen.own else [Exactly(), InPlace()]
-    return int(pytest.main(arguments, plugins=plugins))
+    lost = []
+    with tempfile.TemporaryDirectory() as folder:
+        for tests in (each.resolve() for each in chosen.tests):
+            own, _ = run(tests, False, folder, options)
+            ours, lines = run(tests, True, folder, options)
+            passed = {name for name, how in own.items() if how == PASSED}
+            missing = sorted(name for name in passed if ours.get(name) != PASSED)
+            also = sum(how == PASSED and name not in passed for name, how in ours.items())
+            print(
+                f"{tests.name}: {len(own)} tests, {len(passed)} pass over PyTorch's allocator, "
+                f"{len(passed) - len(missing)} of them over gpumem, {also} over gpumem only"
+            )
+            print("\n".join(f"  {name}: {ours.get(name, 'did not run')}" for name in missing))
+            if missing:
+                print("\n".join(lines[-200:]))
+            lost += missing
+    print(f"{len(lost)} pass over PyTorch's allocator only")
+    return int(bool(lost))
 
 
 if __name__ == "__main__":
