@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -93,6 +94,13 @@ OF_SEVERAL = ["ranks.ddp", "ranks.fsdp", "ranks.tensor_parallel", "ranks.copies_
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
+@dataclass
+class Failed:
+    """A program that did not end as it should."""
+
+    why: str
+
+
 def command(allocator, program):
     return [sys.executable, "-m", "gpu.torch_programs", allocator, program]
 
@@ -114,10 +122,12 @@ def run(program, folder):
                 timeout=TIMEOUT,
             )
         except subprocess.TimeoutExpired:
-            said[allocator] = f"no end after {TIMEOUT} s"
+            said[allocator] = Failed(f"no end after {TIMEOUT} s")
             continue
         if done.returncode != 0 or "gpumem:" in done.stderr:
-            said[allocator] = f"exit {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-4000:]}"
+            said[allocator] = Failed(
+                f"exit {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-4000:]}"
+            )
         else:
             said[allocator] = json.loads(done.stdout.strip().splitlines()[-1])
     return said
@@ -157,7 +167,8 @@ def test_program_gives_the_same_over_gpumem_as_over_pytorchs_allocator(program, 
     if lacks(program):
         pytest.skip(f"{lacks(program)} is not installed")
     said = outcomes[program].result()
-    assert not isinstance(said["native"], str), said["native"]
+    for allocator in ALLOCATORS:
+        assert not isinstance(said[allocator], Failed), said[allocator].why
     assert said["full"] == said["native"]
 
 

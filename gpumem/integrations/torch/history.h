@@ -79,7 +79,7 @@ class History {
     void allocated(const TorchBlock &block) {
         Context context = gather(RecordContext::STATE);
         std::lock_guard<std::mutex> lock(mutex_);
-        note_segments();
+        note_segments(context);
         if (context) contexts_[block.address] = context;
         note(TraceEntry::ALLOC, block, std::move(context));
     }
@@ -105,8 +105,9 @@ class History {
 
     void memory_changed() {
         if (!is_watched()) return;
+        Context context = gather(RecordContext::ALL);
         std::lock_guard<std::mutex> lock(mutex_);
-        note_segments();
+        note_segments(context);
     }
 
     void annotate(int device, const std::vector<std::pair<std::string, std::string>> &pairs) {
@@ -196,7 +197,7 @@ class History {
     }
 
     /* Compares the segments with those of before, if any memory has come or gone since. */
-    void note_segments() {
+    void note_segments(const Context &context) {
         uint64_t changes = calls_.changes();
         if (changes == changes_) return;
         changes_ = changes;
@@ -204,17 +205,18 @@ class History {
         pieces_ = pieces_now();
         for (auto &[owner, old] : before)
             note_pieces(owner, without(old, pieces_[owner]), TraceEntry::SEGMENT_FREE,
-                        TraceEntry::SEGMENT_UNMAP);
+                        TraceEntry::SEGMENT_UNMAP, context);
         for (auto &[owner, now] : pieces_)
             note_pieces(owner, without(now, before[owner]), TraceEntry::SEGMENT_ALLOC,
-                        TraceEntry::SEGMENT_MAP);
+                        TraceEntry::SEGMENT_MAP, context);
     }
 
     void note_pieces(const Owner &owner, const std::vector<Piece> &pieces, TraceEntry::Action whole,
-                     TraceEntry::Action mapped) {
+                     TraceEntry::Action mapped, const Context &context) {
         auto [device, pool, is_expandable] = owner;
         for (auto [begin, end] : pieces)
-            note(is_expandable ? mapped : whole, device, begin, end - begin, nullptr, pool, nullptr);
+            note(is_expandable ? mapped : whole, device, begin, end - begin, nullptr, pool,
+                 context);
     }
 
     Pieces pieces_now() const {

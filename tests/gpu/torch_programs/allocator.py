@@ -25,7 +25,7 @@ def filled(mib, value=0.0):
     """Return a tensor of so many MiB."""
     import torch
 
-    return torch.full((int(mib * MIB) // 4,), value, device="cuda")
+    return torch.full((int(mib * MIB) // 4,), value, dtype=torch.float32, device="cuda")
 
 
 def digest(*tensors):

@@ -12,8 +12,8 @@ def tried(mib):
     try:
         filled(mib)
     except RuntimeError as error:
-        first = str(error).partition(". Of the allocated memory")[0].splitlines()[0]
-        return [type(error).__name__, re.sub(r"[\d.]+ (?:[GMK]iB|bytes)", "N", first)[:96]]
+        first = str(error).partition(" is free")[0]
+        return [type(error).__name__, re.sub(r"[\d.]+ (?:[GMK]iB|bytes)", "N", first)]
     return None
 
 
@@ -60,8 +60,8 @@ def observers_of_exhaustion():
 
 def empty_cache():
     """Idle memory goes back to the device, and what lives stays where it is."""
-    filled(64)
     kept = filled(4, 2)
+    filled(64)
     torch.cuda.synchronize()
     before = torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
