@@ -125,6 +125,7 @@ std::string json_of(const Entry &entry) {
 std::vector<std::string> tracked;
 std::vector<std::string> observed;
 std::map<int, std::shared_ptr<cca::AllocatorState>> states;
+std::shared_ptr<void> opened; /* another process's block */
 
 struct Profile : c10::MemoryReportingInfoBase {
     void reportMemoryUsage(void *, int64_t nbytes, size_t allocated, size_t reserved,
@@ -325,6 +326,21 @@ int driver_snapshot(unsigned long long number, int traces) {
              << ", \"annotations\": " << info.external_annotations.size() << "}";
     });
 }
+int driver_share(void *address) {
+    return guarded([&](auto &text) {
+        auto shared = cca::get()->shareIpcHandle(address);
+        text << "{\"text\": \"" << shared.handle << "\", \"offset\": " << shared.offset << "}";
+    });
+}
+int driver_open(const char *handle) {
+    return guarded([&](auto &text) {
+        opened = cca::get()->getIpcDevPtr(handle);
+        text << reinterpret_cast<uintptr_t>(opened.get());
+    });
+}
+int driver_close() {
+    return guarded([&](auto &) { opened.reset(); });
+}
 int driver_annotate() {
     return guarded([&](auto &) { cca::get()->recordAnnotation({{"name", "step"}}); });
 }
@@ -370,9 +386,6 @@ int driver_profiled(size_t nbytes) {
         }
         text << joined(profile->events);
     });
-}
-int driver_share(void *address) {
-    return guarded([&](auto &) { cca::get()->shareIpcHandle(address); });
 }
 int driver_peer(int device, int owner) {
     return guarded([&](auto &) { cca::get()->enablePeerAccess(device, owner); });

@@ -2,10 +2,10 @@
 
 from gpumem._native.arena.allocation_events cimport block_note
 from gpumem._native.arena.allocator_hooks cimport (
-    AllocatorHook, hook_allocate, hook_allocate_range, hook_counts, hook_create, hook_drop,
-    hook_find, hook_free, hook_free_on, HOOK_KINDS, HOOK_LARGE, hook_record, hook_reset_peak, hook_retain,
-    hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_bytes, hooks_of,
-    HookSums, sums_of,
+    AllocatorHook, hook_allocate, hook_allocate_range, hook_arena, hook_counts, hook_create,
+    hook_drop, hook_find, hook_free, hook_free_on, HOOK_KINDS, HOOK_LARGE, hook_record,
+    hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive,
+    hooks_blocks, hooks_bytes, hooks_of, HookSums, sums_of,
 )
 from gpumem._native.arena.arena cimport (
     arena_check, arena_close, arena_close_wait, arena_copy_chunks, arena_create, arena_debug,
@@ -31,7 +31,7 @@ from gpumem._native.arena.family cimport (
 )
 from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
-from gpumem._native.arena.growth cimport arena_add_peer, list_for_transport
+from gpumem._native.arena.growth cimport arena_add_peer, arena_page_around, list_for_transport
 from gpumem._native.arena.metadata_copy cimport (
     arena_add_figures, arena_copy, arena_copy_free, ArenaCopy, ArenaFigures, PageCopy, TableCopy,
 )

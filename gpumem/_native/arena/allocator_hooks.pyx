@@ -483,6 +483,20 @@ cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil:
     return entry != NULL
 
 
+cdef ArenaCore* hook_arena(uint64_t address, uint64_t* nbytes) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef ArenaCore* arena = NULL
+    cdef Entry* entry
+    lock_acquire(&shard.lock)
+    entry = find(shard, address)
+    if entry != NULL:
+        arena = entry.arena
+        nbytes[0] = entry.nbytes
+        arena_retain(arena)
+    lock_release(&shard.lock)
+    return arena
+
+
 # Where a visit of an arena's live blocks stores its results.
 cdef struct Visit:
     uint64_t* addresses         # of the first `most`, with their frameworks; NULL: none

@@ -5,6 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.types cimport ArenaCore, Block
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.driver cimport CUresult
+from gpumem._native.pages cimport MappedPage
 
 # A new region, or pages, and the block from them in one step. `own_region`: a region of exactly
 # this block; `flags` are AllocateFlags.
@@ -36,6 +37,9 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noex
 # Lets a further device touch what the driver maps for the arena, now and later. A refusal of
 # cuMemSetAccess leaves the list of devices as it was.
 cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil
+# The page that an address of a live block lies in, which stays while the block lives and its tag is
+# awake; takes the grow lock. False: the memory is not pages.
+cdef bint arena_page_around(ArenaCore* arena, uint64_t address, MappedPage* found) noexcept nogil
 # Is it worth giving idle memory back and trying again?
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 # Is memory out, so that others' memory, once it is free, may serve the block?

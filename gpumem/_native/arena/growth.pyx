@@ -41,10 +41,10 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport (
     Action, ACTION_CREATE, ACTION_MOVE, budget_allows, budget_spend, bytes_of, Demand, GRANULE,
-    MAX_PAGE_GRANULES, orphans_release, Piece, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE,
-    PLAN_OK, PlanResult, Range, range_reserve, round_to_granule, Space, space_add_range,
-    space_allocate_lower, space_execute, space_finish, space_plan, space_plan_trim,
-    space_set_access, space_undo, span_set_access,
+    MappedPage, MAX_PAGE_GRANULES, orphans_release, Piece, Plan, plan_free, PLAN_NO_MEMORY,
+    PLAN_NO_PLACE, PLAN_OK, PlanResult, Range, range_reserve, round_to_granule, Space,
+    space_add_range, space_allocate_lower, space_execute, space_finish, space_page_around,
+    space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport (
     load32, load64, published_pointer, store32, store64, sum_add,
@@ -466,6 +466,17 @@ cdef CUresult set_access(ArenaCore* arena, const CUmemAccessDesc* place) noexcep
         code = span_set_access(&span.pages, place)
         span = span.next
     return code
+
+
+cdef bint arena_page_around(ArenaCore* arena, uint64_t address, MappedPage* found) noexcept nogil:
+    cdef bint is_mapped = False
+    cdef int i
+    lock_acquire(&arena.grow_lock)
+    for i in range(SPACES):
+        if not is_mapped:
+            is_mapped = space_page_around(&arena.spaces[i], address, found)
+    lock_release(&arena.grow_lock)
+    return is_mapped
 
 
 # ---- A paged arena: grows, gives back, keeps persistent regions; see _native/pages/types.pxd -----

@@ -62,13 +62,22 @@ cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
 # ---- Driver calls behind pages, with the device's context current --------------------------------
 
 
+cdef struct MappedPage:
+    uint64_t begin          # of its active view
+    uint64_t nbytes
+    uint64_t memory         # physical handle of the driver
+
 # Addresses that begin where a page of any size may.
 cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
                               uint64_t* address) noexcept nogil
+# Pages that are made from now on can be exported, in the whole process.
+cdef void pages_make_exportable() noexcept nogil
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil
 # Sets one device's access to every view of a page that has memory; stops where the driver refuses.
 # With the grow lock.
 cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil
+# The page whose active view an address lies in; False: none. With the grow lock.
+cdef bint space_page_around(const Space* space, uint64_t address, MappedPage* found) noexcept nogil
 # Unmaps one view of a page.
 cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil
 

@@ -10,7 +10,7 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.driver cimport (
     Access, context_enter, context_is_dead, context_leave, CU_MEM_ALLOCATION_TYPE_PINNED,
-    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
     CUresult, DeviceContext,
 )
@@ -368,6 +368,15 @@ cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
     return code
 
 
+# Whether pages are made so that they can be exported.
+cdef bint exportable = False
+
+
+cdef void pages_make_exportable() noexcept nogil:
+    global exportable
+    exportable = True
+
+
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil:
     cdef CUmemAllocationProp prop
     cdef CUmemGenericAllocationHandle handle = 0
@@ -375,6 +384,8 @@ cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* mem
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
     prop.location.id = context.device
+    if exportable:
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     cdef CUresult code = context.table.cuMemCreate(&handle, nbytes, &prop, 0)
     memory[0] = handle
     return code
@@ -402,6 +413,24 @@ cdef inline bint is_mapped(const Space* space, uint32_t granule) noexcept nogil:
     # A page without memory sleeps: the driver has no view of it.
     cdef const Page* page = page_over(space, granule)
     return page != NULL and page.memory != 0
+
+
+cdef bint space_page_around(const Space* space, uint64_t address, MappedPage* found) noexcept nogil:
+    cdef uint32_t granule, i
+    cdef const Page* page
+    for i in range(space.range_count):
+        if address - space.ranges[i].base >= space.ranges[i].bytes:
+            continue
+        granule = granule_of(space, address)
+        page = page_over(space, granule)
+        # A page without memory sleeps.
+        if page == NULL or page.memory == 0 or not is_backed(space, granule):
+            return False
+        found.begin = address_of(space, page.active)
+        found.nbytes = bytes_of(page)
+        found.memory = page.memory
+        return True
+    return False
 
 
 cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpumem._core import Arena
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._resources import Resources
-from gpumem.integrations.torch import _build, _hooks
+from gpumem.integrations.torch import _build, _hooks, _sharing
 from gpumem.integrations.torch._settings import AllocatorSettings
 from gpumem.integrations.torch._statistics import Statistics
 
@@ -116,6 +116,8 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
         settings.limit(arena)
         if replaced.why_pluggable:
             _hooks.introduce([*_hooks.arenas().values(), arena])
+        else:
+            _sharing.prepare(arena.memory.device)
         return arena
 
     _hooks.set_finder(find)
@@ -125,6 +127,9 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
     if replaced.why_pluggable:
         # PyTorch does not tell a pluggable allocator which devices access which.
         _hooks.introduce(list(arenas.values()))
+    else:
+        for arena in arenas.values():
+            _sharing.prepare(arena.memory.device)
     return replaced
 
 

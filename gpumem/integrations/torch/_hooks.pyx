@@ -1,5 +1,6 @@
 """gpumem's side of PyTorch's hooks: an arena for each device; see hooks.h."""
 
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
@@ -35,6 +36,7 @@ from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem.device import Device
 from gpumem.errors import ConfigError
+from gpumem.integrations.torch import _sharing
 from gpumem.integrations.torch._messages import out_of_memory
 
 
@@ -93,6 +95,9 @@ cdef extern from "hooks.h" nogil:
         int (*restore)(void* pool, const TorchBlock* block)
         char* (*add_peer)(int owner, int device)
         int (*copy)(void* to, void* dst, void* origin, const void* src, size_t nbytes, void* stream)
+        char* (*share)(void* address, size_t* offset, char** reason)
+        void* (*open_shared)(const char* text, void** address, char** reason)
+        void (*close_shared)(void* opened)
         char* (*report)(int device, size_t nbytes, void* stream, int status, int* is_memory)
         int (*is_memory)(int status)
 
@@ -583,6 +588,45 @@ cdef int is_memory(int status) noexcept nogil:
                       ARENA_OVER_BUDGET)
 
 
+cdef char* share(void* address, size_t* offset, char** reason) noexcept nogil:
+    return NULL if process_is_exiting() else share_block(address, offset, reason)
+
+
+cdef char* share_block(void* address, size_t* offset, char** reason) noexcept with gil:
+    try:
+        text, before = _sharing.share_block(<uintptr_t>address)
+        offset[0] = before
+        return c_string(text)
+    except Exception as error:
+        reason[0] = c_string(f"gpumem: {error}")
+    return NULL
+
+
+cdef void* open_shared(const char* text, void** address, char** reason) noexcept nogil:
+    return NULL if process_is_exiting() else open_block(text, address, reason)
+
+
+cdef void* open_block(const char* text, void** address, char** reason) noexcept with gil:
+    # With a reference for the caller.
+    try:
+        opened = _sharing.open_block(text.decode())
+        address[0] = <void*><uintptr_t>opened.address
+        Py_INCREF(opened)
+        return <void*>opened
+    except Exception as error:
+        reason[0] = c_string(f"gpumem: {error}")
+    return NULL
+
+
+cdef void close_shared(void* opened) noexcept nogil:
+    if not process_is_exiting():
+        close_block(opened)
+
+
+cdef void close_block(void* opened) noexcept with gil:
+    Py_DECREF(<object>opened)
+
+
 cdef char* report(int device, size_t nbytes, void* stream, int status,
                   int* is_memory) noexcept nogil:
     return NULL if process_is_exiting() else explain(device, nbytes, stream, status, is_memory)
@@ -726,6 +770,9 @@ calls.drop_pool = drop_pool
 calls.restore = restore
 calls.add_peer = add_peer
 calls.copy = copy
+calls.share = share
+calls.open_shared = open_shared
+calls.close_shared = close_shared
 calls.report = report
 calls.is_memory = is_memory
 torch_hooks_init(&calls)

@@ -113,6 +113,12 @@ typedef struct TorchCalls {
     /* A copy between the devices of two hooks, neither of which need have access to the other's
        memory: a CUresult. */
     int (*copy)(void *to, void *dst, void *from, const void *src, size_t nbytes, void *stream);
+    /* Blocks in other processes. A text that names a block there, and where it begins in what they
+       open; what the text opens, and its first address, until it is closed. Strings are the caller's
+       to free; NULL: refused, for the reason. */
+    char *(*share)(void *address, size_t *offset, char **reason);
+    void *(*open_shared)(const char *text, void **address, char **reason);
+    void (*close_shared)(void *opened);
     /* The reason of a failure, in a string that the caller frees. `is_memory`: memory is out. */
     char *(*report)(int device, size_t nbytes, void *stream, int status, int *is_memory);
     int (*is_memory)(int status);

@@ -1,0 +1,218 @@
+"""PyTorch's blocks in other processes, over arenas of the host device."""
+
+import os
+import textwrap
+
+import pytest
+from helpers import child, torch_library
+
+# Each script is a process of its own, because pages stay exportable to its end.
+BEFORE = """
+    import ctypes, os, tempfile
+    from pathlib import Path
+    import gpumem
+    from gpumem._resource.block_pages import OpenedPages, export_page, make_exportable, pages_of
+    from gpumem._testing import torch_hooks
+    from gpumem.integrations.torch import _sharing
+    from helpers.shared_block import bytes_at, found_elsewhere, refusal
+    from helpers.torch_caller import Caller
+
+    MIB = 1 << 20
+    with tempfile.TemporaryDirectory() as folder:
+        torch = Caller.built_in(Path(folder))
+"""
+ARENA = """
+    make_exportable()
+    arena = gpumem.Arena("host", {"backing": "virtual"})
+    torch_hooks.serve(0, arena)
+"""
+
+
+def run(script, arena=ARENA):
+    """Run lines after those; what they printed."""
+    whole = "".join(map(textwrap.dedent, (BEFORE, arena, script)))
+    done = child.run(whole)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_shared_block_is_the_same_memory_in_another_process():
+    said = run(
+        """
+        for nbytes in (1000, 70 * MIB):
+            torch.alloc(300)
+            address = torch.alloc(nbytes)
+            ctypes.memset(address, 7, nbytes)
+            print(found_elsewhere(*_sharing.share_block(address), nbytes, 9))
+            print(*set(bytes(bytes_at(address, nbytes))))
+        """
+    )
+    assert said == ["7", "9", "7", "9"]
+
+
+def test_shared_block_stays_in_place_while_pages_move_around_it():
+    said = run(
+        """
+        import random
+        random.seed(1)
+        kept = torch.alloc(9 * MIB)
+        ctypes.memset(kept, 5, 9 * MIB)
+        text, offset = _sharing.share_block(kept)
+        opened = _sharing.open_block(text)
+        live = []
+        for _ in range(300):
+            if live and random.random() < 0.5:
+                torch.free(live.pop(random.randrange(len(live))))
+            else:
+                live.append(torch.alloc(random.randrange(1, 12 * MIB)))
+                ctypes.memset(live[-1], 1, 1)
+        bytes_at(kept, 8)[3] = 6
+        there = bytes(bytes_at(opened.address + offset, 9 * MIB))
+        print(there[:4] == bytes([5, 5, 5, 6]), set(there[4:]) == {5})
+        """
+    )
+    assert said == ["True", "True"]
+
+
+def test_each_share_has_its_own_text():
+    said = run(
+        """
+        address = torch.alloc(5000)
+        texts = {_sharing.share_block(address)[0] for _ in range(3)}
+        print(len(texts), max(map(len, texts)) < 100)
+        """
+    )
+    assert said == ["3", "True"]
+
+
+def test_opened_block_leaves_no_descriptor_and_no_address_behind():
+    said = run(
+        """
+        address = torch.alloc(70 * MIB)
+        text, _ = _sharing.share_block(address)
+        _sharing.open_block(text)
+        counts = set()
+        for _ in range(5):
+            opened = _sharing.open_block(text)
+            assert opened.mapped == opened.nbytes >= 70 * MIB
+            del opened
+            maps = Path("/proc/self/maps").read_text().count("\\n")
+            counts.add((len(os.listdir("/proc/self/fd")), maps))
+        print(len(counts))
+        """
+    )
+    assert said == ["1"]
+
+
+def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
+    run(
+        """
+        address = torch.alloc(5000)
+        text, _ = _sharing.share_block(address)
+        assert "no text of a shared block" in refusal(_sharing.open_block, "something")
+        assert "no text of a shared block" in refusal(_sharing.open_block, "a b c d")
+        mark, name, _, number = text.split()
+        assert "did not hand out" in refusal(_sharing.open_block, f"{mark} nobody 1 2")
+        assert "refused: invalid literal" in refusal(
+            _sharing.open_block, f"{mark} {name} xyz {number}"
+        )
+        torch.free(address)
+        assert "refused: no block" in refusal(_sharing.open_block, text)
+        assert "no block" in refusal(_sharing.share_block, address)
+        assert "no block" in refusal(_sharing.share_block, 0)
+        assert arena.stats().in_use == 0
+        """
+    )
+
+
+def test_block_outside_of_pages_is_refused():
+    run(
+        """
+        assert "cannot be exported" in refusal(_sharing.share_block, torch.alloc(5000))
+        """,
+        """
+        torch_hooks.serve(0, gpumem.Arena("host", {"backing": "regions"}))
+        """,
+    )
+
+
+def test_page_that_was_made_before_pages_were_exportable_is_refused():
+    run(
+        """
+        text, _ = _sharing.share_block(torch.alloc(5000))
+        assert "cuMemExportToShareableHandle" in refusal(_sharing.open_block, text)
+        """,
+        ARENA.replace("make_exportable()", "pass"),
+    )
+
+
+def test_device_that_can_export_makes_its_pages_exportable():
+    run(
+        """
+        _sharing.prepare(arena.memory.device)
+        text, _ = _sharing.share_block(torch.alloc(5000))
+        assert _sharing.open_block(text).mapped
+        """,
+        ARENA.replace("make_exportable()", "pass"),
+    )
+
+
+def test_pages_beyond_what_was_said_are_refused():
+    run(
+        """
+        address = torch.alloc(5000)
+        _, _, _, pages = pages_of(address)
+        with export_page(address, pages[0][0]) as page:
+            opened = OpenedPages(arena.memory.device, pages[0][1])
+            assert "does not fit" in refusal(opened.map, page.fileno(), pages[0][1] + 1)
+            opened.map(page.fileno(), pages[0][1])
+            assert "does not fit" in refusal(opened.map, page.fileno(), pages[0][1])
+        """
+    )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_process_of_another_user_is_not_answered():
+    said = run(
+        """
+        text, _ = _sharing.share_block(torch.alloc(5000))
+        process = os.fork()
+        if process == 0:
+            os.setuid(65534)
+            print(refusal(_sharing.open_block, text), flush=True)
+            os._exit(0)
+        os.waitpid(process, 0)
+        """
+    )
+    assert " ".join(said) == (
+        "[Errno 9] the other process refused: blocks are for processes of the same user"
+    )
+
+
+@pytest.mark.skipif(
+    torch_library.unpacked() is None,
+    reason=f"{torch_library.VARIABLE} names no folder of an unpacked PyTorch",
+)
+def test_compiled_allocator_shares_and_opens_blocks():
+    said = run(
+        """
+        from helpers import torch_library
+        folder = tempfile.mkdtemp()
+        driver = torch_library.load(torch_library.unpacked(), Path(folder))
+        driver.start(1)
+        address = driver.alloc(5 * MIB)
+        ctypes.memset(address, 3, 5 * MIB)
+        shared = driver.share(address)
+        print(found_elsewhere(shared["text"], shared["offset"], 5 * MIB, 4))
+        opened = driver.open(shared["text"])
+        print(*set(bytes(bytes_at(opened + shared["offset"], 5 * MIB))))
+        driver.close()
+        driver.free(address)
+        for function, given in ((driver.share, address), (driver.open, shared["text"])):
+            try:
+                function(given)
+            except torch_library.Refused as error:
+                print("no block" in str(error))
+        """
+    )
+    assert said == ["3", "4", "True", "True"]
