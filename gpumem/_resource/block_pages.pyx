@@ -107,8 +107,8 @@ cdef object no_block(uint64_t address):
 
 cdef object not_pages(uint64_t address):
     return UnsupportedHandleTypeError(
-        f"the memory of the block at {address:#x} cannot be exported: expected a block in pages, of "
-        "an arena with backing = 'virtual' and outside of graph pools")
+        f"the memory of the block at {address:#x} cannot be exported: expected a block in pages, "
+        "of an arena with backing = 'virtual' and outside of graph pools")
 
 
 @cython.final
