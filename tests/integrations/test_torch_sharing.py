@@ -16,6 +16,7 @@ BEFORE = """
     from gpumem.integrations.torch import _sharing
     from helpers.shared_block import bytes_at, found_elsewhere, refusal
     from helpers.torch_caller import Caller
+    from helpers.waiting import wait_until
 
     MIB = 1 << 20
     with tempfile.TemporaryDirectory() as folder:
@@ -91,17 +92,23 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
         address = torch.alloc(70 * MIB)
         text, _ = _sharing.share_block(address)
         _sharing.open_block(text)
-        counts = set()
+
+        def held():
+            maps = Path("/proc/self/maps").read_text().count("\\n")
+            return len(os.listdir("/proc/self/fd")), maps
+
+        # The thread that answers closes its end a moment later.
+        wait_until(lambda: held() == held())
+        least = held()
         for _ in range(5):
             opened = _sharing.open_block(text)
             assert opened.mapped == opened.nbytes >= 70 * MIB
+            assert held() > least
             del opened
-            maps = Path("/proc/self/maps").read_text().count("\\n")
-            counts.add((len(os.listdir("/proc/self/fd")), maps))
-        print(len(counts))
+            wait_until(lambda: held() <= least)
         """
     )
-    assert said == ["1"]
+    assert said == []
 
 
 def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
