@@ -1,3 +1,5 @@
+from typing import final
+
 from gpumem._resource.handle import Handle
 from gpumem.device import Device
 
@@ -5,6 +7,7 @@ def make_exportable() -> None: ...
 def pages_of(address: int) -> tuple[int, bool, int, list[tuple[int, int]]]: ...
 def export_page(address: int, at: int) -> Handle: ...
 
+@final
 class OpenedPages:
     def __init__(self, device: Device, nbytes: int) -> None: ...
     @property

@@ -27,7 +27,8 @@ def test_sleep_releases_memory_and_wake_restores_bytes(driver):
     held = base - free_bytes(driver)
     assert held >= 5 * GIB
     arena.sleep()
-    assert base - free_bytes(driver) <= 4 * MIB
+    # The device maps the pinned copy in pages of 4 KiB, each of which takes 8 bytes of its tables.
+    assert base - free_bytes(driver) <= 4 * MIB + held // 512
     other = gpumem.Arena("cuda:0")
     other.allocate(8 * GIB).close()
     other.close()
