@@ -31,6 +31,7 @@ from bench import markdown
 
 GIB = 1 << 30
 BLOCKS = 64  # live blocks
+PATIENCE = 120  # seconds, for torch_memory_saver's process
 TENANT = 8  # blocks of a tenant
 STEP = TENANT << 21  # bytes, to which the largest peak is searched for
 PEER = """
@@ -66,6 +67,7 @@ def touch(nbytes: int) -> None:
 
 def cycles(device: str, nbytes: int, dead: float, repeats: int, mode: str) -> dict[str, float]:
     """Return the seconds of the first sleep, of later ones and of waking."""
+    print(f"measuring {mode}, {dead:.0%} dead", file=sys.stderr)
     arena = gpumem.Arena(device, {"sleep_keep_bytes": 2 * nbytes})
     with arena.tag("bench", asleep=mode):
         live = [arena.allocate(nbytes // BLOCKS) for _ in range(BLOCKS)]
@@ -86,11 +88,15 @@ def cycles(device: str, nbytes: int, dead: float, repeats: int, mode: str) -> di
 
 
 def peer(nbytes: int, repeats: int) -> dict[str, float] | None:
-    """Return the same of torch_memory_saver; None: it is not installed."""
+    """Return the same of torch_memory_saver; None: it is not installed, or does not work here."""
     if importlib.util.find_spec("torch_memory_saver") is None:
         return None
     command = [sys.executable, "-c", PEER, str(nbytes), str(BLOCKS), str(repeats + 1)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"torch_memory_saver is left out: {error}", file=sys.stderr)
+        return None
     slept, woke = zip(*json.loads(done.stdout.splitlines()[-1]), strict=True)
     return {
         "first": slept[0],

@@ -1,0 +1,79 @@
+"""Compile gpumem's allocator against the headers of several releases of PyTorch.
+
+    python -m tests.torch_releases                  of 2.9, 2.11 and the newest
+    python -m tests.torch_releases 2.10.0 2.14.1 --keep ~/torch-headers
+
+Wheels come from the package index, 0.5 GB each; their headers and the two libraries that are linked
+are kept, in a temporary folder or the one of `--keep`, where a later run finds them. Needs a C++
+compiler and CUDA's headers. Exit code 1: a release's headers refuse the allocator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from gpumem.integrations.torch import _build
+
+from .helpers.torch_library import module_of
+
+RELEASES = ("2.9.1", "2.11.0", "newest")
+WHEEL = ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_28_x86_64"]
+
+NEEDED = ("torch/version.py", "torch/lib/libc10.so", "torch/lib/libc10_cuda.so")
+
+
+def headers_of(release: str, folder: Path) -> Path:
+    """Return the folder `torch` of a release, downloaded unless it is there."""
+    unpacked = folder / release / "torch"
+    if release != "newest" and (unpacked / "version.py").exists():
+        return unpacked
+    wanted = "torch" if release == "newest" else f"torch=={release}"
+    with tempfile.TemporaryDirectory(dir=folder) as download:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *WHEEL]
+        subprocess.run([*command, "-d", download, wanted], check=True)
+        (wheel,) = Path(download).glob("*.whl")
+        unpacked = folder / wheel.name.split("-")[1] / "torch"
+        with zipfile.ZipFile(wheel) as archive:
+            kept = [
+                name
+                for name in archive.namelist()
+                if name.startswith("torch/include/") or name in NEEDED
+            ]
+            archive.extractall(unpacked.parent, kept)
+    return unpacked
+
+
+def main() -> int:
+    """Compile against each release; print a line for each."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.torch_releases",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("releases", nargs="*", default=RELEASES)
+    parser.add_argument("--keep", type=Path, help="folder of what is kept")
+    given = parser.parse_args()
+    refused = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ["XDG_CACHE_HOME"] = temporary
+        for release in given.releases:
+            torch = module_of(headers_of(release, folder))
+            try:
+                _build.build(torch)
+                print(f"PyTorch {torch.__version__}: compiles", flush=True)
+            except RuntimeError as error:
+                refused += 1
+                print(f"PyTorch {torch.__version__}: {error}", flush=True)
+    return int(refused != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
