@@ -233,7 +233,7 @@ def test_arena_matches_the_oracle(split_rule, extend_strategy, stream_reuse, vir
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40,
+            max_examples=24,
             stateful_step_count=50,
             deadline=None,
             print_blob=True,
