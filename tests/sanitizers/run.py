@@ -186,7 +186,7 @@ def main() -> int:
     seeds = [first, first + 1, first + 2] if chosen.long else [first]
     try:
         for sanitizer in SWITCHES:
-            rounds = 80 if sanitizer == "thread" else 200  # some ten seconds
+            rounds = 50 if sanitizer == "thread" else 120  # some five seconds
             check_host_device(sanitizer, rounds * (10 if chosen.long else 1), seeds)
         for sanitizer in chosen.sanitizers:
             check_package(sanitizer, 300 if chosen.long else chosen.seconds, seeds)
