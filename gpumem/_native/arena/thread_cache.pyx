@@ -112,7 +112,7 @@ cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_
     # Cached to used: the chunk whose index is in block.handle.
     cdef uint32_t index = <uint32_t>block.handle
     cdef Chunk* chunk = &table.chunks[index]
-    cache.cached_bytes -= chunk.size
+    store64(&cache.cached_bytes, cache.cached_bytes - chunk.size)
     if cache.cached_bytes < cache.least_cached:
         cache.least_cached = cache.cached_bytes
     note_requested(arena, cache, table, requested)
@@ -141,7 +141,8 @@ cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* tab
     cache.frees += 1
     note_requested(arena, cache, table, 0 - chunk.requested)
     chunk.requested = 0
-    cache.cached_bytes += chunk.size
+    # In one piece, as wherever it changes: growth reads it without the lock.
+    store64(&cache.cached_bytes, cache.cached_bytes + chunk.size)
 
 
 cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
@@ -180,7 +181,7 @@ cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
 cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     if cache.last_size == 0:
         return
-    cache.cached_bytes -= cache.last_size
+    store64(&cache.cached_bytes, cache.cached_bytes - cache.last_size)
     cache.least_cached -= cache.last_size
     cache.published -= cache.last_size
     store64(&arena.cached_bytes, arena.cached_bytes - cache.last_size)
@@ -336,7 +337,7 @@ cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
             flush_stacks(cached_table(arena), cache.stacks[stream_slot])
     # Published above, so the arena's sum holds exactly this much of the cache.
     store64(&arena.cached_bytes, arena.cached_bytes - cache.cached_bytes)
-    cache.cached_bytes = 0
+    store64(&cache.cached_bytes, 0)
     cache.published = 0
     cache.least_cached = 0
     arena.table.requested_in_use += cache.requested
