@@ -8,9 +8,8 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset, strdup
+from libc.string cimport memcpy, strdup
 
-from gpumem._budget cimport Relief
 from gpumem._buffer cimport Stream
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
@@ -23,7 +22,7 @@ from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
     CUresult, CUstream, DeviceContext, stream_captures,
 )
-from gpumem._resource.arena cimport arena_relieve, raise_status
+from gpumem._resource.arena cimport allocate_under_pressure, raise_status
 from gpumem._support.atomics cimport count_add, load64, published32
 from gpumem._support.deferred cimport defer, Deferred
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -118,16 +117,6 @@ cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* st
         status = allocate_under_pressure(hook, nbytes, <CUstream>stream, <uint64_t*>address)
     (<Handed*>arena).refused = status
     return status_of(hook.arena, status)
-
-
-cdef int allocate_under_pressure(AllocatorHook* hook, size_t nbytes, CUstream stream,
-                                 uint64_t* address) noexcept nogil:
-    cdef Relief relief
-    cdef int status = ARENA_OVER_BUDGET
-    memset(&relief, 0, sizeof(relief))
-    while status == ARENA_OVER_BUDGET and arena_relieve(hook.arena, &relief):
-        status = hook_allocate(hook, nbytes, stream, 0, address)
-    return status
 
 
 cdef int deallocate(gpumem_arena* arena, void* address) noexcept nogil:

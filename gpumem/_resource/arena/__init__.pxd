@@ -3,8 +3,8 @@
 from gpumem._resource.arena.debug_heap cimport Heap, make_heap
 from gpumem._resource.arena.graph_pool cimport capture_on, Captures, GraphPool, make_pool
 from gpumem._resource.arena.reports cimport (
-    arena_relieve, ArenaBase, Asking, count_of, join_budget, least_limit, raise_over_budget,
-    raise_status, relieve, retained_regions, tensors_relieve, under_pressure,
+    allocate_under_pressure, ArenaBase, Asking, count_of, join_budget, least_limit,
+    raise_over_budget, raise_status, relieve, retained_regions, tensors_relieve, under_pressure,
 )
 from gpumem._resource.arena.settings cimport (
     add_listed_peers, choose_backing, note_registration, require_pages, require_shareable,

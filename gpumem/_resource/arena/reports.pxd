@@ -7,7 +7,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._budget cimport Budget, Relief
 from gpumem._buffer cimport MemoryResource
-from gpumem._native.arena cimport ArenaCore
+from gpumem._native.arena cimport AllocatorHook, ArenaCore
+from gpumem._native.driver cimport CUstream
 from gpumem._resource.arena.debug_heap cimport Heap
 from gpumem._resource.arena.source cimport Source
 
@@ -31,14 +32,6 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
 
 
 # ---- An arena's budget: joining it, and the callbacks that a refusal calls -----------------------
-#
-# Foreign hooks that allocate without the interpreter lock do as `Arena.take` does:
-#
-#     status = arena_allocate(arena, nbytes, stream, &block)
-#     while status == ARENA_OVER_BUDGET and arena_relieve(arena, &relief):
-#         status = arena_allocate(arena, nbytes, stream, &block)
-#
-# with a `Relief` of zeros for each request, and no lock held.
 
 
 # From here on the memory that the arena holds, or hands out, is charged. Before its first block.
@@ -48,10 +41,12 @@ cdef str count_of(const ArenaCore* core)
 # Could a budget leave so little that pages of 2 MiB do not suit it?
 cdef uint64_t least_limit(object budget, object count) except? 0
 
-# The budget has refused. Runs callbacks; True: try again. The first waits with the interpreter lock
-# and keeps what callbacks raise; the second takes it, and reports that.
+# The budget has refused. Runs callbacks, and keeps what they raise; True: try again.
 cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1
-cdef bint arena_relieve(ArenaCore* core, Relief* relief) noexcept nogil
+# A hook's allocation that the budget refused, tried again after callbacks as long as they help. It
+# takes the interpreter lock for them, and reports what they raise. No lock is held.
+cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
+                                 uint64_t* address) noexcept nogil
 # Repeats a call that the budget refused, after callbacks; raises if it is refused for good.
 cdef int under_pressure(ArenaBase arena,
                         int (*call)(ArenaCore*, uint64_t) noexcept nogil,

@@ -12,13 +12,14 @@ from gpumem._budget cimport (
 )
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD,
-    ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use, arena_max_in_use,
-    ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
-    arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats, backing_calls,
-    block_note, BlockNote, caches_flush, DebugHeap, family_held, heap_check, heap_copy,
-    heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE,
-    PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, tag_next,
+    AllocatorHook, arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free,
+    ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use,
+    arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
+    arena_reserved, arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats,
+    backing_calls, block_note, BlockNote, caches_flush, DebugHeap, family_held, heap_check,
+    heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hook_allocate, hooks_bytes,
+    invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED,
+    STATE_OPEN, tag_next,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -26,7 +27,8 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
 from gpumem._native.driver cimport (
-    access_has, check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUresult, DriverDevice,
+    access_has, check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream,
+    DriverDevice,
 )
 from gpumem._native.pages cimport Space
 from gpumem._resource.arena.settings cimport add_peer, pages_problem, peers_of
@@ -772,8 +774,15 @@ cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1:
     return press(account(core), load64(&core.over_budget), relief, errors)
 
 
-cdef bint arena_relieve(ArenaCore* core, Relief* relief) noexcept nogil:
-    return budget_relieve(account(core), load64(&core.over_budget), relief)
+cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
+                                 uint64_t* address) noexcept nogil:
+    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+    cdef ArenaCore* core = hook.arena
+    cdef int status = ARENA_OVER_BUDGET
+    while status == ARENA_OVER_BUDGET and budget_relieve(account(core), load64(&core.over_budget),
+                                                         &relief):
+        status = hook_allocate(hook, nbytes, stream, 0, address)
+    return status
 
 
 cdef int under_pressure(ArenaBase arena,

@@ -6,7 +6,6 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from gpumem._budget cimport Relief
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
@@ -28,7 +27,7 @@ from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
     CUresult, CUstream, DeviceContext,
 )
-from gpumem._resource.arena cimport arena_relieve, raise_status
+from gpumem._resource.arena cimport allocate_under_pressure, raise_status
 from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -137,16 +136,6 @@ cdef int allocate(void* hook, size_t nbytes, void* stream, void** address) noexc
     if status == ARENA_OVER_BUDGET:
         status = allocate_under_pressure(<AllocatorHook*>hook, nbytes, <CUstream>stream,
                                          <uint64_t*>address)
-    return status
-
-
-cdef int allocate_under_pressure(AllocatorHook* hook, size_t nbytes, CUstream stream,
-                                 uint64_t* address) noexcept nogil:
-    cdef Relief relief
-    cdef int status = ARENA_OVER_BUDGET
-    memset(&relief, 0, sizeof(relief))
-    while status == ARENA_OVER_BUDGET and arena_relieve(hook.arena, &relief):
-        status = hook_allocate(hook, nbytes, stream, 0, address)
     return status
 
 
