@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.given_out import bring_to_rest
 from helpers.interrupting import interrupted, more_calls
 from helpers.waiting import wait_until, without_waiting
 
@@ -38,7 +39,7 @@ def driver():
 @pytest.fixture
 def gate(streams, driver):
     """Hold streams[0]."""
-    quiet()
+    bring_to_rest()
     with driver.block(streams[0]) as gate:
         yield gate
         gate.open()
@@ -55,13 +56,6 @@ def memory(host):
 def alive(host):
     live = host.live()
     return {name: live[name] for name in ("allocations", "handles", "mappings", "imports")}
-
-
-def quiet():
-    """Let what earlier tests dropped go back, also what waits for streams that are gone."""
-    gc.collect()
-    gpumem.Device("host").synchronize()
-    release_retired()
 
 
 def free_behind(arena, driver, stream, nbytes=3 * MIB, recorded=None):
@@ -231,7 +225,7 @@ def test_interrupt_ends_a_close_of_regions(streams, driver, gate, host, debug_he
 
 
 def test_region_that_a_closing_arena_cannot_return_is_returned_at_its_end(host):
-    quiet()
+    bring_to_rest()
     before = memory(host)
     arena = gpumem.Arena("host", REGIONS)
     arena.allocate(MIB).close()
@@ -467,7 +461,7 @@ def test_dropped_arena_with_unfinished_work_stays_for_a_later_call(
     make_arena, host, backing, default_stream
 ):
     """Its streams end with it, so that nobody could record an event on them later."""
-    quiet()
+    bring_to_rest()
     arena = make_arena(REGIONS)
     kept, driver, stream = arena.allocate(MIB), HostDriver(), gpumem.Stream("host")
     if default_stream:
@@ -491,7 +485,7 @@ def test_dropped_arena_with_unfinished_work_stays_for_a_later_call(
 
 
 def test_arena_in_a_cycle_records_its_streams_before_they_end(host):
-    quiet()
+    bring_to_rest()
     driver, stream = HostDriver(), gpumem.Stream("host")
     with driver.block(stream) as gate:
         before = memory(host)
@@ -511,7 +505,7 @@ def test_arena_in_a_cycle_records_its_streams_before_they_end(host):
 
 def test_view_that_outlives_its_arena_keeps_the_memory_until_the_device_is_waited_for(host):
     """The stream that it is freed on may be gone, so only the whole device can be asked."""
-    quiet()
+    bring_to_rest()
     driver, stream = HostDriver(), gpumem.Stream("host")
     arena = gpumem.Arena("host", REGIONS)
     buffer = arena.allocate(MIB, stream)
@@ -534,13 +528,13 @@ def test_view_that_outlives_its_arena_keeps_the_memory_until_the_device_is_waite
 def test_dropped_graph_pool_gives_its_memory_back(make_arena, host):
     arena = make_arena(REGIONS)
     stream = gpumem.Stream("host")
-    quiet()
+    bring_to_rest()
     before = memory(host)
     for _ in range(3):
         with arena.capture(stream) as pool:
             arena.allocate(MIB, stream).close()
         del pool
-        quiet()
+        bring_to_rest()
         assert memory(host) == before
 
 

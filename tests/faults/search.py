@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,10 +10,9 @@ from itertools import count
 
 import gpumem
 from gpumem._testing import host_device
-from gpumem._testing.arenas import release_retired
 
 from ..helpers.descriptors import open_descriptors
-from ..helpers.given_out import given_out
+from ..helpers.given_out import bring_to_rest, given_out
 from ..helpers.threads import in_a_thread
 from .stage import Fault, Stage, Wrong
 
@@ -108,12 +106,8 @@ class Left:
 
 def left() -> Left:
     """Release what nothing refers to, and return what exists then."""
-    gc.collect()
-    device = gpumem.Device("host")
-    release_retired()
-    device.synchronize()  # a pool's blocks go back in stream order
-    device.free_bytes  # noqa: B018  # releases what nothing refers to
-    with gpumem.Arena(device, {"backing": "regions"}) as arena:
+    bring_to_rest()
+    with gpumem.Arena("host", {"backing": "regions"}) as arena:
         arena.allocate(256).close()  # the stream that gives regions back stays for good
     return Left(given_out(), host_device.used(0), open_descriptors())
 

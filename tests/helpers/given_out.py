@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 import gpumem
+from gpumem._support.releases import release_retired
 from gpumem._testing import host_device
-from gpumem._testing.arenas import release_retired
 
 
 def given_out() -> dict[str, int]:
@@ -15,7 +15,10 @@ def given_out() -> dict[str, int]:
 
 
 def bring_to_rest() -> None:
-    """Let go of what only cycles and unfinished work keep: earlier tests leave some of either."""
+    """Let go of what only cycles and unfinished work keep: earlier tests leave some of either.
+
+    Imports and timelines too, which a stream used when they were dropped.
+    """
     gc.collect()
     gpumem.Device("host").synchronize()  # an arena whose end failed stays until such a wait
     release_retired()

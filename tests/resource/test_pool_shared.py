@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.given_out import bring_to_rest
 from helpers.sharing import receive
 
 import gpumem
-from gpumem._testing.arenas import release_retired
 
 MIB = 1 << 20
 TESTS = Path(__file__).resolve().parents[1]
@@ -278,9 +278,7 @@ def test_failed_driver_call_leaves_both_sides_unchanged(pool, host, function):
                 assert there.stats().in_use == 0
 
     everything()
-    gc.collect()  # what earlier tests left must not go in between
-    gpumem.Device("host").synchronize()
-    release_retired()
+    bring_to_rest()  # what earlier tests left must not go in between
     before = host.live()
     host.fail(function, 1, 999)
     with pytest.raises(gpumem.errors.DriverError):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 
 import pytest
+from helpers.given_out import bring_to_rest
 
 import gpumem
 from gpumem._testing import host_device, timelines
@@ -43,17 +43,9 @@ def windows():
 @pytest.fixture
 def faults(host):
     """Faults of driver calls; none is left over, nor does an earlier test's end take one."""
-    end_earlier_tests()
+    bring_to_rest()
     yield host
     host.clear_faults()
-
-
-def end_earlier_tests() -> None:
-    """Give back what earlier tests dropped: in cycles, or put off while a stream used it."""
-    gc.collect()
-    device = gpumem.Device("host")
-    device.synchronize()
-    device.free_bytes  # noqa: B018
 
 
 def open_files() -> int:
@@ -63,7 +55,7 @@ def open_files() -> int:
 @pytest.fixture
 def same_files():
     """Nothing is opened that is not closed again, nor mapped, registered or imported."""
-    end_earlier_tests()
+    bring_to_rest()
     files, live, maps = open_files(), host_device.live(), timeline_maps()
     yield
     gpumem.Device("host").free_bytes  # noqa: B018
