@@ -1,54 +1,92 @@
 """How fast an arena sleeps and wakes, beside the bare driver calls and torch_memory_saver.
 
-    python -m bench.sleep [--device cuda:0] [--gib 32] [--dead 0.3] [--repeats 5] [--json]
+    python -m bench.sleep [--device cuda:0] [--gib 32] [--dead 0.3] [--repeats 5] [--limit 60]
+                          [--only STEP ...] [--json]
+
+Each step is a process of its own that may take `--limit` seconds, starting it included. A line is
+printed when a step ends; of one that was ended by the limit it has what was measured until then.
 
 Sizes are of live blocks; `--dead` of them as much again is freed and cached. "first" makes pinned
-memory, "again" copies into what was kept, "drop" copies nothing. torch_memory_saver is measured on
-a GPU, where it is installed, in a process of its own, since both replace PyTorch's allocator. The
-machine's memory is touched beforehand. Figures are medians, of "first" those of new arenas.
+memory, "again" copies into what was kept, "drop" copies nothing. "bare" are the driver's own calls
+for as many handles of 32 MiB: unmap and release, then create, map and set access. "peer" sleeps on
+the next GPU. torch_memory_saver is measured on a GPU, where it is installed. The machine's memory
+is touched beforehand: what it never had costs its host too. Figures are medians, of "first" the
+only one.
 
 Two tenants whose peaks are out of phase share a limit of `--gib`: each has its blocks awake in
-turn. The last line tells the largest peaks that fit, and those of two arenas with half of it each.
+turn, and drops its bytes, since only addresses count. The last line tells the largest peaks that
+fit, and those of two arenas with half of it each.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import mmap
+import os
+import selectors
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import numpy as np
 
 import gpumem
 from bench import markdown
+from bench.virtual import Bare
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 BLOCKS = 64  # live blocks
-PATIENCE = 120  # seconds, for torch_memory_saver's process
+HANDLE = 32 * MIB
 TENANT = 8  # blocks of a tenant
 STEP = TENANT << 21  # bytes, to which the largest peak is searched for
-PEER = """
+PART = 256 * MIB  # touched by a thread at a time
+TOUCHED = 1.25  # of the live bytes, so that what else the machine needs is there too
+STEPS = ("touch", "keep", "saver", "keep-dead", "saver-dead", "drop", "bare", "peer", "tenants")
+SORTS = ("first", "again", "wake")
+Figures = Iterator[tuple[str, float]]  # what was measured, and its seconds
+SAVER = """
 import json, sys, time, torch
 from torch_memory_saver import torch_memory_saver as saver
 saver.hook_mode = "torch"
-nbytes, blocks, repeats = map(int, sys.argv[1:])
+nbytes, dead, blocks, repeats = map(int, sys.argv[1:])
+def made(nbytes):
+    return [torch.ones(nbytes // blocks, dtype=torch.uint8, device="cuda") for _ in range(blocks)]
 with saver.region(tag="bench", enable_cpu_backup=True):
-    held = [torch.ones(nbytes // blocks, dtype=torch.uint8, device="cuda") for _ in range(blocks)]
-def timed(call):
+    held = made(nbytes)
+    cached = made(dead)
+del cached
+def timed(name, call):
     torch.cuda.synchronize()
     begin = time.perf_counter()
     call("bench")
     torch.cuda.synchronize()
-    return time.perf_counter() - begin
-print(json.dumps([(timed(saver.pause), timed(saver.resume)) for _ in range(repeats)]))
+    print(json.dumps((name, time.perf_counter() - begin)), flush=True)
+for turn in range(repeats + 1):
+    timed("again" if turn else "first", saver.pause)
+    timed("wake", saver.resume)
 """
+
+
+# ---- what is measured ----------------------------------------------------------------------------
+
+
+def touch(nbytes: int) -> Figures:
+    """Let the machine have so much memory, in huge pages and by several threads."""
+    begin = time.perf_counter()
+    with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        word = ctypes.c_char.from_buffer(pages)
+        address = ctypes.addressof(word)
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+            for offset in range(0, nbytes, PART):
+                threads.submit(ctypes.memset, address + offset, 1, min(PART, nbytes - offset))
+        del word  # it holds the mapping
+    yield "first", time.perf_counter() - begin
 
 
 def seconds(call: Callable[..., object], *arguments: Any) -> float:
@@ -57,80 +95,42 @@ def seconds(call: Callable[..., object], *arguments: Any) -> float:
     return time.perf_counter() - begin
 
 
-def touch(nbytes: int) -> None:
-    """Let the machine have so much memory: what it never had costs its host too."""
-    with mmap.mmap(-1, nbytes) as pages:
-        bytes_of_pages = np.frombuffer(pages, np.uint8)
-        bytes_of_pages[:: mmap.PAGESIZE] = 1
-        del bytes_of_pages  # it holds the mapping
-
-
-def cycles(device: str, nbytes: int, dead: float, repeats: int, mode: str) -> dict[str, float]:
-    """Return the seconds of the first sleep, of later ones and of waking."""
-    print(f"measuring {mode}, {dead:.0%} dead", file=sys.stderr)
+def cycles(
+    device: str, nbytes: int, dead: float, repeats: int, mode: str, to: str = "host"
+) -> Figures:
+    """Sleep and wake: a new arena for the first time, then again and again."""
     arena = gpumem.Arena(device, {"sleep_keep_bytes": 2 * nbytes})
     with arena.tag("bench", asleep=mode):
         live = [arena.allocate(nbytes // BLOCKS) for _ in range(BLOCKS)]
         cached = [arena.allocate(int(nbytes * dead) // BLOCKS) for _ in range(BLOCKS) if dead]
     del cached
     gpumem.Device(device).synchronize()
-    slept, woke = [], []
-    for _ in range(repeats + 1):
-        slept.append(seconds(arena.sleep))
-        woke.append(seconds(arena.wake))
+    for turn in range(repeats + 1):
+        yield ("again" if turn else "first"), seconds(lambda: arena.sleep(to=to))
+        yield "wake", seconds(arena.wake)
     del live
     arena.close()
-    return {
-        "first": slept[0],
-        "again": statistics.median(slept[1:]),
-        "wake": statistics.median(woke[1:]),
-    }
 
 
-def peer(nbytes: int, repeats: int) -> dict[str, float] | None:
-    """Return the same of torch_memory_saver; None: it is not installed, or does not work here."""
-    if importlib.util.find_spec("torch_memory_saver") is None:
-        return None
-    command = [sys.executable, "-c", PEER, str(nbytes), str(BLOCKS), str(repeats + 1)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        print(f"torch_memory_saver is left out: {error}", file=sys.stderr)
-        return None
-    slept, woke = zip(*json.loads(done.stdout.splitlines()[-1]), strict=True)
-    return {
-        "first": slept[0],
-        "again": statistics.median(slept[1:]),
-        "wake": statistics.median(woke[1:]),
-    }
+def bare(device: str, nbytes: int, repeats: int) -> Figures:
+    """Call the driver for as many handles, without an arena."""
+    calls = Bare(device, nbytes)
+    for turn in range(repeats + 1):
+        wake, sleep = calls.seconds(nbytes, HANDLE)
+        yield ("again" if turn else "first"), sleep
+        yield "wake", wake
 
 
-def measure(device: str, nbytes: int, dead: float, repeats: int) -> dict[str, Any]:
-    """Return GB/s of live bytes for each sort of sleep."""
-    touch(2 * nbytes)
-    found = {
-        "keep": cycles(device, nbytes, 0, repeats, "keep"),
-        f"keep, {dead:.0%} dead": cycles(device, nbytes, dead, repeats, "keep"),
-        "drop": cycles(device, nbytes, 0, repeats, "drop"),
-    }
-    if device.startswith("cuda") and (other := peer(nbytes, repeats)):
-        found["torch_memory_saver"] = other
-    return {
-        name: {step: nbytes / spent / 1e9 for step, spent in steps.items()}
-        for name, steps in found.items()
-    }
-
-
-def shared_fits(device: str, limit: int, peak: int) -> bool:
-    """Whether two tenants with such peaks fit under one limit, one of them awake at a time."""
+def fits(device: str, limit: int, peak: int, tenants: int) -> bool:
+    """Whether so many tenants with such peaks fit under one limit, one of them awake at a time."""
     held: dict[str, list[gpumem.Buffer]] = {}
     with gpumem.Arena(device, max_mem=limit) as arena:
         try:
-            for name in ("one", "other") * 2:
+            for name in [f"tenant {number}" for number in range(tenants)] * 2:
                 if name in held:
                     arena.wake(name)
                 else:
-                    with arena.tag(name):
+                    with arena.tag(name, asleep="drop"):
                         held[name] = [arena.allocate(peak // TENANT) for _ in range(TENANT)]
                 arena.sleep(name)
         except gpumem.OutOfMemoryError:
@@ -140,28 +140,118 @@ def shared_fits(device: str, limit: int, peak: int) -> bool:
     return True
 
 
-def halves_fit(device: str, limit: int, peak: int) -> bool:
-    """Whether each fits in an arena with half of the limit."""
-    with gpumem.Arena(device, max_mem=limit // 2) as arena:
-        try:
-            held = [arena.allocate(peak // TENANT) for _ in range(TENANT)]
-        except gpumem.OutOfMemoryError:
-            return False
-        del held
-    return True
-
-
 def tenants(device: str, limit: int) -> dict[str, int]:
     """Return the largest sum of two tenants' peaks that fits, under each regime."""
 
-    def largest(fits: Callable[[str, int, int], bool]) -> int:
-        low, high, step = 0, limit + STEP, STEP  # `low` fits, `high` does not
-        while high - low > step:
-            middle = (low + high) // 2 // step * step
-            low, high = (middle, high) if fits(device, limit, middle) else (low, middle)
+    def largest(limit: int, tenants: int) -> int:
+        low, high = 0, limit + STEP  # `low` fits, `high` does not
+        while high - low > STEP:
+            middle = (low + high) // 2 // STEP * STEP
+            low, high = (middle, high) if fits(device, limit, middle, tenants) else (low, middle)
         return 2 * low
 
-    return {"one limit": largest(shared_fits), "two halves": largest(halves_fit)}
+    return {"one limit": largest(limit, 2), "two halves": largest(limit // 2, 1)}
+
+
+def measured(step: str, device: str, nbytes: int, dead: float, repeats: int) -> Figures:
+    """Measure one step in this process."""
+    index = gpumem.Device(device).index
+    steps: dict[str, Callable[[], Figures]] = {
+        "touch": lambda: touch(int(TOUCHED * nbytes)),
+        "keep": lambda: cycles(device, nbytes, 0, repeats, "keep"),
+        "keep-dead": lambda: cycles(device, nbytes, dead, repeats, "keep"),
+        "drop": lambda: cycles(device, nbytes, 0, repeats, "drop"),
+        "bare": lambda: bare(device, nbytes, repeats),
+        "peer": lambda: cycles(device, nbytes, 0, repeats, "keep", f"cuda:{index + 1}"),
+        "tenants": lambda: iter(tenants(device, nbytes).items()),
+    }
+    return steps[step]()
+
+
+# ---- steps as processes --------------------------------------------------------------------------
+
+
+def absent(step: str, device: str) -> str | None:
+    """Return why a step cannot be measured here; None: it can."""
+    index = gpumem.Device(device).index
+    if step.startswith("saver"):
+        if not device.startswith("cuda"):
+            return "needs a GPU"
+        if importlib.util.find_spec("torch_memory_saver") is None:
+            return "torch_memory_saver is not installed"
+    if step == "peer" and not device.startswith("cuda"):
+        return "needs two GPUs"
+    if step == "peer" and gpumem.Device(f"cuda:{index + 1}") not in gpumem.devices():
+        return "needs another GPU"
+    return None
+
+
+def command(step: str, given: argparse.Namespace, nbytes: int) -> list[str]:
+    """Return what the process of a step runs."""
+    if step.startswith("saver"):
+        dead = int(nbytes * given.dead) if step == "saver-dead" else 0
+        sizes = map(str, (nbytes, dead, BLOCKS, given.repeats))
+        return [sys.executable, "-c", SAVER, *sizes]
+    settings = {"device": given.device, "nbytes": nbytes, "dead": given.dead}
+    return [
+        sys.executable,
+        "-c",
+        "import json, sys\n"
+        "from bench.sleep import measured\n"
+        "for figure in measured(sys.argv[1], **json.loads(sys.argv[2])):\n"
+        "    print(json.dumps(figure), flush=True)",
+        step,
+        json.dumps(settings | {"repeats": given.repeats}),
+    ]
+
+
+def run(arguments: list[str], limit: float) -> tuple[list[tuple[str, float]], str]:
+    """Return what the process of a step has measured within the limit, and how it ended."""
+    until = time.monotonic() + limit
+    read, ended = b"", ""
+    with (
+        subprocess.Popen(arguments, stdout=subprocess.PIPE) as process,
+        selectors.DefaultSelector() as selector,
+    ):
+        assert process.stdout is not None
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not ended:
+            if not selector.select(max(until - time.monotonic(), 0)):
+                process.kill()
+                ended = f"ended after {limit:g} s"
+            elif piece := os.read(process.stdout.fileno(), 1 << 16):
+                read += piece
+            else:
+                ended = "done" if process.wait() == 0 else f"failed with {process.returncode}"
+    # Of a line that the limit cut nothing is used.
+    return [tuple(json.loads(line)) for line in read.split(b"\n")[:-1]], ended
+
+
+def medians(figures: list[tuple[str, float]]) -> dict[str, float]:
+    """Return the seconds of each sort; the first wake is not measured in a state of its own."""
+    found: dict[str, list[float]] = {}
+    for sort, spent in figures:
+        found.setdefault(sort, []).append(spent)
+    found["wake"] = found.get("wake", [])[1:] or found.get("wake", [])
+    return {sort: statistics.median(spent) for sort, spent in found.items() if spent}
+
+
+def ratios(rates: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return what the rows say beside each other, as far as they were measured."""
+    pairs = {
+        "first sleep / torch_memory_saver": ("keep", "saver", "first"),
+        "sleep again / torch_memory_saver": ("keep", "saver", "again"),
+        "wake / torch_memory_saver": ("keep", "saver", "wake"),
+        "sleep again, dead / torch_memory_saver": ("keep-dead", "saver-dead", "again"),
+        "wake, dead / torch_memory_saver": ("keep-dead", "saver-dead", "wake"),
+        "time of drop / bare": ("bare", "drop", "again"),
+        "time of wake after drop / bare": ("bare", "drop", "wake"),
+    }
+    return {
+        name: rates[one][sort] / rates[other][sort]
+        for name, (one, other, sort) in pairs.items()
+        if sort in rates.get(one, {}) and sort in rates.get(other, {})
+    }
 
 
 def main() -> None:
@@ -170,23 +260,45 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=None, help="32, on the host 0.5")
     parser.add_argument("--dead", type=float, default=0.3)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=60, help="seconds for each step")
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS, metavar="STEP")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    device = given.device or ("cuda:0" if gpumem.driver_status().available else "host")
-    gib = given.gib or (32 if device.startswith("cuda") else 0.5)
-    found = measure(device, int(gib * GIB), given.dead, given.repeats)
-    sums = tenants(device, int(gib * GIB))
-    rows = [[name, *(f"{rate:.1f}" for rate in steps.values())] for name, steps in found.items()]
-    heads = ("GB/s", "first sleep", "sleep again", "wake")
+    given.device = given.device or ("cuda:0" if gpumem.driver_status().available else "host")
+    gib = given.gib or (32 if given.device.startswith("cuda") else 0.5)
+    nbytes = int(gib * GIB)
+    rates: dict[str, dict[str, float]] = {}
+    sums: dict[str, float] = {}
+    for step in given.only:
+        reason = absent(step, given.device)
+        begin = time.monotonic()
+        figures, ended = ([], reason) if reason else run(command(step, given, nbytes), given.limit)
+        if step == "tenants":
+            sums = dict(figures)
+            line = f"{ {name: int(each) >> 20 for name, each in sums.items()} } MiB"
+        else:
+            size = TOUCHED * nbytes if step == "touch" else nbytes
+            rates[step] = {sort: size / each / 1e9 for sort, each in medians(figures).items()}
+            line = ", ".join(f"{sort} {rate:.1f} GB/s" for sort, rate in rates[step].items())
+        spent = time.monotonic() - begin
+        print(f"{step}: {line or 'nothing'} ({ended}, {spent:.1f} s)", file=sys.stderr, flush=True)
     if given.json:
-        print(json.dumps({"rates": found, "tenants": sums}))
+        print(json.dumps({"rates": rates, "ratios": ratios(rates), "tenants": sums}))
         return
-    print(markdown.table(heads, rows))
-    ratio = sums["one limit"] / sums["two halves"]
-    print(
-        f"\nTwo tenants out of phase under {gib:g} GiB: {sums['one limit'] / GIB:.3f} GiB in all, "
-        f"in two halves {sums['two halves'] / GIB:.3f}; {ratio:.2f} times as much"
-    )
+    rows = [
+        [step, *(f"{found[sort]:.1f}" if sort in found else "" for sort in SORTS)]
+        for step, found in rates.items()
+    ]
+    print(markdown.table(("GB/s", "first sleep", "sleep again", "wake"), rows))
+    for name, ratio in ratios(rates).items():
+        print(f"\n{name}: {ratio:.2f}", end="")
+    print()
+    if len(sums) == 2:
+        print(
+            f"\nTwo tenants out of phase under {gib:g} GiB: {sums['one limit'] / GIB:.3f} GiB in "
+            f"all, in two halves {sums['two halves'] / GIB:.3f}; "
+            f"{sums['one limit'] / sums['two halves']:.2f} times as much"
+        )
 
 
 if __name__ == "__main__":

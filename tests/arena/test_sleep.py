@@ -84,6 +84,20 @@ def test_sleep_releases_every_handle_of_much_memory(make_arena, host):
         block.close()
 
 
+def test_sleep_unmaps_neighbouring_pages_of_a_group_in_one_call(make_arena, host):
+    arena = make_arena()
+    with arena.tag("weights", asleep="drop"):
+        blocks = [arena.allocate(64 * MIB) for _ in range(8)]
+    unmaps, releases = host.call_count("cuMemUnmap"), host.call_count("cuMemRelease")
+    arena.sleep()
+    # 256 handles of 2 MiB, in four groups of 128 MiB.
+    assert host.call_count("cuMemRelease") - releases == 256
+    assert host.call_count("cuMemUnmap") - unmaps == 4
+    arena.wake()
+    for block in blocks:
+        block.close()
+
+
 def test_persistent_blocks_sleep_too(make_arena, host):
     arena = make_arena()
     used = host.used(0)

@@ -198,29 +198,39 @@ cdef CUresult group_give_back(Sleeper* sleeper, Copies* copies, const char** cal
     if code != CUDA_SUCCESS:
         return code
     sleeper.copied = copies.copied[at]
-    while copies.given_back < copies.ends[at]:
-        code = page_give_back(sleeper, &sleeper.pages[copies.given_back], call)
-        if code != CUDA_SUCCESS:
-            return code
-        copies.given_back += 1
-    copies.done += 1
+    while copies.given_back < copies.ends[at] and code == CUDA_SUCCESS:
+        code = run_give_back(sleeper, &copies.given_back, copies.ends[at], call)
+    copies.done += code == CUDA_SUCCESS
     return code
 
 
-cdef CUresult page_give_back(Sleeper* sleeper, const SleepPage* page,
-                             const char** call) noexcept nogil:
-    # A page that was left with memory by an earlier refusal, or has none already.
+cdef CUresult run_give_back(Sleeper* sleeper, uint32_t* next_page, uint32_t end,
+                            const char** call) noexcept nogil:
+    # Pages side by side are unmapped in one call: a refusal leaves all of them mapped. One without
+    # memory lost it to an earlier call.
+    cdef uint32_t first = next_page[0]
+    cdef uint32_t last = first
+    cdef uint32_t i
+    cdef uint64_t begin = sleeper.pages[first].address
+    cdef uint64_t stop = begin
     cdef CUresult code
-    if page.memory[0] == 0:
+    while (last < end and sleeper.pages[last].address == stop
+           and sleeper.pages[last].memory[0] != 0):
+        stop = end_of_page(&sleeper.pages[last])
+        last += 1
+    if last == first:
+        next_page[0] += 1
         return CUDA_SUCCESS
     code = note(sleeper, call, "cuMemUnmap",
-                sleeper.context.table.cuMemUnmap(page.address, page.nbytes))
+                sleeper.context.table.cuMemUnmap(begin, stop - begin))
     if code != CUDA_SUCCESS:
         return code
-    sum_add(sleeper.calls, 1)
-    if sleeper.context.table.cuMemRelease(page.memory[0]) != CUDA_SUCCESS:
-        sleeper.orphan(sleeper.owner, page.memory[0])
-    page.memory[0] = 0
+    for i in range(first, last):
+        sum_add(sleeper.calls, 1)
+        if sleeper.context.table.cuMemRelease(sleeper.pages[i].memory[0]) != CUDA_SUCCESS:
+            sleeper.orphan(sleeper.owner, sleeper.pages[i].memory[0])
+        sleeper.pages[i].memory[0] = 0
+    next_page[0] = last
     return CUDA_SUCCESS
 
 
@@ -244,7 +254,7 @@ cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil:
     # be nowhere else.
     for i in range(sleeper.page_count):
         if code != CUDA_SUCCESS and sleeper.pages[i].made:
-            page_take_back(sleeper, &sleeper.pages[i])
+            page_take_back(sleeper, i)
     context_leave(sleeper.context)
     return code
 
@@ -253,7 +263,7 @@ cdef void sleeper_give_back(Sleeper* sleeper) noexcept nogil:
     cdef uint32_t i
     if context_enter(sleeper.context) == CUDA_SUCCESS:
         for i in range(sleeper.page_count):
-            page_take_back(sleeper, &sleeper.pages[i])
+            page_take_back(sleeper, i)
         context_leave(sleeper.context)
 
 
@@ -313,11 +323,12 @@ cdef CUresult page_make(Sleeper* sleeper, SleepPage* page, const char** call) no
     return code
 
 
-cdef void page_take_back(Sleeper* sleeper, const SleepPage* page) noexcept nogil:
+cdef void page_take_back(Sleeper* sleeper, uint32_t page) noexcept nogil:
     # After a refusal; one that is refused too is tried once more, then the page keeps its memory.
     cdef const char* call = NULL
-    if page_give_back(sleeper, page, &call) != CUDA_SUCCESS:
-        page_give_back(sleeper, page, &call)
+    cdef uint32_t end = page + 1
+    if run_give_back(sleeper, &page, end, &call) != CUDA_SUCCESS:
+        run_give_back(sleeper, &page, end, &call)
 
 
 # ---- copies --------------------------------------------------------------------------------------
