@@ -16,7 +16,8 @@
  * A stream is a CUstream or cudaStream_t of the arena's device, or the handle of a gpumem.Stream of
  * the host device. NULL is the legacy default stream. Memory is ordered by streams: a block may be
  * used by work queued on its stream after `allocate` returned, and once freed is handed out again
- * for that stream at once, for others behind the work that was queued before the free.
+ * for that stream at once, for others behind the work that was queued before the free. Wait for a
+ * stream's work before you destroy it: its handle may name another stream afterwards.
  *
  * No function takes the interpreter lock, but `report`, and where an arena's budget refuses: its
  * pressure callbacks are Python. None throws. Pass no stream that captures a graph, unless Python made the
@@ -32,8 +33,8 @@
 extern "C" {
 #endif
 
-/* Of this header. A table of another major version is refused by gpumem_arena_of; a table of the
-   same one may be longer than this header knows: members are only added, at its end. */
+/* Of this header. Within a version members are only added, at the table's end: it may be longer than
+   this header knows. gpumem_arena_of refuses another version, and a table that lacks members. */
 #define GPUMEM_VERSION 1
 #define GPUMEM_CAPSULE "gpumem.arena"
 
@@ -74,11 +75,12 @@ typedef struct gpumem_calls {
                     void **address);
     /* Frees a block, of any arena: on the stream that it was allocated for, or on another one of
        its device, which must by then wait for all uses of the block. NULL is GPUMEM_OK. Never waits,
-       and never calls the driver for memory. If it fails the block stays allocated. */
+       and never calls the driver for memory; takes the interpreter lock while blocks of graph pools
+       live. If it fails the block stays allocated. */
     int (*deallocate)(gpumem_arena *arena, void *address);
     int (*deallocate_on)(gpumem_arena *arena, void *address, void *stream);
     /* Work on this stream uses the block too: once freed it is handed out again only behind what
-       is queued there at the time of the free. */
+       is queued there at the time of the free. NULL is GPUMEM_OK. */
     int (*record_stream)(gpumem_arena *arena, void *address, void *stream);
     /* Fills in as many members as the caller's struct has. GPUMEM_INVALID: `size` is below the
        first version's. */
@@ -90,11 +92,13 @@ typedef struct gpumem_calls {
     const char *(*text)(int status);
     /* Waits on the host for what is queued on the stream. Not on one that captures. */
     int (*synchronize)(gpumem_arena *arena, void *stream);
-    /* What the status that `allocate` just returned was about: the arena's report, for people, which
-       the caller frees with free(); NULL: there is none. Takes the interpreter lock. */
+    /* What the status that `allocate` returned last was about: the arena's report, for people, which
+       the caller frees with free(); NULL: there is none, or another thread's call was refused with
+       another status since. Takes the interpreter lock. */
     char *(*report)(gpumem_arena *arena, size_t nbytes, void *stream, int status);
     /* References beside the capsule's. The arena stays usable as long as there is one; the last may
-       be dropped on any thread. A block does not need one: it can be freed after the last. */
+       be dropped on any thread, and ends `arena`. A block does not need one: it can be freed later,
+       through any other arena. */
     void (*retain)(gpumem_arena *arena);
     void (*release)(gpumem_arena *arena);
 } gpumem_calls;
@@ -111,13 +115,16 @@ struct gpumem_arena {
 
 #ifdef Py_PYTHON_H /* Python.h was included before */
 /* The arena in a capsule, valid as long as the capsule unless it is retained; NULL with a Python
-   exception set: it is another object, or gpumem is of another major version. */
+   exception set: it is another object, or gpumem's table is not of this header's version. */
 static inline gpumem_arena *gpumem_arena_of(PyObject *capsule) {
     gpumem_arena *arena = (gpumem_arena *)PyCapsule_GetPointer(capsule, GPUMEM_CAPSULE);
-    if (arena != NULL && arena->calls->version != GPUMEM_VERSION) {
+    if (arena == NULL) return NULL;
+    if (arena->calls->version != GPUMEM_VERSION || arena->calls->size < sizeof(gpumem_calls)) {
         PyErr_Format(PyExc_ImportError,
-                     "gpumem has version %u of its C functions; this was compiled for version %d",
-                     (unsigned)arena->calls->version, GPUMEM_VERSION);
+                     "gpumem has version %u of its C functions, in %u bytes; this was compiled for "
+                     "version %u, in %u bytes, or more",
+                     (unsigned)arena->calls->version, (unsigned)arena->calls->size,
+                     (unsigned)GPUMEM_VERSION, (unsigned)sizeof(gpumem_calls));
         return NULL;
     }
     return arena;

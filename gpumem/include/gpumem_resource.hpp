@@ -15,6 +15,7 @@
 
 #include <cuda/memory_resource>
 #include <cuda/stream_ref>
+#include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdlib>
@@ -36,16 +37,23 @@ class out_of_memory : public std::bad_alloc {
 };
 
 /* `OutOfMemory`: what is thrown if memory is out, made from a std::string. Other failures are
-   std::runtime_error, and std::invalid_argument for an alignment above 256. */
+   std::runtime_error, and std::invalid_argument for an alignment above 256 and for no arena.
+
+   A stream without a handle is the legacy default stream, and the calling thread's where
+   CUDA_API_PER_THREAD_DEFAULT_STREAM is defined, as in calls of the CUDA runtime. */
 template <class OutOfMemory = out_of_memory>
 class basic_resource {
   public:
     static constexpr std::size_t alignment = 256; /* of every block */
 
-    explicit basic_resource(gpumem_arena *arena) noexcept : arena_(arena) {
+    /* `arena`: what gpumem_arena_of returned. */
+    explicit basic_resource(gpumem_arena *arena) : arena_(arena) {
+        if (arena_ == nullptr) throw std::invalid_argument("gpumem: no arena was passed");
         arena_->calls->retain(arena_);
     }
-    basic_resource(basic_resource const &other) noexcept : basic_resource(other.arena_) {}
+    basic_resource(basic_resource const &other) noexcept : arena_(other.arena_) {
+        arena_->calls->retain(arena_);
+    }
     basic_resource &operator=(basic_resource const &other) noexcept {
         other.arena_->calls->retain(other.arena_);
         arena_->calls->release(std::exchange(arena_, other.arena_));
@@ -55,12 +63,13 @@ class basic_resource {
 
     /* A block for work on the stream; no bytes: nullptr. */
     void *allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t align = alignment) {
-        return allocate_for(stream.get(), bytes, align);
+        return allocate_for(handle_of(stream), bytes, align);
     }
-    /* The stream waits by now for all uses of the block. */
+    /* The stream waits by now for all uses of the block. If it cannot be named, because host memory
+       is out, the block stays allocated. */
     void deallocate(cuda::stream_ref stream, void *block, std::size_t,
                     std::size_t = alignment) noexcept {
-        arena_->calls->deallocate_on(arena_, block, stream.get());
+        arena_->calls->deallocate_on(arena_, block, handle_of(stream));
     }
 
     /* A block for any work from now on: the host waits for what its memory was used for. */
@@ -89,6 +98,13 @@ class basic_resource {
     friend constexpr void get_property(basic_resource const &, cuda::mr::device_accessible) noexcept {}
 
   private:
+    static void *handle_of(cuda::stream_ref stream) noexcept {
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+        if (stream.get() == nullptr) return cudaStreamPerThread;
+#endif
+        return stream.get();
+    }
+
     void *allocate_for(void *stream, std::size_t bytes, std::size_t align) {
         void *block = nullptr;
         int status = arena_->calls->allocate(arena_, bytes, align, stream, &block);

@@ -10,8 +10,8 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strdup
 
-from gpumem._buffer cimport Stream
-from gpumem._core cimport Arena
+from gpumem._buffer cimport Buffer, Stream
+from gpumem._core cimport Arena, arena_take_on
 from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
     arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
@@ -23,15 +23,14 @@ from gpumem._native.driver cimport (
     CUresult, CUstream, DeviceContext, stream_captures,
 )
 from gpumem._resource.arena cimport allocate_under_pressure, raise_status
-from gpumem._support.atomics cimport count_add, load64, published32
+from gpumem._support.atomics cimport count_add, load32, load64, published32, store32
 from gpumem._support.deferred cimport defer, Deferred
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._support.events import FRAMEWORKS
-from gpumem.errors import ConfigError, OutOfMemoryError
-from gpumem.integrations._blocks import Blocks
+from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
 
 
 cdef extern from "gpumem.h" nogil:
@@ -87,12 +86,14 @@ cdef struct Handed:
     gpumem_arena arena          # what C sees: the first member
     AllocatorHook* hook
     bint captures               # a stream may capture a graph: the driver is asked whether it does
-    int32_t captured            # live blocks of graph pools (atomic; rises before one is there)
-    int32_t refused             # ArenaStatus of the last allocation that failed, for reports
-    int32_t references          # the capsule's and those of `retain` (atomic)
+    uint32_t refused            # ArenaStatus of the last allocation that failed (atomic)
+    int32_t references          # the capsule's, those of `retain`, its captured blocks' (atomic)
     Deferred end
 
-cdef dict handed = {}           # address of a Handed -> its Arena, and Blocks of its graph pools
+cdef dict handed = {}           # address of a Handed -> its Arena
+# Of all arenas, since a block may be freed through any of them.
+cdef dict captured = {}         # address of a graph pool's block -> Buffer, address of its Handed
+cdef int32_t captured_blocks = 0    # entries of it (atomic): so that a free knows without Python
 cdef gpumem_calls calls
 cdef const char* texts[16]
 
@@ -115,32 +116,53 @@ cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* st
         return GPUMEM_OK
     if status == ARENA_OVER_BUDGET:
         status = allocate_under_pressure(hook, nbytes, <CUstream>stream, <uint64_t*>address)
-    (<Handed*>arena).refused = status
+    store32(&(<Handed*>arena).refused, status)
     return status_of(hook.arena, status)
 
 
 cdef int deallocate(gpumem_arena* arena, void* address) noexcept nogil:
-    if address == NULL or is_freed_captured(<Handed*>arena, <uint64_t>address, NULL):
+    cdef int status
+    if address == NULL:
         return GPUMEM_OK
+    if is_captured(OF_ITS_OWN, <uint64_t>address, NULL, &status):
+        return status
     return freed(hook_free(<uint64_t>address))
 
 
 cdef int deallocate_on(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
-    if address == NULL or is_freed_captured(<Handed*>arena, <uint64_t>address, <CUstream>stream):
+    cdef int status
+    if address == NULL:
         return GPUMEM_OK
+    if is_captured(ON_STREAM, <uint64_t>address, <CUstream>stream, &status):
+        return status
     return freed(hook_free_on(<uint64_t>address, <CUstream>stream))
+
+
+cdef int record_stream(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
+    cdef int status
+    if address == NULL:
+        return GPUMEM_OK
+    if is_captured(RECORD, <uint64_t>address, <CUstream>stream, &status):
+        return status
+    return status_of(NULL, hook_record(<uint64_t>address, <CUstream>stream))
 
 
 cdef inline int freed(int status) noexcept nogil:
     # At exit memory is left to the driver. In a fork's child a block that is not found may be its
     # parent's.
     if status == ARENA_OK or status == ARENA_DEAD or (
-            status == ARENA_STALE and process.generation != 0):
+            status == ARENA_STALE and (process.generation != 0 or process_is_exiting())):
         return GPUMEM_OK
     return status_of(NULL, status)
 
 
 # ---- captures: a graph pool's blocks are Buffers, by address -------------------------------------
+
+cdef enum CapturedCall:
+    OF_ITS_OWN                  # frees it on the stream that it was allocated for
+    ON_STREAM                   # frees it on the given one
+    RECORD                      # the given stream uses it too
+
 
 cdef bint is_capturing(AllocatorHook* hook, CUstream stream) noexcept nogil:
     cdef uint64_t capture
@@ -154,29 +176,54 @@ cdef bint is_capturing(AllocatorHook* hook, CUstream stream) noexcept nogil:
 
 cdef int allocate_captured(Handed* given, uint64_t nbytes, CUstream stream,
                            uint64_t* address) noexcept with gil:
-    arena, blocks = <tuple>handed[<uintptr_t>given]
-    count_add(&given.captured, 1)
+    cdef Buffer buffer
+    arena = handed[<uintptr_t>given]
+    store32(&given.refused, ARENA_OK)       # it has no report
     try:
-        address[0] = blocks.allocate(nbytes, stream_of(arena, stream))
-        return GPUMEM_OK
+        buffer = arena_take_on(arena, nbytes, stream_of(arena, stream))
     except OutOfMemoryError:
-        status = GPUMEM_OUT_OF_MEMORY
+        return GPUMEM_OUT_OF_MEMORY
     except Exception:
-        status = GPUMEM_CAPTURING
-    count_add(&given.captured, -1)
-    return status
+        return GPUMEM_CAPTURING
+    captured[buffer.address] = buffer, <uintptr_t>given
+    retain(&given.arena)
+    count_add(&captured_blocks, 1)
+    address[0] = buffer.address
+    return GPUMEM_OK
 
 
-cdef bint is_freed_captured(Handed* given, uint64_t address, CUstream stream) noexcept nogil:
-    return published32(<uint32_t*>&given.captured) != 0 and free_captured(given, address, stream)
+cdef inline bint is_captured(CapturedCall call, uint64_t address, CUstream stream,
+                             int* status) noexcept nogil:
+    # False: no such block begins there, and nothing is done.
+    return published32(<uint32_t*>&captured_blocks) != 0 and not process_is_exiting() and (
+        call_captured(call, address, stream, status))
 
 
-cdef bint free_captured(Handed* given, uint64_t address, CUstream stream) noexcept with gil:
-    arena, blocks = <tuple>handed[<uintptr_t>given]
-    if address not in blocks:
+cdef bint call_captured(CapturedCall call, uint64_t address, CUstream stream,
+                        int* status) noexcept with gil:
+    cdef Buffer buffer
+    cdef uintptr_t given
+    if address not in captured:
         return False
-    blocks.deallocate(address, 0, stream_of(arena, stream))
-    count_add(&given.captured, -1)
+    buffer, given = captured[address]
+    status[0] = GPUMEM_OK
+    try:
+        named = None if call == OF_ITS_OWN else stream_of(handed[given], stream)
+        if call == RECORD:
+            buffer.record_stream(named)
+            return True
+        # Before the free, after which the address may be handed out again at once.
+        del captured[address]
+        buffer.close(named)
+    except ClosedError:
+        pass        # in a fork's child, blocks are left to the driver
+    except Exception:
+        if call != RECORD:
+            captured[address] = buffer, given
+        status[0] = GPUMEM_DRIVER_ERROR
+        return True
+    count_add(&captured_blocks, -1)
+    release(<gpumem_arena*>given)
     return True
 
 
@@ -185,10 +232,6 @@ cdef object stream_of(Arena arena, CUstream stream):
 
 
 # ---- streams, figures and texts ------------------------------------------------------------------
-
-cdef int record_stream(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
-    return status_of(NULL, hook_record(<uint64_t>address, <CUstream>stream))
-
 
 cdef int stats(gpumem_arena* arena, gpumem_stats* wanted) noexcept nogil:
     cdef ArenaCore* core = (<Handed*>arena).hook.arena
@@ -265,19 +308,22 @@ cdef int synchronize(gpumem_arena* arena, void* stream) noexcept nogil:
 
 
 cdef char* report(gpumem_arena* arena, size_t nbytes, void* stream, int status) noexcept nogil:
-    if process_is_exiting() or status == GPUMEM_OK or status == GPUMEM_INVALID:
+    cdef Handed* given = <Handed*>arena
+    cdef int refused = load32(&given.refused)
+    # It may be about another call: an earlier one, another thread's, or one of `synchronize`.
+    if (process_is_exiting() or status == GPUMEM_OK or status == GPUMEM_CAPTURING
+            or status_of(given.hook.arena, refused) != status):
         return NULL
-    return explain(<Handed*>arena, nbytes, <CUstream>stream)
+    return explain(given, nbytes, <CUstream>stream, refused)
 
 
-cdef char* explain(Handed* given, size_t nbytes, CUstream stream) noexcept with gil:
-    cdef Arena arena = (<tuple>handed[<uintptr_t>given])[0]
+cdef char* explain(Handed* given, size_t nbytes, CUstream stream,
+                   int refused) noexcept with gil:
+    cdef Arena arena = handed[<uintptr_t>given]
     cdef uint32_t slot = 0
-    if given.refused == ARENA_OK or given.refused == ARENA_CAPTURING:
-        return NULL
     try:
         hook_slot(given.hook, stream, &slot)
-        raise_status(arena, nbytes, 0, slot, given.refused)
+        raise_status(arena, nbytes, 0, slot, refused)
     except Exception as error:
         encoded = str(error).encode()
         return strdup(encoded)
@@ -343,7 +389,7 @@ def capsule_of(Arena arena not None, framework, bint captures=False):
     given.references = 1
     given.captures = captures
     given.end.run = end
-    handed[<uintptr_t>given] = arena, Blocks(lambda: arena)
+    handed[<uintptr_t>given] = arena
     return PyCapsule_New(given, GPUMEM_CAPSULE, end_capsule)
 
 
@@ -354,7 +400,7 @@ def address_of(capsule):
 
 def arenas():
     """Return the arenas that C has now, the one handed out last at the end."""
-    return [arena for arena, _ in handed.values()]
+    return list(handed.values())
 
 
 calls.version = GPUMEM_VERSION

@@ -149,7 +149,9 @@ def allocator(resource: MemoryResource) -> Any:
     """
     if not isinstance(resource, MemoryResource):
         raise TypeError(f"{resource!r} is not a gpumem.MemoryResource")
-    return _over(Resources("RMM", resource), resource.memory.device.index)
+    resources = Resources("RMM", resource)
+    _rmm()
+    return _over(resources, resource.memory.device.index)
 
 
 def resource(

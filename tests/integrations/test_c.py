@@ -14,6 +14,7 @@ import pytest
 from helpers import child
 from helpers.c_arena import (
     CLOSED,
+    DRIVER_ERROR,
     INVALID,
     NOT_FOUND,
     OUT_OF_MEMORY,
@@ -92,7 +93,11 @@ def test_no_bytes_are_null_and_null_can_be_freed(c, arena):
     assert c.allocate(0) is None
     c.deallocate(None)
     c.deallocate_on(None)
-    assert arena.stats().num_allocs == 0
+    held = [c.allocate(256) for _ in range(200)]  # so that every part of the table has entries
+    c.record_stream(None, Stream("host"))
+    assert arena.stats().num_allocs == len(held)
+    for address in held:
+        c.deallocate(address)
 
 
 def test_alignment_is_a_power_of_two_up_to_256(c, arena):
@@ -202,6 +207,33 @@ def test_capturing_stream_is_served_by_a_graph_pool_if_c_captures(arena, stream)
     assert refusal(c.deallocate, again) == NOT_FOUND
 
 
+def test_captured_block_is_freed_on_its_own_stream_unless_another_is_named(arena, stream):
+    c = CArena(arena, captures=True)
+    with captured(HostDriver(), stream):
+        first = c.allocate(4096, stream)
+        c.deallocate(first)
+        again = c.allocate(4096, stream)
+        assert again == first
+        c.record_stream(again, stream)
+    c.deallocate(again)
+    assert arena.stats().in_use == 0
+
+
+def test_captured_block_can_be_freed_through_any_arena_after_its_own_has_no_reference(stream):
+    arena = Arena("host")
+    c, alive = CArena(arena, captures=True), weakref.ref(arena)
+    with captured(HostDriver(), stream):
+        address = c.allocate(4096, stream)
+    c = None
+    del arena
+    gc.collect()
+    assert alive() is not None  # the block has a reference
+    ctypes.memset(address, 7, 4096)
+    CArena(Arena("host")).deallocate(address)
+    gc.collect()
+    assert alive() is None
+
+
 # ---- statistics ----------------------------------------------------------------------------------
 
 
@@ -228,8 +260,10 @@ def test_report_says_why_memory_was_refused(c, arena):
     status = refusal(c.allocate, 8 << 20)
     assert "asked for 8388608 bytes" in c.report(8 << 20, status)
     assert c.report(100, INVALID) is None
+    assert c.report(100, DRIVER_ERROR) is None  # it would be about another call
     arena.close()
     assert "is closed" in c.report(100, refusal(c.allocate, 100))
+    assert c.report(8 << 20, OUT_OF_MEMORY) is None
 
 
 def test_synchronize_waits_for_the_streams_work(c, stream):

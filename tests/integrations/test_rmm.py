@@ -173,8 +173,12 @@ def test_invalid_arguments_are_named(mr, arena):
 
 def test_unsupported_rmm_is_named_with_the_reason(mr, monkeypatch):
     sys.modules["rmm"].__version__ = "24.12.00"
-    with pytest.raises(IntegrationError, match=r"RMM 24\.12\.00 was found"):
-        integration.enable()
+    calls = (integration.enable, lambda: integration.allocator(gpumem.Arena("host")))
+    for call in calls:
+        with pytest.raises(IntegrationError, match=r"RMM 24\.12\.00 was found"):
+            call()
     monkeypatch.setitem(sys.modules, "rmm", None)
-    with pytest.raises(MissingFrameworkError, match="rmm-cu13"):
-        integration.enable()
+    for call in calls:
+        _rmm_native._parts.cache_clear()
+        with pytest.raises(MissingFrameworkError, match="rmm-cu13"):
+            call()

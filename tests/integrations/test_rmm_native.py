@@ -1,10 +1,14 @@
 """An arena as a C++ resource of the installed RMM's, over the host device: it needs no GPU."""
 
+import ctypes
 import gc
+import shutil
+import subprocess
 import threading
 import weakref
 
 import pytest
+from helpers.c_arena import Calls, Face
 
 import gpumem
 from gpumem.errors import ClosedError
@@ -127,3 +131,86 @@ def test_threads_allocate_at_once(resource, arena):
         thread.join()
     assert arena.stats().in_use == 0
     arena.check_invariants()
+
+
+# ---- gpumem_resource.hpp by itself ---------------------------------------------------------------
+
+USER = """\
+#include <gpumem_resource.hpp>
+
+static_assert(cuda::mr::resource_with<gpumem::resource, cuda::mr::device_accessible>);
+
+extern "C" {
+/* A block of the default stream; 0: no arena was passed. */
+void *user_take(gpumem_arena *arena) {
+    try {
+        gpumem::resource resource{arena}, copy{resource};
+        if (!(resource == copy)) return nullptr;
+        return copy.allocate(cuda::stream_ref{cudaStream_t{}}, 4096);
+    } catch (std::invalid_argument const &) {
+        return nullptr;
+    }
+}
+void user_free(gpumem_arena *arena, void *block, void *stream) {
+    gpumem::resource{arena}.deallocate(cuda::stream_ref{static_cast<cudaStream_t>(stream)}, block,
+                                       4096);
+}
+}
+"""
+
+
+@pytest.fixture(params=["legacy", "per thread"])
+def user(request, tmp_path):
+    """A program in C++17 with that default stream, compiled without warnings."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not found")
+    built = tmp_path / "user.so"
+    places = [
+        # Only gpumem's own headers have to be without warnings.
+        part if part == f"-I{gpumem.get_include()}" else part.replace("-I", "-isystem", 1)
+        for part in _rmm_native._recipe().options
+        if part.startswith("-I")
+    ]
+    default = ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"] if request.param == "per thread" else []
+    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    done = subprocess.run(
+        ["g++", "-x", "c++", *options, *default, *places, "-", "-o", str(built)],
+        input=USER,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    library = ctypes.CDLL(str(built))
+    library.user_take.argtypes = [ctypes.c_void_p]
+    library.user_take.restype = ctypes.c_void_p
+    library.user_free.argtypes = [ctypes.c_void_p] * 3
+    library.handle = {"legacy": None, "per thread": 2}[request.param]
+    return library
+
+
+def test_default_stream_is_the_one_that_the_program_was_compiled_for(user):
+    streams = []
+
+    def allocate(arena, nbytes, alignment, stream, address):
+        streams.append(stream)
+        address[0] = 4096
+        return 0
+
+    def deallocate_on(arena, address, stream):
+        streams.append(stream)
+        return 0
+
+    calls = Calls()
+    for function in (allocate, deallocate_on):
+        setattr(calls, function.__name__, type(getattr(calls, function.__name__))(function))
+    calls.retain = type(calls.retain)(lambda arena: None)
+    calls.release = type(calls.release)(lambda arena: None)
+    arena = Face(ctypes.pointer(calls), None, 0)
+    block = user.user_take(ctypes.addressof(arena))
+    user.user_free(ctypes.addressof(arena), block, None)
+    assert streams == [user.handle, user.handle]
+
+
+def test_resource_without_an_arena_is_an_exception(user):
+    assert user.user_take(None) is None

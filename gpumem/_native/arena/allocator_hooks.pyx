@@ -571,11 +571,12 @@ cdef Entry* find(Shard* shard, uint64_t address) noexcept nogil:
     if shard.entries == NULL:
         return NULL
     i = bucket_of(shard, address)
-    while shard.entries[i].address != address:
-        if shard.entries[i].address == 0:
-            return NULL
+    # A free entry ends the search first: its address is that of NULL.
+    while shard.entries[i].address != 0:
+        if shard.entries[i].address == address:
+            return &shard.entries[i]
         i = (i + 1) & shard.mask
-    return &shard.entries[i]
+    return NULL
 
 
 cdef bint enter(const Entry* entry) noexcept nogil:
