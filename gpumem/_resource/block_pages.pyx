@@ -3,6 +3,7 @@
 A block that other libraries' hooks allocated lies among others in the pages of an arena. What is
 exported are these pages whole, so that a process which opens one block reaches its neighbours, too:
 for processes of one program, as with the driver's legacy IPC. The pages of a live block never move.
+A region of a graph pool is one physical handle, and is exported as one page.
 """
 
 from errno import EINVAL
@@ -10,7 +11,7 @@ from errno import EINVAL
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
-from gpumem._native.arena cimport arena_drop, arena_page_around, ArenaCore, hook_arena
+from gpumem._native.arena cimport arena_drop, arena_page_around, ArenaCore, hook_arena, hook_share
 from gpumem._native.driver cimport (
     Access, access_apply, access_init, check, context_enter, context_is_dead, context_leave,
     context_relax, context_restore, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_SUCCESS,
@@ -65,6 +66,21 @@ def pages_of(uint64_t address):
         arena_drop(arena)
 
 
+def keep_awake(uint64_t address):
+    """Count the block at an address as one that other processes have, until it is freed.
+
+    `Arena.sleep` then refuses, or leaves its tag awake: their views would stay, and what they write
+    would be lost.
+
+    Raises
+    ------
+    UnsupportedHandleTypeError
+        As `pages_of`.
+    """
+    if not hook_share(address):
+        raise no_block(address)
+
+
 def export_page(uint64_t address, uint64_t at):
     """Return a Handle of the page that lies at an address inside the block at `address`.
 
@@ -107,8 +123,8 @@ cdef object no_block(uint64_t address):
 
 cdef object not_pages(uint64_t address):
     return UnsupportedHandleTypeError(
-        f"the memory of the block at {address:#x} cannot be exported: expected a block in pages, "
-        "of an arena with backing = 'virtual' and outside of graph pools")
+        f"the memory of the block at {address:#x} cannot be exported: expected a block of an arena "
+        "with backing = 'virtual' that is awake, or of a graph pool beside one")
 
 
 @cython.final

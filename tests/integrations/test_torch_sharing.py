@@ -75,6 +75,65 @@ def test_shared_block_stays_in_place_while_pages_move_around_it():
     assert said == ["True", "True"]
 
 
+def test_shared_block_of_a_graph_pool_is_the_same_memory_in_another_process():
+    said = run(
+        """
+        stream = gpumem.Stream("host")
+        torch.begin_pool(7, stream.ptr)
+        torch.alloc(300, stream=stream.ptr)
+        address = torch.alloc(5 * MIB, stream=stream.ptr)
+        torch.end_pool(7)
+        ctypes.memset(address, 7, 5 * MIB)
+        print(found_elsewhere(*_sharing.share_block(address), 5 * MIB, 9))
+        print(*set(bytes(bytes_at(address, 5 * MIB))))
+        torch.release_pool(7)
+        """
+    )
+    assert said == ["7", "9"]
+
+
+def test_arena_does_not_sleep_until_shared_blocks_are_freed():
+    said = run(
+        """
+        stream = gpumem.Stream("host")
+        plain = torch.alloc(5000)
+        torch.begin_pool(7, stream.ptr)
+        pooled = torch.alloc(5000, stream=stream.ptr)
+        torch.end_pool(7)
+        for address in (plain, plain, pooled):
+            _sharing.share_block(address)
+        for address, shared in ((plain, 2), (pooled, 1)):
+            text = f"{shared} of its blocks were sent to other processes"
+            assert text in refusal(arena.sleep), refusal(arena.sleep)
+            assert arena.asleep == ()
+            torch.free(address)
+        arena.sleep()
+        print(*arena.asleep)
+        arena.wake()
+        """
+    )
+    assert said == ["default"]
+
+
+def test_tag_with_a_shared_block_stays_awake_if_sleep_is_told_so():
+    said = run(
+        """
+        with arena.tag("weights"):
+            address = torch.alloc(3 * MIB)
+        other = torch.alloc(3 * MIB)
+        text, offset = _sharing.share_block(address)
+        opened = _sharing.open_block(text)
+        arena.sleep(registered="stay")
+        print(*arena.asleep)
+        bytes_at(address, 8)[5] = 6
+        print(bytes_at(opened.address + offset, 8)[5])
+        assert "awake" in refusal(_sharing.share_block, other)
+        arena.wake()
+        """
+    )
+    assert said == ["default", "6"]
+
+
 def test_each_share_has_its_own_text():
     said = run(
         """

@@ -92,6 +92,9 @@ cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil
 # The arena of the block at the address, with a reference for the caller, and the bytes requested
 # for the block; NULL: no live block of a hook begins there.
 cdef ArenaCore* hook_arena(uint64_t address, uint64_t* nbytes) noexcept nogil
+# Other processes are given the block's memory: until its free its arena counts it among
+# `shared_blocks`. False: no live block of a hook begins there.
+cdef bint hook_share(uint64_t address) noexcept nogil
 # Up to `most` hooks of a framework, each with a reference for the caller; returns how many.
 cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) noexcept nogil
 # Copies address and framework (NULL: not asked) of up to `most` live blocks of an arena; returns

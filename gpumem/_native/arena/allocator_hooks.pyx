@@ -40,6 +40,7 @@ cdef struct Entry:
     ArenaCore* arena            # the hook's, or a tag's, then a reference
     Uses* uses                  # streams recorded for the block; NULL: none
     uint32_t slot               # of the stream it was allocated for
+    bint shared                 # another process was given its memory; its arena counts it
 
 cdef struct Shard:
     Lock lock
@@ -321,6 +322,7 @@ cdef inline int enter_block(Entry* entry, const Block* block) noexcept nogil:
     entry.handle = block.handle
     entry.size = block.size
     entry.uses = NULL
+    entry.shared = False
     if not enter(entry):
         # It could not be freed by its address.
         arena_free(entry.arena, block.handle, entry.slot)
@@ -442,6 +444,8 @@ cdef int free_entry(Entry* entry) noexcept nogil:
         else:
             status = arena_free(arena, entry.handle, entry.slot)
     count_free(entry)
+    if entry.shared:
+        count_add(&arena.shared_blocks, -1)
     if arena != entry.hook.arena:
         arena_drop(arena)
     hook_drop(entry.hook)
@@ -495,6 +499,18 @@ cdef ArenaCore* hook_arena(uint64_t address, uint64_t* nbytes) noexcept nogil:
         arena_retain(arena)
     lock_release(&shard.lock)
     return arena
+
+
+cdef bint hook_share(uint64_t address) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef Entry* entry
+    lock_acquire(&shard.lock)
+    entry = find(shard, address)
+    if entry != NULL and not entry.shared:
+        entry.shared = True
+        count_add(&entry.arena.shared_blocks, 1)
+    lock_release(&shard.lock)
+    return entry != NULL
 
 
 # Where a visit of an arena's live blocks stores its results.

@@ -17,6 +17,7 @@ from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult,
     CUuserObject,
 )
+from gpumem._native.pages cimport pages_are_exportable
 from gpumem._support.atomics cimport count_add
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -75,6 +76,7 @@ cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noex
     lock_acquire(&owner.grow_lock)
     if owner.settings.paged and pool.backing.source == NULL:
         numa_init(&pool.backing, pool.context, THE_DEVICE)
+        pool.backing.exportable = pages_are_exportable()
         pool.backing.access = &pool.access
         pool.access = owner.access
     pool_join(pool, owner, part_of)

@@ -26,7 +26,8 @@ from gpumem._native.arena.types cimport (
     SMALL_SPACE, SPACES, StreamSlot, table_for, ThreadCache,
 )
 from gpumem._native.backing cimport (
-    Backing, backing_release, backing_reserve, backing_set_access, mapped_add,
+    Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,
+    mapped_around,
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_add_region, bfc_allocate, bfc_allocate_at, bfc_allocate_from, bfc_allocate_persistent,
@@ -469,14 +470,26 @@ cdef CUresult set_access(ArenaCore* arena, const CUmemAccessDesc* place) noexcep
 
 
 cdef bint arena_page_around(ArenaCore* arena, uint64_t address, MappedPage* found) noexcept nogil:
-    cdef bint is_mapped = False
+    cdef bint is_mapped
     cdef int i
     lock_acquire(&arena.grow_lock)
+    is_mapped = region_around(&arena.backing, address, found)
     for i in range(SPACES):
         if not is_mapped:
             is_mapped = space_page_around(&arena.spaces[i], address, found)
     lock_release(&arena.grow_lock)
     return is_mapped
+
+
+cdef bint region_around(const Backing* backing, uint64_t address, MappedPage* found) noexcept nogil:
+    # A graph pool's region is one physical handle. It has no memory while it sleeps.
+    cdef const Mapped* region = mapped_around(backing, address) if backing.has_handles else NULL
+    if region == NULL or region.memory == 0:
+        return False
+    found.begin = region.address
+    found.nbytes = region.nbytes
+    found.memory = region.memory
+    return True
 
 
 # ---- A paged arena: grows, gives back, keeps persistent regions; see _native/pages/types.pxd -----

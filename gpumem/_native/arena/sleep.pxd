@@ -23,11 +23,13 @@ from gpumem._native.pages cimport StorePlace
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int arena_wake(ArenaCore* arena) noexcept nogil
 # Of an arena and its graph pools: the bytes that they hold from the driver, those that wait in
-# stores, and the room in a file that all of them need at most.
+# stores, the room in a file that all of them need at most, and how many blocks other processes
+# have.
 cdef struct SleepSums:
     uint64_t held
     uint64_t copied
     uint64_t room
+    uint64_t shared_blocks
 
 cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil
 # Frees the copy; no thread uses the arena any more.

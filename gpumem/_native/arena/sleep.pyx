@@ -1,6 +1,6 @@
 """Sleep and wake of one arena."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_reconcile, charge_parent, note_reserved,
@@ -27,7 +27,7 @@ from gpumem._native.pages cimport (
     sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPiece, space_drop_dormant,
     space_list_pages, span_list_bytes, span_list_pages, span_uses, StorePlace,
 )
-from gpumem._support.atomics cimport load64, store64
+from gpumem._support.atomics cimport load32, load64, store64
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -106,7 +106,7 @@ cdef inline uint64_t whole_pages(uint64_t nbytes) noexcept nogil:
 
 
 cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil:
-    cdef SleepSums sums = SleepSums(0, 0, 0)
+    cdef SleepSums sums = SleepSums(0, 0, 0, 0)
     cdef ArenaCore* pool = pool_next(arena, NULL)
     add_sums(arena, &sums)
     while pool != NULL:
@@ -119,6 +119,7 @@ cdef void add_sums(const ArenaCore* arena, SleepSums* sums) noexcept nogil:
     sums.held += arena_reserved_now(arena)
     sums.copied += load64(&arena.sleeper.nbytes)
     sums.room += whole_pages(arena_in_use(arena) + load64(&arena.span_used))
+    sums.shared_blocks += <int32_t>load32(<const uint32_t*>&arena.shared_blocks)
 
 
 # ---- one of them ---------------------------------------------------------------------------------

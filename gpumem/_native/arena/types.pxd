@@ -241,6 +241,7 @@ cdef struct ArenaCore:
     BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none
     uint64_t over_budget        # bytes that were refused last (atomic)
     Sleeper sleeper         # what sleeps, and where its bytes are; grow_lock
+    int32_t shared_blocks   # of library hooks: other processes were given their memory (atomic)
     ViewCount views         # of all its blocks, and of rows of its virtual tensors
     Access access           # who may touch its pages, and other mapped memory; grow_lock
     Backing backing

@@ -72,6 +72,7 @@ cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
                               uint64_t* address) noexcept nogil
 # Pages that are made from now on can be exported, in the whole process.
 cdef void pages_make_exportable() noexcept nogil
+cdef bint pages_are_exportable() noexcept nogil
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil
 # Sets one device's access to every view of a page that has memory; stops where the driver refuses.
 # With the grow lock.

@@ -377,6 +377,10 @@ cdef void pages_make_exportable() noexcept nogil:
     exportable = True
 
 
+cdef bint pages_are_exportable() noexcept nogil:
+    return exportable
+
+
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil:
     cdef CUmemAllocationProp prop
     cdef CUmemGenericAllocationHandle handle = 0

@@ -126,7 +126,8 @@ cdef class SleepingArena(ArenaBase):
             exist, and which `wake` removes. A text with a slash is a path.
         registered : {"refuse", "stay"}
             What a registration of a block does (see `Buffer.register`), other than of a block for
-            ``transport="ipc"``: it refuses this call, or its whole tag stays awake.
+            ``transport="ipc"``, and a tensor of PyTorch's that was sent to another process: it
+            refuses this call, or its whole tag stays awake.
 
         Returns
         -------
@@ -136,7 +137,8 @@ cdef class SleepingArena(ArenaBase):
         Raises
         ------
         InUseError
-            A registration of a block is held, under "refuse". Or, of memory that the CPU reads, a
+            A registration of a block is held, or another process was given the memory of a block
+            that is not freed, under "refuse". Or, of memory that the CPU reads, a
             view of a block is alive.
             Nothing is changed.
         ConfigError
@@ -175,9 +177,14 @@ cdef class SleepingArena(ArenaBase):
         for name, each in self._named(tags):
             parts = [each, *[pool for pool in self._children()
                              if (<ArenaBase>pool).core.sleeps_with == each.core]]
+            shared = sleep_sums(each.core).shared_blocks
             if each.core.closed != STATE_OPEN or self._mode(name) == "stay" or (
-                    registered == "stay" and any([(<ArenaBase>part).registered for part in parts])):
+                    registered == "stay"
+                    and (shared or any([(<ArenaBase>part).registered for part in parts]))):
                 continue
+            if shared:
+                raise InUseError(f"arena {each.name!r} cannot sleep: {shared} of its blocks were "
+                                 "sent to other processes, and are not freed")
             for part in parts:
                 require_untouched(part, name)
             sleepers.append((name, each))

@@ -3,7 +3,8 @@
 The text names a socket of the process that has the block, and the block's address. A thread there
 answers who connects with a descriptor of each page that the block lies in, and the other process
 maps them in a row. PyTorch itself counts the references across processes, and keeps the block until
-the last one is gone; so nothing is kept here, and each text is a mapping of its own.
+the last one is gone; so nothing is kept here, and each text is a mapping of its own. From the first
+text until its free the block keeps its tag awake (`Arena.sleep`).
 
 The socket is Linux's abstract one: no file is left behind, and it is reached within a network
 namespace, as of one container, whatever the processes' other namespaces and permissions are. Only
@@ -22,7 +23,13 @@ from errno import EBADF
 from itertools import count
 from typing import Any
 
-from gpumem._resource.block_pages import OpenedPages, export_page, make_exportable, pages_of
+from gpumem._resource.block_pages import (
+    OpenedPages,
+    export_page,
+    keep_awake,
+    make_exportable,
+    pages_of,
+)
 from gpumem._resource.handle import Handle
 from gpumem._support.forks import ForkLock
 from gpumem.device import Device, devices
@@ -116,6 +123,7 @@ def share_block(address: int) -> tuple[str, int]:
     """
     global _server
     _, _, before, _ = pages_of(address)
+    keep_awake(address)
     with _lock:
         if _server is None:
             _server = Server()
