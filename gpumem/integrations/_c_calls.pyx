@@ -16,7 +16,8 @@ from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
     arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
     arena_shrink, ARENA_STALE, ArenaCore, caches_flush, heap_counts, HeapCounts, hook_allocate,
-    hook_create, hook_drop, hook_free, hook_free_on, hook_record, hook_slot,
+    hook_counts, hook_create, hook_drop, hook_free, hook_free_on, hook_record, hook_slot,
+    HookCounts, HookSums, sums_of,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
@@ -396,6 +397,14 @@ def capsule_of(Arena arena not None, framework, bint captures=False):
 def address_of(capsule):
     """Return the ``gpumem_arena *`` of a capsule as an int, valid as long as the capsule."""
     return <uintptr_t>PyCapsule_GetPointer(capsule, GPUMEM_CAPSULE)
+
+
+def live_blocks(capsule):
+    """Return how many blocks are allocated that C took through this capsule's arena."""
+    cdef Handed* given = <Handed*>PyCapsule_GetPointer(capsule, GPUMEM_CAPSULE)
+    cdef HookCounts counts = hook_counts(given.hook)
+    cdef HookSums sums = sums_of(&counts)
+    return sums.allocs - sums.frees
 
 
 def arenas():

@@ -1,7 +1,7 @@
 """ONNX Runtime on gpumem's memory: inputs and outputs without a copy, and memory for a session.
 
-`bind` lets a session read and write tensors where they lie. `allocator` makes the memory of one
-session's CUDA provider, out of an arena that PyTorch and others use as well.
+`bind` lets a session read and write tensors where they lie. `allocator` makes the memory of
+sessions' CUDA providers, out of an arena that PyTorch and others use as well.
 
 Examples
 --------
@@ -23,13 +23,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpumem._buffer.resource import MemoryResource
+from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
 from gpumem._support.forks import ForkLock
 from gpumem.device import MemoryInfo, MemoryKind
-from gpumem.errors import ConfigError, IntegrationError
+from gpumem.errors import ConfigError, IntegrationError, InUseError
 from gpumem.integrations import _compiled
-from gpumem.integrations._c_calls import address_of, capsule_of
+from gpumem.integrations._c_calls import address_of, capsule_of, live_blocks
 from gpumem.integrations._resources import REACHABLE, Resources
 from gpumem.integrations._switch import Status
 from gpumem.integrations._versions import import_framework
@@ -40,6 +40,7 @@ __all__ = ["SessionMemory", "allocator", "bind", "status"]
 _OLDEST = "1.20"
 _INSTALL = "pip install onnxruntime-gpu"
 _device_type = "cuda"  # "host" in tests without a GPU
+_LEGACY_STREAM = 1
 
 # ONNX Runtime's names of element types, and NumPy's.
 _TYPES = {
@@ -192,34 +193,37 @@ def _place(tensor: _Tensor) -> tuple[str, int]:
 
 
 def allocator(resource: Arena) -> SessionMemory:
-    """Return the memory of one session's CUDA provider, out of an arena.
+    """Return the memory of sessions' CUDA providers, out of an arena that others use as well.
 
     Parameters
     ----------
     resource : Arena
-        Of a CUDA device. It is charged for what the session holds: one limit for ONNX Runtime and
-        every other library that uses it.
+        Of a CUDA device. Sessions and every other library that uses it have one limit.
 
     Returns
     -------
     SessionMemory
-        Its `provider_options` go to ``onnxruntime.InferenceSession``. Of one session only, and
-        closed after it.
+        Its `provider_options` go to ``onnxruntime.InferenceSession``, for any number of sessions.
+        Close it after the last of them.
 
     Raises
     ------
     MissingFrameworkError, IntegrationError
-        ONNX Runtime is not installed or too old, the C functions cannot be compiled, or there are
-        64 of them open.
-    TypeError, ConfigError
-        `resource` is not an Arena, or is not of a CUDA device.
+        ONNX Runtime is not installed or too old, its CUDA provider is the plugin, the C functions
+        cannot be compiled, or there are 64 of them open.
+    TypeError, ConfigError, ClosedError
+        `resource` is not an Arena, is not of a CUDA device, or is closed.
 
     Notes
     -----
-    ONNX Runtime names no stream in these calls, and computes on one stream of its own, which gpumem
-    cannot ask about. So a block that it frees is used again at once, but by the same session alone,
-    in the order of that stream. Other users of the arena get the memory when `SessionMemory.shrink`
-    gives it back, which waits for the device first.
+    ONNX Runtime names no stream in these calls. With them its CUDA provider computes and copies on
+    the legacy default stream, and refuses ``user_compute_stream``. So a block that it frees is used
+    again for the legacy default stream at once, PyTorch's default stream among its users, and for
+    other streams behind the work that was queued there before the free. It does not capture graphs
+    (``enable_cuda_graph``), since that stream cannot. The provider that is a plugin, of builds of
+    ONNX Runtime since 1.31, computes on a stream that gpumem does not know, and is refused.
+
+    A refused allocation is an exception of ONNX Runtime's, without gpumem's report.
 
     It was not run with a CUDA provider yet: tests call the functions as ONNX Runtime does.
     """
@@ -227,40 +231,35 @@ def allocator(resource: Arena) -> SessionMemory:
         raise TypeError(f"invalid resource = {resource!r}: expected a gpumem.Arena")
     kinds = (MemoryKind.HOST,) if _device_type == "host" else REACHABLE
     Resources("ONNX Runtime", resource, kinds=kinds, device_type=_device_type)
-    _ort()
+    if "cuda-plugin-ep=1" in getattr(_ort(), "get_build_info", str)():
+        raise IntegrationError(
+            "this ONNX Runtime's CUDA provider is a plugin, which computes on a stream that gpumem "
+            "does not know; the one in `pip install onnxruntime-gpu` does not"
+        )
     return SessionMemory(resource)
 
 
 def status() -> Status:
-    """Return which resources give sessions their memory now, one for each device."""
+    """Return which arenas sessions have now, of each device the one that was passed last."""
     held = {each.resource.memory.device.index: each.resource for each in list(_open.values())}
     return Status(bool(held), held)
 
 
 class SessionMemory:
-    """What a session's CUDA provider allocates from; made by `allocator`.
+    """What sessions' CUDA providers allocate from; made by `allocator`.
 
     Dropping it releases nothing, since ONNX Runtime keeps the addresses of its functions: `close`
-    it, once the session is gone.
+    it, once the sessions are gone.
 
     Attributes
     ----------
     resource : Arena
         The arena that was given.
-    arena : Arena
-        The session's own, whose regions are blocks of `resource`: `stats` tells what it holds.
     """
 
     def __init__(self, resource: Arena) -> None:
-        self.resource: MemoryResource = resource
-        # Small steps: what the session holds beyond its blocks is lost to the others.
-        self.arena = Arena(
-            resource.memory,
-            source=resource,
-            extend_strategy="same_as_requested",
-            name=f"{resource.name}, of an ONNX Runtime session",
-        )
-        self._capsule = capsule_of(self.arena, "onnxruntime")
+        self.resource = resource
+        self._capsule = capsule_of(resource, "onnxruntime")
         self._library = _functions()
         with _lock:
             free = sorted(set(range(_SLOTS)) - _open.keys())
@@ -278,26 +277,40 @@ class SessionMemory:
             "gpu_external_alloc": str(self._library.gpumem_ort_alloc(self._slot)),
             "gpu_external_free": str(self._library.gpumem_ort_free(self._slot)),
             "gpu_external_empty_cache": str(self._library.gpumem_ort_empty_cache(self._slot)),
+            "do_copy_in_default_stream": "1",
         }
 
-    def shrink(self) -> ShrinkReport:
-        """Give what no block of the session needs back to `resource`: between runs.
+    @property
+    def blocks(self) -> int:
+        """How many blocks the sessions have: weights, and between runs nothing else."""
+        return live_blocks(self._capsule)
 
-        Waits for the work that was queued on the device.
+    def shrink(self) -> ShrinkReport:
+        """Give the arena's memory that nobody needs back to the device: between runs.
+
+        Waits for the legacy default stream's work.
         """
-        return self.arena.shrink()
+        Stream.from_handle(self.resource.memory.device, _LEGACY_STREAM).synchronize()
+        return self.resource.shrink()
 
     def close(self) -> None:
-        """Give everything back. Idempotent.
+        """End what ONNX Runtime has the addresses of: allocations are refused. Idempotent.
 
         Raises
         ------
         InUseError
-            The session has blocks: delete it first.
+            A session has blocks: delete it first.
         """
-        self.arena.close()
         with _lock:
-            _open.pop(self._slot, None)
+            if _open.get(self._slot) is not self:
+                return
+            if self.blocks:
+                raise InUseError(
+                    f"the memory of ONNX Runtime's sessions cannot be closed: {self.blocks} blocks "
+                    f"of {self.resource.name!r} are in use; delete the sessions first"
+                )
+            self._library.gpumem_ort_set(self._slot, None)
+            del _open[self._slot]
 
     def __repr__(self) -> str:
         return f"<gpumem.integrations.onnxruntime.SessionMemory of {self.resource!r}>"
@@ -312,21 +325,30 @@ _SOURCE = """\
 #include <gpumem.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 namespace {
 constexpr int SLOTS = 64;
-gpumem_arena *arenas[SLOTS];
+std::atomic<gpumem_arena *> arenas[SLOTS]; /* nullptr: closed, and without a block */
 
+/* For the legacy default stream, on which the provider computes. */
 template <int N> void *allocate(std::size_t nbytes) {
-    void *block;
-    arenas[N]->calls->allocate(arenas[N], nbytes, 0, nullptr, &block);
+    gpumem_arena *arena = arenas[N];
+    void *block = nullptr;
+    if (arena) arena->calls->allocate(arena, nbytes, 0, nullptr, &block);
     return block; /* nullptr: ONNX Runtime reports that memory is out */
 }
-template <int N> void release(void *block) { arenas[N]->calls->deallocate(arenas[N], block); }
-template <int N> void empty_cache() { arenas[N]->calls->shrink(arenas[N], nullptr); }
+template <int N> void release(void *block) {
+    gpumem_arena *arena = arenas[N];
+    if (arena) arena->calls->deallocate(arena, block);
+}
+template <int N> void empty_cache() {
+    gpumem_arena *arena = arenas[N];
+    if (arena) arena->calls->shrink(arena, nullptr);
+}
 
 struct Functions {
     void *(*allocate)(std::size_t);

@@ -4,11 +4,17 @@ The CUDA provider calls the functions as these tests do; no GPU is needed.
 """
 
 import ctypes
+import gc
+import random
 import sys
+import threading
 import types
+import weakref
+from functools import partial
 
 import numpy as np
 import pytest
+from helpers.driver import HostDriver
 
 import gpumem
 import gpumem.integrations.onnxruntime as integration
@@ -16,6 +22,7 @@ from gpumem.errors import ConfigError, IntegrationError, InUseError, MissingFram
 
 MIB = 1 << 20
 SHAPE = (4, 3)
+LEGACY = gpumem.Stream.from_handle("host", 1)  # the legacy default stream
 
 
 # ---- bound tensors -------------------------------------------------------------------------------
@@ -137,58 +144,111 @@ class Provider:
         self.empty_cache = ctypes.CFUNCTYPE(None)(int(options["gpu_external_empty_cache"]))
 
 
-def test_session_memory_is_charged_to_the_arena_that_others_use(memory, arena):
+def test_blocks_are_the_arenas_for_the_legacy_default_stream(memory, arena):
     provider = Provider(memory.provider_options)
     assert memory.provider_options["device_id"] == "0"
+    assert memory.provider_options["do_copy_in_default_stream"] == "1"
     block = provider.alloc(3 * MIB)
     ctypes.memset(block, 7, 3 * MIB)
-    assert arena.stats().in_use >= 3 * MIB
-    assert memory.arena.stats().requested_in_use == 3 * MIB
+    assert (arena.stats().requested_in_use, memory.blocks) == (3 * MIB, 1)
     provider.free(block)
-    assert memory.arena.stats().in_use == 0
+    assert (arena.stats().in_use, memory.blocks) == (0, 0)
+    with arena.allocate(3 * MIB, LEGACY) as others:
+        assert others.ptr == block
 
 
-def test_freed_block_is_the_sessions_again_and_nobody_elses_until_shrink(memory, arena):
-    provider = Provider(memory.provider_options)
+def test_freed_block_goes_to_another_stream_behind_the_legacy_streams_work(memory, arena):
+    provider, side = Provider(memory.provider_options), gpumem.Stream("host")
     block = provider.alloc(3 * MIB)
-    provider.free(block)
-    with arena.allocate(3 * MIB) as other:
-        assert other.ptr != block
-    assert provider.alloc(3 * MIB) == block
-    provider.free(block)
-    held = arena.stats().in_use
-    assert memory.shrink().released_bytes == held
-    assert arena.stats().in_use == 0
+    with HostDriver().block(LEGACY):
+        provider.free(block)
+        assert provider.alloc(3 * MIB) == block
+        provider.free(block)
+        with arena.allocate(3 * MIB, side) as others:
+            assert others.ptr != block
+
+
+def test_onnx_runtime_and_others_in_turns_never_see_each_others_bytes(memory):
+    """Each block is filled and then copied out, by queued work alone, and freed at once."""
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng, driver, provider = random.Random(seed), HostDriver(), Provider(memory.provider_options)
+    sides = [gpumem.Stream("host") for _ in range(2)]
+    nbytes, count = 64 << 10, 300
+    seen = gpumem.zeros((count, nbytes), "uint8", memory="host/host_accessible")
+    gates, values = [], []
+    for number in range(count):
+        value, out = rng.randrange(256), seen.ptr + number * nbytes
+        if rng.random() < 0.1:  # queued work piles up behind it
+            gates.append(driver.block(rng.choice([LEGACY, *sides])))
+        if rng.random() < 0.5:
+            block = provider.alloc(nbytes)
+            stream, free = LEGACY, partial(provider.free, block)
+        else:
+            stream = rng.choice([LEGACY, *sides])
+            buffer = memory.resource.allocate(nbytes, stream)
+            block, free = buffer.ptr, buffer.close
+        driver.call("cuMemsetD8Async", block, value, nbytes, stream.ptr)
+        driver.call("cuMemcpyAsync", out, block, nbytes, stream.ptr)
+        values.append(value)
+        free()
+        if gates and rng.random() < 0.1:
+            gates.pop(0).open()
+    for gate in gates:
+        gate.open()
+    for stream in (LEGACY, *sides):
+        stream.synchronize()
+    assert np.array_equal(seen.numpy(), np.repeat(np.uint8(values)[:, None], nbytes, axis=1))
+
+
+def test_shrink_waits_for_the_legacy_stream_and_gives_back_all_but_weights(memory, arena):
+    provider = Provider(memory.provider_options)
+    weights = provider.alloc(4 * MIB)
+    gate = HostDriver().block(LEGACY)
+    for _ in range(2):  # of runs
+        provider.free(provider.alloc(24 * MIB))
+    opener = threading.Timer(0.01, gate.open)
+    opener.start()
+    assert memory.shrink().released_bytes
+    opener.join()
+    assert arena.stats().reserved <= 1.02 * 4 * MIB
+    provider.free(weights)
 
 
 def test_empty_cache_gives_memory_back_as_shrink_does(memory, arena):
     provider = Provider(memory.provider_options)
     provider.free(provider.alloc(3 * MIB))
+    assert arena.stats().reserved
+    LEGACY.synchronize()
     provider.empty_cache()
-    assert arena.stats().in_use == 0
+    assert arena.stats().reserved == 0
 
 
-def test_session_and_others_have_one_limit(memory, arena):
+def test_sessions_and_others_have_one_limit(memory, arena):
     provider = Provider(memory.provider_options)
     arena.set_limit(16 * MIB)
-    with arena.allocate(8 * MIB):
+    with arena.allocate(8 * MIB, LEGACY):
         assert provider.alloc(12 * MIB) is None
     block = provider.alloc(12 * MIB)
     assert block
     provider.free(block)
 
 
-def test_two_sessions_do_not_share_freed_blocks(memory, arena):
+def test_close_refuses_while_a_session_has_blocks_and_then_refuses_sessions(memory, arena):
     other = integration.allocator(arena)
-    first, second = Provider(memory.provider_options), Provider(other.provider_options)
-    block = first.alloc(MIB)
-    first.free(block)
-    taken = second.alloc(MIB)
-    assert taken != block
-    with pytest.raises(InUseError):
+    provider, alive = Provider(other.provider_options), weakref.ref(other)
+    block = provider.alloc(MIB)
+    with pytest.raises(InUseError, match=r"1 blocks of .* delete the sessions first"):
         other.close()
-    second.free(taken)
+    provider.free(block)
     other.close()
+    other.close()
+    del other
+    gc.collect()
+    assert alive() is None
+    assert provider.alloc(MIB) is None
+    provider.free(None)
+    provider.empty_cache()
 
 
 def test_status_names_the_arenas_of_open_sessions(memory, arena):
@@ -204,6 +264,9 @@ def test_what_cannot_be_a_sessions_memory_is_refused(ort, monkeypatch):
     with pytest.raises(ConfigError, match=r"ONNX Runtime needs .* memory of a cuda device"):
         integration.allocator(gpumem.Arena("host"))
     monkeypatch.setattr(integration, "_device_type", "host")
+    ort.get_build_info = lambda: "ORT Build Info: cuda-plugin-ep=1, cmake"
+    with pytest.raises(IntegrationError, match="is a plugin, which computes on a stream"):
+        integration.allocator(gpumem.Arena("host"))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingFrameworkError, match="pip install onnxruntime-gpu"):
         integration.allocator(gpumem.Arena("host"))
