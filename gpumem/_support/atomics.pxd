@@ -1,6 +1,6 @@
 """The operations of include/atomics.h, where the order that each one gives is said."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
@@ -9,11 +9,15 @@ cdef extern from "atomics.h" nogil:
     uint64_t sum_add(uint64_t* total, uint64_t by)
     bint peak_try(uint64_t* peak, uint64_t* seen, uint64_t value)
 
+    uint8_t load8(const uint8_t* word)
+    void store8(uint8_t* word, uint8_t value)
     uint32_t load32(const uint32_t* word)
     void store32(uint32_t* word, uint32_t value)
     uint64_t load64(const uint64_t* word)
     void store64(uint64_t* word, uint64_t value)
 
+    uint8_t published8(const uint8_t* word)
+    void publish8(uint8_t* word, uint8_t value)
     uint32_t published32(const uint32_t* word)
     void publish32(uint32_t* word, uint32_t value)
     uint64_t published64(const uint64_t* word)

@@ -8,7 +8,7 @@ from gpumem._native.arena.allocator_hooks cimport (
     HookLive, hooks_blocks, hooks_bytes, hooks_of, HookSums, sums_of,
 )
 from gpumem._native.arena.arena cimport (
-    arena_check, arena_close, arena_close_wait, arena_copy_chunks, arena_create, arena_debug,
+    arena_check, arena_close, arena_close_wait, arena_copy_blocks, arena_create, arena_debug,
     arena_lease, arena_leave, arena_move_lease, arena_prepare, arena_reset_peaks,
     arenas_release_retired, arena_set_limit, arena_shrink,
 )
@@ -33,7 +33,8 @@ from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, are
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
 from gpumem._native.arena.growth cimport arena_add_peer, arena_page_around, list_for_transport
 from gpumem._native.arena.metadata_copy cimport (
-    arena_add_figures, arena_copy, arena_copy_free, ArenaCopy, ArenaFigures, PageCopy, TableCopy,
+    arena_add_figures, arena_copy, arena_copy_free, ArenaCopy, ArenaFigures, BlockCopy, PageCopy,
+    TableCopy,
 )
 from gpumem._native.arena.planned cimport arena_place_fast, arena_place_slow, arena_places_init
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow

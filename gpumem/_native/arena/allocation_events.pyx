@@ -3,11 +3,13 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote, IN_SMALL, index_of, table_of
-from gpumem._native.bfc cimport BFC_OK, bfc_resolve, Chunk, MAX_CHUNKS, NIL, SLOT_RELEASED
+from gpumem._native.bfc cimport (
+    BFC_OK, bfc_resolve, Chunk, CHUNK_USED, MAX_CHUNKS, NIL, SLOT_RELEASED,
+)
 from gpumem._native.pages cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Plan, Space,
 )
-from gpumem._support.atomics cimport pointer_try, publish32, version_begin, version_of
+from gpumem._support.atomics cimport load8, pointer_try, publish32, version_begin, version_of
 from gpumem._support.events cimport (
     event_source_note, REC_ALLOC, REC_FREE, REC_MOVE, REC_RELEASE, REC_RESERVE, RecEvent, RecNoted,
 )
@@ -34,7 +36,9 @@ cdef void note_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noe
 cdef void note_chunk(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
                      bint may_wait) noexcept nogil:
     cdef const Chunk* chunk = &table_of(arena, handle).chunks[index_of(handle)]
-    note_event(arena, kind, chunk.address, chunk.requested, chunk.size, stream_slot, may_wait)
+    cdef bint used = load8(&chunk.state) == CHUNK_USED
+    note_event(arena, kind, chunk.address, chunk.requested if used else 0, chunk.size, stream_slot,
+               may_wait)
 
 
 cdef RecNoted note_event(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbytes,

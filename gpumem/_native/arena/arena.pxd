@@ -3,9 +3,9 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
+from gpumem._native.arena.metadata_copy cimport BlockCopy
 from gpumem._native.arena.types cimport ArenaCore, ArenaSettings
 from gpumem._native.backing cimport Backing
-from gpumem._native.bfc cimport Chunk
 from gpumem._support.lease cimport Lease
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil
@@ -38,7 +38,7 @@ cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil
 # Copies every chunk that names memory, region by region in address order; the caller frees it.
-cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil
+cdef BlockCopy* arena_copy_blocks(ArenaCore* arena, uint32_t* count) noexcept nogil
 
 cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
 # The block is freed on another stream than it was taken for.

@@ -17,7 +17,7 @@ from gpumem._native.arena.growth cimport (
     prepare_pages, release_all_idle, release_idle, release_one, release_retired, shrink_may_help,
     trim_pages,
 )
-from gpumem._native.arena.metadata_copy cimport chunk_copy
+from gpumem._native.arena.metadata_copy cimport BlockCopy, chunk_copy
 from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
@@ -34,7 +34,7 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
-    Bfc, bfc_free_all, bfc_init, BFC_OK, bfc_resolve, Chunk, CHUNK_HOLE, NIL, round_to_quantum,
+    Bfc, bfc_free_all, bfc_init, BFC_OK, bfc_resolve, CHUNK_HOLE, NIL, round_to_quantum,
     SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT, state_of,
 )
 from gpumem._native.budget cimport budget_drop
@@ -408,22 +408,23 @@ cdef int arena_check(ArenaCore* arena) noexcept nogil:
     return broken
 
 
-cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil:
-    cdef Chunk* copy
+cdef BlockCopy* arena_copy_blocks(ArenaCore* arena, uint32_t* count) noexcept nogil:
+    cdef BlockCopy* copy
     count[0] = 0
     caches_freeze(arena)
     lock_acquire(&arena.lock)
     # With the lock, under which the counts do not change: the copy is as large as the tables.
-    copy = <Chunk*>malloc((arena.table.count + arena.small.count + 1) * sizeof(Chunk))
+    copy = <BlockCopy*>malloc(
+        (<size_t>arena.table.count + arena.small.count + 1) * sizeof(BlockCopy))
     if copy != NULL:
-        copy_chunks(&arena.table, 0, copy, count)
-        copy_chunks(&arena.small, arena.table.region_count, copy, count)
+        copy_blocks(&arena.table, 0, copy, count)
+        copy_blocks(&arena.small, arena.table.region_count, copy, count)
     lock_release(&arena.lock)
     caches_thaw(arena)
     return copy
 
 
-cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
+cdef void copy_blocks(const Bfc* table, uint32_t first_region, BlockCopy* copy,
                       uint32_t* count) noexcept nogil:
     # Regions of the second table are numbered on from the first one's.
     cdef uint32_t region, index
@@ -433,8 +434,8 @@ cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
         index = table.regions[region].first
         while index != NIL:
             if state_of(table, index) != CHUNK_HOLE:
-                chunk_copy(&table.chunks[index], &copy[count[0]])
-                copy[count[0]].region += first_region
+                chunk_copy(&table.chunks[index], &copy[count[0]].chunk)
+                copy[count[0]].region = region + first_region
                 count[0] += 1
             index = table.chunks[index].next
 

@@ -30,7 +30,7 @@ cdef inline void finish_allocate(ArenaCore* arena, ThreadCache* cache, const Bfc
                                  uint32_t index, Block* block) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t size = chunk.size
-    if not table.regions[chunk.region].persistent:
+    if not chunk.persistent:
         gm_set_home(&chunk.bin_prev, cache)
     block.address = chunk.address
     block.size = size
@@ -52,7 +52,7 @@ cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle
         return ARENA_STALE
     cache_publish(arena, cache)
     # Its region goes back at the next call that may block: this may be a finalizer.
-    if table.regions[table.chunks[index].region].persistent:
+    if table.chunks[index].persistent:
         store32(&arena.retired, arena.retired + 1)
     bfc_free(table, index, stream_slot, stamp_free(&arena.streams[stream_slot]))
     arena.stats.num_frees += 1

@@ -9,6 +9,11 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.types cimport ArenaCore, ArenaStats
 from gpumem._native.bfc cimport Chunk, Region
 
+# A chunk, and the number of its region.
+cdef struct BlockCopy:
+    Chunk chunk
+    uint32_t region
+
 cdef struct TableCopy:
     Chunk* chunks           # slots as in the table, unused ones too
     uint32_t count

@@ -9,9 +9,9 @@ from gpumem._native.arena.types cimport (
     arena_extensions, arena_max_in_use, arena_reserved, arena_reserved_now, arena_shrinkages,
     ArenaCore, IN_SMALL, index_of, SMALL_SPACE, SPACES, table_of, ThreadCache,
 )
-from gpumem._native.bfc cimport Bfc, Chunk, NIL, Region
+from gpumem._native.bfc cimport Bfc, bfc_region_is_idle, Chunk, NIL, Region
 from gpumem._native.pages cimport address_of, GRANULE_BITS, Page, Space
-from gpumem._support.atomics cimport load32, load64
+from gpumem._support.atomics cimport load32, load64, load8, published64
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -150,19 +150,19 @@ cdef void copy_table(const Bfc* table, TableCopy* copy) noexcept nogil:
 
 cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil:
     # With the arena lock. Another thread that frees a block of this cache takes no lock: it writes
-    # the epoch, the state and the link; see cache_free_remote.
+    # the links, the state and then the epoch; see cache_free_remote. A chunk that is copied as used
+    # has no epoch in the place of what was requested.
+    copy.epoch = published64(&chunk.epoch)
+    copy.state = load8(&chunk.state)
     copy.address = chunk.address
     copy.size = chunk.size
-    copy.requested = chunk.requested
-    copy.epoch = load64(&chunk.epoch)
     copy.prev = chunk.prev
     copy.next = chunk.next
-    copy.bin_prev = chunk.bin_prev
+    copy.bin_prev = load32(&chunk.bin_prev)
     copy.bin_next = load32(&chunk.bin_next)
-    copy.region = chunk.region
     copy.stream_slot = chunk.stream_slot
     copy.generation = chunk.generation
-    copy.state = load32(&chunk.state)
+    copy.persistent = chunk.persistent
 
 
 cdef void copy_pages(const Space* space, ArenaCopy* copy) noexcept nogil:
@@ -208,13 +208,14 @@ cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept no
 
 
 cdef void add_idle(const Bfc* table, uint64_t* pieces, uint64_t* nbytes) noexcept nogil:
-    # With the lock. A region without a used chunk is idle as a whole: no piece of what is in use.
+    # With the lock. A region without a used chunk is idle as a whole: no piece of what is in use. A
+    # persistent one is in no bin.
     cdef uint32_t i
     for i in range(table.stream_slot_count):
         pieces[0] += table.bins[i].free_chunks
         nbytes[0] += table.bins[i].free_bytes
     for i in range(table.region_count):
-        if table.regions[i].size and not table.regions[i].used and not table.regions[i].is_range:
+        if not table.regions[i].persistent and bfc_region_is_idle(table, i):
             pieces[0] -= 1
             nbytes[0] -= table.regions[i].size
 

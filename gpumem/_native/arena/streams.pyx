@@ -310,11 +310,11 @@ cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t size, uint64_t 
     cdef uint64_t epoch
     cdef int status = BFC_OK
     cover_frees(arena, stream_slot)
-    index = bfc_allocate_from(table, size, nbytes, stream_slot,
-                              arena.streams[stream_slot].event_epoch, taker, &status)
+    # The chunk's own epoch may be an earlier one, which ends with the same event.
+    epoch = arena.streams[stream_slot].event_epoch
+    index = bfc_allocate_from(table, size, nbytes, stream_slot, epoch, taker, &status)
     if index == NIL:
         return NIL
-    epoch = table.chunks[index].epoch
     if wait_behind(arena, stream_slot, epoch, taker):
         return index
     bfc_free(table, index, stream_slot, epoch)      # as it was
@@ -518,7 +518,7 @@ cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
         note_chunk(arena, REC_FREE_COMPLETED, uses.handle, uses.stream_slot, False)
     bfc_end_pending_free(table, index, stream_slot, epoch)
     # A persistent region goes back to the driver at the next growth or shrink, not under the lock.
-    if table.regions[table.chunks[index].region].persistent:
+    if table.chunks[index].persistent:
         arena.retired += 1
     uses_free(uses)
 
@@ -543,7 +543,7 @@ cdef Uses* pending_free_best(ArenaCore* arena, const Bfc* table, uint64_t size) 
         # A linear search: pending frees are few, and this is the path after every other has failed.
         if (table_of(arena, uses.handle) == table and not uses.taken
                 and size <= chunk.size < best_size
-                and not table.regions[chunk.region].persistent):
+                and not chunk.persistent):
             best = uses
             best_size = chunk.size
         uses = uses.next

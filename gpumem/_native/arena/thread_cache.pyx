@@ -12,7 +12,8 @@ from gpumem._native.bfc cimport (
     round_to_quantum,
 )
 from gpumem._support.atomics cimport (
-    head_take, head_try, load32, load64, publish64, publish_pointer, store32, store64,
+    head_take, head_try, load32, load64, publish64, publish8, publish_pointer, store32, store64,
+    store8,
 )
 from gpumem._support.lock cimport (
     lock_acquire, lock_release, owner_enter, owner_is_biased, owner_leave, owner_lock_init,
@@ -68,13 +69,15 @@ cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requeste
 cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
                          uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
+    cdef uint64_t requested
     owner_enter(&cache.lock)
+    requested = chunk.requested
     chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
     # Marked before it can be found: from here on the old handle is stale.
-    store32(&chunk.state, CHUNK_CACHED)
+    store8(&chunk.state, CHUNK_CACHED)
     if not stack(arena, cache, table, index):
         replace_last(arena, cache, table, index)
-    note_freed(arena, cache, table, chunk)
+    note_freed(arena, cache, table, chunk, requested)
     owner_leave(&cache.lock)
 
 
@@ -121,7 +124,7 @@ cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_
     gm_set_home(&chunk.bin_prev, cache)
     # The generation first: a handle of before must not match a chunk that is used again.
     store32(&chunk.generation, chunk.generation + 1)
-    store32(&chunk.state, CHUNK_USED)
+    store8(&chunk.state, CHUNK_USED)
     block.address = chunk.address
     block.size = chunk.size
     block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
@@ -136,11 +139,11 @@ cdef inline void note_requested(ArenaCore* arena, ThreadCache* cache, const Bfc*
 
 
 cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
-                            Chunk* chunk) noexcept nogil:
-    # Used to cached; the chunk belongs to this cache now.
+                            Chunk* chunk, uint64_t requested) noexcept nogil:
+    # Used to cached; the chunk belongs to this cache now, and what was requested is counted.
     cache.frees += 1
-    note_requested(arena, cache, table, 0 - chunk.requested)
-    chunk.requested = 0
+    note_requested(arena, cache, table, 0 - requested)
+    chunk.bin_prev = 0
     # In one piece, as wherever it changes: growth reads it without the lock.
     store64(&cache.cached_bytes, cache.cached_bytes + chunk.size)
 
@@ -198,9 +201,12 @@ cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* tabl
     cdef Chunk* chunk = &table.chunks[index]
     if seen >> 32 >= REMOTE_DEPTH:
         return False
-    # No lock: a copy of the table may be made meanwhile.
-    store64(&chunk.epoch, stamp_free(&arena.streams[chunk.stream_slot]))
-    store32(&chunk.state, CHUNK_CACHED)
+    # No lock: a copy of the table may be made meanwhile. A reader that sees the epoch, where a used
+    # chunk has what was requested, sees the state; and one that sees the state, the link that keeps
+    # what was requested until the cache's owner counts it. Small blocks' bytes fit into a link.
+    store32(&chunk.bin_prev, <uint32_t>chunk.requested)
+    publish8(&chunk.state, CHUNK_CACHED)
+    publish64(&chunk.epoch, stamp_free(&arena.streams[chunk.stream_slot]))
     # The link is written before the entry is published, and again whenever another thread was
     # faster.
     store32(&chunk.bin_next, <uint32_t>seen)
@@ -220,7 +226,7 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
         entry = table.chunks[index].bin_next
         # Counted only now: the thread that freed it may not change this cache's counts.
         if stack(arena, cache, table, index):
-            note_freed(arena, cache, table, &table.chunks[index])
+            note_freed(arena, cache, table, &table.chunks[index], table.chunks[index].bin_prev)
         else:
             lock_acquire(&arena.lock)
             cache_publish(arena, cache)
@@ -230,8 +236,11 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 
 
 cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
-    # Cached to free, with both locks.
-    bfc_free(table, index, table.chunks[index].stream_slot, table.chunks[index].epoch)
+    # Cached to free, with both locks. What it still counts as requested goes with it.
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef uint64_t epoch = chunk.epoch
+    chunk.requested = chunk.bin_prev
+    bfc_free(table, index, chunk.stream_slot, epoch)
 
 
 cdef inline Bfc* cached_table(ArenaCore* arena) noexcept nogil:

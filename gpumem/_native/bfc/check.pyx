@@ -8,6 +8,7 @@ from gpumem._native.bfc.table cimport (
     Bfc, bin_of, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED,
     CHUNK_USED, LEVELS, NIL, place_of, QUANTUM, Region, SLOT_RELEASED, state_of, STEPS, StreamBins,
 )
+from gpumem._support.atomics cimport load32, published64, published8
 
 
 # Sums that bfc_check computes from the chunks and compares with those of the table.
@@ -92,7 +93,7 @@ cdef uint64_t count_persistent_free(const Bfc* table) noexcept nogil:
     cdef uint32_t region
     for region in range(table.region_count):
         if (table.regions[region].size != 0 and table.regions[region].persistent
-                and table.regions[region].used == 0):
+                and state_of(table, table.regions[region].first) == CHUNK_FREE):
             count += 1
     return count
 
@@ -105,16 +106,22 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
     cdef uint32_t used = 0
     cdef uint32_t pending_free = 0
     cdef uint32_t state
+    cdef uint64_t requested
     cdef const Chunk* chunk
     while index != NIL:
         chunk = &table.chunks[index]
-        state = state_of(table, index)
-        if state == CHUNK_UNUSED or chunk.region != slot or chunk.prev != prev:
+        # In this order: another thread that frees the block writes an epoch there after the state.
+        requested = published64(&chunk.requested)
+        state = published8(&chunk.state)
+        if state == CHUNK_CACHED:
+            requested = load32(&chunk.bin_prev)
+        elif state != CHUNK_USED:
+            requested = 0
+        if state == CHUNK_UNUSED or chunk.prev != prev:
             return 10
         if chunk.address != address or chunk.size == 0 or chunk.size % QUANTUM:
             return 11
-        if (chunk.requested > chunk.size
-                or (state != CHUNK_USED and state != CHUNK_CACHED and chunk.requested)):
+        if requested > chunk.size:
             return 12
         # Neighbours of different slots may both be free: their marks keep them apart.
         if (prev != NIL and state == CHUNK_FREE and state_of(table, prev) == CHUNK_FREE
@@ -124,9 +131,11 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         if state == CHUNK_USED or state == CHUNK_CACHED:
             used += 1
             sum.in_use += chunk.size
-            sum.requested += chunk.requested
+            sum.requested += requested
         if state == CHUNK_PENDING_FREE:
             pending_free += 1
+        if chunk.persistent != region.persistent:
+            return 15
         if state != CHUNK_HOLE:
             sum.reserved += chunk.size
         elif not region.is_range:
@@ -140,9 +149,6 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         index = chunk.next
     if address != region.address + region.size:
         return 14
-    # Pending-free chunks keep their region as used ones do.
-    if used + pending_free != region.used:
-        return 15
     # Allocated and released whole, so that its chunk is never cut.
     if region.persistent and table.chunks[region.first].next != NIL:
         return 15
@@ -210,10 +216,10 @@ cdef extern from *:
             [8] = "pending_free_chunks counts the pending-free chunks",
             [10] = "chunks of a region are linked both ways and belong to it",
             [11] = "chunks follow each other without gap or overlap, in quanta",
-            [12] = "no more is requested than the chunk holds, and nothing of a free one",
+            [12] = "no more is requested than the chunk holds",
             [13] = "no two neighbours are free in the same stream slot",
             [14] = "the chunks of a region cover it exactly",
-            [15] = "a region counts its used and pending-free chunks; a persistent one holds one",
+            [15] = "a persistent region is one chunk, and its chunk alone is marked as such",
             [16] = "only a range has holes",
             [20] = "a level's bit is set iff one of its steps is",
             [21] = "a step's bit is set iff its bin holds a chunk",

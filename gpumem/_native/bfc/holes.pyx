@@ -17,7 +17,6 @@ cdef uint32_t hole_link(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint32_t beside = chunk.prev
     chunk.state = CHUNK_HOLE
-    chunk.requested = 0
     chunk.stream_slot = SLOT_RELEASED
     chunk.epoch = 0
     if beside != NIL and state_of(table, beside) == CHUNK_HOLE:
@@ -168,7 +167,6 @@ cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
     generation = table.chunks[index].generation
     chunk_allocate(table, index, requested, stream_slot)
     table.chunks[index].generation = generation
-    table.chunks[rest].requested = 0
     chunk_coalesce(table, rest)
     return True
 

@@ -37,9 +37,9 @@ Chunks live in one array that grows without moving and are named by index: a lin
 and a cache may turn an index into a pointer without the lock.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
 
-from gpumem._support.atomics cimport load32
+from gpumem._support.atomics cimport load32, load8
 
 cdef enum:
     NIL = 0xFFFFFFFF        # no chunk, no region, no stream slot
@@ -56,7 +56,7 @@ cdef enum:
     SWAP_SKIPS = 3          # such searches that are left out after one that found nothing, for
     SWAP_PARTS = 50         # blocks below this part of the bytes in use
     SLOT_RELEASED = 0       # free for any stream
-    MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
+    MAX_CHUNKS = 33554432   # of one table; 1.5 GiB of reserved addresses
 
 cdef enum:
     # Bytes: more than any machine has or a bin takes, and far from where sums of sizes overflow.
@@ -84,26 +84,40 @@ cdef enum BfcStatus:
 cdef enum:
     ANY_EPOCH = -1          # as unsigned, later than every epoch
 
-# 64 bytes, one cache line.
-cdef struct Chunk:
-    uint64_t address        # of the first byte
-    uint64_t size           # bytes, a multiple of QUANTUM
-    uint64_t requested      # bytes the caller asked for; 0 while free
-    uint64_t epoch          # free: the epoch of its stream at the free; 0 in slot 0
-    uint32_t prev           # neighbours by address, same region; NIL at its ends
-    uint32_t next           # (unused slot: next unused slot)
-    uint32_t bin_prev       # free: neighbours in the bin. used: both are the address of the cache
-    uint32_t bin_next       # that it returns to, see chunk_home. cached: next of the stack
-    uint32_t region
-    uint32_t stream_slot    # free: the slot whose bins it is in. used: of its stream
-    uint32_t generation     # +1 at each take, so that an old handle is seen to be stale
-    uint32_t state          # ChunkState; see state_of
+cdef extern from *:
+    """
+    #include <stdint.h>
+    typedef struct {
+        uint64_t address, size;
+        uint32_t prev, next, generation;
+        uint16_t stream_slot;
+        uint8_t state, persistent;
+        union { uint64_t requested, epoch; };
+        uint32_t bin_prev, bin_next;
+    } Chunk;
+    """
+    # 48 bytes. A used chunk was requested, and any other one was freed in an epoch: the two share a
+    # word. What is asked of a neighbour comes before what only its own changes of state need.
+    ctypedef struct Chunk:
+        uint64_t address        # of the first byte
+        uint64_t size           # bytes, a multiple of QUANTUM
+        uint32_t prev           # neighbours by address, same region; NIL at its ends
+        uint32_t next           # (unused slot: next unused slot)
+        uint32_t generation     # +1 at each take, so that an old handle is seen to be stale
+        uint16_t stream_slot    # free: the slot whose bins it is in. used: of its stream
+        uint8_t state           # ChunkState; see state_of
+        uint8_t persistent      # all of a region that is, see Region
+        uint64_t requested      # used: bytes the caller asked for
+        uint64_t epoch          # else: the epoch of its stream at the free; 0 in slot 0
+        # Free: neighbours in the bin. Used: both are the address of the cache that it returns to,
+        # see gm_home. Cached: what it still counts as requested; the next of the stack.
+        uint32_t bin_prev
+        uint32_t bin_next
 
 cdef struct Region:
     uint64_t address
     uint64_t size           # bytes; == sum of its chunks, holes too; 0: this slot is unused
     uint32_t first          # chunk at `address`
-    uint32_t used           # chunks allocated or pending free; 0: the region can be released
     uint32_t id             # ordinal of its reservation, for reports
     bint persistent         # holds exactly one block of its own, never searched, never shrunk
     bint is_range           # reserved address space of chunks and holes, backed by pages
@@ -172,7 +186,7 @@ cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
 
 cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
     # Of a chunk that may be used: its owner may turn used into cached, and back, without the lock.
-    return load32(&table.chunks[index].state)
+    return load8(&table.chunks[index].state)
 
 cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil:
     # Does such a block for this slot go to a low place: is no other stream's memory unfinished?

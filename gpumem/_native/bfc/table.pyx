@@ -1,10 +1,10 @@
 """Best fit with coalescing over indices."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-from gpumem._support.atomics cimport store32, store64
+from gpumem._support.atomics cimport store32, store64, store8
 from gpumem._support.memory cimport reserved_close, reserved_grow
 
 
@@ -71,7 +71,7 @@ cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nog
 cdef void bfc_free(Bfc* table, uint32_t index, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     chunk_free(table, index, stream_slot, epoch)
     # A persistent block is in no bin: it is never searched, its region is released whole.
-    if not table.regions[table.chunks[index].region].persistent:
+    if not table.chunks[index].persistent:
         chunk_coalesce(table, index)
 
 
@@ -259,12 +259,11 @@ cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
                          uint32_t stream_slot) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     chunk.requested = requested
-    chunk.stream_slot = stream_slot
+    chunk.stream_slot = <uint16_t>stream_slot
     chunk.bin_prev = 0          # of no cache
     chunk.bin_next = 0
     store32(&chunk.generation, chunk.generation + 1)
-    store32(&chunk.state, CHUNK_USED)
-    table.regions[chunk.region].used += 1
+    store8(&chunk.state, CHUNK_USED)
     store64(&table.in_use, table.in_use + chunk.size)
     table.requested_in_use += requested
     table.used_chunks += 1
@@ -273,12 +272,10 @@ cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
 cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                      uint64_t epoch) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
-    table.regions[chunk.region].used -= 1
     store64(&table.in_use, table.in_use - chunk.size)
     table.requested_in_use -= chunk.requested
     table.used_chunks -= 1
-    store32(&chunk.state, CHUNK_FREE)
-    chunk.requested = 0
+    store8(&chunk.state, CHUNK_FREE)
     chunk_mark(table, index, stream_slot, epoch)
 
 
@@ -288,7 +285,7 @@ cdef void chunk_mark(Bfc* table, uint32_t index, uint32_t stream_slot,
     if epoch <= table.bins[stream_slot].completed:
         stream_slot = SLOT_RELEASED
         epoch = 0
-    table.chunks[index].stream_slot = stream_slot
+    table.chunks[index].stream_slot = <uint16_t>stream_slot
     table.chunks[index].epoch = epoch
 
 
@@ -309,11 +306,10 @@ cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
     cdef Chunk* rest = &table.chunks[rest_index]
     rest.address = chunk.address + size
     rest.size = chunk.size - size
-    rest.requested = 0
     rest.epoch = chunk.epoch
     rest.stream_slot = chunk.stream_slot
-    rest.region = chunk.region
     rest.state = CHUNK_FREE
+    rest.persistent = False
     rest.prev = index
     rest.next = chunk.next
     if chunk.next != NIL:
@@ -455,16 +451,15 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
     cdef Chunk* chunk = &table.chunks[index]
     chunk.address = address
     chunk.size = size
-    chunk.requested = chunk.epoch = 0
+    chunk.epoch = 0
     chunk.prev = chunk.next = NIL
-    chunk.region = slot
     chunk.stream_slot = SLOT_RELEASED
     chunk.state = CHUNK_FREE
+    chunk.persistent = persistent
     cdef Region* fresh = &table.regions[slot]
     fresh.address = address
     fresh.size = size
     fresh.first = index
-    fresh.used = 0
     fresh.id = table.next_region_id
     fresh.persistent = persistent
     fresh.is_range = False
@@ -508,8 +503,15 @@ cdef uint32_t bfc_allocate_persistent(Bfc* table, uint32_t region, uint64_t requ
 
 
 cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil:
-    return (table.regions[region].size != 0 and table.regions[region].used == 0
-            and not table.regions[region].is_range)
+    # Not counted: free neighbours are one chunk, so that a used one, if any, is found at once.
+    cdef uint32_t index = table.regions[region].first
+    if table.regions[region].size == 0 or table.regions[region].is_range:
+        return False
+    while index != NIL:
+        if state_of(table, index) != CHUNK_FREE:
+            return False
+        index = table.chunks[index].next
+    return True
 
 
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
@@ -539,7 +541,7 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
     for index in range(table.count):
         chunk = &table.chunks[index]
         if (state_of(table, index) == CHUNK_FREE and chunk.stream_slot == stream_slot
-                and chunk.epoch <= completed and not table.regions[chunk.region].persistent):
+                and chunk.epoch <= completed and not chunk.persistent):
             # Out of the bins of its slot before the slot changes: both are found by it.
             bin_remove(table, index)
             chunk.stream_slot = SLOT_RELEASED
@@ -571,18 +573,15 @@ cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil:
 cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                  uint64_t epoch) noexcept nogil:
     chunk_free(table, index, stream_slot, epoch)
-    store32(&table.chunks[index].state, CHUNK_PENDING_FREE)
-    table.regions[table.chunks[index].region].used += 1
+    store8(&table.chunks[index].state, CHUNK_PENDING_FREE)
     table.pending_free_chunks += 1
 
 
 cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                uint64_t epoch) noexcept nogil:
-    cdef Region* region = &table.regions[table.chunks[index].region]
     table.pending_free_chunks -= 1
-    region.used -= 1
-    store32(&table.chunks[index].state, CHUNK_FREE)
+    store8(&table.chunks[index].state, CHUNK_FREE)
     # A persistent block hangs in no bin; the mark says when its region may go.
     chunk_mark(table, index, stream_slot, epoch)
-    if not region.persistent:
+    if not table.chunks[index].persistent:
         chunk_coalesce(table, index)

@@ -24,7 +24,7 @@ from gpumem._native.pages.types cimport (
     page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
     PLANNED_SLOTS, PlanResult, Space,
 )
-from gpumem._support.atomics cimport load32
+from gpumem._support.atomics cimport load8
 
 
 # The cheapest place found so far.
@@ -456,7 +456,7 @@ cdef void try_runs(Space* space, const Gap* gap, const Demand* demand, Site* bes
     while end < gap.end and begin < best.begin:
         chunk = &space.table.chunks[index]
         end = end_of(chunk)
-        if load32(&chunk.state) == CHUNK_HOLE:
+        if load8(&chunk.state) == CHUNK_HOLE:
             end = run_through(space, chunk, demand.claim, &begin)
         if end >= begin + demand.claim:
             try_site(space, gap, begin, demand, best)
@@ -488,7 +488,7 @@ cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size,
 
 cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot) noexcept nogil:
     cdef const Chunk* chunk = &space.table.chunks[index]
-    return load32(&chunk.state) == CHUNK_HOLE or may_use(space, chunk, stream_slot)
+    return load8(&chunk.state) == CHUNK_HOLE or may_use(space, chunk, stream_slot)
 
 
 cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t stream_slot,
@@ -521,7 +521,7 @@ cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best
         try_site(space, gap, gap.end - demand.claim, demand, best)
     while index != NIL and space.table.chunks[index].address < gap.end:
         chunk = &space.table.chunks[index]
-        if load32(&chunk.state) != CHUNK_HOLE:
+        if load8(&chunk.state) != CHUNK_HOLE:
             try_site(space, gap, chunk.address, demand, best)
             if end_of(chunk) - gap.begin >= demand.claim:
                 try_site(space, gap, end_of(chunk) - demand.claim, demand, best)
@@ -564,7 +564,7 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
         return
     while True:
         chunk = &space.table.chunks[index]
-        if load32(&chunk.state) == CHUNK_HOLE:
+        if load8(&chunk.state) == CHUNK_HOLE:
             granules = missing_in_hole(space, chunk, begin, end)
             missing += granules
             if granules == IMPOSSIBLE or missing > best.missing:

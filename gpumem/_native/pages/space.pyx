@@ -18,7 +18,7 @@ from gpumem._native.pages.types cimport (
     address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed,
     is_idle, MAX_RANGES, Page, page_mapped_at, page_over, Range, round_to_granule, Space,
 )
-from gpumem._support.atomics cimport load32, sum_add
+from gpumem._support.atomics cimport load8, sum_add
 
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil:
@@ -30,7 +30,7 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
 cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
     # Free for work of `stream_slot` now: freed on it, for every stream, or behind work that it can
     # wait for. No event is polled here.
-    return load32(&chunk.state) == CHUNK_FREE and (
+    return load8(&chunk.state) == CHUNK_FREE and (
         chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
         or chunk.epoch <= space.table.bins[chunk.stream_slot].behind)
 

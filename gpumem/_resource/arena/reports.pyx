@@ -12,14 +12,14 @@ from gpumem._budget cimport (
 )
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    AllocatorHook, arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free,
+    AllocatorHook, arena_check, ARENA_CLOSED, arena_copy, arena_copy_blocks, arena_copy_free,
     ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use,
     arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
     arena_reserved, arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats,
-    backing_calls, block_note, BlockNote, caches_flush, DebugHeap, family_held, heap_check,
-    heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hook_allocate, hooks_bytes,
-    invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED,
-    STATE_OPEN, tag_next,
+    backing_calls, block_note, BlockCopy, BlockNote, caches_flush, DebugHeap, family_held,
+    heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hook_allocate,
+    hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP,
+    STATE_CLOSED, STATE_OPEN, tag_next,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -363,26 +363,28 @@ cdef list block_list(ArenaCore* core):
     from gpumem.stats import BlockInfo
     cdef uint32_t count = 0
     cdef uint32_t i
-    cdef Chunk* chunks = arena_copy_chunks(core, &count)
-    if chunks == NULL:
+    cdef BlockCopy* copies = arena_copy_blocks(core, &count)
+    if copies == NULL:
         raise MemoryError("out of host memory while copying arena metadata")
     try:
-        blocks = sorted((block_info(BlockInfo, core, &chunks[i]) for i in range(count)),
+        blocks = sorted((block_info(BlockInfo, core, &copies[i]) for i in range(count)),
                         key=lambda block: block.address)
     finally:
-        free(chunks)
+        free(copies)
     return blocks if core.heap == NULL else as_users_have_them(core.heap, blocks)
 
 
-cdef object block_info(object kind, ArenaCore* core, const Chunk* chunk):
+cdef object block_info(object kind, ArenaCore* core, const BlockCopy* copy):
+    cdef const Chunk* chunk = &copy.chunk
     cdef bint used = chunk.state == CHUNK_USED
     cdef bint pending_free = chunk.state == CHUNK_PENDING_FREE
     stream = 0
     # A released chunk belongs to any stream: 0.
     if used or chunk.stream_slot != SLOT_RELEASED:
         stream = <uintptr_t>core.streams[chunk.stream_slot].handle
-    return kind(address=chunk.address, nbytes=chunk.requested, allocated_nbytes=chunk.size,
-                used=used, region=chunk.region, stream=stream, pending_free=pending_free)
+    return kind(address=chunk.address, nbytes=chunk.requested if used else 0,
+                allocated_nbytes=chunk.size, used=used, region=copy.region, stream=stream,
+                pending_free=pending_free)
 
 
 cdef list as_users_have_them(DebugHeap* heap, list blocks):
@@ -659,7 +661,7 @@ cdef void add_chunk(const ArenaCore* arena, const ArenaCopy* copy, bint small, u
     elif chunk.state == CHUNK_FREE:
         sums.free += chunk.size
         # A persistent block serves no other request: its region waits for work to be done.
-        if copy.tables[small].regions[chunk.region].persistent:
+        if chunk.persistent:
             sums.waiting += chunk.size
             return
         # Free for its own stream, but for this one only after an event.

@@ -34,6 +34,12 @@ static inline int peak_try(uint64_t *peak, uint64_t *seen, uint64_t value) {
 }
 
 /* Words that one side changes under a lock and another looks at without it: never torn, no order. */
+static inline uint8_t load8(const uint8_t *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+static inline void store8(uint8_t *word, uint8_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
 static inline uint32_t load32(const uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
@@ -48,6 +54,12 @@ static inline void store64(uint64_t *word, uint64_t value) {
 }
 
 /* A word that says how much of a table is filled, or a sum: a thread that sees it sees what was done before. */
+static inline uint8_t published8(const uint8_t *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static inline void publish8(uint8_t *word, uint8_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
 static inline uint32_t published32(const uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }

@@ -246,7 +246,7 @@ cdef uint32_t fill_rows(const ArenaCore* arena, const ArenaCopy* copy, bint smal
     for region in range(table.region_count):
         index = NIL if table.regions[region].size == 0 else table.regions[region].first
         while index != NIL:
-            fill_row(copy, &table.chunks[index], first_region, &rows[at])
+            fill_row(copy, &table.chunks[index], region + first_region, &rows[at])
             if rows[at].state == USED:
                 add_note(arena, small, index, &rows[at])
             at += 1
@@ -254,11 +254,11 @@ cdef uint32_t fill_rows(const ArenaCore* arena, const ArenaCopy* copy, bint smal
     return at
 
 
-cdef void fill_row(const ArenaCopy* copy, const Chunk* chunk, uint32_t first_region,
+cdef void fill_row(const ArenaCopy* copy, const Chunk* chunk, uint32_t region,
                    BlockRow* row) noexcept nogil:
     row.address = chunk.address
     row.allocated_nbytes = chunk.size
-    row.region = chunk.region + first_region
+    row.region = region
     row.generation = chunk.generation
     row.state = state_of(chunk.state)
     if row.state == USED:
