@@ -75,16 +75,17 @@ cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requeste
 # the table has to take it.
 cdef inline bint cache_free(ArenaCore* arena, ThreadCache* mine, Bfc* table, uint32_t index,
                             uint32_t stream_slot) noexcept nogil:
-    cdef const Chunk* chunk = &table.chunks[index]
+    cdef Chunk* chunk = &table.chunks[index]
     cdef ThreadCache* home_cache = <ThreadCache*>gm_home(&chunk.bin_prev)
     if home_cache == NULL or chunk.stream_slot != stream_slot:
         return False
     if home_cache != mine:
         return chunk.size <= CACHED_BYTES and cache_free_remote(arena, home_cache, table, index)
-    cache_free_own(arena, mine, table, index)
+    cache_free_own(arena, mine, table, chunk, index)
     return True
 
-cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+# `chunk` is the one of that index: every caller has looked at it.
+cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table, Chunk* chunk,
                          uint32_t index) noexcept nogil
 cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* table,
                             uint32_t index) noexcept nogil

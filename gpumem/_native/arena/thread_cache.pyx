@@ -66,17 +66,16 @@ cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requeste
     return taken
 
 
-cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table, Chunk* chunk,
                          uint32_t index) noexcept nogil:
-    cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t requested
     owner_enter(&cache.lock)
     requested = chunk.requested
     chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
     # Marked before it can be found: from here on the old handle is stale.
     store8(&chunk.state, CHUNK_CACHED)
-    if not stack(arena, cache, table, index):
-        replace_last(arena, cache, table, index)
+    if not stack(arena, cache, table, chunk, index):
+        replace_last(arena, cache, table, chunk, index)
     note_freed(arena, cache, table, chunk, requested)
     owner_leave(&cache.lock)
 
@@ -148,10 +147,9 @@ cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* tab
     store64(&cache.cached_bytes, cache.cached_bytes + chunk.size)
 
 
-cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, const Bfc* table, Chunk* chunk,
                        uint32_t index) noexcept nogil:
     # Puts a cached chunk onto its stack; False if it is too large, or its stack is full.
-    cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t quanta = chunk.size >> QUANTUM_BITS
     cdef Stacks* stacks
     if quanta > CACHED_QUANTA or table != cached_table(arena):
@@ -167,9 +165,8 @@ cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
 
 
 cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
-                              uint32_t index) noexcept nogil:
+                              const Chunk* chunk, uint32_t index) noexcept nogil:
     # A cached chunk becomes the one that was freed last.
-    cdef Chunk* chunk = &table.chunks[index]
     if cache.last_size:
         lock_acquire(&arena.lock)
         cache_publish(arena, cache)
@@ -220,13 +217,15 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     cdef uint32_t entry = <uint32_t>head_take(&cache.remote)
     cdef uint32_t index
     cdef Bfc* table
+    cdef Chunk* chunk
     while entry != 0:
         table = table_of(arena, entry)
         index = (entry & ~<uint32_t>IN_SMALL) - 1
-        entry = table.chunks[index].bin_next
+        chunk = &table.chunks[index]
+        entry = chunk.bin_next
         # Counted only now: the thread that freed it may not change this cache's counts.
-        if stack(arena, cache, table, index):
-            note_freed(arena, cache, table, &table.chunks[index], table.chunks[index].bin_prev)
+        if stack(arena, cache, table, chunk, index):
+            note_freed(arena, cache, table, chunk, chunk.bin_prev)
         else:
             lock_acquire(&arena.lock)
             cache_publish(arena, cache)
