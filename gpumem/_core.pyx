@@ -31,7 +31,9 @@ from gpumem._resource.arena cimport (
     retained_regions, settings_from, SleepingArena, source_keep, takes_pages, tensors_relieve,
     under_pressure, warn_of_idle_settings,
 )
-from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
+from gpumem._support.events cimport (
+    event_source_join, event_source_name, event_source_open, OWNER_ARENA,
+)
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.lease cimport Lease, Uses, uses_free
 from gpumem._support.process cimport process, raise_interrupt
@@ -680,6 +682,7 @@ cdef class Arena(SleepingArena):
             inner.enable_peer(peer)
         # From here on the limit and the counters of this arena include the tag's.
         tag_adopt(inner.core, self.core)
+        event_source_join(&inner.core.events, &self.core.events)
         return inner
 
     def _children(self):

@@ -83,6 +83,8 @@ cdef void (*event_source_name)(EventSource* source, const char* memory, const ch
                                const char* name) noexcept nogil
 # `owner` is the resource's struct, of the kind `owner_is`, for readers of the list of sources.
 cdef void (*event_source_open)(EventSource* source, void* owner, uint32_t owner_is) noexcept nogil
+# What records `other` records `source` too from now on: a part of a resource, opened later.
+cdef void (*event_source_join)(EventSource* source, const EventSource* other) noexcept nogil
 # Idempotent; nothing to do for one that was never opened.
 cdef void (*event_source_close)(EventSource* source) noexcept nogil
 # Writes an event. Without `may_wait` (the caller holds a lock) it is given up where the file would

@@ -9,6 +9,7 @@ cdef extern from "recorder.h" nogil:
     int rec_init(const uint32_t* generation)
     void rec_source_name(EventSource*, const char* memory, const char* kind, const char* name)
     void rec_source_open(EventSource*, void* owner, uint32_t owner_is)
+    void rec_source_join(EventSource*, const EventSource* other)
     void rec_source_close(EventSource*)
     void rec_note(EventSource*, const RecEvent*, bint may_wait, RecNoted*)
     uint16_t rec_set_tag(uint16_t)
@@ -35,6 +36,7 @@ if rec_init(&process.generation) != 0:
 
 event_source_name = rec_source_name
 event_source_open = rec_source_open
+event_source_join = rec_source_join
 event_source_close = rec_source_close
 event_source_note = rec_note
 event_sources_visit = rec_visit

@@ -360,6 +360,8 @@ def set_native_frames(on):
 def resources_below(resource):
     """Return the resources whose blocks a resource allocates: itself, or those below adaptors.
 
+    The arenas of an arena's tags are listed with it.
+
     Raises
     ------
     TypeError
@@ -373,7 +375,7 @@ def resources_below(resource):
         below = [found for upstream in resource.upstreams for found in resources_below(upstream)]
         return list({id(found): found for found in below}.values())
     source_of(resource)
-    return [resource]
+    return [resource, *resource._beside()] if isinstance(resource, Arena) else [resource]
 
 
 cdef EventSource* source_of(object resource) except NULL:

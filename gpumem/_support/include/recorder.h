@@ -355,6 +355,15 @@ static void rec_source_open(EventSource *source, void *owner, uint32_t owner_is)
     lock_release(&rec_lock);
 }
 
+/* A source that has opened is recorded by what records another one, if anything does. */
+static void rec_source_join(EventSource *source, const EventSource *other) {
+    rec_lock_acquire();
+    Recorder *recorder = other->recorder;
+    if (recorder != NULL && source->recorder == NULL && rec_attach(recorder, source) != 0)
+        __atomic_fetch_add(&recorder->missed, 1, __ATOMIC_RELAXED);
+    lock_release(&rec_lock);
+}
+
 static void rec_source_close(EventSource *source) {
     if (source->owner == NULL) return; /* never opened */
     rec_lock_acquire();

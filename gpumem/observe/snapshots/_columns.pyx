@@ -150,6 +150,13 @@ def describe(resource):
     raise TypeError(f"{resource!r} is not a resource, or was never initialised")
 
 
+def parts_of(resource):
+    """Return the arenas that hold the blocks of a resource's tags, beside its own."""
+    if isinstance(resource, GraphPool):
+        return (<GraphPool>resource).members()[1:]
+    return resource._beside() if isinstance(resource, Arena) else []
+
+
 cdef int require_own(resource) except -1:
     cdef DeviceContext* context = NULL
     if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:

@@ -269,8 +269,10 @@ def snapshot(resource: object = None) -> Snapshot:
     Parameters
     ----------
     resource : MemoryResource or GraphPool, optional
-        The resource; for an adaptor, also everything below it. None: every live resource of the
-        process, also arenas of which only views are left, but not adaptors.
+        The resource; for an adaptor, also everything below it; for an arena or a graph pool, also
+        the memory of each of its tags, as a resource of its own whose `parent` is the arena. None:
+        every live resource of the process, also arenas of which only views are left, but not
+        adaptors.
 
     Returns
     -------
@@ -311,8 +313,8 @@ def _described(resource: Any, found: dict[int, dict[str, Any]]) -> list[dict[str
     plain = _columns.describe(resource)
     if plain["key"] not in found:
         found[plain["key"]] = plain
-        for upstream in getattr(resource, "upstreams", ()):
-            _described(upstream, found)
+        for each in (*_columns.parts_of(resource), *getattr(resource, "upstreams", ())):
+            _described(each, found)
     return list(found.values())
 
 
