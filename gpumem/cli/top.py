@@ -22,6 +22,7 @@ from gpumem._support.sizes import format_size
 from gpumem._support.texts import visible
 from gpumem.cli.arguments import within
 from gpumem.cli.output import json_option, print_json, stdout, table
+from gpumem.cli.top_sums import sums_of
 from gpumem.cli.top_view import command_of, state_of, view
 from gpumem.errors import NotPublishedError
 from gpumem.observe import LivePage, LiveResource
@@ -58,6 +59,8 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
 @json_option
 def top(process: int | None, once: bool, interval: float, as_json: bool) -> None:
     """Watch the memory of process PID until q is pressed, or list who can be watched.
+
+    The list ends with the sums of all processes, GPU by GPU, by the machine's numbers of GPUs.
 
     A process can be watched if it was started with GPUMEM_TOP=1 or has called
     gpumem.observe.publish().
@@ -153,7 +156,8 @@ def _readable() -> tuple[tuple[LivePage, ...], list[str]]:
 
 def _list(pages: tuple[LivePage, ...], as_json: bool) -> None:
     if as_json:
-        print_json({"processes": [_facts(page) for page in pages]})
+        memories = [vars(each) for each in sums_of(pages)]
+        print_json({"processes": [_facts(page) for page in pages], "memories": memories})
         return
     console = stdout()
     if not pages:
@@ -173,6 +177,12 @@ def _list(pages: tuple[LivePage, ...], as_json: bool) -> None:
             format_size(page.total("reserved")),
         )
     console.print(rows)
+    sums = table("memory", "processes", "in use", "reserved", numbers=3)
+    for each in sums_of(pages):
+        memory = visible(each.memory)
+        held = format_size(each.in_use), format_size(each.reserved)
+        sums.add_row(memory, str(each.processes), *held)
+    console.print(sums)
 
 
 def _shortened(text: str) -> str:
