@@ -15,34 +15,40 @@ __all__ = ["report"]
 
 
 @click.command()
-@click.argument("file", shell_complete=complete_trace)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, shell_complete=complete_trace)
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write; by default FILE's name with .html in the current folder.",
+    help="The page to write; by default the first FILE's name with .html in the current folder.",
 )
 @click.option("--title", help="Heading of the page.")
 @click.option(
     "--device",
     type=within("integer", click.IntRange(0)),
     metavar="N",
-    help="Index of the memory to show if FILE has several; by default the busiest.",
+    help="Index of the only memory to show of a FILE that has several; by default all.",
 )
 @json_option
 def report(
-    file: str, output: Path | None, title: str | None, device: int | None, as_json: bool
+    files: tuple[str, ...],
+    output: Path | None,
+    title: str | None,
+    device: int | None,
+    as_json: bool,
 ) -> None:
-    """Write a page that shows FILE: bytes over time, addresses, streams, owners, leaks, policies.
+    """Write a page that shows FILE: bytes over time, addresses, stacks, owners, leaks, policies.
 
     FILE is a recording or a snapshot (JSON) of gpumem.observe, a trace (.npz), a PyTorch memory
-    snapshot, an RMM log, or the name of a bundled trace. The page is one file, which every browser
-    can open without a network.
+    snapshot, an RMM log, or the name of a bundled trace. Several, such as the ranks of a job or a
+    program before and after a change, are shown on one page and compared there. The page is one
+    file, which every browser can open without a network.
     """
-    page = Path(f"{Path(file).stem}.html") if output is None else output
+    page = Path(f"{Path(files[0]).stem}.html") if output is None else output
+    source = files[0] if len(files) == 1 else files
     try:
-        with progress(f"reading {file}") as doing:
-            made = write_report(file, page, title=title, device=device, doing=doing)
+        with progress(f"reading {files[0]}") as doing:
+            made = write_report(source, page, title=title, device=device, doing=doing)
     except OSError as error:
         raise click.ClickException(f"{page}: cannot be written: {error.strerror}") from None
     if as_json:
@@ -53,14 +59,18 @@ def report(
 
 def _show(made: Report) -> None:
     console = stdout()
+    if len(made.runs) > 1:
+        console.print(
+            f"{len(made.runs)} runs are on the page; the figures are those of {made.name}"
+        )
     console.print(
         pairs(
             {
                 "page": f"{made.path}, {format_size(made.nbytes)}",
                 "events": f"{made.events:,}, {made.allocations:,} allocations",
                 "peak live": format_size(made.peak_live_bytes),
-                "never freed": f"{format_size(made.never_freed_bytes)} in "
-                f"{made.never_freed_blocks:,} block{'s' * (made.never_freed_blocks != 1)}",
+                "live at the end": f"{format_size(made.live_at_end_bytes)} in "
+                f"{made.live_at_end_blocks:,} block{'s' * (made.live_at_end_blocks != 1)}",
                 "refused": f"{made.failed_allocs:,}",
             }
         )

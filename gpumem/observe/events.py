@@ -85,7 +85,7 @@ SLOT_BYTES = 48
 _NAMES = "alloc free free_requested free_completed failure reserve release move shrink reset"
 ACTIONS = dict(enumerate(_NAMES.split(), start=1))
 """Names of the kinds of events."""
-ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE = range(1, 8)
+ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE, MOVE = range(1, 9)
 
 _PART_OF_A_NAME = 255
 _TEXT_BYTES = 40

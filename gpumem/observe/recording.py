@@ -146,14 +146,9 @@ class Recording:
         TraceError
             Nothing was allocated.
         """
-        from gpumem.traces.gpumem_recording import trace_of
+        from gpumem.traces.formats import busiest
 
-        name = self.path.stem if self.path is not None else "recording"
-        live = self._live if self._taken is not None else self._live_now()
-        events = self.events()
-        if self._taken is None and live is not None and not self._covers(live):
-            live = None
-        return trace_of(events, name, device, None if live is None else live.blocks)
+        return busiest(self._traces(device))
 
     def report(self, path: str | os.PathLike[str], *, title: str | None = None) -> Report:
         """Write a page of HTML that shows what was recorded; see `write_report`.
@@ -188,7 +183,18 @@ class Recording:
 
         if self.running:
             raise InUseError("the recording still runs: stop() it before its report")
-        return write_report(self.trace(), path, title=title)
+        return write_report(self._traces(None), path, title=title)
+
+    def _traces(self, device: int | None) -> list[Trace]:
+        """Return a trace of each memory, or of one."""
+        from gpumem.traces.gpumem_recording import traces_of
+
+        name = self.path.stem if self.path is not None else "recording"
+        live = self._live if self._taken is not None else self._live_now()
+        events = self.events()
+        if self._taken is None and live is not None and not self._covers(live):
+            live = None
+        return traces_of(events, name, device, None if live is None else live.blocks)
 
     def stop(self) -> None:
         """Stop recording. Idempotent. A fork's child leaves its parent's file alone.
@@ -251,7 +257,10 @@ class Recording:
 
         keys = self._handle.keys
         for found in snapshot().resources:
-            if not found.upstreams and (keys is None or found.key in keys):
+            # Arenas of tags that were opened later are recorded with the arena.
+            of_tag = found.kind == "arena" and found.parent is not None
+            key = found.parent if of_tag else found.key
+            if not found.upstreams and (keys is None or key in keys):
                 yield RecordedResource(found.memory, found.kind, found.name), list(found.live)
 
     def _covers(self, live: LiveBlocks) -> bool:
@@ -288,8 +297,8 @@ def record(
     Parameters
     ----------
     resource : MemoryResource or GraphPool, optional
-        The resource to record; for an adaptor, the resources below it. None: every resource of the
-        process, also those made later.
+        The resource to record; for an adaptor, the resources below it; of an arena the blocks of
+        all tags. None: every resource of the process, also those made later.
     path : str or path, optional
         A file, which is overwritten, begins with the blocks that are live, and grows by 48 bytes
         per event; `gpumem.observe.events` describes it. If the process is killed, the file holds

@@ -18,7 +18,8 @@ from gpumem.observe import events
 from gpumem.observe._recording import RecorderHandle
 from gpumem.replay.caching_model import caching_allocator_curve, plain_driver_curve
 from gpumem.replay.engine import opened, run_on
-from gpumem.traces import ALLOC, Curve, Trace
+from gpumem.traces import ALLOC, Curve, Segments, Trace
+from gpumem.traces.builder import SegmentLog
 
 __all__ = ["PAGES", "BlockAddresses", "Policy", "place", "policies"]
 
@@ -115,10 +116,13 @@ class BlockAddresses:
         In the order of the allocations; 0 for empty blocks.
     held : Curve
         Bytes held from the device.
+    segments : Segments or None
+        Where it lay; a page that moved is in both places.
     """
 
     address: NDArray[np.uint64]
     held: Curve
+    segments: Segments | None
 
 
 def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddresses:
@@ -176,9 +180,24 @@ def _placement(trace: Trace, records: NDArray[np.void]) -> BlockAddresses:
 
     # Memory is reserved and released before the event that causes it is recorded. Changes behind
     # the last event come from the end of the replay.
-    events_before = np.cumsum(kind <= events.FAILURE)
+    events_before = np.cumsum(kind <= events.FAILURE, dtype=np.int64)
     change = np.flatnonzero((kind == events.RESERVE) | (kind == events.RELEASE))
     change = change[events_before[change] < moving.size]
     sign = np.where(kind[change] == events.RESERVE, 1, -1)
     held = np.cumsum(sign * records["nbytes"][change].astype(np.int64))
-    return BlockAddresses(address, Curve(moving[events_before[change]], held))
+    segments = _segments(records, moving, events_before)
+    return BlockAddresses(address, Curve(moving[events_before[change]], held), segments)
+
+
+def _segments(
+    records: NDArray[np.void], moving: NDArray[np.int64], events_before: NDArray[np.int64]
+) -> Segments | None:
+    kind = records["kind"]
+    memory = np.isin(kind, (events.RESERVE, events.RELEASE, events.MOVE))
+    memory &= events_before < moving.size
+    log = SegmentLog()
+    rows = records[memory][["kind", "address", "nbytes"]].tolist()
+    for (what, address, nbytes), at in zip(rows, events_before[memory].tolist(), strict=True):
+        change = log.end if what == events.RELEASE else log.begin
+        change(address, nbytes, int(moving[at]))
+    return log.columns()

@@ -1,4 +1,4 @@
-"""Reports: one page of HTML that shows what a recorded run did with memory.
+"""Reports: one page of HTML that shows what recorded runs did with memory.
 
 The page is one file that needs no network. It draws every block one by one, from packed
 columns, so that its filters and its zoom are exact.
@@ -7,20 +7,22 @@ columns, so that its filters and its zoom are exact.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
+from gpumem.errors import TraceError
 from gpumem.observe import Snapshot
-from gpumem.replay.policies import policies
+from gpumem.replay.policies import Policy, policies
 from gpumem.report import page
 from gpumem.report.blocks import blocks_of
-from gpumem.report.data import Figures, figures_of, notice_of, page_data, recorded_policy
-from gpumem.traces import Trace, load_trace
-from gpumem.traces.gpumem_snapshot import trace_of_snapshot
+from gpumem.report.data import Figures, figures_of, notice_of, recorded_policy, run_data
+from gpumem.traces import Trace, load_traces
+from gpumem.traces.formats import busiest
+from gpumem.traces.gpumem_snapshot import traces_of_snapshot
 
 __all__ = ["Figures", "Report", "write_report"]
 
@@ -41,8 +43,11 @@ class Report(Figures):
         ``fragmentation``, which is reserved divided by live bytes.
     notice : str
         What the page lacks because the recording lost events; "" if it lost none.
+    runs : tuple of Figures
+        Of every run on the page, in order: each file, and each memory in a file.
     name : str
-        Name of the run. This and all other fields are those of `Figures`.
+        Name of the run that the page shows first: the busiest memory of the first file. This and
+        all other fields are those of `Figures`; `policies` and `notice` are of the same run.
 
     Examples
     --------
@@ -50,7 +55,7 @@ class Report(Figures):
     >>> arena = gpumem.Arena("host")
     >>> buffer = arena.allocate(1000)
     >>> report = arena.report(os.path.join(tempfile.mkdtemp(), "now.html"))
-    >>> report.never_freed_bytes, report.nbytes == report.path.stat().st_size
+    >>> report.live_at_end_bytes, report.nbytes == report.path.stat().st_size
     (1000, True)
     """
 
@@ -58,6 +63,7 @@ class Report(Figures):
     nbytes: int
     policies: tuple[dict[str, Any], ...]
     notice: str = ""
+    runs: tuple[Figures, ...] = ()
 
     def __repr__(self) -> str:
         return f"<gpumem.report.Report {str(self.path)!r}: {self._summary()}>"
@@ -66,11 +72,13 @@ class Report(Figures):
         return (
             f"{self.events:,} event{'s' * (self.events != 1)}, at most "
             f"{format_size(self.peak_live_bytes)} live at once, "
-            f"{format_size(self.never_freed_bytes)} live at the end"
+            f"{format_size(self.live_at_end_bytes)} live at the end"
         )
 
     def _repr_html_(self) -> str:
         rows = {"page": str(self.path), "run": self.name, "memory": self._summary()}
+        if len(self.runs) > 1:
+            rows["runs on the page"] = str(len(self.runs))
         for each in self.policies:
             rows[f"reserved, {each['name']}"] = format_size(each["peak_reserved_bytes"])
         return html_table("gpumem.report.Report", rows)
@@ -80,31 +88,37 @@ class Report(Figures):
         return {**asdict(self), "path": str(self.path)}
 
 
+Source: TypeAlias = Trace | Snapshot | str | os.PathLike[str]
+
+
 def write_report(
-    source: Trace | Snapshot | str | os.PathLike[str],
+    source: Source | Sequence[Source],
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
     device: int | None = None,
     doing: Callable[[str], None] = lambda what: None,
 ) -> Report:
-    """Write a page that shows a run: bytes over time, addresses, streams, sizes, owners, leaks.
+    """Write a page that shows what a run did with memory, or several runs beside each other.
 
-    It also shows what four policies would have reserved, from replays on the host and from models.
-    If the source has no addresses, the page shows those of a replay.
+    It shows bytes over time by owner, addresses, the state at each moment, stacks, streams, sizes,
+    and what is live at the end; docs/where_memory_goes.md describes the views. It also shows what
+    four policies would have reserved, from replays on the host and from models. If the source has
+    no addresses, the page shows those of a replay.
 
     Parameters
     ----------
-    source : Trace, Snapshot, str or path
-        A trace; a snapshot, of which the page shows the memory with the most bytes in use; or a
-        file that `gpumem.traces.load_trace` reads: a recording of `gpumem.observe.record`, a trace,
-        a snapshot of gpumem or PyTorch, an RMM log.
+    source : Trace, Snapshot, str or path, or a sequence of them
+        A trace; a snapshot; or a file that `gpumem.traces.load_traces` reads: a recording of
+        `gpumem.observe.record`, a trace, a snapshot of gpumem or PyTorch, an RMM log. Each memory
+        in a file is a run of its own. Several sources, such as the ranks of a job, or a program
+        before and after a change, are on one page and can be compared there.
     path : str or path
         The page. It is written whole or not at all, and replaces an existing file.
     title : str, optional
         Heading of the page; by default the source's name.
     device : int, optional
-        Index of the device if a file has several; by default the busiest.
+        Index of the only device to show of files that have several; by default all.
     doing : callable, optional
         Called with a description of each step, for progress messages.
 
@@ -115,7 +129,7 @@ def write_report(
     Raises
     ------
     TraceError
-        The source cannot be read, or more is live at once than a replay can place.
+        A source cannot be read, there is none, or more is live at once than a replay can place.
     InUseError
         Every resource of the process is being recorded, so a replay cannot be recorded.
     OSError
@@ -128,29 +142,79 @@ def write_report(
     >>> report = write_report("multistream_train", page)
     >>> report.streams, report.policies[0]["name"]
     (3, 'gpumem, pages that move')
+    >>> both = write_report(["gpt2_varlen_train", "multistream_train"], page)
+    >>> [run.name for run in both.runs]
+    ['gpt2_varlen_train', 'multistream_train']
     """
     import gpumem
 
-    if isinstance(source, Snapshot):
-        source = trace_of_snapshot(source.as_dict(), "snapshot")
-    doing(f"reading {getattr(source, 'name', source)}")
-    trace = source if isinstance(source, Trace) else load_trace(source, device=device)
-    recorded = recorded_policy(trace)
-    served = [recorded] if recorded else []
-    for each in policies(trace):
-        served.append(each)
-        doing(f"{each.name}: done")
+    alone = isinstance(source, Trace | Snapshot | str | os.PathLike)
+    sources = [cast("Source", source)] if alone else list(cast("Sequence[Source]", source))
+    if not sources:
+        raise TraceError("a report needs at least one source")
+    found = []
+    for each in sources:
+        doing(f"reading {getattr(each, 'name', each)}")
+        found.append(_traces_of(each, device))
+    first = busiest(found[0])
+    runs = [(trace, label) for traces in found for trace, label in _labelled(traces, len(found))]
+    data: list[dict[str, Any]] = []
+    served: list[Policy] = []
+    for trace, label in runs:
+        ways = list(_policies_of(trace, doing))
+        data.append(run_data(trace, ways, label))
+        if trace is first:
+            served = ways
     doing("writing the page")
-    text = page.page(title or trace.name or "memory", gpumem.__version__, page_data(trace, served))
+    shown = next(n for n, (trace, _) in enumerate(runs) if trace is first)
+    facts = {"runs": data, "shown": shown}
+    text = page.page(title or _title(first, len(found)), gpumem.__version__, facts)
     # A title is often a file's name, which need not be UTF-8.
     written = _write_whole(Path(path), text.encode("utf-8", "replace"))
+    figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _ in runs)
     return Report(
         path=Path(path),
         nbytes=written,
         policies=tuple(each.as_dict() for each in served),
-        notice=notice_of(trace),
-        **vars(figures_of(trace, blocks_of(trace))),
+        notice=notice_of(first),
+        runs=figures,
+        **vars(figures[shown]),
     )
+
+
+def _traces_of(source: Source, device: int | None) -> list[Trace]:
+    """Return a trace of each memory of a source."""
+    if isinstance(source, Trace):
+        return [source]
+    if isinstance(source, Snapshot):
+        return traces_of_snapshot(source.as_dict(), "snapshot", device)
+    return load_traces(source, device=device)
+
+
+def _policies_of(trace: Trace, doing: Callable[[str], None]) -> Iterator[Policy]:
+    """Serve a trace in every way, first as recorded if the log tells that."""
+    if recorded := recorded_policy(trace):
+        yield recorded
+    for each in policies(trace):
+        doing(f"{each.name}: done")
+        yield each
+
+
+def _labelled(traces: Sequence[Trace], files: int) -> Iterator[tuple[Trace, str]]:
+    """Name the traces of one file on a page of so many files."""
+    for trace in traces:
+        device = trace.meta.get("device")
+        memory = str(trace.meta.get("memory") or ("" if device is None else f"device {device}"))
+        parts = [
+            trace.name if files > 1 or not memory else "",
+            memory if files == 1 or len(traces) > 1 else "",
+        ]
+        yield trace, ", ".join(filter(None, parts))
+
+
+def _title(first: Trace, files: int) -> str:
+    name = first.name or "memory"
+    return name if files == 1 else f"{name} and {files - 1} more"
 
 
 def _write_whole(path: Path, data: bytes) -> int:

@@ -15,9 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policy
 from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
-from gpumem.traces import Curve, Trace
+from gpumem.traces import Curve, Segments, Trace
+from gpumem.traces.trace import Frames
 
-__all__ = ["Figures", "column", "figures_of", "notice_of", "page_data", "recorded_policy"]
+__all__ = ["Figures", "column", "figures_of", "notice_of", "recorded_policy", "run_data"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Figures:
         Number of each.
     peak_live_bytes : int
         The most that was live at once, as requested.
-    never_freed_blocks, never_freed_bytes : int
+    live_at_end_blocks, live_at_end_bytes : int
         What was still live at the end.
     failed_allocs : int
         Failed allocations, as far as the file records them.
@@ -46,8 +47,8 @@ class Figures:
     allocations: int
     streams: int
     peak_live_bytes: int
-    never_freed_blocks: int
-    never_freed_bytes: int
+    live_at_end_blocks: int
+    live_at_end_bytes: int
     failed_allocs: int
     lost_events: int
 
@@ -60,8 +61,8 @@ def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
         allocations=trace.allocs,
         streams=trace.streams,
         peak_live_bytes=trace.peak_requested,
-        never_freed_blocks=int(np.count_nonzero(~blocks.freed)),
-        never_freed_bytes=int(blocks.size[~blocks.freed].sum()),
+        live_at_end_blocks=int(np.count_nonzero(~blocks.freed)),
+        live_at_end_bytes=int(blocks.size[~blocks.freed].sum()),
         failed_allocs=len(trace.details.failures) if trace.details else 0,
         lost_events=_plain_int(trace.meta, "lost") + _plain_int(trace.meta, "torn"),
     )
@@ -79,12 +80,13 @@ def notice_of(trace: Trace) -> str:
         )
     elif lost:
         texts.append(
-            f"{_events(lost)} {_were(lost)} lost: blocks may be missing, or shown as never freed."
+            f"{_events(lost)} {_were(lost)} lost: blocks may be missing, or shown as live at the "
+            "end."
         )
     if torn:
         texts.append(
             f"The file is torn, {_events(torn)} {_were(torn)} not whole: blocks may be missing, or "
-            "shown as never freed."
+            "shown as live at the end."
         )
     return " ".join(texts)
 
@@ -112,8 +114,8 @@ def recorded_policy(trace: Trace) -> Policy | None:
     return policy(trace, "as recorded", "at least" if before else "recorded", held)
 
 
-def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
-    """Collect everything that a page draws.
+def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[str, Any]:
+    """Collect everything that a page draws of one run.
 
     Parameters
     ----------
@@ -121,20 +123,30 @@ def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
         The trace to draw.
     served : sequence of Policy
         The policies to show; the first is drawn first.
+    label : str, optional
+        What the page calls the run, beside others.
     """
     blocks = blocks_of(trace)
     kept = blocks.largest(MOST_BLOCKS)
     shown = kept[blocks.block]  # moves of the blocks that are kept
     owner, names, named = owners_of(trace, blocks)
-    address, placed = _addresses(trace, blocks, served)
-    drawn = draw_together(address[kept], blocks.size[kept])
+    address, segments, placed = _addresses(trace, blocks, served)
+    # Blocks and segments are drawn in one picture, whose gaps are closed for both alike.
+    drawn = draw_together(
+        np.concatenate([address[kept], segments.address]),
+        np.concatenate([blocks.size[kept], segments.nbytes]),
+    )
     moving = blocks.moving[shown]
+    stack, stacks = _stacks(trace, blocks, kept)
+    frames, stack_frames = _frames_of(stacks)
     return {
+        "label": label or trace.name,
         "figures": vars(figures_of(trace, blocks)),
         "kept": int(np.count_nonzero(kept)),
         "blocks": blocks.count,
         "streams": _stream_names(trace),
         "owners": names,
+        "frames": frames,
         "ownersNamed": named,
         "placed": placed,
         "notice": notice_of(trace),
@@ -151,22 +163,61 @@ def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
             "size": column(blocks.size[kept]),
             "stream": column(blocks.stream[kept]),
             "owner": column(owner[kept]),
-            "offset": column(drawn.offset),
+            "offset": column(drawn.offset[: np.count_nonzero(kept)]),
             "rest": column(_rest(blocks, shown)),
+            "stack": column(stack),
+            "stackSizes": column([len(each) for each in stacks]),
+            "stackFrames": column(stack_frames),
+            "segmentOffset": column(drawn.offset[np.count_nonzero(kept) :]),
+            "segmentSize": column(segments.nbytes),
+            "segmentBegin": column(np.searchsorted(moving, segments.begin)),
+            "segmentEnd": column(_ends(segments, moving)),
         },
     }
 
 
+_NO_SEGMENTS = Segments(np.empty(0, np.uint64), *(np.empty(0, np.int64) for _ in range(3)))
+
+
 def _addresses(
     trace: Trace, blocks: BlockTable, served: Sequence[Policy]
-) -> tuple[NDArray[np.uint64], str]:
-    """Return the addresses of blocks: those in the log, else those of the default policy."""
+) -> tuple[NDArray[np.uint64], Segments, str]:
+    """Return the addresses of blocks and the segments: the log's, else the default policy's."""
     if trace.details is not None:
-        return trace.details.address[blocks.allocation], "recorded"
+        address = trace.details.address[blocks.allocation]
+        return address, trace.details.segments or _NO_SEGMENTS, "recorded"
     for each in served:
         if each.placement is not None and each.name == PAGES:
-            return each.placement.address[blocks.allocation], "replayed"
-    return np.zeros(blocks.count, np.uint64), "unknown"
+            address = each.placement.address[blocks.allocation]
+            return address, each.placement.segments or _NO_SEGMENTS, "replayed"
+    return np.zeros(blocks.count, np.uint64), _NO_SEGMENTS, "unknown"
+
+
+def _ends(segments: Segments, moving: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the move at which each segment ends: the number of moves if it never does."""
+    ends = np.searchsorted(moving, segments.end)
+    return np.where(segments.end < 0, moving.size, ends)
+
+
+def _stacks(
+    trace: Trace, blocks: BlockTable, kept: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], list[Frames]]:
+    """Return the stack of each kept block, from 1, 0 for none, and those that occur."""
+    details = trace.details
+    if details is None or details.stack is None:
+        return np.zeros(int(np.count_nonzero(kept)), np.int64), []
+    numbers = details.stack[blocks.allocation][kept]
+    used, place = np.unique(numbers, return_inverse=True)
+    listed = [details.stacks[number] for number in used.tolist() if number >= 0]
+    without = used.size - len(listed)  # 1 if some have none, which sorts first
+    return place.astype(np.int64) + 1 - without, listed
+
+
+def _frames_of(stacks: Sequence[Frames]) -> tuple[list[list[Any]], list[int]]:
+    """List each different frame once, and the frames of all stacks one after the other."""
+    numbers: dict[tuple[str, int, str], int] = {}
+    listed = [numbers.setdefault(frame, len(numbers)) for each in stacks for frame in each]
+    return [list(frame) for frame in numbers], listed
 
 
 def _back(

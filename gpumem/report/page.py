@@ -12,7 +12,10 @@ from typing import Any
 __all__ = ["page"]
 
 # A script uses those before it.
-_SCRIPTS = "format columns model theme charts timeline map lanes sizes tables main"
+_SCRIPTS = (
+    "format columns theme model groups charts timeline block map moment lanes sizes tables runs "
+    "link main"
+)
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -26,7 +29,7 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
     version : str
         gpumem's.
     data : mapping
-        What `page_data` collected.
+        ``runs``, what `run_data` collected of each, and ``shown``, the number of the first shown.
     """
     parts = {
         "title": html.escape(title),

@@ -1,11 +1,11 @@
 """Traces of allocations: what one is, and a reader for each format that holds one.
 
-`load_trace` reads a file of any known format, `samples` lists the bundled traces, and
-`TraceBuilder` makes a `Trace` from a log that names blocks by address.
+`load_trace` and `load_traces` read a file of any known format, `samples` lists the bundled traces,
+and `TraceBuilder` makes a `Trace` from a log that names blocks by address.
 """
 
 from gpumem.traces.builder import TraceBuilder
-from gpumem.traces.formats import load_trace, samples
+from gpumem.traces.formats import load_trace, load_traces, samples
 from gpumem.traces.trace import (
     ALLOC,
     FREE_COMPLETED,
@@ -13,6 +13,7 @@ from gpumem.traces.trace import (
     UNKNOWN_BLOCK,
     Curve,
     Details,
+    Segments,
     Trace,
 )
 
@@ -23,8 +24,10 @@ __all__ = [
     "UNKNOWN_BLOCK",
     "Curve",
     "Details",
+    "Segments",
     "Trace",
     "TraceBuilder",
     "load_trace",
+    "load_traces",
     "samples",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from gpumem.traces.trace import (
     UNKNOWN_BLOCK,
     Curve,
     Details,
+    Frames,
+    Segments,
     Trace,
 )
 
@@ -33,10 +36,15 @@ class TraceBuilder:
     concurrently may write their times in a slightly different order than their events. Addresses
     and owners of blocks become the details of the trace.
 
+    `origin_us` is when the log's time 0 was, in microseconds since 1970, if that is known. The
+    trace's ``meta["first_us"]`` is the time of the first event, by which traces of several devices
+    or processes are put side by side.
+
     Each call takes `where`, the position in the log for error messages, such as ``"line 7"``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, origin_us: int = 0) -> None:
+        self._origin_us = origin_us
         self._action = array("b")
         self._block = array("i")
         self._size = array("q")
@@ -52,15 +60,29 @@ class TraceBuilder:
         self._held_at = array("q")  # events before each change
         self._holding = 0  # the sum of the changes
         self._failures: list[tuple[int, int]] = []
+        self._stack = array("i")  # by block number; -1: none
+        self._stacks: dict[Frames, int] = {}
+        self._known_stacks: dict[int, tuple[int, Frames]] = {}  # by the id of the frames kept here
+        self._segments = SegmentLog()
 
     def __len__(self) -> int:
         """Events recorded so far."""
         return len(self._action)
 
     def alloc(
-        self, where: str, address: int, size: int, stream: Hashable, time_us: int, owner: str = ""
+        self,
+        where: str,
+        address: int,
+        size: int,
+        stream: Hashable,
+        time_us: int,
+        owner: str = "",
+        frames: Frames = (),
     ) -> None:
-        """Record that `size` bytes at `address` were allocated on `stream`, by `owner`."""
+        """Record that `size` bytes at `address` were allocated on `stream`, by `owner`.
+
+        Many allocations may share one tuple of frames, which is then compared once.
+        """
         if not 0 <= size <= MAX_SIZE:
             raise TraceError(f"{where}: size is {size}, expected 0..{MAX_SIZE} bytes")
         if address in self._live:
@@ -73,6 +95,7 @@ class TraceBuilder:
         self._sizes.append(size)
         self._addresses.append(address & _ADDRESS_BITS)
         self._owner.append(self._owners.setdefault(owner, len(self._owners)))
+        self._stack.append(self._stack_number(frames))
         self._append(where, ALLOC, block, size, stream, time_us)
 
     def free_requested(
@@ -102,9 +125,25 @@ class TraceBuilder:
         self._held_at.append(len(self))
         self._held.append(nbytes)
 
+    def segment_begin(self, address: int, nbytes: int) -> None:
+        """Record that memory lies at `address` from here on."""
+        self._segments.begin(address, nbytes, len(self))
+
+    def segment_end(self, address: int, nbytes: int) -> None:
+        """Record that no memory lies at these addresses any more; it may be part of a segment."""
+        self._segments.end(address, nbytes, len(self))
+
     def failure(self, nbytes: int) -> None:
         """Record that an allocation of so many bytes failed."""
         self._failures.append((len(self), nbytes))
+
+    def _stack_number(self, frames: Frames) -> int:
+        if not frames:
+            return -1
+        if id(frames) not in self._known_stacks:
+            number = self._stacks.setdefault(frames, len(self._stacks))
+            self._known_stacks[id(frames)] = number, frames
+        return self._known_stacks[id(frames)][0]
 
     def _free(
         self, where: str, action: int, block: int | None, size: int, stream: Hashable, time_us: int
@@ -133,7 +172,8 @@ class TraceBuilder:
         if time_us.size:
             time_us = np.maximum.accumulate(time_us - time_us[0]).clip(min=0)
         details = self._details()
-        facts = {**meta, "failed_allocs": len(self._failures)}
+        first = self._origin_us + (self._time_us[0] if self._time_us else 0)
+        facts = {**meta, "failed_allocs": len(self._failures), "first_us": first}
         columns = self._action, self._block, self._size, self._stream
         action, block, size, stream = map(np.array, columns)
         return Trace(action, block, size, stream, time_us, meta=facts, name=name, details=details)
@@ -147,7 +187,59 @@ class TraceBuilder:
             tuple(map(_stream_name, self._streams)),
             held if held.at.size else None,
             tuple(self._failures),
+            np.array(self._stack, np.int32) if self._stacks else None,
+            tuple(self._stacks),
+            self._segments.columns(),
         )
+
+
+class SegmentLog:
+    """Collects the segments of a log in the order in which they begin.
+
+    A place is an address, with a number above it that keeps resources apart.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[list[int]] = []  # place, bytes, event of the begin, event of the end
+        self._places: list[int] = []  # of the present ones, sorted
+        self._present: dict[int, int] = {}  # place -> row
+
+    def begin(self, place: int, nbytes: int, event: int) -> None:
+        """Record that memory lies at a place from an event on."""
+        if not 0 < nbytes <= MAX_SIZE:
+            return
+        self.end(place, nbytes, event)  # its release was lost
+        insort(self._places, place)
+        self._present[place] = len(self._rows)
+        self._rows.append([place, nbytes, event, -1])
+
+    def end(self, place: int, nbytes: int, event: int) -> None:
+        """Record that no memory lies there any more, which may be a part of a segment."""
+        at = bisect_left(self._places, place)
+        if at and self._end_of(self._places[at - 1]) > place:
+            at -= 1
+        while at < len(self._places) and (begin := self._places[at]) < place + nbytes:
+            stop = self._end_of(begin)
+            self._rows[self._present.pop(begin)][3] = event
+            del self._places[at]
+            # What is left of it on either side goes on as a segment of its own.
+            for first, last in ((begin, place), (place + nbytes, stop)):
+                if first < last:
+                    self._places.insert(at, first)
+                    self._present[first] = len(self._rows)
+                    self._rows.append([first, last - first, event, -1])
+                    at += 1
+
+    def columns(self) -> Segments | None:
+        """Return all segments; None without any."""
+        if not self._rows:
+            return None
+        places, nbytes, begin, end = zip(*self._rows, strict=True)
+        address = np.array([place & _ADDRESS_BITS for place in places], np.uint64)
+        return Segments(address, *(np.array(each, np.int64) for each in (nbytes, begin, end)))
+
+    def _end_of(self, place: int) -> int:
+        return place + self._rows[self._present[place]][1]
 
 
 def _stream_name(handle: Hashable) -> str:

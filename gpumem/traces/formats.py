@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -10,7 +11,7 @@ from gpumem.errors import TraceError
 from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
 from gpumem.traces.trace import Trace
 
-__all__ = ["load_trace", "samples"]
+__all__ = ["busiest", "load_trace", "load_traces", "samples"]
 
 MAX_FILE_BYTES = 1 << 32
 """Largest file that is read: 4 GiB."""
@@ -49,6 +50,32 @@ def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> 
     >>> load_trace("multistream_train").streams
     3
     """
+    return busiest(load_traces(source, device=device))
+
+
+def load_traces(source: str | os.PathLike[str], *, device: int | None = None) -> list[Trace]:
+    """Load a trace of each memory in a file, in the order of the memories.
+
+    Parameters
+    ----------
+    source, device
+        As of `load_trace`; without `device`, every memory that has blocks.
+
+    Returns
+    -------
+    list of Trace
+        At least one. ``meta["memory"]`` or ``meta["device"]`` tells which memory each is of.
+
+    Raises
+    ------
+    TraceError
+        As `load_trace` does.
+
+    Examples
+    --------
+    >>> [trace.streams for trace in load_traces("multistream_train")]
+    [3]
+    """
     path = _resolve(source)
     try:
         with path.open("rb") as file:
@@ -60,6 +87,15 @@ def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> 
         raise TraceError(f"{source}: {error}") from None
     except OSError as error:
         raise TraceError(f"{source}: cannot be read: {error.strerror}") from None
+
+
+def busiest(traces: Sequence[Trace]) -> Trace:
+    """Return the trace with the most events, or of one moment with the most bytes in use."""
+    return max(traces, key=_weight)
+
+
+def _weight(trace: Trace) -> int:
+    return trace.peak_requested if trace.meta.get("moment") else trace.events
 
 
 def _resolve(source: str | os.PathLike[str]) -> Path:
@@ -80,7 +116,7 @@ def _resolve(source: str | os.PathLike[str]) -> Path:
     raise TraceError(f"{source}: no such file, and no sample of that name (samples: {names})")
 
 
-def _read(file: IO[bytes], name: str, device: int | None) -> Trace:
+def _read(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
     """Read the file with the reader of the format that its first bytes show."""
     start = file.read(4096)
     file.seek(0)
@@ -97,10 +133,10 @@ def _read(file: IO[bytes], name: str, device: int | None) -> Trace:
             f"device is {device}, expected 0 (only snapshots and recordings hold more)"
         )
     if start.startswith(npz.MAGIC):
-        return npz.read_npz(file, name)
+        return [npz.read_npz(file, name)]
     first_line = start.splitlines()[0].decode("utf-8", "replace")
     if first_line.strip().lower() == rmm_log.HEADER.lower():
-        return rmm_log.read_rmm_log(file, name)
+        return [rmm_log.read_rmm_log(file, name)]
     raise TraceError(
         f"not a trace: neither a recording, nor an .npz archive, nor a snapshot of PyTorch's or "
         f"gpumem's, nor an RMM log (header {rmm_log.HEADER})"

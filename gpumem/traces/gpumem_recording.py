@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +18,22 @@ from gpumem.observe.events import (
     FREE_COMPLETED,
     FREE_REQUESTED,
     MAGIC,
+    MOVE,
     RELEASE,
     RESERVE,
     parse,
 )
 from gpumem.traces.builder import TraceBuilder, owner_named, require_device
-from gpumem.traces.trace import Trace
+from gpumem.traces.trace import Frames, Trace
 
-__all__ = ["MAGIC", "read_recording", "trace_of"]
+__all__ = ["MAGIC", "read_recording", "traces_of"]
 
 _PER_THREAD_STREAM = 2
 _OLDEST = 1 << 63  # of a block that was allocated before the recording, in nanoseconds
 
 
-def read_recording(file: IO[bytes], name: str, device: int | None = None) -> Trace:
-    """Read a trace from an open file of recorded events.
+def read_recording(file: IO[bytes], name: str, device: int | None = None) -> list[Trace]:
+    """Read a trace of each memory from an open file of recorded events.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ def read_recording(file: IO[bytes], name: str, device: int | None = None) -> Tra
     name : str
         Name of the trace.
     device : int, optional
-        Which memory to take, by its place among their sorted names; without it, the busiest.
+        Which memory to take, by its place among their sorted names; without it, all.
 
     Raises
     ------
@@ -52,69 +53,82 @@ def read_recording(file: IO[bytes], name: str, device: int | None = None) -> Tra
         events = parse(file.read())
     except EventFileError as error:
         raise TraceError(str(error)) from None
-    return trace_of(events, name, device)
+    return traces_of(events, name, device)
 
 
-def trace_of(
+def traces_of(
     events: Events,
     name: str,
     device: int | None = None,
     live: Sequence[tuple[RecordedResource, Block]] | None = None,
-) -> Trace:
-    """Make a trace of the blocks of one memory, from all of its resources.
+) -> list[Trace]:
+    """Make a trace of each memory that has blocks, of all its resources.
 
     Parameters
     ----------
     events : Events
     name : str
-        Name of the trace.
+        Name of the traces.
     device : int, optional
-        Which memory to take, by its place among their sorted names; without it, the busiest.
+        Which memory to take, by its place among their sorted names; without it, all.
     live : sequence of (RecordedResource, Block), optional
         The blocks that were live at some time between the first event and the last, where earlier
-        events are lost; by default those that a file begins with. The trace then begins with those
+        events are lost; by default those that a file begins with. The traces then begin with those
         that were live at the first event.
     """
     memories = sorted({resource.memory for resource in events.resources.values()})
     require_device(device, len(memories))
-    records = events.records[events.records["kind"] <= RELEASE]
+    records = events.records[events.records["kind"] <= MOVE]
     memory_of = {n: memories.index(found.memory) for n, found in events.resources.items()}
     memory = np.array([memory_of.get(n, -1) for n in records["resource"].tolist()], np.int64)
     known = live or events.began_with
     before = _live_before(events, records, known) if known or live is not None else []
-    allocations = memory[records["kind"] == ALLOC]
-    if not allocations.size:
-        allocations = np.array([memory_of[row[-1]] for row in before], np.int64)
-    if device is None and allocations.size:
-        device = int(np.bincount(allocations[allocations >= 0], minlength=1).argmax())
-    records = records[memory == device]
-    builder = TraceBuilder()
-    owner_of = cache(partial(_owner, events))
-    began = int(records["time"].min()) if records.size else 0
-    begun = 0
-    for owner, address, nbytes, stream, thread, resource in before:
-        if memory_of[resource] == device:
-            begun += 1
-            place, key = resource << 64 | address, _stream_key(stream, thread)
-            owner = owner or owner_of(0, 0, 0, resource)
-            builder.alloc(f"address {address:#x}", place, nbytes, key, began // 1000, owner)
-    for row in records.tolist():
-        _record_event(builder, owner_of, row)
-    if not len(builder):
+    traces = []
+    for number in range(len(memories)) if device is None else [device]:
+        begun = [row for row in before if memory_of[row.resource] == number]
+        builder = _record(events, records[memory == number], begun)
+        if not len(builder):
+            continue
+        meta = {
+            "source": "gpumem",
+            "memory": memories[number] if memories else "",
+            "torn": events.torn,
+            "lost": events.lost,
+        }
+        if live is not None:
+            meta["began_with"] = len(begun)
+        traces.append(builder.trace(name, meta))
+    if not traces:
         of = f" in {shown(memories[device])}" if memories and device is not None else ""
         raise TraceError(f"the recording holds no allocations{of}")
-    meta = {
-        "source": "gpumem",
-        "memory": memories[device or 0] if memories else "",
-        "torn": events.torn,
-        "lost": events.lost,
-    }
-    if live is not None:
-        meta["began_with"] = begun
-    return builder.trace(name, meta)
+    return traces
 
 
-_Before = tuple[str, int, int, int, int, int]
+def _record(events: Events, records: NDArray[np.void], begun: Sequence[_Before]) -> TraceBuilder:
+    """Record the events of one memory, which begin with blocks that were live before."""
+    builder = TraceBuilder(origin_us=events.began // 1000)
+    owner_of = cache(partial(_owner, events))
+    began = int(records["time"].min()) if records.size else 0
+    for row in begun:
+        place, key = row.resource << 64 | row.address, _stream_key(row.stream, row.thread)
+        owner = row.owner or owner_of(0, 0, 0, row.resource)
+        where = f"address {row.address:#x}"
+        builder.alloc(where, place, row.nbytes, key, began // 1000, owner, row.frames)
+    for slot in records.tolist():
+        _record_event(builder, owner_of, events.stacks, slot)
+    return builder
+
+
+class _Before(NamedTuple):
+    """A block that was live at the first event; owner "" where the events do not tell."""
+
+    owner: str
+    address: int
+    nbytes: int
+    stream: int
+    thread: int
+    resource: int
+    frames: Frames = ()
 
 
 def _live_before(
@@ -125,8 +139,7 @@ def _live_before(
     """Return the blocks that were live at the first event.
 
     The first event about an address tells whether it was in use before; an address without an event
-    is in use now exactly if it was in use then. Of each block: owner or "", address, bytes, stream,
-    thread and number of the resource.
+    is in use now exactly if it was in use then.
     """
     found: list[_Before] = []
     seen: set[tuple[RecordedResource, int]] = set()
@@ -137,38 +150,46 @@ def _live_before(
             continue
         seen.add((known, address))
         if kind != ALLOC:  # the completion of a free does not repeat the requested bytes
-            found.append(("", address, nbytes or allocated, stream, thread, resource))
+            found.append(_Before("", address, nbytes or allocated, stream, thread, resource))
     numbers = {resource: number for number, resource in events.resources.items()}
     numbers_of_threads = {thread: number for number, thread in events.threads.items()}
     for resource, block in sorted(live, key=lambda pair: -(pair[1].age or _OLDEST)):
         if resource in numbers and (resource, block.address) not in seen:
             owner = owner_named(block.tag, block.stack, block.framework, resource.name)
             thread = numbers_of_threads.get(block.thread or 0, 0)
-            found.append(
-                (owner, block.address, block.nbytes, block.stream, thread, numbers[resource])
-            )
+            place = block.address, block.nbytes, block.stream, thread, numbers[resource]
+            found.append(_Before(owner, *place, block.stack))
     return found
 
 
 def _record_event(
-    builder: TraceBuilder, owner_of: Callable[..., str], row: tuple[int, ...]
+    builder: TraceBuilder,
+    owner_of: Callable[..., str],
+    stacks: Mapping[int, Frames],
+    row: tuple[int, ...],
 ) -> None:
     time, address, nbytes, _, stream, kind, framework, thread, tag, stack, resource = row
     where = f"address {address:#x}"
     if kind == FAILURE:
         builder.failure(nbytes)
         return
-    if kind in (RESERVE, RELEASE):
-        builder.hold(where, nbytes if kind == RESERVE else -nbytes)
-        return
     # An arena inside a block of another one begins at the same address.
     place = resource << 64 | address
+    if kind in (RESERVE, RELEASE, MOVE):
+        if kind != MOVE:
+            builder.hold(where, nbytes if kind == RESERVE else -nbytes)
+        if kind == RELEASE:
+            builder.segment_end(place, nbytes)
+        else:  # a move does not tell where its page was; that place stays a segment
+            builder.segment_begin(place, nbytes)
+        return
     key = _stream_key(stream, thread)
     if kind == ALLOC:
         # The free of the block before is missing if events were lost.
         builder.end_life(where, place, key, time // 1000)
         owner = owner_of(tag, stack, framework, resource)
-        builder.alloc(where, place, nbytes, key, time // 1000, owner)
+        frames = stacks.get(stack, ())
+        builder.alloc(where, place, nbytes, key, time // 1000, owner, frames)
     elif kind == FREE_REQUESTED:
         builder.free_requested(where, place, nbytes, key, time // 1000)
     else:

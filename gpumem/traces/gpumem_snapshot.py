@@ -8,9 +8,9 @@ from typing import IO, Any
 from gpumem._support.texts import shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder, owner_named, require_device
-from gpumem.traces.trace import Trace
+from gpumem.traces.trace import Frames, Trace
 
-__all__ = ["MAGIC", "read_snapshot", "trace_of_snapshot"]
+__all__ = ["MAGIC", "read_snapshot", "traces_of_snapshot"]
 
 MAGIC = b"{"
 _FORMAT, _VERSION = "gpumem.snapshot", 1
@@ -25,17 +25,17 @@ _MALFORMED = (
 )
 
 
-def read_snapshot(file: IO[bytes], name: str, device: int | None = None) -> Trace:
-    """Read a trace from an open snapshot in JSON; see `trace_of_snapshot`."""
+def read_snapshot(file: IO[bytes], name: str, device: int | None = None) -> list[Trace]:
+    """Read traces from an open snapshot in JSON; see `traces_of_snapshot`."""
     try:
         plain = json.loads(file.read())
     except (ValueError, RecursionError) as error:
         raise TraceError(f"not a snapshot: {error}") from None
-    return trace_of_snapshot(plain, name, device)
+    return traces_of_snapshot(plain, name, device)
 
 
-def trace_of_snapshot(plain: object, name: str, device: int | None = None) -> Trace:
-    """Make a trace that allocates the blocks in use of a snapshot, and frees nothing.
+def traces_of_snapshot(plain: object, name: str, device: int | None = None) -> list[Trace]:
+    """Make a trace of each memory, which allocates the blocks in use of a snapshot, and frees none.
 
     Blocks are in the order of their age. Blocks whose age was not recorded count as the oldest.
 
@@ -44,10 +44,9 @@ def trace_of_snapshot(plain: object, name: str, device: int | None = None) -> Tr
     plain : dict
         As ``snapshot.schema.json`` of `gpumem.observe` describes it.
     name : str
-        Name of the trace.
+        Name of the traces.
     device : int, optional
-        Which memory to take, by its place among their sorted names; without it, the one with
-        the most bytes in use.
+        Which memory to take, by its place among their sorted names; without it, all.
 
     Raises
     ------
@@ -59,53 +58,68 @@ def trace_of_snapshot(plain: object, name: str, device: int | None = None) -> Tr
     if plain.get("version") != _VERSION:
         raise TraceError(f"a snapshot of version {shown(plain.get('version'))}, not {_VERSION}")
     try:
-        return _trace(plain, name, device)
+        return _traces(plain, name, device)
     except TraceError:
         raise
     except _MALFORMED as error:
         raise TraceError(f"not a snapshot: {type(error).__name__}: {error}") from None
 
 
-def _trace(plain: dict[str, Any], name: str, device: int | None) -> Trace:
+def _traces(plain: dict[str, Any], name: str, device: int | None) -> list[Trace]:
     # Blocks of an adaptor are blocks of its upstream, which is listed itself.
     sources = [found for found in plain["resources"] if not found["upstreams"]]
     memories = sorted({found["memory"] for found in sources})
     require_device(device, len(memories))
-    used = {
-        memory: [(found, b) for found in sources if found["memory"] == memory for b in _used(found)]
-        for memory in memories
-    }
-    if not any(used.values()):
+    stacks = [_stack(frames) for frames in plain["stacks"]]
+    chosen = memories if device is None else memories[device : device + 1]
+    used = {memory: [each for each in sources if each["memory"] == memory] for memory in chosen}
+    traces = [
+        _trace(memory, inside, stacks, name)
+        for memory, inside in used.items()
+        if any(_used(found) for found in inside)
+    ]
+    if not traces:
         raise TraceError("the snapshot has nothing in use")
-    if device is None:
-        memory = max(used, key=lambda each: sum(block["nbytes"] for _, block in used[each]))
-    else:
-        memory = memories[device]
-    blocks = used[memory]
+    return traces
+
+
+def _trace(memory: str, sources: list[dict[str, Any]], stacks: list[Frames], name: str) -> Trace:
+    """Make the trace of the resources of one memory."""
+    blocks = [(found, block) for found in sources for block in _used(found)]
     oldest = max((int(block.get("age_ns", 0)) for _, block in blocks), default=0)
     blocks.sort(key=lambda pair: -int(pair[1].get("age_ns", oldest)))
     builder = TraceBuilder()
     for found in sources:
-        if found["memory"] == memory:
-            builder.hold("counts", int(found["counts"]["reserved"]))
+        builder.hold("counts", int(found["counts"]["reserved"]))
+        for address, nbytes in _segments(found):
+            builder.segment_begin(int(found["key"]) << 64 | address, nbytes)
     for found, block in blocks:
         address, age = int(block["address"]), int(block.get("age_ns", oldest))
+        frames = stacks[block["stack"]] if block.get("stack") is not None else ()
         builder.alloc(
             f"block {address:#x}",
             int(found["key"]) << 64 | address,
             int(block["nbytes"]),
             int(block["stream"]),
             (oldest - age) // 1000,
-            _owner(plain["stacks"], found, block),
+            owner_named(block.get("tag"), frames, block.get("framework"), found["name"]),
+            frames,
         )
     meta = {"source": "snapshot", "memory": memory, "moment": True, "ended_us": oldest // 1000}
     return builder.trace(name, meta)
 
 
+def _stack(frames: Any) -> Frames:
+    return tuple((str(file), int(line), str(function)) for file, line, function in frames)
+
+
+def _segments(found: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return address and bytes of an arena's pages, or else of its regions."""
+    # Ranges are addresses for pages.
+    regions = [each for each in found.get("regions", ()) if each["kind"] != "range"]
+    listed = [*found.get("pages", ()), *regions]
+    return [(int(each["address"]), int(each["nbytes"])) for each in listed]
+
+
 def _used(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [block for block in found["blocks"] if block["state"] == "used"]
-
-
-def _owner(stacks: list[Any], found: dict[str, Any], block: dict[str, Any]) -> str:
-    frames = stacks[block["stack"]] if block.get("stack") is not None else ()
-    return owner_named(block.get("tag"), frames, block.get("framework"), found["name"])

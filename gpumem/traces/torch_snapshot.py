@@ -10,10 +10,10 @@ from __future__ import annotations
 import pickle
 from typing import IO, Any, NoReturn
 
-from gpumem._support.texts import reason, shown
+from gpumem._support.texts import reason, shown, visible
 from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder
-from gpumem.traces.trace import Trace
+from gpumem.traces.trace import Frames, Trace
 
 MAGIC = b"\x80"
 
@@ -30,11 +30,11 @@ class _PlainUnpickler(pickle.Unpickler):
         raise TraceError("the pickle refers to outside objects, expected plain data only")
 
 
-def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -> Trace:
-    """Read the allocations of one device from an open snapshot pickle.
+def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -> list[Trace]:
+    """Read a trace of each device from an open snapshot pickle.
 
     Allocations that were live before recording began are not part of the trace; their frees
-    are, as frees of an unknown block. Of a snapshot without history the trace allocates the blocks
+    are, as frees of an unknown block. Of a snapshot without history a trace allocates the blocks
     in use, as of gpumem's own snapshots.
 
     Parameters
@@ -44,8 +44,7 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
     name : str
         Name of the trace.
     device : int, optional
-        Index of the device to take; without it, the one with most allocations and frees, or without
-        history with the most bytes in use.
+        Index of the device to take; without it, all that have allocations or frees.
 
     Raises
     ------
@@ -56,21 +55,18 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
     snapshot, nbytes = _load_plain(file)
     traces = _device_traces(snapshot)
     _require_plausible("entries", sum(map(len, traces)), nbytes)
-    builders = {}
-    given = device
+    found = []
     for index, entries in enumerate(traces):
-        if device is None or device == index:
-            builders[index] = _record(entries, index)
-    if device is None:
-        device = max(builders, key=lambda index: len(builders[index]), default=0)
-    if device in builders and len(builders[device]):
-        return builders[device].trace(name, {"source": "torch_snapshot", "device": device})
+        if device in (None, index) and len(builder := _record(entries, index)):
+            found.append(builder.trace(name, {"source": "torch_snapshot", "device": index}))
+    if found:
+        return found
     # If a history was recorded, what is in use is not what happened.
     segments = {} if any(traces) else _segments(snapshot, nbytes)
     known = max(len(traces), *(index + 1 for index in segments), 1)
-    if not 0 <= device < known:
+    if device is not None and not 0 <= device < known:
         raise TraceError(f"device is {device}, expected 0..{known - 1}")
-    return _trace_of_moment(segments, name, given)
+    return _traces_of_moment(segments, name, device)
 
 
 def _load_plain(file: IO[bytes]) -> tuple[object, int]:
@@ -171,30 +167,33 @@ def _segments(snapshot: object, nbytes: int) -> dict[int, list[dict[Any, Any]]]:
     return found
 
 
-def _trace_of_moment(
+def _traces_of_moment(
     segments: dict[int, list[dict[Any, Any]]], name: str, device: int | None
-) -> Trace:
-    """Make a trace that allocates the blocks in use and frees nothing."""
-    chosen = segments if device is None else {device: segments.get(device, [])}
-    builders = {index: _record_segments(inside, index) for index, inside in chosen.items()}
-    if device is None:
-        device = max(builders, key=lambda index: builders[index][1], default=0)
-    if device not in builders or not len(builders[device][0]):
+) -> list[Trace]:
+    """Make traces that allocate the blocks in use and free nothing."""
+    found = []
+    for index in sorted(segments) if device is None else [device]:
+        if len(builder := _record_segments(segments.get(index, []), index)):
+            meta = {"source": "torch_snapshot", "device": index, "moment": True}
+            found.append(builder.trace(name, meta))
+    if not found:
         raise TraceError(
-            f"the snapshot holds no allocations of device {device}: was "
+            f"the snapshot holds no allocations of device {device or 0}: was "
             "torch.cuda.memory._record_memory_history() on? No block is in use there, either"
         )
-    meta = {"source": "torch_snapshot", "device": device, "moment": True}
-    return builders[device][0].trace(name, meta)
+    return found
 
 
-def _record_segments(segments: list[dict[Any, Any]], device: int) -> tuple[TraceBuilder, int]:
-    """Record segments and the blocks in use; returns their bytes, too."""
+def _record_segments(segments: list[dict[Any, Any]], device: int) -> TraceBuilder:
+    """Record segments and the blocks in use."""
     builder = TraceBuilder()
-    owner_of = _Owners()
-    in_use = 0
-    for segment in segments:
-        builder.hold(f"device {device}", _integer(segment, "total_size", f"device {device}"))
+    callers = _Callers()
+    for index, segment in enumerate(segments):
+        where = f"device {device}, segment {index}"
+        nbytes = _integer(segment, "total_size", f"device {device}")
+        builder.hold(where, nbytes)
+        # An arena inside a block of another one begins at the same address.
+        builder.segment_begin(index << 64 | _integer(segment, "address", where), nbytes)
     for index, segment in enumerate(segments):
         where = f"device {device}, segment {index}"
         stream = _integer(segment, "stream", where, default=0)
@@ -207,18 +206,17 @@ def _record_segments(segments: list[dict[Any, Any]], device: int) -> tuple[Trace
             address = _integer(block, "address", where, default=address)
             if block.get("state") == "active_allocated":
                 requested = _integer(block, "requested_size", where, default=size)
-                # An arena inside a block of another one begins at the same address.
                 place = index << 64 | address
-                builder.alloc(where, place, requested, stream, 0, owner_of(block.get("frames")))
-                in_use += requested
+                owner, frames = callers.of(block.get("frames"))
+                builder.alloc(where, place, requested, stream, 0, owner, frames)
             address += size
-    return builder, in_use
+    return builder
 
 
 def _record(entries: list[object], device: int) -> TraceBuilder:
     """Record the entries of blocks, segments and failures; others are left out."""
     builder = TraceBuilder()
-    owner_of = _Owners()
+    callers = _Callers()
     for index, entry in enumerate(entries):
         where = f"device {device}, entry {index}"
         if not isinstance(entry, dict):
@@ -227,9 +225,9 @@ def _record(entries: list[object], device: int) -> TraceBuilder:
         if not isinstance(action, str):
             raise TraceError(f"{where}: action is {shown(action)}, expected a str")
         if action in _OF_BLOCKS:
-            _record_block(builder, where, action, entry, owner_of)
+            _record_block(builder, where, action, entry, callers)
         elif action in _OF_SEGMENTS:
-            builder.hold(where, _OF_SEGMENTS[action] * _integer(entry, "size", where))
+            _record_segment(builder, where, _OF_SEGMENTS[action], entry)
         elif action == "oom":
             builder.failure(_integer(entry, "size", where))
     return builder
@@ -239,45 +237,78 @@ _OF_BLOCKS = ("alloc", "free_requested", "free_completed")
 _OF_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
+def _record_segment(builder: TraceBuilder, where: str, sign: int, entry: dict[Any, Any]) -> None:
+    nbytes = _integer(entry, "size", where)
+    builder.hold(where, sign * nbytes)
+    address = _integer(entry, "addr", where, default=0)
+    if address <= 0:  # snapshots need not name it
+        return
+    if sign > 0:
+        builder.segment_begin(address, nbytes)
+    else:
+        builder.segment_end(address, nbytes)
+
+
 def _record_block(
-    builder: TraceBuilder, where: str, action: str, entry: dict[Any, Any], owner_of: _Owners
+    builder: TraceBuilder, where: str, action: str, entry: dict[Any, Any], callers: _Callers
 ) -> None:
     address, size, stream = (_integer(entry, key, where) for key in ("addr", "size", "stream"))
     # Snapshots of PyTorch before 2.1 carry no times.
     time_us = _integer(entry, "time_us", where, default=0)
     if action == "alloc":
-        builder.alloc(where, address, size, stream, time_us, owner_of(entry.get("frames")))
+        owner, frames = callers.of(entry.get("frames"))
+        builder.alloc(where, address, size, stream, time_us, owner, frames)
     elif action == "free_requested":
         builder.free_requested(where, address, size, stream, time_us)
     else:
         builder.free_completed(where, address, size, stream, time_us)
 
 
-class _Owners:
-    """Names the owners of entries. Many share one list of frames, which is read once."""
+class _Callers:
+    """Owners and stacks of entries. Many share one list of frames, which is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, str] = {}  # by the list's id: the snapshot keeps it
+        self._known: dict[int, tuple[str, Frames]] = {}  # by the list's id: the snapshot keeps it
 
-    def __call__(self, frames: object) -> str:
+    def of(self, frames: object) -> tuple[str, Frames]:
+        """Return the owner and the stack of a list of frames."""
         if id(frames) not in self._known:
-            self._known[id(frames)] = _owner(frames)
+            stack = _stack(frames)
+            self._known[id(frames)] = _owner(stack), stack
         return self._known[id(frames)]
 
 
-def _owner(frames: object) -> str:
-    """Name the innermost line of Python outside of PyTorch, else the innermost; "" without one."""
+def _stack(frames: object) -> Frames:
+    """Read a list of frames; what is no frame is left out, and so are frames beyond the limit."""
     if not isinstance(frames, list):
-        return ""
-    lines = [
-        (file, frame.get("line"), frame.get("name"))
-        for frame in frames
+        return ()
+    return tuple(
+        (f"{file:.{_LONGEST_NAME}}", _line(frame), _name(frame))
+        for frame in frames[:_MOST_FRAMES]
         if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str)
-        if file.endswith(".py")
-    ]
+    )
+
+
+_MOST_FRAMES = 256
+_LONGEST_NAME = 300
+
+
+def _name(frame: dict[Any, Any]) -> str:
+    name = frame.get("name")
+    return visible(f"{name:.{_LONGEST_NAME}}") if isinstance(name, str) else shown(name)
+
+
+def _line(frame: dict[Any, Any]) -> int:
+    line = frame.get("line")
+    return line if isinstance(line, int) and 0 <= line < 1 << 31 else 0
+
+
+def _owner(stack: Frames) -> str:
+    """Name the innermost line of Python outside of PyTorch, else the innermost; "" without one."""
+    lines = [frame for frame in stack if frame[0].endswith(".py")]
     outside = [line for line in lines if "/torch/" not in line[0]]
     for file, line, name in (outside or lines)[:1]:
-        return f"{shown(name)[1:-1]} ({file:.200}:{shown(line)})"
+        return f"{name} ({file:.200}:{line})"
     return ""
 
 

@@ -329,9 +329,32 @@ class Curve(NamedTuple):
         return np.concatenate([np.zeros(1, np.int64), self.nbytes])[places]
 
 
+Frames: TypeAlias = tuple[tuple[str, int, str], ...]
+"""A stack, the innermost frame first: file, line and name; a native frame has line 0."""
+
+
+class Segments(NamedTuple):
+    """Memory that was reserved from the driver: regions, or pages where they were mapped.
+
+    Attributes
+    ----------
+    address : ndarray of uint64, shape (segments,)
+    nbytes : ndarray of int64, shape (segments,)
+    begin : ndarray of int64, shape (segments,)
+        Number of events before it was reserved.
+    end : ndarray of int64, shape (segments,)
+        Number of events before it was released or moved; -1 if it was still there at the end.
+    """
+
+    address: NDArray[np.uint64]
+    nbytes: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
 @dataclass(frozen=True, eq=False)
 class Details:
-    """Further columns of a log; the first two arrays have a row per allocation.
+    """Further columns of a log; `address`, `owner` and `stack` have a row per allocation.
 
     Attributes
     ----------
@@ -347,6 +370,12 @@ class Details:
         Bytes reserved from the driver since the log began; None if the log lacks them.
     failures : tuple of (int, int)
         Number of events before each failed allocation, and its requested bytes.
+    stack : ndarray of int32, shape (allocs,), or None
+        Stack of each allocation, as an index of `stacks`; -1: not recorded. None: of none.
+    stacks : tuple of Frames
+        Each different stack once.
+    segments : Segments or None
+        None if the log lacks them.
     """
 
     address: NDArray[np.uint64]
@@ -355,3 +384,6 @@ class Details:
     streams: tuple[str, ...]
     held: Curve | None = None
     failures: tuple[tuple[int, int], ...] = ()
+    stack: NDArray[np.int32] | None = None
+    stacks: tuple[Frames, ...] = ()
+    segments: Segments | None = None

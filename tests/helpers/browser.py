@@ -33,8 +33,8 @@ for end, place in zip(ends, (3, 4)):
 os.execv(sys.argv[3], sys.argv[3:])
 """
 _SWITCHES = (
-    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run "
-    "--disable-background-networking --remote-debugging-pipe"
+    "--headless --hide-scrollbars --no-sandbox --disable-gpu --disable-dev-shm-usage "
+    "--no-first-run --disable-background-networking --remote-debugging-pipe"
 )
 
 
@@ -72,13 +72,7 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        self.resize(width, height)
 
     _session = ""
 
@@ -86,9 +80,10 @@ class Browser:
         """Ask the page something of the protocol."""
         return self._send(method, **parameters)
 
-    def open(self, page: Path) -> None:
+    def open(self, page: Path, fragment: str = "") -> None:
         """Open a report and wait until it is drawn."""
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url="about:blank")  # else a new fragment only scrolls
+        self.call("Page.navigate", url=page.as_uri() + fragment)
         self.wait("document.documentElement?.dataset.state")
         self.settle()
 
@@ -142,6 +137,12 @@ class Browser:
         """Press a key."""
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+        self.settle()
+
+    def resize(self, width: int, height: int = 1000) -> None:
+        """Give the page another size."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
         self.settle()
 
     def screenshot(self) -> bytes:

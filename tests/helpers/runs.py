@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpumem.traces import Trace
+from gpumem.traces import Curve, Details, Segments, Trace
 
 MIB = 1 << 20
 
@@ -18,6 +18,45 @@ def small_run() -> Trace:
         stream=[0, 0, 1, 1, 1, 0],
         time_us=[0, 1_000_000, 2_000_000, 3_000_000, 3_500_000, 4_000_000],
         name="small run",
+    )
+
+
+LOAD = (("/job/train.py", 3, "load"), ("/job/train.py", 40, "main"))
+FORWARD = (("/lib/torch/nn.py", 9, "call"), ("/job/model.py", 7, "forward"), *LOAD[1:])
+
+
+def told_run(name: str = "told", more: int = 0) -> Trace:
+    """Make a run with owners, stacks, addresses and segments; 7 MiB live at most, at event 3.
+
+    4 MiB of weights, which stay, and 2 MiB of activations lie in a segment of 8 MiB; 1 MiB of a
+    workspace, without a stack, in a segment of 4 MiB that comes and goes with it. `more` is added
+    to the bytes of the activations.
+    """
+    base, far = 0x10000000, 0x40000000
+    details = Details(
+        address=np.array([base, base + 4 * MIB, far], np.uint64),
+        owner=np.array([0, 1, 2], np.int32),
+        owners=("weights", "activations", "workspace"),
+        streams=("default", "copies"),
+        held=Curve(np.array([0, 2, 5]), np.array([8, 12, 8]) * MIB),
+        stack=np.array([0, 1, -1], np.int32),
+        stacks=(LOAD, FORWARD),
+        segments=Segments(
+            np.array([base, far], np.uint64),
+            np.array([8, 4]) * MIB,
+            np.array([0, 2]),
+            np.array([-1, 5]),
+        ),
+    )
+    activations = 2 * MIB + more
+    return Trace(
+        action=[0, 0, 0, 2, 2],
+        block=[0, 1, 2, 1, 2],
+        size=[4 * MIB, activations, MIB, activations, MIB],
+        stream=[0, 0, 1, 0, 1],
+        time_us=[0, 1_000_000, 2_000_000, 3_000_000, 4_000_000],
+        name=name,
+        details=details,
     )
 
 

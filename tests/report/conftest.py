@@ -22,12 +22,12 @@ def chromium(tmp_path_factory):
 class Page:
     """A report in the browser."""
 
-    def __init__(self, browser: Browser, path: Path):
+    def __init__(self, browser: Browser, path: Path, fragment: str = ""):
         self.browser = browser
         self.path = path
         browser.errors.clear()
         browser.requests.clear()
-        browser.open(path)
+        browser.open(path, fragment)
         assert browser.evaluate("document.documentElement.dataset.state") == "ready", browser.errors
 
     def text(self, selector: str) -> str:
@@ -73,6 +73,31 @@ class Page:
             }})()"""
         )
 
+    def link(self) -> str:
+        """Give what stands behind the # of the address."""
+        return self.browser.evaluate("location.hash")
+
+    def hidden(self, selector: str) -> bool:
+        """Tell whether an element takes no room."""
+        return self.browser.evaluate(f"!document.querySelector({selector!r}).offsetHeight")
+
+    def find(self, text: str) -> None:
+        """Write into the search field."""
+        self.browser.evaluate(
+            f"""(() => {{
+              const field = document.getElementById('find');
+              field.value = {text!r};
+              field.dispatchEvent(new Event('input'));
+            }})()"""
+        )
+        self.browser.settle()
+
+    def click(self, selector: str, x: float, y: float) -> None:
+        """Click on an element; places are parts of its width and height, from its top left."""
+        box = self.box(selector)
+        at = box["left"] + x * box["width"], box["top"] + y * box["height"]
+        self.browser.click(*at)
+
     def choose(self, selector: str, value: str) -> None:
         """Choose of a select, or press a radio button, as a person's change of it."""
         self.browser.evaluate(
@@ -102,8 +127,8 @@ def open_page(chromium):
     """Open a report; when the test ends, nothing may have complained or asked for a network."""
     opened = []
 
-    def open_it(path) -> Page:
-        opened.append(Page(chromium, Path(path)))
+    def open_it(path, fragment="") -> Page:
+        opened.append(Page(chromium, Path(path), fragment))
         return opened[-1]
 
     yield open_it

@@ -47,12 +47,14 @@ def drawn(page, chart):
 def test_page_draws_each_recorded_run(open_page, pages, name):
     page = open_page(pages(name, TRACES[name]))
     trace = load_trace(TRACES[name])
-    assert f"{trace.allocs:,}" in page.text("#figures")
+    moves = trace.moving().size
+    assert f"{trace.allocs:,}\n{moves:,} events" in page.text("#figures")
+    assert f" of {moves:,}, " in page.text("#moment-text")  # the same count everywhere
     for chart in ("timeline", "map", "lanes", "sizes"):
         assert drawn(page, chart) > 500, chart
         assert len(page.colors(chart)) > 3, chart
     assert len(page.rows("#policies")) == 4
-    assert page.rows("#owners")
+    assert page.rows("#groups")
     if keep := os.environ.get("GPUMEM_SCREENSHOTS"):
         for theme in ("light", "dark"):
             page.press(f"input[name=theme][value={theme}]")
@@ -61,7 +63,7 @@ def test_page_draws_each_recorded_run(open_page, pages, name):
 
 def test_page_figures_are_those_of_the_run(small):
     assert "Peak live\n7 MiB" in small.text("#figures")
-    assert "Never freed\n2 MiB\n1 block" in small.text("#figures")
+    assert "Live at the end\n2 MiB\n1 block" in small.text("#figures")
     [(size, stream, _, allocated)] = small.rows("#leaks")
     assert (size, stream, allocated) == ("2 MiB", "stream 0", "1.0000 s")
     assert "3 blocks" in small.text("#shown")
@@ -112,7 +114,7 @@ def test_filters_select_blocks_by_stream_size_and_owner(small):
     assert small.text("#shown").startswith("1 of 3 blocks")
     small.press("#reset")
     assert small.text("#shown").startswith("3 blocks")
-    small.press("#owners tbody tr:first-child button")  # the 4 MiB hold most at the peak
+    small.press("#groups tbody tr:first-child button")  # the 4 MiB hold most at the peak
     assert small.text("#shown").startswith("1 of 3 blocks")
     assert "live at most 4 MiB" in small.text("#shown")
 
@@ -155,7 +157,7 @@ def test_selected_policy_is_drawn(open_page, pages):
 def test_axis_switches_to_events_and_keeps_the_window(small):
     small.drag("timeline", (0.1, 0.5), (0.4, 0.5))
     small.choose("input[name=axis][value=event]", "")
-    assert small.text("#shown") == "2 blocks · event 1 to event 2 · live at most 3 MiB"
+    assert small.text("#shown") == "2 blocks · events 2 to 2 · live at most 3 MiB"
 
 
 def test_theme_follows_the_system_until_chosen(small):
@@ -191,7 +193,7 @@ def test_controls_and_charts_have_accessible_names(small):
 
 def test_million_events_are_drawn_and_zoomed(open_page, pages):
     page = open_page(pages("million", million_events))
-    assert "1,000,000 events" in page.text("#figures")
+    assert "500,000\n1,000,000 events" in page.text("#figures")
     assert drawn(page, "map") > 5000
     begun = time.perf_counter()
     page.drag("timeline", (0.4, 0.5), (0.5, 0.5))
@@ -219,7 +221,7 @@ def test_empty_run_makes_a_page_that_says_so(open_page, tmp_path):
     empty = Trace(action=[0], block=[0], size=[0], stream=[0], time_us=[0])
     write_report(empty, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
-    assert page.rows("#owners") == [["Nothing lives here."]]
+    assert page.rows("#groups") == [["Nothing lives here."]]
     assert "0 blocks" in page.text("#shown")
 
 
@@ -235,7 +237,7 @@ def test_recording_is_drawn_with_addresses_owners_and_reserved_bytes(open_page, 
     kept.close()
     assert json.loads(json.dumps(report.as_dict()))["policies"][0]["name"] == "as recorded"
     page = open_page(tmp_path / "page.html")
-    assert {row[0] for row in page.rows("#owners")} == {"weights", "scratch"}
+    assert {row[0] for row in page.rows("#groups")} == {"weights", "scratch"}
     assert page.rows("#leaks")[0][:2] == ["3 MiB", "weights"]
     assert page.rows("#leaks")[0][3] == f"{address:#x}"
     assert page.rows("#policies")[0][0] == "as recorded"
@@ -246,7 +248,7 @@ def test_log_without_times_is_drawn_by_events(open_page, tmp_path):
     columns = (run.action, run.block, run.size, run.stream)
     write_report(Trace(*columns, time_us=[0] * 6), tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
-    assert "event 0 to event 5" in page.text("#shown")
+    assert "events 1 to 5 " in page.text("#shown")
     assert drawn(page, "timeline") > 500
 
 

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from helpers.runs import MIB, small_run
+from helpers.runs import MIB, small_run, told_run
 
 import gpumem
 from gpumem import observe
@@ -20,7 +20,7 @@ from gpumem.report import blocks as blocks_module
 from gpumem.report import data as data_module
 from gpumem.report import write_report
 from gpumem.report.blocks import blocks_of, draw_together, owners_of
-from gpumem.report.data import column, page_data, recorded_policy
+from gpumem.report.data import column, recorded_policy, run_data
 from gpumem.traces import Curve, Details, Trace, load_trace
 
 
@@ -63,7 +63,7 @@ def test_report_has_the_main_figures(tmp_path):
     assert f"<td>{report.path}</td>" in report._repr_html_()
     assert (report.events, report.allocations, report.streams) == (6, 3, 2)
     assert report.peak_live_bytes == 7 * MIB
-    assert (report.never_freed_blocks, report.never_freed_bytes) == (1, 2 * MIB)
+    assert (report.live_at_end_blocks, report.live_at_end_bytes) == (1, 2 * MIB)
     assert [each["name"] for each in report.policies] == [
         "gpumem, pages that move",
         "gpumem, regions",
@@ -129,7 +129,7 @@ def test_each_free_matches_the_latest_allocation_of_its_number(rng):
 
 def test_page_columns_reproduce_the_run(rng):
     trace = random_run(rng)
-    columns = page_data(trace, [])["columns"]
+    columns = run_data(trace, [])["columns"]
     sizes, live, begun = unpack(columns["size"]), [], 0
     held = 0
     for back in unpack(columns["back"]):
@@ -145,7 +145,7 @@ def test_page_columns_reproduce_the_run(rng):
 def test_smallest_of_too_many_blocks_are_only_in_the_sums(rng, monkeypatch):
     monkeypatch.setattr(data_module, "MOST_BLOCKS", 40)
     trace = random_run(rng)
-    data = page_data(trace, [])
+    data = run_data(trace, [])
     blocks = blocks_of(trace)
     sizes = unpack(data["columns"]["size"])
     assert len(sizes) == 40
@@ -257,7 +257,7 @@ def test_snapshot_in_pytorchs_form_is_accepted(tmp_path, capsys):
         path = tmp_path / "now.pickle"
         path.write_bytes(pickle.dumps(arena.snapshot().to_torch()))
     report = write_report(path, tmp_path / "page.html")
-    assert (report.never_freed_blocks, report.never_freed_bytes) == (2, MIB + 1000)
+    assert (report.live_at_end_blocks, report.live_at_end_bytes) == (2, MIB + 1000)
     assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
     assert "peak live" in capsys.readouterr().out
 
@@ -296,7 +296,7 @@ def test_overflowed_ring_begins_with_what_is_live(tmp_path, stopped, alone):
     assert names[trace.size.tolist().index(60 * MIB)] == "weights"
     report = write_report(trace, tmp_path / "page.html")
     assert report.peak_live_bytes == 161 * MIB + 512 + sum(others)
-    assert report.never_freed_bytes == 160 * MIB + sum(others)
+    assert report.live_at_end_bytes == 160 * MIB + sum(others)
     assert report.lost_events == recording.lost
     assert f"begins with the {begun} blocks live then" in report.notice
     assert report.notice in (tmp_path / "page.html").read_text()
@@ -418,11 +418,11 @@ def test_snapshot_report_allocates_blocks_oldest_first(tmp_path):
     assert trace.details.address.tolist() == [12288, 1 << 30, 8192]
     owners = [trace.details.owners[owner] for owner in trace.details.owner]
     assert owners == ["step (train.py:3)", "weights", "optimizer"]
-    data = page_data(trace, [recorded_policy(trace)])
+    data = run_data(trace, [recorded_policy(trace)])
     assert (data["moment"], data["endedUs"]) == (True, 5000)
     report = write_report(path, tmp_path / "page.html")
     assert report.policies[0]["peak_reserved_bytes"] == 8 * MIB
-    assert report.never_freed_blocks == 3
+    assert report.live_at_end_blocks == 3
 
 
 def test_arena_report_shows_current_use(tmp_path):
@@ -435,7 +435,7 @@ def test_arena_report_shows_current_use(tmp_path):
     second = arena.allocate(3000)
     report = arena.report(tmp_path / "page.html")
     assert report.peak_live_bytes == MIB + 3000
-    assert report.never_freed_blocks == 2
+    assert report.live_at_end_blocks == 2
     assert report.policies[0]["peak_reserved_bytes"] == arena.stats().reserved
     arena.snapshot().save(tmp_path / "moment.json")
     trace = load_trace(tmp_path / "moment.json")
@@ -575,3 +575,68 @@ def test_failed_page_write_leaves_the_old_page_and_no_temporary_file(tmp_path):
 def test_report_rejects_an_unsupported_source():
     with pytest.raises(TraceError, match="no such file"):
         write_report("nope", "page.html")
+
+
+# ------------------------------------------------------------------------------------ several runs
+
+
+def test_report_of_several_sources_lists_their_figures(tmp_path):
+    report = write_report([small_run(), told_run()], tmp_path / "page.html")
+    assert [run.name for run in report.runs] == ["small run", "told"]
+    assert (report.name, report.events) == ("small run", 6)
+    assert "<td>2</td>" in report._repr_html_()
+    assert json.loads(json.dumps(report.as_dict()))["runs"][1]["peak_live_bytes"] == 7 * MIB
+
+
+def test_report_of_no_source_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="at least one source"):
+        write_report([], tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_recording_report_shows_every_memory(tmp_path):
+    arenas = [gpumem.Arena("host"), gpumem.Arena("host/host_accessible")]
+    memories = sorted({str(arena.memory) for arena in arenas})
+    with observe.record(None, tmp_path / "run.events") as recording:
+        kept = [arena.allocate(MIB) for arena in arenas]
+    report = recording.report(tmp_path / "page.html")
+    assert len(report.runs) == len(memories)
+    assert len(write_report(tmp_path / "run.events", tmp_path / "page.html").runs) == len(memories)
+    only = write_report(tmp_path / "run.events", tmp_path / "page.html", device=0)
+    assert len(only.runs) == 1
+    del kept
+
+
+def test_report_command_takes_several_files(tmp_path, capsys):
+    out = tmp_path / "both.html"
+    assert main(["report", "multistream_train", "gpt2_varlen_train", "-o", str(out)]) == 0
+    assert "2 runs are on the page" in capsys.readouterr().out
+    assert main(["report", "multistream_train", "nope", "-o", str(out), "--json"]) != 0
+    assert "nope" in capsys.readouterr().err
+
+
+def test_page_data_holds_stacks_once_and_segments():
+    data = run_data(told_run(), [])
+    assert data["frames"][2] == ["/lib/torch/nn.py", 9, "call"]
+    assert len(data["frames"]) == 4  # main is in both stacks
+    columns = {name: unpack(column) for name, column in data["columns"].items()}
+    assert columns["stack"] == [1, 2, 0]
+    assert columns["stackSizes"] == [2, 3]
+    assert [data["frames"][n][2] for n in columns["stackFrames"]] == [
+        *("load", "main"),
+        *("call", "forward", "main"),
+    ]
+    assert columns["segmentSize"] == [8 * MIB, 4 * MIB]
+    assert columns["segmentBegin"] == [0, 2]
+    assert columns["segmentEnd"] == [5, 5]
+
+
+def test_replayed_page_has_segments_that_hold_its_blocks():
+    trace = load_trace("multistream_train")
+    placed = place(trace, {"backing": "regions"})
+    begin = placed.segments.address.astype(object)
+    end = begin + placed.segments.nbytes
+    blocks = blocks_of(trace)
+    address = placed.address[blocks.allocation].astype(object)
+    for at, nbytes in zip(address[::97], blocks.size[::97].tolist(), strict=True):
+        assert any(a <= at and at + nbytes <= b for a, b in zip(begin, end, strict=True))

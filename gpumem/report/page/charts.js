@@ -8,6 +8,15 @@ function element(id) {
   return document.getElementById(id);
 }
 
+// The names of a chart's lines, each with its colour of the theme and its value.
+function legend(id, entries) {
+  element(id).replaceChildren(...entries.map(([name, value, color]) => {
+    const parts = [make("span", {}, name), make("b", {}, value || "–")];
+    if (color) parts.unshift(make("span", { className: `swatch ${color}` }));
+    return make("li", {}, ...parts);
+  }));
+}
+
 function make(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
@@ -41,17 +50,17 @@ const byteAxis = {
 };
 
 // A chart over the common horizontal axis; dragging selects the window.
-function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands, legend, cursor, data }) {
+function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands, cursor, data }) {
   const place = element(id);
   const chart = new uPlot({
-    width: Math.max(320, place.clientWidth),
+    width: Math.max(240, place.clientWidth),
     height,
     padding: [8, MARGIN, 0, 0],
     scales: { x: { time: false, range: () => [app.view.x0, app.view.x1] }, ...scales },
-    series: [{ label: "At", value: (_, x) => app.whereText(x) }, ...series],
+    series: [{}, ...series],
     axes: [horizontal(app), ...axes],
     bands,
-    legend,
+    legend: { show: false },
     cursor: {
       drag: { x: true, y: false, setScale: false },
       sync: { key: "gpumem", scales: ["x", null] },
@@ -63,7 +72,8 @@ function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands,
       ...hooks,
       setSelect: [(u) => {
         const { left, width, top, height: tall } = u.select;
-        if (width < 4) return;
+        u.dragged = width >= 4; // the click that follows is the end of a drag
+        if (!u.dragged) return;
         const [x0, x1] = [u.posToVal(left, "x"), u.posToVal(left + width, "x")];
         u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
         if (hooks.dragged) hooks.dragged(u, top, tall);
@@ -71,9 +81,19 @@ function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands,
       }],
     },
   }, data, place);
+  chart.marker = make("div", { className: "marker" });
+  chart.over.append(chart.marker);
+  chart.over.addEventListener("mousedown", () => { chart.dragged = false; });
   followKeys(app, place);
   followWheel(app, chart);
   return chart;
+}
+
+// The moment whose state is shown, as a line over a chart, which is not drawn again for it.
+function placeMarker(app, { marker, over, valToPos }) {
+  const x = app.run.x(app.moment, app.view.axis);
+  marker.hidden = !app.run.moves || x < app.view.x0 || x > app.view.x1;
+  marker.style.left = `${Math.min(over.clientWidth - 1, valToPos(x, "x"))}px`;
 }
 
 function followKeys(app, place) {
@@ -81,6 +101,7 @@ function followKeys(app, place) {
     const actions = {
       ArrowLeft: () => app.move(-0.2), ArrowRight: () => app.move(0.2),
       "+": () => app.zoom(0.5), "=": () => app.zoom(0.5), "-": () => app.zoom(2), 0: () => app.showAll(),
+      ",": () => app.goTo(app.moment - 1), ".": () => app.goTo(app.moment + 1),
     };
     if (event.ctrlKey || event.metaKey || event.altKey || !actions[event.key]) return;
     event.preventDefault();

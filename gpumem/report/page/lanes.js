@@ -10,11 +10,10 @@ function lanesChart(app) {
     scales: { y: { range: () => [0, shown.length] } },
     axes: [vertical(app, {
       splits: () => shown.map((_, lane) => shown.length - lane - 0.5),
-      values: () => shown.map((stream) => clip(app.run.facts.streams[stream], 14)),
+      values: () => shown.map((stream) => clip(app.run.facts.streams[stream], 12)),
       grid: { show: false },
     })],
     series: [{ show: false, label: "Stream" }],
-    legend: { show: false },
     cursor: { y: false, points: { show: false } },
     hooks: { draw: [(u) => drawLanes(app, u, shown)] },
     data: [[0, 1], [null, null]],

@@ -1,45 +1,142 @@
 // ---- the page: its state and its controls ------------------------------------------------------
 
+const SHOW_ALL = { at: -1, block: -1, low: null, high: null };
+
 class App {
-  constructor(run) {
-    this.run = run;
-    this.view = { axis: "time", policy: 0, colour: "owner", measure: "count", ...NO_FILTER };
-    this.theme = new Theme(() => this.later());
-    this.rankOwners();
-    this.fillChoices();
-    this.startAxis();
-    this.showAll();
-    this.charts = [timelineChart, mapChart, lanesChart, sizesChart].map((chart) => chart(this));
+  constructor(runs, shown) {
+    this.runs = runs;
+    this.first = this.stop = 0;
+    this.theme = new Theme(() => { if (this.charts) runsTable(this); this.later(); });
+    this.moments = momentView(this);
     this.listen();
-    showFigures(this);
-    showNotes(this);
+    this.open({ run: shown, ...readLink() });
+  }
+
+  // -- which runs are shown, and how
+
+  // Show what a link describes; what it leaves out is as on a fresh page.
+  open(link) {
+    this.run = this.runs[link.run] ?? this.runs[0];
+    const has = (list, value) => value in list;
+    this.view = {
+      axis: this.startAxis(link.axis), by: has(GROUPINGS, link.by) ? link.by : "owner", measure: "count",
+      policy: has(this.run.curves, link.policy) ? link.policy : 0,
+      ...NO_FILTER, ...pick(link, Object.keys(NO_FILTER)),
+      ...SHOW_ALL, ...pick(link, ["at", "low", "high"]),
+      block: has(this.run.size, link.block) ? link.block : -1,
+    };
+    this.other = this.runs[link.with] === this.run ? null : this.runs[link.with] ?? null;
+    this.build();
+    const [first, last] = this.extent();
+    this.show(link.from ?? first, link.to ?? last);
     this.draw();
+  }
+
+  // Make everything that depends on which run is shown.
+  build() {
+    for (const { chart } of this.charts ?? []) chart.destroy();
+    this.regroup();
+    this.fillChoices();
+    this.run.select(this.view);
+    [this.view.x0, this.view.x1] = this.extent();
+    this.charts = [timelineChart, mapChart, lanesChart, sizesChart].map((chart) => chart(this));
+    showNotes(this);
+    runsTable(this);
+  }
+
+  regroup() {
+    this.groups = new Groups(this.run, this.view.by);
+    this.otherGroups = this.other && new Groups(this.other, this.view.by);
+  }
+
+  // Another run, with the choices that mean the same in it.
+  showRun(number) {
+    const { axis, by } = this.view;
+    this.open({ run: number, axis, by });
+  }
+
+  compare(number) {
+    this.other = this.runs[number] ?? null;
+    this.regroup();
+    runsTable(this);
+    this.showAll();
   }
 
   // -- changes of the view
 
-  later() {
-    if (this.waiting || !this.charts) return;
-    this.waiting = true;
-    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
+  // Draw with the next frame: everything, or what depends on the moment and the selected block.
+  later(draw = this.draw) {
+    if (!this.charts) return;
+    if (!this.waiting) requestAnimationFrame(() => {
+      const drawn = this.waiting;
+      this.waiting = null;
+      drawn.call(this);
+    });
+    if (this.waiting !== this.draw) this.waiting = draw;
   }
 
   draw() {
-    const { run, view } = this;
+    const { run, other, view } = this;
     this.first = run.moveAt(view.x0, view.axis);
     this.stop = run.moveAt(view.x1, view.axis);
-    this.survey = run.survey(this.first, this.stop);
+    this.survey = run.survey(this.first, this.stop, this.groups);
+    if (other) this.surveyOther();
     for (const chart of this.charts) chart.update();
+    showFigures(this);
     policiesTable(this);
-    ownersTable(this);
+    groupsTable(this);
     leaksTable(this);
-    const part = this.run.isFiltered ? ` of ${plural(run.facts.kept, "block")}` : "";
+    const part = run.isFiltered ? ` of ${plural(run.facts.kept, "block")}` : "";
     element("shown").textContent = `${count(this.survey.blocks)}${part || ` block${this.survey.blocks === 1 ? "" : "s"}`} · `
       + `${this.windowText()} · live at most ${bytes(this.survey.peakBytes)}`;
+    element("one-stack").hidden = view.stack < 0;
+    this.drawMoment();
+  }
+
+  drawMoment() {
+    const { run, view } = this;
+    this.moment = Math.max(0, view.at < 0 ? this.survey.peak : Math.min(view.at, run.moves - 1));
+    for (const { chart, mark } of this.charts) {
+      if (chart.marker) placeMarker(this, chart);
+      mark?.();
+    }
+    this.moments.update();
+    showBlock(this);
+    writeLink(this.link());
+  }
+
+  // The other run in the same window: its highest point, and the bytes of each group there.
+  surveyOther() {
+    const { other, otherGroups: groups, view } = this;
+    other.select(NO_FILTER);
+    const survey = other.survey(other.moveAt(view.x0, view.axis), other.moveAt(view.x1, view.axis), groups);
+    this.otherPeak = survey.peakBytes;
+    this.otherBytes = new Map();
+    groups.names.forEach((name, g) => this.otherBytes.set(name, (this.otherBytes.get(name) ?? 0) + survey.atPeak[g]));
+  }
+
+  link() {
+    const { view, run, runs } = this;
+    const [first, last] = this.extent();
+    const changed = (name, usual) => (view[name] === usual ? null : view[name]);
+    const state = { run: run === runs[0] && runs.length === 1 ? null : runs.indexOf(run) };
+    state.with = this.other ? runs.indexOf(this.other) : null;
+    state.axis = view.axis === this.startAxis() ? null : view.axis;
+    state.by = changed("by", "owner");
+    if (view.x0 > first || view.x1 < last) Object.assign(state, { from: view.x0, to: view.x1 });
+    state.policy = changed("policy", 0);
+    for (const [name, usual] of Object.entries({ ...SHOW_ALL, ...NO_FILTER })) state[name] = changed(name, usual);
+    return state;
+  }
+
+  // From the first event of the runs that are drawn to the last.
+  extent(axis = this.view.axis) {
+    const [first, last] = this.run.extent(axis);
+    return this.other ? [Math.min(first, this.other.extent(axis)[0]), Math.max(last, this.other.extent(axis)[1])] : [first, last];
   }
 
   show(x0, x1) {
-    const [first, last] = this.run.extent(this.view.axis);
+    const [first, last] = this.extent();
     const least = this.view.axis === "event" ? 1 : Math.max(1e-6, (last - first) * 1e-7);
     const width = Math.min(Math.max(x1 - x0, least), last - first);
     this.view.x0 = Math.max(first, Math.min(x0, last - width));
@@ -48,9 +145,9 @@ class App {
   }
 
   showAll() {
-    [this.view.x0, this.view.x1] = this.run.extent(this.view.axis);
-    this.charts?.[1].showAll();
-    this.later();
+    const { block } = this.view;
+    Object.assign(this.view, SHOW_ALL, { block });
+    this.show(...this.extent());
   }
 
   zoom(factor, at = (this.view.x0 + this.view.x1) / 2) {
@@ -63,12 +160,25 @@ class App {
     this.show(x0 + share * (x1 - x0), x1 + share * (x1 - x0));
   }
 
+  // Show the state behind a move; the window follows.
+  goTo(move) {
+    const { run, view } = this;
+    view.at = Math.max(0, Math.min(run.moves - 1, move));
+    const x = run.x(view.at, view.axis);
+    if (x < view.x0 || x > view.x1) this.show(x - (view.x1 - view.x0) / 2, x + (view.x1 - view.x0) / 2);
+    else this.later(this.drawMoment);
+  }
+
+  goToPeak() {
+    this.view.at = -1;
+    this.later(this.drawMoment);
+  }
+
   // A log without times is shown by its events.
-  startAxis() {
+  startAxis(wanted) {
     const [first, last] = this.run.extent("time");
-    if (last - first > 1.5e-6) return;
-    this.view.axis = "event";
-    document.querySelector("input[name=axis][value=event]").checked = true;
+    const usual = last - first > 1.5e-6 ? "time" : "event";
+    return ["time", "event"].includes(wanted) ? wanted : usual;
   }
 
   chooseAxis(axis) {
@@ -82,82 +192,115 @@ class App {
     this.later();
   }
 
+  groupBy(by) {
+    this.view.by = by;
+    this.allGroups = false;
+    this.regroup();
+    this.later();
+  }
+
   filter(change) {
     this.choose(change);
     this.run.select(this.view);
-    for (const name in NO_FILTER) element(name).value = this.view[name];
+    this.showChoices();
+  }
+
+  // Show only one group.
+  filterGroup(group) {
+    if (this.view.by !== "size") return this.filter({ [this.view.by]: group });
+    const least = group ? SIZE_CLASSES[group - 1][0] : 0;
+    return this.filter({ least, most: SIZE_CLASSES[group][0] });
   }
 
   reset() {
     this.filter(NO_FILTER);
     this.showAll();
+    this.selectBlock(-1);
   }
 
-  // -- owners
-
-  // The owners with the most bytes at the peak of the run have colours, whatever part is shown.
-  rankOwners() {
-    const { atPeak, most } = this.run.survey(0, this.run.moves);
-    const order = Array.from(atPeak.keys()).sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
-    this.topOwners = order;
-    this.ownerRanks = {};
-    order.slice(0, HUES.light.length).forEach((owner, rank) => { this.ownerRanks[owner] = rank; });
+  selectBlock(block) {
+    this.view.block = block;
+    this.later(this.drawMoment);
   }
 
-  ownersHere() {
+  groupsHere() {
     const { atPeak, most, allocated } = this.survey;
-    return Array.from(atPeak.keys()).filter((o) => most[o] || allocated[o])
+    return Array.from(atPeak.keys()).filter((g) => most[g] || allocated[g])
       .sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
   }
-
-  ownerName(owner) { return this.run.facts.owners[owner]; }
 
   // -- texts
 
   whereText(x) {
     if (x == null) return "–";
-    if (this.view.axis === "event") return `event ${count(x)}`;
+    if (this.view.axis === "event") return `event ${count(Math.floor(x))}`;
     return seconds(x, Math.max(1e-6, (this.view.x1 - this.view.x0) / 1000), this.view.x1);
   }
 
   moveText(move) {
-    if (this.view.axis === "event") return `event ${count(move)}`;
+    if (this.view.axis === "event") return `event ${count(move + 1)}`;
     return seconds(this.run.x(move, "time"), 1e-4, this.run.extent("time")[1]);
   }
 
-  windowText() { return `${this.whereText(this.view.x0)} to ${this.whereText(this.view.x1)}`; }
+  windowText() {
+    if (this.view.axis === "event") return `events ${count(this.first + 1)} to ${count(Math.max(this.stop, this.first + 1))}`;
+    return `${this.whereText(this.view.x0)} to ${this.whereText(this.view.x1)}`;
+  }
 
   // -- the page's controls
 
   fillChoices() {
     const { facts } = this.run;
-    const owners = this.topOwners.slice(0, 500).map((owner) => [owner, facts.owners[owner]]);
-    choices("owner", [[-1, `all ${facts.owners.length}`], ...owners]);
+    const owners = (this.view.by === "owner" ? this.groups : new Groups(this.run, "owner")).ordered;
+    choices("owner", [[-1, `all ${count(facts.owners.length)}`], ...owners.slice(0, 500).map((owner) => [owner, facts.owners[owner]])]);
     choices("stream", [[-1, `all ${facts.streams.length}`], ...facts.streams.map((name, i) => [i, name])]);
     const powers = Array.from({ length: 41 }, (_, i) => 2 ** i).slice(6);
     choices("least", [[0, "any"], ...powers.map((size) => [size, bytes(size)])]);
     choices("most", [[Infinity, "any"], ...powers.map((size) => [size, bytes(size)])]);
+    document.querySelector("#by option[value=stack]").disabled = !this.run.stackSizes.length;
+    this.showChoices();
+  }
+
+  showChoices() {
+    for (const name of ["owner", "stream", "least", "most", "find"]) element(name).value = this.view[name];
+    for (const name of ["by", "measure"]) element(name).value = this.view[name];
+    document.querySelector(`input[name=axis][value=${this.view.axis}]`).checked = true;
   }
 
   listen() {
     const on = (event, target, action) => target.addEventListener(event, action);
-    for (const name in NO_FILTER) on("change", element(name), ({ target }) => this.filter({ [name]: Number(target.value) }));
-    for (const name of ["colour", "measure"]) on("change", element(name), ({ target }) => this.choose({ [name]: target.value }));
+    for (const name of ["owner", "stream", "least", "most"]) on("change", element(name), ({ target }) => this.filter({ [name]: Number(target.value) }));
+    on("input", element("find"), ({ target }) => this.filter({ find: target.value }));
+    on("change", element("by"), ({ target }) => this.groupBy(target.value));
+    on("change", element("measure"), ({ target }) => this.choose({ measure: target.value }));
     for (const input of document.getElementsByName("theme")) on("change", input, () => this.theme.choose(input.value));
     for (const input of document.getElementsByName("axis")) on("change", input, () => this.chooseAxis(input.value));
     on("submit", element("filters"), (event) => event.preventDefault());
     on("click", element("reset"), () => this.reset());
     on("click", element("zoom-in"), () => this.zoom(0.5));
     on("click", element("zoom-out"), () => this.zoom(2));
+    on("click", element("copy-link"), ({ target }) => copyLink(target));
+    on("click", element("one-stack"), () => this.filter({ stack: -1 }));
+    on("click", element("block-close"), () => this.selectBlock(-1));
+    on("click", element("block-of-owner"), () => this.filter({ owner: this.run.owner[this.view.block] }));
+    on("click", element("block-of-stack"), () => this.filter({ stack: this.run.stack[this.view.block] }));
+    on("click", element("block-moment"), () => this.goTo(this.run.begin[this.view.block]));
+    on("keydown", document, (event) => { if (event.key === "Escape") this.selectBlock(-1); });
+    on("hashchange", window, () => this.open({ run: this.runs.indexOf(this.run), ...readLink() }));
     new ResizeObserver(() => this.resize()).observe(element("timeline"));
   }
 
   resize() {
-    for (const { chart } of this.charts) {
+    for (const { chart } of this.charts ?? []) {
       const width = chart.root.parentElement.clientWidth;
       if (Math.abs(width - chart.width) > 1) chart.setSize({ width, height: chart.height });
     }
+    this.later();
   }
+}
+
+function pick(from, names) {
+  return Object.fromEntries(names.filter((name) => name in from).map((name) => [name, from[name]]));
 }
 
 function choices(id, pairs) {
@@ -165,53 +308,58 @@ function choices(id, pairs) {
 }
 
 function showFigures(app) {
-  const { figures, policies } = app.run.facts;
+  const { facts } = app.run;
+  const { figures, policies } = facts;
   const first = policies[0];
+  const theirs = app.other?.facts;
+  const empty = figures.allocations - facts.blocks;
   const entries = [
-    ["Peak live", bytes(figures.peak_live_bytes), `${count(figures.peak_live_bytes)} bytes`],
-    ["Peak reserved", bytes(first.peak_reserved_bytes), `${first.name}, ${first.how}`],
-    ["Reserved / live", first.fragmentation.toFixed(3), "1 means no fragmentation"],
-    ["Allocations", count(figures.allocations), `${count(figures.events)} events, ${plural(figures.streams, "stream")}`],
-    [app.run.facts.moment ? "Live blocks" : "Never freed", bytes(figures.never_freed_bytes), plural(figures.never_freed_blocks, "block")],
+    ["Peak live", bytes(figures.peak_live_bytes), `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
+    ["Peak reserved", bytes(first.peak_reserved_bytes), `${first.name}, ${first.how}`, theirs && bytes(theirs.policies[0].peak_reserved_bytes)],
+    ["Reserved / live", first.fragmentation.toFixed(3), "at their peaks; 1 is the least", theirs && theirs.policies[0].fragmentation.toFixed(3)],
+    ["Allocations", count(facts.blocks), `${count(app.run.moves)} events: with their frees${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)],
+    [facts.moment ? "Live blocks" : "Live at the end", bytes(figures.live_at_end_bytes), plural(figures.live_at_end_blocks, "block"), theirs && bytes(theirs.figures.live_at_end_bytes)],
   ];
-  if (figures.failed_allocs) entries.push(["Refused", count(figures.failed_allocs), "out of memory", "alarm"]);
-  element("figures").replaceChildren(...entries.map(([name, value, note, className = ""]) =>
-    make("div", { className }, make("dt", {}, name), make("dd", {}, value, make("small", {}, note)))));
+  if (figures.failed_allocs) entries.push(["Refused", count(figures.failed_allocs), "out of memory", theirs && count(theirs.figures.failed_allocs), "alarm"]);
+  element("figures").replaceChildren(...entries.map(([name, value, note, there, className = ""]) =>
+    make("div", { className }, make("dt", {}, name), make("dd", {}, value, make("small", {}, note),
+      ...(there ? [make("small", { className: "there" }, `compared: ${there}`)] : [])))));
 }
 
 function showNotes(app) {
   const { facts } = app.run;
+  const duration = app.run.extent("time")[1] - app.run.extent("time")[0];
   const source = [facts.meta.source, facts.meta.memory ?? facts.meta.gpu].filter(Boolean).join(", ");
-  element("subtitle").textContent = [source, plural(facts.figures.events, "event"), seconds(app.run.extent("time")[1] - app.run.extent("time")[0])].filter(Boolean).join(" · ");
+  const name = app.runs.length > 1 ? facts.label : "";
+  element("subtitle").textContent = [name, source, seconds(duration), plural(facts.streams.length, "stream")].filter(Boolean).join(" · ");
+  const shades = app.run.segments ? " Shaded: reserved and idle; lines are the borders of segments." : "";
   element("placed").textContent = {
-    recorded: "Each block at its address. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.",
-    replayed: "The file has no addresses; these are from a replay with gpumem's movable pages. Drag to zoom, also upwards.",
+    recorded: `Each block at its address. Click one for its stack; drag to zoom, also upwards.${shades} Wide gaps between addresses are closed, at the dashed lines.`,
+    replayed: `The file has no addresses; these are from a replay with gpumem's movable pages. Click a block for its facts; drag to zoom, also upwards.${shades}`,
     unknown: "The file has no addresses.",
   }[facts.placed];
-  element("owners-hint").textContent = facts.ownersNamed
-    ? "Ordered by their live bytes at the highest point shown."
-    : "The file has no owners, so blocks are grouped by size: a line of a program usually allocates one size.";
   element("policies-note").textContent = "Replayed: measured on an arena of the host device. Modelled: computed by the rules of PyTorch's allocator and of the driver, without memory limits.";
   element("notice").textContent = facts.notice;
   element("notice").hidden = !facts.notice;
-  if (facts.moment) showMoment();
-  element("notes").textContent = "Live bytes are requested bytes. Fragmented bytes are reserved but not live."
+  element("leaks-title").textContent = facts.moment ? "Live blocks" : "Live at the end";
+  if (facts.moment) {
+    element("placed").textContent = `Each block at its address, from when it was allocated. Click one for its stack; drag to zoom, also upwards.${shades}`;
+    element("policies-note").textContent = `For the live blocks alone, allocated in the order of their age. ${element("policies-note").textContent}`;
+  }
+  element("notes").textContent = "Live bytes are requested bytes. An event is an allocation or a free. Reserved, idle: reserved from the driver and not live."
     + (facts.kept < facts.blocks ? ` Of ${count(facts.blocks)} blocks the ${count(facts.kept)} largest are shown one by one; the others are only in the sums.` : "");
 }
 
-// Other texts for a snapshot, which shows one moment.
-function showMoment() {
-  element("leaks-title").textContent = "Live blocks";
-  element("placed").textContent = "Each block at its address, from when it was allocated. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.";
-  element("policies-note").textContent = `For the live blocks alone, allocated in the order of their age. ${element("policies-note").textContent}`;
-}
-
-async function start() {
-  const facts = JSON.parse(element("facts").textContent);
+async function unpackRun(facts) {
   const columns = await unpackColumns(facts.columns);
   const curves = await Promise.all(facts.policies.map(({ at, held }) => unpackColumns({ at, held })));
   facts.columns = null;
-  new App(new Run(facts, columns, curves));
+  return new Run(facts, columns, curves);
+}
+
+async function start() {
+  const { runs, shown } = JSON.parse(element("facts").textContent);
+  new App(await Promise.all(runs.map(unpackRun)), shown);
   document.documentElement.dataset.state = "ready";
 }
 

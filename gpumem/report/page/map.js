@@ -4,35 +4,39 @@
 
 function mapChart(app) {
   const image = document.createElement("canvas");
-  let heights = null; // [from, to) of the addresses shown; null: all
   const chart = windowChart(app, "map", {
     height: 380,
-    scales: { y: { range: () => heights ?? [0, app.run.top] } },
+    scales: { y: { range: () => [app.view.low ?? 0, app.view.high ?? app.run.top] } },
     axes: [vertical(app, { ...byteAxis, grid: { show: false } })],
     series: [{ show: false, label: "Address" }],
-    legend: { show: false },
     cursor: { drag: { x: true, y: true, uni: 30, setScale: false }, points: { show: false } },
     hooks: {
       draw: [(u) => paint(app, u, image)],
       setCursor: [(u) => point(app, u)],
       dragged: (u, top, tall) => {
         if (tall < 8 || tall > u.over.clientHeight - 2) return;
-        heights = [u.posToVal(top + tall, "y"), u.posToVal(top, "y")];
+        app.choose({ low: Math.floor(u.posToVal(top + tall, "y")), high: Math.ceil(u.posToVal(top, "y")) });
       },
     },
     data: [[0, 1], [null, null]],
   });
-  chart.over.addEventListener("mouseleave", () => { element("tip").hidden = true; });
+  const frame = make("div", { className: "frame", hidden: true });
+  chart.over.append(frame);
+  chart.over.addEventListener("mouseleave", () => hideTip());
+  chart.over.addEventListener("click", (event) => {
+    if (chart.dragged) return;
+    const { left, top } = chart.over.getBoundingClientRect();
+    app.selectBlock(blockUnder(app, chart, event.clientX - left, event.clientY - top));
+  });
 
   return {
     chart,
+    mark() { frameBlock(app, chart, frame); },
     update() {
       chart.setData([[app.view.x0, app.view.x1], [null, null]]);
       element("map").setAttribute("aria-label", `Addresses of ${plural(app.survey.blocks, "block")} over time, `
         + app.windowText());
-      showKey(app);
     },
-    showAll() { heights = null; },
   };
 }
 
@@ -47,6 +51,8 @@ function paint(app, u, image) {
   const pixels = new Uint32Array(picture.data.buffer);
   const colors = blockColors(app);
   const y0 = u.scales.y.min, scaleX = width / (view.x1 - view.x0), scaleY = height / (u.scales.y.max - y0);
+  const across = (move) => Math.round((run.x(move, view.axis) - view.x0) * scaleX);
+  const borders = fillSegments(app, pixels, { width, height, y0, scaleY, across });
   // Blocks thinner than a pixel come first, so that they do not hide the others.
   for (const thick of [false, true]) for (let b = 0; b < run.blocks; b++) {
     if (!run.passes[b] || run.begin[b] >= app.stop || run.end[b] < app.first) continue;
@@ -54,8 +60,8 @@ function paint(app, u, image) {
     const bottom = height - (run.offset[b] - y0) * scaleY;
     const upper = Math.max(0, Math.round(bottom - run.size[b] * scaleY));
     if (bottom <= 0 || upper >= height) continue;
-    const from = Math.max(0, Math.round((run.x(run.begin[b], view.axis) - view.x0) * scaleX));
-    const ends = run.end[b] === NEVER ? width : Math.round((run.x(run.end[b], view.axis) - view.x0) * scaleX);
+    const from = Math.max(0, across(run.begin[b]));
+    const ends = run.end[b] === NEVER ? width : across(run.end[b]);
     const to = Math.min(width, Math.max(ends, from + 1));
     let lower = Math.min(height, Math.max(Math.round(bottom), upper + 1));
     if (lower - upper > 4) lower--; // a line between neighbours
@@ -65,7 +71,50 @@ function paint(app, u, image) {
   }
   context.putImageData(picture, 0, 0);
   u.ctx.drawImage(image, left, top);
+  outline(u.ctx, borders, left, top, app.theme.color("segment"));
   drawRanges(app, u);
+}
+
+// Memory that is reserved, behind the blocks. Returns the borders of segments that are large enough.
+function fillSegments(app, pixels, { width, height, y0, scaleY, across }) {
+  const { run } = app;
+  const idle = pixel(app.theme.color("idle"));
+  const borders = [];
+  for (let s = 0; s < run.segments; s++) {
+    if (run.segmentBegin[s] >= app.stop || run.segmentEnd[s] <= app.first) continue;
+    const lower = Math.min(height, Math.round(height - (run.segmentOffset[s] - y0) * scaleY));
+    const upper = Math.max(0, Math.round(height - (run.segmentOffset[s] + run.segmentSize[s] - y0) * scaleY));
+    const from = Math.max(0, across(run.segmentBegin[s]));
+    const to = run.segmentEnd[s] >= run.moves ? width : Math.min(width, across(run.segmentEnd[s]));
+    if (upper >= lower || from >= to) continue;
+    for (let y = upper; y < lower; y++) pixels.fill(idle, y * width + from, y * width + to);
+    if (lower - upper >= 8 && to - from >= 3) borders.push([from, upper, to - from, lower - upper]);
+  }
+  return borders.length <= MOST_BORDERS ? borders : [];
+}
+
+const MOST_BORDERS = 4000;
+
+function outline(ctx, rectangles, left, top, color) {
+  ctx.save();
+  ctx.strokeStyle = color;
+  ctx.lineWidth = 1;
+  for (const [x, y, width, height] of rectangles) ctx.strokeRect(left + x + 0.5, top + y + 0.5, width - 1, height - 1);
+  ctx.restore();
+}
+
+// A frame around the selected block, over the picture, which stays as it is.
+function frameBlock(app, u, frame) {
+  const { run, view } = app, b = view.block;
+  frame.hidden = b < 0;
+  if (b < 0) return;
+  const left = u.valToPos(Math.max(view.x0, run.x(run.begin[b], view.axis)), "x");
+  const end = run.end[b] === NEVER ? view.x1 : Math.min(view.x1, run.x(run.end[b], view.axis));
+  const top = Math.max(0, u.valToPos(run.offset[b] + run.size[b], "y"));
+  const below = Math.min(u.over.clientHeight, u.valToPos(run.offset[b], "y"));
+  frame.hidden = end < view.x0 || left > u.over.clientWidth || below < 0 || top > u.over.clientHeight;
+  Object.assign(frame.style, { left: `${left}px`, top: `${top}px`,
+    width: `${Math.max(4, u.valToPos(end, "x") - left)}px`, height: `${Math.max(4, below - top)}px` });
 }
 
 // A line at each gap that is closed.
@@ -87,59 +136,22 @@ function drawRanges(app, u) {
   ctx.restore();
 }
 
-// A block's colour as a pixel: by owner, stream or size.
+// A block's colour as a pixel: that of its group.
 function blockColors(app) {
-  const { run, theme } = app;
+  const { theme, groups } = app;
   const hues = Array.from({ length: HUES.light.length + 1 }, (_, rank) => pixel(theme.hue(rank)));
-  const other = hues.length - 1;
-  if (app.view.colour === "stream") return (b) => hues[Math.min(run.stream[b], other)];
-  if (app.view.colour === "size") return (b) => hues[sizeRank(run.size[b])];
-  return (b) => hues[app.ownerRanks[run.owner[b]] ?? other];
+  return (b) => hues[groups.colour[groups.of[b]]];
 }
 
-const SIZE_CLASSES = [[4096, "below 4 KiB"], [65536, "4 to 64 KiB"], [1 << 20, "64 KiB to 1 MiB"],
-  [8 << 20, "1 to 8 MiB"], [64 << 20, "8 to 64 MiB"], [512 << 20, "64 to 512 MiB"], [Infinity, "512 MiB and more"]];
-
-function sizeRank(size) {
-  return SIZE_CLASSES.findIndex(([below]) => size < below);
-}
-
-function showKey(app) {
-  const { run, theme } = app;
-  const most = HUES.light.length;
-  let names;
-  if (app.view.colour === "size") names = SIZE_CLASSES.map(([, name], rank) => [rank, name]);
-  else if (app.view.colour === "stream") names = run.facts.streams.slice(0, most).map((name, rank) => [rank, name]);
-  else names = app.topOwners.slice(0, most).map((owner, rank) => [rank, app.ownerName(owner)]);
-  const total = { stream: run.streams, owner: run.owners, size: 0 }[app.view.colour];
-  if (total > names.length) names.push([-1, "others"]);
-  element("key").replaceChildren(...names.map(([rank, name]) => {
-    const swatch = make("span", { className: "swatch" });
-    swatch.style.background = theme.hue(rank);
-    return make("li", { title: name }, swatch, name);
-  }));
+function blockUnder(app, u, left, top) {
+  const { run, view } = app;
+  return run.blockAt(run.moveBehind(u.posToVal(left, "x"), view.axis), u.posToVal(top, "y"));
 }
 
 // Describe the block under the pointer.
 function point(app, u) {
-  const tip = element("tip"), { run, view } = app;
   const { left, top } = u.cursor;
-  const b = left < 0 || top < 0 || !u.over.matches(":hover") ? -1
-    : run.blockAt(Math.max(0, run.moveAt(u.posToVal(left, "x"), view.axis) - 1), u.posToVal(top, "y"));
-  tip.hidden = b < 0;
-  if (b < 0) return;
-  const never = run.end[b] === NEVER;
-  const rows = {
-    Owner: app.ownerName(run.owner[b]),
-    Stream: run.facts.streams[run.stream[b]],
-    Address: run.address(b),
-    Allocated: app.moveText(run.begin[b]),
-    Freed: never ? "never" : `${app.moveText(run.end[b])}, after ${seconds((run.time[run.end[b]] - run.time[run.begin[b]]) / 1e6)}`,
-  };
-  tip.replaceChildren(make("b", {}, `${bytes(run.size[b])} (${count(run.size[b])} bytes)`), make("dl", {},
-    ...Object.entries(rows).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])));
+  if (left < 0 || top < 0 || !u.over.matches(":hover")) return;
   const at = u.over.getBoundingClientRect();
-  const right = at.left + left + 18 + tip.offsetWidth > innerWidth;
-  tip.style.left = `${Math.max(4, at.left + left + (right ? -18 - tip.offsetWidth : 18))}px`;
-  tip.style.top = `${Math.min(innerHeight - tip.offsetHeight - 4, at.top + top + 18)}px`;
+  showTip(app, blockUnder(app, u, left, top), at.left + left, at.top + top);
 }

@@ -3,11 +3,12 @@
 
 const NEVER = 0xffffffff; // stands for the free of a block that was never freed
 
-const NO_FILTER = { owner: -1, stream: -1, least: 0, most: Infinity };
+const NO_FILTER = { owner: -1, stream: -1, stack: -1, least: 0, most: Infinity, find: "" };
 
 class Run {
   constructor(facts, { back, ...columns }, curves) {
-    // Of each block: size, stream, owner, offset. Of each move: time in µs, rest.
+    // Of each block: size, stream, owner, offset, stack (from 1; 0: none). Of each move: time in µs,
+    // rest. Of each segment: offset, size, and the moves that begin and end it.
     Object.assign(this, columns);
     this.facts = facts;
     this.moves = back.length;
@@ -20,9 +21,11 @@ class Run {
     this.curves = curves;
     this.held = curves.map(() => null);
     this.streams = facts.streams.length;
-    this.owners = facts.owners.length;
+    this.segments = this.segmentSize.length;
     this.top = 1; // end of the drawn addresses
     for (let b = 0; b < this.blocks; b++) this.top = Math.max(this.top, this.offset[b] + this.size[b]);
+    for (let s = 0; s < this.segments; s++) this.top = Math.max(this.top, this.segmentOffset[s] + this.segmentSize[s]);
+    this.stackStarts = startsOf(this.stackSizes);
     this.select(NO_FILTER);
     this.all = this.live;
   }
@@ -42,13 +45,14 @@ class Run {
   }
 
   // Select the blocks that pass a filter.
-  select({ owner, stream, least, most }) {
-    this.isFiltered = owner >= 0 || stream >= 0 || least > 0 || most < Infinity;
+  select({ owner, stream, stack, least, most, find }) {
+    const found = find.trim() ? this.search(find.trim().toLowerCase()) : null;
+    this.isFiltered = owner >= 0 || stream >= 0 || stack >= 0 || least > 0 || most < Infinity || found !== null;
     const passes = (this.passes = new Uint8Array(this.blocks));
     for (let b = 0; b < this.blocks; b++) {
       const size = this.size[b];
       passes[b] = +((owner < 0 || this.owner[b] === owner) && (stream < 0 || this.stream[b] === stream)
-        && size >= least && size < most);
+        && (stack < 0 || this.stack[b] === stack) && size >= least && size < most && (!found || found(b)));
     }
     const live = (this.live = new Float64Array(this.moves));
     const rest = this.isFiltered ? [] : this.rest;
@@ -58,6 +62,29 @@ class Run {
       live[i] = sum + (rest.length ? rest[i] : 0);
     }
   }
+
+  // Whether a block has a text in its owner, in a frame of its stack or in its stream's name. An
+  // address finds the blocks that contain it.
+  search(text) {
+    const has = (name) => name.toLowerCase().includes(text);
+    const owners = this.facts.owners.map(has), streams = this.facts.streams.map(has);
+    const frames = this.facts.frames.map((frame) => has(frameText(frame)));
+    const stacks = Array.from({ length: this.stackSizes.length + 1 }, (_, number) =>
+      this.frameNumbers(number).some((frame) => frames[frame]));
+    const place = /^0x[0-9a-f]+$/.test(text) ? this.place(BigInt(text)) : -1;
+    return (b) => owners[this.owner[b]] || streams[this.stream[b]] || stacks[this.stack[b]]
+      || (place >= this.offset[b] && place < this.offset[b] + this.size[b]);
+  }
+
+  // -- stacks
+
+  frameNumbers(stack) {
+    if (!stack) return [];
+    const first = this.stackStarts[stack - 1];
+    return Array.from(this.stackFrames.subarray(first, first + this.stackSizes[stack - 1]));
+  }
+
+  frames(stack) { return this.frameNumbers(stack).map((number) => this.facts.frames[number]); }
 
   // Bytes held from the driver at each move, under one policy.
   heldBy(policy) {
@@ -73,20 +100,20 @@ class Run {
 
   // Where a move lies on the horizontal axis.
   x(move, axis) {
-    if (axis === "event") return Math.min(move, this.moves);
+    if (axis === "event") return Math.min(move, this.moves) + 1; // counted from 1
     return this.time[Math.min(move, this.moves - 1)] / 1e6;
   }
 
   extent(axis) {
     if (!this.moves) return [0, 1];
-    if (axis === "event") return [0, this.moves];
+    if (axis === "event") return [1, this.moves + 1];
     const first = this.time[0] / 1e6, last = Math.max(this.time[this.moves - 1], this.facts.endedUs) / 1e6;
     return last > first ? [first, last + (last - first) * 1e-6] : [first, first + 1e-6];
   }
 
   // The first move at or behind a place on the axis.
   moveAt(x, axis) {
-    if (axis === "event") return Math.max(0, Math.min(this.moves, Math.ceil(x)));
+    if (axis === "event") return Math.max(0, Math.min(this.moves, Math.ceil(x - 1)));
     let low = 0, high = this.moves;
     const wanted = x * 1e6;
     while (low < high) {
@@ -94,6 +121,13 @@ class Run {
       if (this.time[middle] < wanted) low = middle + 1; else high = middle;
     }
     return low;
+  }
+
+  // The last move at or before a place on the axis; the first one for places before it.
+  moveBehind(x, axis) {
+    const next = this.moveAt(x, axis);
+    const isHere = next < this.moves && this.x(next, axis) <= x;
+    return Math.max(0, isHere ? next : next - 1);
   }
 
   // A few moves for each column of a window, its extremes among them.
@@ -119,35 +153,69 @@ class Run {
     return chosen;
   }
 
-  // Of a window: the blocks that live in it, the highest point, the bytes of each owner there.
-  survey(first, stop) {
-    const live = this.live, owners = this.owners;
+  // Of a window: the blocks that live in it, the highest point, the bytes of each group there.
+  survey(first, stop, groups) {
+    const live = this.live, group = groups.of;
     let peak = Math.max(0, first - 1);
     for (let i = first; i < stop; i++) if (live[i] > live[peak]) peak = i;
-    const now = new Float64Array(owners), most = new Float64Array(owners);
-    const atPeak = new Float64Array(owners), allocated = new Uint32Array(owners);
-    const kept = new Float64Array(owners);
-    let blocks = 0, allocations = 0;
+    const now = new Float64Array(groups.count), most = new Float64Array(groups.count);
+    const atPeak = new Float64Array(groups.count), allocated = new Uint32Array(groups.count);
+    const atEnd = new Float64Array(groups.count);
+    let blocks = 0;
     for (let b = 0; b < this.blocks; b++) {
       if (!this.passes[b]) continue;
-      const o = this.owner[b];
+      const g = group[b];
       if (this.begin[b] < stop && this.end[b] >= first) blocks++;
-      if (this.begin[b] < first && this.end[b] >= first) now[o] += this.size[b];
-      if (this.begin[b] <= peak && this.end[b] > peak) atPeak[o] += this.size[b];
-      if (this.begin[b] < stop && this.end[b] === NEVER) kept[o] += this.size[b];
+      if (this.begin[b] < first && this.end[b] >= first) now[g] += this.size[b];
+      if (this.isLive(b, peak)) atPeak[g] += this.size[b];
+      if (this.begin[b] < stop && this.end[b] === NEVER) atEnd[g] += this.size[b];
     }
     most.set(now);
     for (let i = first; i < stop; i++) {
       const b = this.block[i];
       if (!this.passes[b]) continue;
-      const o = this.owner[b];
-      if (!this.isAlloc[i]) { now[o] -= this.size[b]; continue; }
-      now[o] += this.size[b];
-      allocated[o]++;
-      allocations++;
-      if (now[o] > most[o]) most[o] = now[o];
+      const g = group[b];
+      if (!this.isAlloc[i]) { now[g] -= this.size[b]; continue; }
+      now[g] += this.size[b];
+      allocated[g]++;
+      if (now[g] > most[g]) most[g] = now[g];
     }
-    return { peak, peakBytes: this.moves ? live[peak] : 0, blocks, allocations, most, atPeak, allocated, kept };
+    return { peak, peakBytes: this.moves ? live[peak] : 0, blocks, most, atPeak, allocated, atEnd };
+  }
+
+  // Live bytes of each colour at some moves, which rise: an array for each colour, the last of others.
+  byColour(moves, groups) {
+    const colours = HUES.light.length + 1;
+    const now = new Float64Array(colours);
+    const found = Array.from(now, () => new Float64Array(moves.length));
+    const rest = this.isFiltered ? [] : this.rest;
+    let i = 0;
+    moves.forEach((move, at) => {
+      for (; i <= move; i++) {
+        const b = this.block[i];
+        if (this.passes[b]) now[groups.colour[groups.of[b]]] += this.isAlloc[i] ? this.size[b] : -this.size[b];
+      }
+      for (let c = 0; c < colours; c++) found[c][at] = now[c];
+      if (rest.length) found[colours - 1][at] += rest[move];
+    });
+    return found;
+  }
+
+  // -- one moment: the state behind a move
+
+  isLive(b, move) { return this.begin[b] <= move && this.end[b] > move; }
+
+  // The live blocks that pass the filter, in the order of their addresses.
+  liveAt(move) {
+    const found = [];
+    for (let b = 0; b < this.blocks && this.begin[b] <= move; b++) if (this.passes[b] && this.end[b] > move) found.push(b);
+    return found.sort((a, b) => this.offset[a] - this.offset[b]);
+  }
+
+  segmentsAt(move) {
+    const found = [];
+    for (let s = 0; s < this.segments; s++) if (this.segmentBegin[s] <= move && this.segmentEnd[s] > move) found.push(s);
+    return found;
   }
 
   // Allocations of each power of two in a window: how many, and of how many bytes.
@@ -203,6 +271,15 @@ class Run {
     return -1;
   }
 
+  // Where an address is drawn, or -1.
+  place(address) {
+    for (const [base, place, extent] of this.facts.ranges) {
+      const inside = address - BigInt(base);
+      if (inside >= 0n && inside < BigInt(extent)) return place + Number(inside);
+    }
+    return -1;
+  }
+
   // The address of a block as text; drawn offsets stand for the ranges that were used.
   address(b) {
     const ranges = this.facts.ranges;
@@ -215,7 +292,7 @@ class Run {
     return `0x${(BigInt(base) + BigInt(this.offset[b] - place)).toString(16)}`;
   }
 
-  neverFreed(stop) {
+  liveAtEnd(stop) {
     const found = [];
     let sum = 0;
     for (let b = 0; b < this.blocks && this.begin[b] < stop; b++) {
@@ -228,4 +305,14 @@ class Run {
 
 function powerOf(size) {
   return Math.min(53, Math.floor(Math.log2(size)));
+}
+
+function startsOf(sizes) {
+  const starts = new Uint32Array(sizes.length);
+  for (let i = 1; i < sizes.length; i++) starts[i] = starts[i - 1] + sizes[i - 1];
+  return starts;
+}
+
+function frameText([file, line, name]) {
+  return line ? `${name} (${file}:${line})` : `${name} (${file})`;
 }

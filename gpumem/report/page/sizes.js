@@ -1,30 +1,39 @@
 // ---- how many blocks of which size -------------------------------------------------------------
 
+const WHOLE = Array.from({ length: 48 }, (_, n) => [1, 2, 5][n % 3] * 10 ** Math.floor(n / 3));
+
 function sizesChart(app) {
   const place = element("sizes");
-  let first = 0, values = [];
+  const measure = () => (app.view.measure === "bytes" ? "Bytes allocated" : "Allocations");
   const chart = new uPlot({
-    width: Math.max(280, place.clientWidth),
+    width: Math.max(240, place.clientWidth),
     height: 250,
     padding: [8, MARGIN, 0, 0],
     scales: {
       x: { time: false, range: (_, least, most) => [least - 0.6, most + 0.6] },
       y: { range: (_, least, most) => [0, Math.max(1, (most ?? 1) * 1.08)] },
     },
-    series: [{ label: "From", value: (_, bin) => (bin == null ? "–" : binName(bin)) }, {
-      label: "Allocations",
-      value: (_, value) => (value == null ? "–" : sizeText(app, value)),
-      fill: () => app.theme.color("live"),
+    series: [{}, {
+      fill: () => app.theme.color("accent"),
       paths: uPlot.paths.bars({ size: [0.82, 60], radius: 0.08 }),
       points: { show: false },
     }],
+    legend: { show: false },
+    hooks: { setCursor: [(u) => tell(u.cursor.idx)] },
     axes: [
       { ...horizontal(app), space: 58, grid: { show: false }, incrs: [1, 2, 3, 4, 5, 8], values: (_, bins) => bins.map((bin) => (Number.isInteger(bin) && bin >= 0 ? bytes(2 ** bin) : "")) },
-      vertical(app, { size: 74, values: (_, splits) => splits.map((value) => sizeText(app, value)) }),
+      vertical(app, { size: 74, incrs: WHOLE, values: (_, splits) => splits.map((value) => sizeText(app, value)) }),
     ],
     cursor: { drag: { x: false, y: false }, y: false, points: { show: false } },
     data: [[], []],
   }, [[], []], place);
+  function tell(at) {
+    const bin = at == null ? null : chart.data[0][at];
+    legend("sizes-legend", [
+      ["From", bin == null ? "" : binName(bin)],
+      [measure(), bin == null ? "" : sizeText(app, chart.data[1][at]), "accent"],
+    ]);
+  }
   chart.over.addEventListener("click", () => {
     const bin = chart.data[0][chart.cursor.idx];
     if (bin != null) app.filter({ least: 2 ** bin, most: 2 ** (bin + 1) });
@@ -36,17 +45,15 @@ function sizesChart(app) {
       const { counts, sums } = app.run.histogram(app.first, app.stop);
       const shown = app.view.measure === "bytes" ? sums : counts;
       let last = counts.length - 1;
-      first = 0;
+      let first = 0;
       while (first < last && !counts[first]) first++;
       while (last > first && !counts[last]) last--;
       const bins = Array.from({ length: last - first + 1 }, (_, i) => first + i);
-      values = bins.map((bin) => shown[bin]);
-      chart.series[1].label = app.view.measure === "bytes" ? "Bytes allocated" : "Allocations";
-      const head = place.querySelector(".u-legend .u-series:nth-child(2) .u-label");
-      if (head) head.textContent = chart.series[1].label;
+      const values = bins.map((bin) => shown[bin]);
       chart.setData([bins, values]);
+      tell(chart.cursor.idx);
       const most = bins[values.indexOf(Math.max(...values))];
-      place.setAttribute("aria-label", `${chart.series[1].label} by size: most from ${binName(most)}`);
+      place.setAttribute("aria-label", `${measure()} by size: most from ${binName(most)}`);
     },
   };
 }

@@ -1,9 +1,12 @@
 // ---- tables ------------------------------------------------------------------------------------
 
 const FEW = 10;
+const MOST_ROWS = 500;
 
+// Names of columns; those of words, which stand on the left, begin with "<".
 function head(...names) {
-  return make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name))));
+  return make("thead", {}, make("tr", {}, ...names.map((name) =>
+    make("th", { scope: "col", className: name[0] === "<" ? "words" : "" }, name.replace("<", "")))));
 }
 
 function cell(text, className = "") {
@@ -32,7 +35,7 @@ function policiesTable(app) {
   const rows = policies.map((each, number) => {
     const chosen = make("input", { type: "radio", name: "policy", checked: number === app.view.policy });
     chosen.addEventListener("change", () => app.choose({ policy: number }));
-    const name = make("label", {}, chosen, " ", make("span", {}, each.name));
+    const name = make("label", { className: "name", title: each.name }, chosen, " ", each.name);
     const live = Math.min(figures.peak_live_bytes, each.peak_reserved_bytes);
     const row = make("tr", { className: number === app.view.policy ? "chosen" : "" },
       make("th", { scope: "row" }, name),
@@ -40,37 +43,52 @@ function policiesTable(app) {
       cell(bytes(each.peak_reserved_bytes)),
       cell(each.fragmentation.toFixed(3)),
       cell(each.how, "words"));
-    name.style.color = "inherit";
     return row;
   });
   element("policies").replaceChildren(head("Policy", "", "Reserved", "/ live", ""), make("tbody", {}, ...rows));
 }
 
-function ownersTable(app) {
-  const { survey, run } = app;
-  const owners = app.ownersHere();
-  const shown = app.allOwners ? owners : owners.slice(0, FEW);
-  const most = Math.max(1, ...shown.map((o) => survey.atPeak[o]));
-  const rows = shown.map((o) => {
+// The groups in the part shown, by their bytes at its highest point.
+function groupsTable(app) {
+  const { survey, groups, other } = app;
+  const found = app.groupsHere();
+  const shown = app.allGroups ? found.slice(0, MOST_ROWS) : found.slice(0, FEW);
+  const most = Math.max(1, ...shown.map((g) => survey.atPeak[g]));
+  const rows = shown.map((g) => {
+    const name = groups.names[g];
     const swatch = make("span", { className: "swatch" });
-    swatch.style.background = app.theme.hue(app.ownerRanks[o] ?? -1);
-    const pick = make("button", { type: "button", title: `Show only ${app.ownerName(o)}` }, app.ownerName(o));
-    pick.addEventListener("click", () => app.filter({ owner: o }));
+    swatch.style.background = app.theme.hue(groups.colour[g]);
+    const pick = make("button", { type: "button", title: `Show only ${name}` }, name);
+    pick.addEventListener("click", () => app.filterGroup(g));
     return make("tr", {},
       make("th", { scope: "row" }, make("span", { className: "name" }, swatch, pick)),
-      bar([[survey.atPeak[o], ""]], most),
-      cell(bytes(survey.atPeak[o])),
-      cell(bytes(survey.most[o])),
-      cell(count(survey.allocated[o])),
-      cell(survey.kept[o] ? bytes(survey.kept[o]) : "–"));
+      bar([[survey.atPeak[g], ""]], most),
+      cell(bytes(survey.atPeak[g])),
+      ...(other ? compareCells(app, name, survey.atPeak[g])
+        : [cell(bytes(survey.most[g])), cell(count(survey.allocated[g])), cell(survey.atEnd[g] ? bytes(survey.atEnd[g]) : "–")]));
   });
+  const columns = other ? ["Compared", "Difference"] : ["At most", "Allocations", "Live at the end"];
   const body = rows.length ? make("tbody", {}, ...rows) : nothing(6, "Nothing lives here.");
-  if (owners.length > FEW) body.append(more(app, 6, "allOwners", `Show all ${count(owners.length)}`, ownersTable));
-  element("owners").replaceChildren(head(run.facts.ownersNamed ? "Owner" : "Blocks of", "", "At the peak", "At most", "Allocations", "Never freed"), body);
+  const all = found.length > MOST_ROWS ? `Show the first ${MOST_ROWS}` : `Show all ${count(found.length)}`;
+  if (found.length > FEW) body.append(more(app, 6, "allGroups", all, groupsTable));
+  element("groups").replaceChildren(head(groups.head, "", "At the peak", ...columns), body);
+  element("groups-title").textContent = groups.title;
+  element("groups-hint").textContent = other
+    ? `By their live bytes at the highest point shown, compared with those of ${other.facts.label} at its highest point.`
+    : "By their live bytes at the highest point shown. Click a name to show only it."
+      + (groups.by !== "owner" || app.run.facts.ownersNamed ? ""
+        : " The file has no owners, so blocks are grouped by size: a line of a program usually allocates one size.");
+}
+
+// What the group of the same name has in the other run, and how much more it is here.
+function compareCells(app, name, here) {
+  const there = app.otherBytes.get(name) ?? 0;
+  const more = here - there;
+  return [cell(bytes(there)), cell(more ? `${more > 0 ? "+" : ""}${bytes(more)}` : "same", more > 0 ? "more" : more < 0 ? "less" : "")];
 }
 
 function ownerCell(app, owner) {
-  const name = app.ownerName(owner);
+  const name = app.run.facts.owners[owner];
   return make("td", { className: "words" }, make("span", { className: "name", title: name }, name));
 }
 
@@ -84,25 +102,31 @@ function more(app, columns, flag, all, redraw) {
   return make("tr", {}, make("td", { colSpan: columns, className: "words" }, button));
 }
 
+function blockButton(app, b) {
+  const button = make("button", { type: "button", title: "Show this block and its stack" }, bytes(app.run.size[b]));
+  button.addEventListener("click", () => app.selectBlock(b));
+  return button;
+}
+
 function leaksTable(app) {
   const { run } = app;
   const named = run.facts.ownersNamed;
-  const { found, sum } = run.neverFreed(app.stop);
+  const { found, sum } = run.liveAtEnd(app.stop);
   element("leaks-hint").textContent = found.length && run.facts.moment
     ? `${plural(found.length, "block")} of ${bytes(sum)} that ${found.length === 1 ? "was" : "were"} allocated up to here.`
     : found.length
     ? `${plural(found.length, "block")} of ${bytes(sum)} allocated up to here ${found.length === 1 ? "is" : "are"} still live at the end of the file.`
     : "Everything that was allocated up to here was freed.";
-  const shown = app.allLeaks ? found.slice(0, 500) : found.slice(0, FEW);
+  const shown = app.allLeaks ? found.slice(0, MOST_ROWS) : found.slice(0, FEW);
   const rows = shown.map((b) => make("tr", {},
-    make("th", { scope: "row" }, bytes(run.size[b])),
+    make("th", { scope: "row" }, make("span", { className: "name" }, blockButton(app, b))),
     ...(named ? [ownerCell(app, run.owner[b])] : []),
     cell(run.facts.streams[run.stream[b]], "words"),
     cell(run.address(b)),
     cell(app.moveText(run.begin[b]))));
   const body = rows.length ? make("tbody", {}, ...rows) : nothing(5, "No block was left.");
-  const all = found.length > 500 ? "Show the largest 500" : `Show all ${found.length}`;
+  const all = found.length > MOST_ROWS ? `Show the largest ${MOST_ROWS}` : `Show all ${found.length}`;
   if (found.length > FEW) body.append(more(app, 5, "allLeaks", all, leaksTable));
-  const columns = head("Size", ...(named ? ["Owner"] : []), "Stream", "Address", "Allocated");
+  const columns = head("Size", ...(named ? ["<Owner"] : []), "<Stream", "Address", "Allocated");
   element("leaks").replaceChildren(columns, body);
 }

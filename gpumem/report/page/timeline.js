@@ -1,48 +1,62 @@
 // ---- bytes over time ---------------------------------------------------------------------------
+// Live bytes are stacked by group, so that the highest point shows what it is made of.
 
 function timelineChart(app) {
-  const size = (_, value) => (value == null ? "–" : bytes(value));
-  const line = (label, color, more = {}) => ({
-    label,
-    value: size,
+  const line = (color, more = {}) => ({
     stroke: () => app.theme.color(color),
     paths: uPlot.paths.stepped({ align: 1 }),
     points: { show: false },
     width: 1.5,
     ...more,
   });
+  let shown = null; // the sampled moves and the live bytes of each colour at them
   const chart = windowChart(app, "timeline", {
-    height: 300,
+    height: 320,
     scales: { y: { range: (u, least, most) => [0, Math.max(1, (most ?? 1) * 1.06)] } },
     axes: [vertical(app, byteAxis)],
-    series: [
-      line("Reserved", "reserved"),
-      line("Live", "live", { fill: () => app.theme.color("live-fill") }),
-      line("Fragmented", "fragmented", { width: 1, alpha: 0.7 }),
-      line("Live, as filtered", "selected", { width: 2, show: false }),
-    ],
-    bands: [{ series: [1, 2], fill: () => app.theme.color("fragmented-fill") }],
-    hooks: { drawAxes: [(u) => drawMarks(app, u)] },
+    series: [line("reserved"), line("live"), line("selected", { width: 2 }), line("other", { width: 2, dash: [5, 4] })],
+    bands: [{ series: [1, 2], fill: () => app.theme.color("idle-fill") }],
+    hooks: {
+      drawAxes: [(u) => { drawStack(app, u, shown); drawSteps(app, u); }],
+      setCursor: [(u) => tell(u.cursor.idx)],
+    },
     data: [[], [], [], [], []],
   });
+  chart.over.addEventListener("click", (event) => {
+    const x = chart.posToVal(event.clientX - chart.over.getBoundingClientRect().left, "x");
+    if (!chart.dragged) app.goTo(app.run.moveBehind(x, app.view.axis));
+  });
+
+  // What the lines are, with their values at the cursor.
+  function tell(at) {
+    const { run, other } = app;
+    const values = at == null ? [] : chart.data.map((column) => column[at]);
+    const [x, held, live, selected, others] = values;
+    legend("timeline-legend", [
+      ["At", at == null ? "" : app.whereText(x)],
+      ["Reserved", bytes(held), "reserved"],
+      ["Live", bytes(live), "live"],
+      ["Reserved, idle", bytes(held == null ? held : Math.max(0, held - live)), "idle"],
+      ...(run.isFiltered ? [["Live, as filtered", bytes(selected), "selected"]] : []),
+      ...(other ? [[`Live, ${other.facts.label}`, bytes(others), "other"]] : []),
+    ]);
+  }
 
   return {
     chart,
     update() {
-      const { run, view } = app;
+      const { run, other, view } = app;
       const held = run.heldBy(view.policy);
-      const moves = run.sample(app.first, app.stop, chart.over.clientWidth || 1000, { ...view, held });
+      const columns = chart.over.clientWidth || 1000;
+      const moves = run.sample(app.first, app.stop, columns, { ...view, held });
       const x = moves.map((i) => Math.max(view.x0, run.x(i, view.axis)));
-      const last = moves[moves.length - 1];
-      if (moves.length && x[x.length - 1] < view.x1) { x.push(view.x1); moves.push(last); }
-      chart.setData([
-        x,
-        moves.map((i) => held[i]),
-        moves.map((i) => run.all[i]),
-        moves.map((i) => Math.max(0, held[i] - run.all[i])),
-        run.isFiltered ? moves.map((i) => run.live[i]) : moves.map(() => null),
-      ]);
-      if (chart.series[4].show !== run.isFiltered) chart.setSeries(4, { show: run.isFiltered });
+      if (moves.length && x[x.length - 1] < view.x1) { x.push(view.x1); moves.push(moves[moves.length - 1]); }
+      shown = { x, colours: run.byColour(moves, app.groups) };
+      const main = [held, run.all, run.isFiltered ? run.live : null].map((values) =>
+        moves.map((i) => (values ? values[i] : null)));
+      const theirs = other ? otherLine(other, view, columns) : null;
+      chart.setData(theirs ? join([x, ...main], theirs) : [x, ...main, x.map(() => null)]);
+      tell(chart.cursor.idx);
       let most = 0;
       for (const i of moves) most = Math.max(most, held[i]);
       element("timeline").setAttribute("aria-label", `Bytes over time, ${app.windowText()}: live at most `
@@ -51,8 +65,59 @@ function timelineChart(app) {
   };
 }
 
+// The live bytes of the run that is compared, in the same window.
+function otherLine(run, view, columns) {
+  const first = run.moveAt(view.x0, view.axis), stop = run.moveAt(view.x1, view.axis);
+  const moves = run.sample(first, stop, columns, { ...view, held: run.all });
+  return [moves.map((i) => Math.max(view.x0, run.x(i, view.axis))), moves.map((i) => run.all[i])];
+}
+
+// Columns over a common axis: between its own points each goes on with its last value.
+function join(columns, theirs) {
+  const x = Float64Array.from(new Set([...columns[0], ...theirs[0]])).sort();
+  const follow = ([at, ...values]) => {
+    let next = 0;
+    const made = values.map(() => []);
+    for (const here of x) {
+      while (next < at.length && at[next] <= here) next++;
+      values.forEach((column, number) => made[number].push(next ? column[next - 1] : null));
+    }
+    return made;
+  };
+  return [Array.from(x), ...follow(columns), ...follow(theirs)];
+}
+
+// Areas on top of each other: from the sum of all colours down, each over the one above it.
+function drawStack(app, u, shown) {
+  if (!shown || !shown.x.length) return;
+  const { ctx, bbox } = u;
+  const x = shown.x.map((value) => u.valToPos(value, "x", true));
+  const floor = u.valToPos(0, "y", true);
+  const sums = new Float64Array(x.length);
+  const edges = shown.colours.map((column) => Float64Array.from(column, (value, at) => (sums[at] += value)));
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  for (let c = edges.length - 1; c >= 0; c--) {
+    if (!shown.colours[c].some((value) => value > 0)) continue;
+    ctx.fillStyle = app.theme.hue(c);
+    ctx.beginPath();
+    ctx.moveTo(x[0], floor);
+    let y = floor;
+    for (let i = 0; i < x.length; i++) {
+      ctx.lineTo(x[i], y);
+      y = u.valToPos(edges[c][i], "y", true);
+      ctx.lineTo(x[i], y);
+    }
+    ctx.lineTo(x[x.length - 1], floor);
+    ctx.fill();
+  }
+  ctx.restore();
+}
+
 // Steps of the program as faint lines, failed allocations as marks at the top.
-function drawMarks(app, u) {
+function drawSteps(app, u) {
   const { run, view } = app;
   const { ctx, bbox } = u;
   const inside = (move) => move >= app.first && move <= app.stop;

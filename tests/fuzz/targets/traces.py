@@ -28,7 +28,7 @@ def _used(trace: Trace) -> object:
         figures.streams.bit_length(),
         figures.peak_live_bytes.bit_length() // 8,
         figures.failed_allocs.bit_length(),
-        figures.never_freed_blocks.bit_length(),
+        figures.live_at_end_blocks.bit_length(),
         trace.details is None,
         tuple(trace.meta),
     )

@@ -1,0 +1,69 @@
+// ---- all runs of the page: devices, processes, before and after --------------------------------
+
+function runsTable(app) {
+  const panel = element("runs-panel");
+  panel.hidden = app.runs.length < 2;
+  if (panel.hidden) return;
+  const most = Math.max(1, ...app.runs.map((run) => run.facts.policies[0].peak_reserved_bytes));
+  const [first, last] = commonTime(app.runs);
+  const rows = app.runs.map((run, number) => {
+    const { figures, policies, label, moment } = run.facts;
+    const shown = make("input", { type: "radio", name: "run", checked: run === app.run });
+    shown.addEventListener("change", () => app.showRun(number));
+    const compared = make("input", { type: "checkbox", checked: run === app.other, disabled: run === app.run, ariaLabel: `Compare with ${label}` });
+    compared.addEventListener("change", () => app.compare(compared.checked ? number : -1));
+    const canvas = make("canvas", { width: 260 * devicePixelRatio, height: 30 * devicePixelRatio });
+    sparkline(app, canvas, run, run.starts - first, last - first, most);
+    return make("tr", { className: run === app.run ? "chosen" : "" },
+      make("th", { scope: "row" }, make("label", { className: "name", title: label }, shown, " ", label)),
+      make("td", { className: "tick" }, compared),
+      make("td", { className: "spark" }, canvas),
+      cell(bytes(figures.peak_live_bytes)), cell(bytes(policies[0].peak_reserved_bytes)),
+      cell(moment ? "–" : bytes(figures.live_at_end_bytes)));
+  });
+  element("runs").replaceChildren(head("Run", "Compare", "<Live over time", "Peak live", "Peak reserved", "Live at the end"), make("tbody", {}, ...rows));
+  element("runs-sum").textContent = sumText(app.runs, first);
+}
+
+// Runs begin where their clocks say, if all have clocks of one day; else all at 0. In seconds.
+function commonTime(runs) {
+  const clocks = runs.map((run) => (run.facts.meta.first_us ?? 0) / 1e6);
+  const alike = Math.min(...clocks) > 1e9 && Math.max(...clocks) - Math.min(...clocks) < 86400;
+  runs.forEach((run, number) => { run.starts = alike ? clocks[number] : 0; });
+  const first = Math.min(...runs.map((run) => run.starts));
+  return [first, Math.max(...runs.map((run) => run.starts + run.extent("time")[1]))];
+}
+
+// Live bytes over the runs' common time, all at one scale.
+function sparkline(app, canvas, run, shift, width, most) {
+  const ctx = canvas.getContext("2d");
+  const view = { x0: -shift, x1: width - shift, axis: "time", held: run.all };
+  const across = (x) => ((x - view.x0) / (view.x1 - view.x0)) * canvas.width;
+  const up = (value) => canvas.height - 1 - (value / most) * (canvas.height - 3);
+  ctx.fillStyle = app.theme.color("live");
+  ctx.globalAlpha = 0.75;
+  ctx.beginPath();
+  let y = up(0);
+  for (const move of run.sample(0, run.moves, canvas.width, view)) {
+    const x = across(run.x(move, "time"));
+    ctx.lineTo(x, y);
+    ctx.lineTo(x, (y = up(run.all[move])));
+  }
+  const end = across(run.extent("time")[1]);
+  ctx.lineTo(end, y);
+  ctx.lineTo(end, up(0));
+  ctx.lineTo(across(0), up(0));
+  ctx.fill();
+}
+
+// The most that all runs together hold at one time, where their clocks can be compared.
+function sumText(runs, first) {
+  const hint = "Select a run to show it below; tick another one to compare it.";
+  if (!runs[0].starts || runs.some((run) => run.facts.moment)) return hint;
+  const changes = runs.flatMap((run) => Array.from({ length: run.moves }, (_, i) =>
+    [run.starts - first + run.time[i] / 1e6, run.all[i] - (i ? run.all[i - 1] : 0)]));
+  changes.sort((a, b) => a[0] - b[0]);
+  let now = 0, most = 0;
+  for (const [, change] of changes) most = Math.max(most, (now += change));
+  return `All runs together have at most ${bytes(most)} live at one time. ${hint}`;
+}

@@ -1,0 +1,128 @@
+"""The page's layout: no overflow, no overlap, readable text, at three widths in both themes."""
+
+import pytest
+from helpers.runs import MIB, told_run
+
+from gpumem.report import write_report
+from gpumem.traces import Details, Trace
+
+LONG = (
+    "transformer.blocks.attention.query_key_value_projection (/a/path/of/many/folders/model.py:1)"
+)
+
+
+@pytest.fixture(scope="session")
+def long_page(tmp_path_factory):
+    """Write a page of two runs with long names and large numbers."""
+    path = tmp_path_factory.mktemp("layout") / "page.html"
+    run = told_run(f"a-run-with-a-rather-long-name-{'x' * 40}")
+    details = Details(**{**vars(run.details), "owners": (LONG, "activations", "")})
+    columns = run.action, run.block, run.size * 1000, run.stream, run.time_us
+    long = Trace(*columns, name=run.name, details=details)
+    write_report([long, told_run("after", more=MIB)], path)
+    return path
+
+
+@pytest.fixture(params=[420, 1024, 1400])
+def wide(request, open_page, long_page):
+    page = open_page(long_page)
+    page.browser.resize(request.param)
+    page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    page.press("#leaks tbody button")
+    yield page
+    page.browser.resize(1280)
+
+
+@pytest.mark.parametrize("compared", [True, False])
+def test_nothing_overflows_its_card(wide, compared):
+    if not compared:
+        wide.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    assert wide.browser.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+    overflowing = wide.browser.evaluate(
+        """Array.from(document.querySelectorAll('body *')).filter(found =>
+             found.clientWidth && found.scrollWidth > found.clientWidth + 1
+             && getComputedStyle(found).overflowX === 'visible' && !found.closest('.uplot, select')
+           ).map(found => `${found.tagName} ${found.className} ${found.id}`)"""
+    )
+    assert overflowing == []
+    cut = wide.browser.evaluate(
+        """Array.from(document.querySelectorAll('.panel, .figures > div')).flatMap(card => {
+             const {left, right} = card.getBoundingClientRect();
+             return Array.from(card.querySelectorAll('*')).filter(found => {
+               if (found.closest('.scroll, .uplot')) return false;
+               const at = found.getBoundingClientRect();
+               return at.width && (at.left < left - 1 || at.right > right + 1);
+             }).map(found => `${found.tagName} ${found.id} in ${card.id}`);
+           })"""
+    )
+    assert cut == []
+
+
+def test_no_text_lies_over_another(wide):
+    wide.press("#block-close")
+    over = wide.browser.evaluate(
+        """(() => {
+             const shown = Array.from(document.querySelectorAll(
+               'h1, h2, .hint, .key, .figures > div, label, button, output, td, .chart'))
+               .filter(found => found.offsetHeight && !found.closest('.uplot, .block, #filters'));
+             const boxes = shown.map(found => found.getBoundingClientRect());
+             return shown.flatMap((a, i) => shown.slice(i + 1).filter((b, j) => {
+               const [p, q] = [boxes[i], boxes[i + 1 + j]];
+               const apart = p.right <= q.left + 1 || q.right <= p.left + 1
+                 || p.bottom <= q.top + 1 || q.bottom <= p.top + 1;
+               return !apart && !a.contains(b) && !b.contains(a)
+                 && !(a.closest('.scroll') && b.closest('.scroll'));
+             }).map(b => `${a.tagName} ${a.id} ${a.innerText} / ${b.tagName} ${b.id}`));
+           })()"""
+    )
+    assert over == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_stand_out_from_their_background(wide, theme):
+    wide.press(f"input[name=theme][value={theme}]")
+    faint = wide.browser.evaluate(
+        """(() => {
+             const bytes = (color) => color.match(/[0-9.]+/g).map(Number);
+             const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+               .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+               .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+             const ground = (found) => {
+               for (let at = found; at; at = at.parentElement) {
+                 const color = bytes(getComputedStyle(at).backgroundColor);
+                 if (color.length === 3 || color[3] === 1) return color;
+               }
+             };
+             const texts = '.key li, .key b, .hint, td, th, dt, dd, small, button, h2, label';
+             return Array.from(document.querySelectorAll(texts))
+               .filter(found => found.innerText?.trim() && !found.disabled)
+               .filter(found => {
+                 const [a, b] = [bytes(getComputedStyle(found).color), ground(found)].map(light);
+                 return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5;
+               }).map(found => `${found.tagName} ${found.id} ${found.innerText}`);
+           })()"""
+    )
+    assert faint == []
+
+
+def test_legends_have_the_colours_of_the_theme_that_is_chosen(wide):
+    def colors():
+        return wide.browser.evaluate(
+            "Array.from(document.querySelectorAll('.key .swatch'),"
+            " found => getComputedStyle(found).background)"
+        )
+
+    wide.press("input[name=theme][value=light]")
+    light = colors()
+    wide.press("input[name=theme][value=dark]")
+    assert all(a != b for a, b in zip(light, colors(), strict=True))
+
+
+def test_every_control_can_have_the_focus(wide):
+    unreachable = wide.browser.evaluate(
+        """Array.from(document.querySelectorAll('button, select, input, .chart, .strip'))
+             .filter(found => found.offsetHeight && !found.disabled && found.id !== 'sizes')
+             .filter(found => { found.focus(); return document.activeElement !== found; })
+             .map(found => found.outerHTML)"""
+    )
+    assert unreachable == []

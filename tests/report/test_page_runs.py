@@ -1,0 +1,82 @@
+"""Several runs on one page: devices, processes, before and after a change."""
+
+import pickle
+
+import pytest
+from helpers.runs import MIB, small_run, told_run
+
+from gpumem.report import write_report
+
+OTHER = "179,36,122"  # the line of the compared run, in the light theme
+
+
+@pytest.fixture
+def two(open_page, tmp_path):
+    path = tmp_path / "two.html"
+    write_report([told_run("before"), told_run("after", more=MIB)], path)
+    page = open_page(path)
+    page.press("input[name=theme][value=light]")
+    return page
+
+
+def test_page_of_one_run_lists_no_runs(open_page, tmp_path):
+    write_report(small_run(), tmp_path / "page.html")
+    assert open_page(tmp_path / "page.html").hidden("#runs-panel")
+
+
+def test_runs_are_listed_and_shown_one_at_a_time(two):
+    assert [row[0] for row in two.rows("#runs")] == ["before", "after"]
+    assert [row[3:] for row in two.rows("#runs")] == [
+        ["7 MiB", "12 MiB", "4 MiB"],
+        ["8 MiB", "12 MiB", "4 MiB"],
+    ]
+    assert "Peak live\n7 MiB" in two.text("#figures")
+    two.press("#runs tbody tr:nth-child(2) input[type=radio]")
+    assert "Peak live\n8 MiB" in two.text("#figures")
+    assert two.text("#subtitle").startswith("after")
+
+
+def test_compared_run_is_a_line_and_columns_of_the_table(two):
+    assert OTHER not in two.colors("timeline")
+    two.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    assert two.colors("timeline")[OTHER] > 100
+    assert "Live, after" in two.text("#timeline-legend").replace("\n", " ")
+    assert "compared: 8 MiB" in two.text("#figures")
+    assert [[row[0], *row[2:]] for row in two.rows("#groups")] == [
+        ["weights", "4 MiB", "4 MiB", "same"],
+        ["activations", "2 MiB", "3 MiB", "\N{MINUS SIGN}1 MiB"],
+        ["workspace", "1 MiB", "1 MiB", "same"],
+    ]
+    assert two.text("#shown").startswith("3 blocks")  # a comparison is no filter
+    two.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    assert OTHER not in two.colors("timeline")
+    assert "compared" not in two.text("#figures")
+
+
+def test_link_keeps_the_run_and_what_it_is_compared_with(open_page, two):
+    two.press("#runs tbody tr:nth-child(2) input[type=radio]")
+    two.press("#runs tbody tr:nth-child(1) input[type=checkbox]")
+    again = open_page(two.path, two.link())
+    assert again.text("#subtitle").startswith("after")
+    assert "compared: 7 MiB" in again.text("#figures")
+
+
+def test_devices_of_a_torch_snapshot_are_runs_of_one_page(open_page, tmp_path):
+    def entry(size, address, line):
+        frames = [{"filename": "/job/train.py", "line": line, "name": "step"}]
+        more = {"stream": 0, "time_us": 1_700_000_000_000_000 + line * 1000}
+        return {"action": "alloc", "addr": address, "size": size, "frames": frames, **more}
+
+    traces = [[entry(MIB, 1 << 20, 5)], [entry(2 * MIB, 1 << 20, 7), entry(MIB, 1 << 30, 9)]]
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": traces}))
+    report = write_report(path, tmp_path / "page.html")
+    assert [run.peak_live_bytes for run in report.runs] == [MIB, 3 * MIB]
+    assert report.peak_live_bytes == 3 * MIB  # the busiest is shown first
+    page = open_page(tmp_path / "page.html")
+    assert [row[0] for row in page.rows("#runs")] == ["device 0", "device 1"]
+    assert page.text("#subtitle").startswith("device 1")
+    # Both clocks count from 1970, so bytes live at one time can be added.
+    assert "at most 4 MiB live at one time" in page.text("#runs-sum")
+    page.press("#leaks tbody button")
+    assert page.text("#block-stack") == "step /job/train.py:7"
