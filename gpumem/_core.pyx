@@ -768,7 +768,7 @@ cdef class Arena(SleepingArena):
         else:
             arena_free(self.core, buffer.handle, buffer.slot)
 
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+    cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
         if arena_record(self.core, uses, slot) != ARENA_OK:
             raise MemoryError("out of host memory while recording a stream")
         return 0

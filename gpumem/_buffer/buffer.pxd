@@ -41,8 +41,8 @@ cdef class ResourceBase:
     # Where the streams recorded for an open buffer's block are noted; `give_back` and leases take
     # the notes over.
     cdef Uses** uses_of(self, Buffer buffer) except NULL
-    # Another stream uses a live block, too.
-    cdef int record(self, Uses** uses, uint32_t slot) except -1
+    # Another stream uses a live block, too; `uses` are the notes of its buffer.
+    cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1
     # Raises if the CPU would find nothing at a block's address now.
     cdef int require_present(self) except -1
     # What has to happen before the bytes are touched, beyond the work that gpumem queued: by the

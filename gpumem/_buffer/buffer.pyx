@@ -222,7 +222,7 @@ cdef class Buffer:
             raise ClosedError("this buffer is closed")
         if self.block_bytes == 0:
             return
-        resource.record(self.resource.uses_of(self), slot)
+        resource.record(self, self.resource.uses_of(self), slot)
 
     # ---- what others do with the memory ----------------------------------------------------------
 
@@ -735,7 +735,7 @@ cdef class ResourceBase:
     cdef Uses** uses_of(self, Buffer buffer) except NULL:
         return &buffer.uses if buffer.shared == NULL else &buffer.shared.uses
 
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+    cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
         cdef bint added
         if not uses_add(uses, slot, &added):
             raise MemoryError("out of host memory while recording a stream")

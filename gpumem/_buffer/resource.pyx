@@ -507,7 +507,7 @@ cdef class BorrowedMemory(MemoryResource):
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         pass
 
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+    cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
         return 0        # the release waits for every stream that `slot_of` accepts
 
 

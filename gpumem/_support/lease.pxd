@@ -55,6 +55,8 @@ cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uin
                          void* owner, void (*release)(Lease*) noexcept nogil) noexcept nogil
 # Records a stream once; False if the host has no memory, nothing changed. `added`: it is new.
 cdef bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil
+# Room for so many streams; False as above.
+cdef bint uses_reserve(Uses** uses, uint32_t count) noexcept nogil
 cdef void uses_free(Uses* uses) noexcept nogil
 
 cdef inline void view_begin(ViewCount* views) noexcept nogil:

@@ -27,18 +27,32 @@ cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uin
 
 cdef bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil:
     cdef Uses* noted = uses[0]
-    cdef Use* grown
-    cdef uint32_t i, capacity
+    cdef uint32_t i
     added[0] = False
+    if noted != NULL:
+        for i in range(noted.count):
+            if noted.at[i].slot == slot:
+                return True
+    if not uses_reserve(uses, noted.count + 1 if noted != NULL else 1):
+        return False
+    noted = uses[0]
+    noted.at[noted.count].slot = slot
+    noted.at[noted.count].until = 0
+    noted.count += 1
+    added[0] = True
+    return True
+
+
+cdef bint uses_reserve(Uses** uses, uint32_t count) noexcept nogil:
+    cdef Uses* noted = uses[0]
+    cdef Use* grown
+    cdef uint32_t capacity
     if noted == NULL:
         noted = <Uses*>calloc(1, sizeof(Uses))
         if noted == NULL:
             return False
-    for i in range(noted.count):
-        if noted.at[i].slot == slot:
-            return True
-    if noted.count == noted.capacity:
-        capacity = noted.capacity * 2 if noted.capacity else 2
+    if noted.capacity < count:
+        capacity = max(count, noted.capacity * 2, <uint32_t>2)
         grown = <Use*>realloc(noted.at, capacity * sizeof(Use))
         if grown == NULL:
             if uses[0] == NULL:
@@ -46,11 +60,7 @@ cdef bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil:
             return False
         noted.at = grown
         noted.capacity = capacity
-    noted.at[noted.count].slot = slot
-    noted.at[noted.count].until = 0
-    noted.count += 1
     uses[0] = noted
-    added[0] = True
     return True
 
 

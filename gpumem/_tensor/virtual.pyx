@@ -71,11 +71,10 @@ cdef class SpanMemory(MemoryResource):
         lease.owner_views = &self.span.arena.views
         return lease
 
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
-        # For all rows: a release does not know which of them the work touches.
-        if span_record(self.span, slot) != ARENA_OK:
-            raise MemoryError("out of host memory while recording a stream")
-        return 0
+    cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
+        # The span has the notes: they outlast the view, until its rows are released.
+        cdef const SpanView* view = <const SpanView*><uintptr_t>buffer.handle
+        return note_stream(self.span, slot, view.first, view.last)
 
     cdef int let_access(self, DriverDevice peer) except -1:
         return (<MemoryResource>self.arena).let_access(peer)
@@ -99,6 +98,12 @@ cdef class SpanMemory(MemoryResource):
         return 0
 
 
+cdef int note_stream(ArenaSpan* span, uint32_t slot, uint64_t first, uint64_t last) except -1:
+    if span_record(span, slot, first, last) != ARENA_OK:
+        raise MemoryError("out of host memory while recording a stream")
+    return 0
+
+
 cdef void release_view(Lease* lease) noexcept nogil:
     span_view_end(<void*><uintptr_t>lease.handle)
 
@@ -119,7 +124,7 @@ cdef class VirtualTensor:
     A commit makes what its rows lack, and gives access to neighbouring pages in one call.
 
     A release returns at once. Work that is queued on the tensor's stream, and on every stream that
-    was recorded by `record_stream`, may still use the rows: their pages leave when an event behind
+    `record_stream` noted for the rows, may still use them: their pages leave when an event behind
     it has completed, which later commits, releases, shrinks and allocations that are out of memory
     look for. Until then they count in `Arena.stats` as reserved, and a commit of the same rows
     takes them back as they are. If a limit is reached meanwhile, a commit waits for that work at
@@ -301,9 +306,9 @@ cdef class VirtualTensor:
     def release(self, first, last):
         """Take rows away, from `first` to `last`, exclusive; those without memory stay without.
 
-        Returns at once; a page without a committed row goes back to the driver when work queued
-        on the tensor's stream and the recorded ones until now is done. Pages ahead stay for `ahead`
-        rows behind the last one that is still committed.
+        Returns at once; a page without a committed row goes back to the driver when the work is
+        done that is queued by now on the tensor's stream and on those recorded for rows of it.
+        Pages ahead stay for `ahead` rows behind the last one that is still committed.
 
         Raises
         ------
@@ -543,21 +548,30 @@ cdef class VirtualTensor:
         return self.tensor().__dlpack__(stream=stream, max_version=max_version,
                                         dl_device=dl_device, copy=copy)
 
-    def record_stream(self, stream):
-        """Note that work on another stream uses the rows, from now on: releases come behind it.
+    def record_stream(self, stream, first=0, last=None):
+        """Note that work on another stream uses committed rows: their release comes behind it.
 
-        The tensor's own stream needs no note, nor do the default streams of DLPack's consumers.
-        A note stays; while graphs with rows of the tensor are launched on a stream, note that one.
+        As with the block of a `Buffer`, a note ends with the release: pages leave once the work has
+        ended that is queued on the stream by then, and rows that are committed later are noted
+        anew. A release of other rows does not wait for it, if they have pages of their own.
+        Recording a stream for the same rows twice changes nothing. While graphs with rows of the
+        tensor are launched on a stream, note it for these rows before they are released.
+
+        The tensor's own stream needs no note. Nor do default streams of DLPack's consumers: of
+        `full`'s they are noted for all rows as long as the tensor is open, of other tensors' for
+        their rows. After ``Arena.reset_stream(stream)`` by a raw handle its notes are void.
 
         Parameters
         ----------
         stream : stream
             Of the same device.
+        first, last : int, optional
+            As in `range`; None: up to the last row. Those that are not committed have no work.
 
         Raises
         ------
         TypeError, ValueError
-            `stream` is not a stream, or is one of another device.
+            `stream` is not a stream, or is one of another device; or no such rows.
         ClosedError
             The tensor is closed, or belongs to the parent of a fork.
 
@@ -570,9 +584,21 @@ cdef class VirtualTensor:
         >>> cache.release(0, 10)            # the memory goes when that work is done
         """
         cdef uint32_t slot = 0
+        cdef uint64_t begin, end
         self.require_usable()
+        self.read_rows(first, self.max_rows if last is None else last, &begin, &end)
         self.arena.slot_of(stream, &slot)
-        self.home.record(NULL, slot)
+        # Other threads may run from here on: the slot keeps its stream.
+        slot_retain(self.arena.core, slot)
+        try:
+            with self.lock:
+                self.require_usable()
+                for low, high in self.rows:
+                    if max(low, begin) < min(high, end):
+                        note_stream(self.span, slot, max(low, begin) * self.row_nbytes,
+                                    min(high, end) * self.row_nbytes)
+        finally:
+            slot_drop(self.arena.core, slot)
 
     def close(self):
         """Release all rows. Idempotent; the addresses go with the last view of `full`.

@@ -79,7 +79,7 @@ class Rows:
             self._blocks.free()
             return
         # The pages may be those of a release that other streams' work has not passed yet.
-        stream = self._stream()
+        stream = self._stream(first, last)
         for other in self._blocks.streams:
             self._blocks.order(other, stream)
         self._runs.append(Run(first, last, self._fill(first, last, stream), stream))
@@ -100,7 +100,7 @@ class Rows:
         if not self._runs:
             return
         run = self._rng.choice(self._runs)
-        stream = self._stream()
+        stream = self._stream(run.first, run.last)
         self._blocks.order(run.stream, stream)
         run.stream = stream
         self._check(run)
@@ -122,10 +122,10 @@ class Rows:
 
     # ---- work ------------------------------------------------------------------------------------
 
-    def _stream(self):
+    def _stream(self, first: int, last: int):
         assert self._tensor
         stream = self._rng.choice(self._blocks.streams)
-        self._tensor.record_stream(stream)
+        self._tensor.record_stream(stream, first, last)
         return stream
 
     def _fill(self, first: int, last: int, stream) -> int:

@@ -42,8 +42,6 @@ class Tags:
         except gpumem.ConfigError:
             self._tensor = None  # this memory cannot sleep
             return
-        for stream in shared.streams:
-            self._tensor.record_stream(stream)
         shared.tags.append(self._tag)
 
     def actions(self) -> dict[Callable[[], None], int]:
@@ -110,6 +108,7 @@ class Tags:
                 return
             if rows:
                 stream = self._rng.choice(self._shared.streams)
+                self._tensor.record_stream(stream)
                 for other in self._shared.streams:
                     self._blocks.order(other, stream)
                 tag = self._blocks.patterns.fill(self._tensor.ptr, rows * ROW, stream)

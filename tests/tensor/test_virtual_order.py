@@ -12,6 +12,7 @@ from helpers.driver import HostDriver
 from helpers.waiting import without_waiting
 
 import gpumem
+from gpumem._testing.arenas import stream_slots
 from gpumem.errors import OutOfMemoryError
 
 MIB = 1 << 20
@@ -76,21 +77,102 @@ def test_commit_takes_leaving_pages_back_as_they_are(arena):
     assert (cache.tensor(0, 1).numpy() == 5).all()
 
 
-def test_releases_end_in_order_each_behind_its_own_work(arena):
-    one, two = gpumem.Stream("host"), gpumem.Stream("host")
-    cache = cache_of(arena, committed=6, stream=one)
-    with HostDriver().block(one) as first:
+def test_each_release_waits_for_the_streams_of_its_own_rows(arena):
+    own, side = gpumem.Stream("host"), gpumem.Stream("host")
+    cache = cache_of(arena, committed=6, stream=own)
+    cache.record_stream(side, 0, 2)
+    with HostDriver().block(side):
         cache.release(0, 2)
-        cache.record_stream(two)
-        with HostDriver().block(two):
-            cache.release(2, 4)
-            first.open()
-            one.synchronize()
-            arena.shrink()
-            assert cache.held_nbytes == 4 * MIB
-    two.synchronize()
+        cache.release(2, 4)  # later, and done first
+        own.synchronize()
+        arena.shrink()
+        assert cache.held_nbytes == 4 * MIB
+    side.synchronize()
     arena.shrink()
     assert cache.held_nbytes == 2 * MIB
+
+
+def test_recorded_stream_of_a_tensor_of_rows_holds_these_rows_only(arena):
+    own, side = gpumem.Stream("host"), gpumem.Stream("host")
+    cache = cache_of(arena, committed=4, stream=own)
+    cache.tensor(0, 2).buffer.record_stream(side)
+    with HostDriver().block(side):
+        cache.release(2, 4)
+        cache.release(0, 2)
+        own.synchronize()
+        arena.shrink()
+        assert cache.held_nbytes == 2 * MIB
+    side.synchronize()
+    arena.shrink()
+    assert cache.held_nbytes == 0
+
+
+def test_note_of_a_stream_ends_with_the_release_of_its_rows(arena):
+    own, side = gpumem.Stream("host"), gpumem.Stream("host")
+    cache = cache_of(arena, committed=2, stream=own)
+    cache.record_stream(side)
+    cache.release(0, 2)
+    own.synchronize()
+    side.synchronize()
+    arena.shrink()
+    assert cache.held_nbytes == 0
+    cache.commit(2)
+    with HostDriver().block(side) as gate, without_waiting(gate):
+        cache.release(0, 2)
+        own.synchronize()
+        arena.shrink()
+        assert cache.held_nbytes == 0
+
+
+def test_rows_that_are_taken_back_keep_their_note(arena):
+    own, side = gpumem.Stream("host"), gpumem.Stream("host")
+    cache = cache_of(arena, committed=2, stream=own)
+    cache.record_stream(side)
+    with HostDriver().block(side):
+        cache.release(0, 2)
+        cache.commit(2)  # before the work on `side` has ended
+        cache.release(0, 2)
+        own.synchronize()
+        arena.shrink()
+        assert cache.held_nbytes == 2 * MIB
+    side.synchronize()
+    arena.shrink()
+    assert cache.held_nbytes == 0
+
+
+def test_notes_of_streams_that_come_and_go_keep_no_slots(arena):
+    cache = cache_of(arena, committed=4)
+    cache.full  # noqa: B018  its notes would stay
+    for _ in range(3 * 32):
+        stream = gpumem.Stream("host")
+        cache.record_stream(stream)
+        cache.release(2, 4)
+        stream.synchronize()
+        cache.release(0, 2)
+        arena.shrink()
+        cache.commit(4)
+        del stream
+    assert stream_slots(arena) <= 64
+
+
+def test_notes_of_streams_that_were_reset_end_without_a_release(arena):
+    cache = cache_of(arena, committed=4)
+    for _ in range(3 * 32):
+        handle = gpumem.Stream("host")
+        cache.record_stream(handle.ptr)
+        handle.synchronize()
+        arena.reset_stream(handle.ptr)
+        del handle
+    assert stream_slots(arena) <= 64
+
+
+def test_record_stream_refuses_rows_that_do_not_exist(arena):
+    cache, side = cache_of(arena, committed=2), gpumem.Stream("host")
+    for rows in ((3, 2), (0, 65), (-1, 2)):
+        with pytest.raises(ValueError, match="expected"):
+            cache.record_stream(side, *rows)
+    with pytest.raises(TypeError):
+        cache.record_stream(side, 0.5)
 
 
 def test_closed_and_dropped_tensors_wait_for_their_work(arena):
@@ -169,10 +251,15 @@ def test_default_stream_of_a_dlpack_consumer_is_recorded(arena):
     cache = cache_of(arena, committed=2, stream=stream)
     managed = gpumem.Stream("host")
     cache.full.buffer.record_stream(managed)  # as any buffer
-    with HostDriver().block(managed):
-        cache.release(0, 2)
+    for _ in range(2):  # `full` stays, and its notes with it
+        with HostDriver().block(managed):
+            cache.release(0, 2)
+            arena.shrink()
+            assert cache.held_nbytes == 2 * MIB
+        managed.synchronize()
         arena.shrink()
-        assert cache.held_nbytes == 2 * MIB
+        assert cache.held_nbytes == 0
+        cache.commit(2)
 
 
 def test_captured_work_uses_rows_through_growing_and_shrinking(arena):

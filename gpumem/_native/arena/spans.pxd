@@ -1,8 +1,9 @@
 """The memory of virtual tensors: spans of an arena, charged and counted as its blocks are.
 
 A page that is released may be in use by queued work. So a release is stamped, as the free of a
-block is, with the running epoch of every stream that was named for the span, and its pages leave
-once all of them have ended; nothing waits. Until then a commit takes them back as they are.
+block is, with the running epoch of the span's stream and of every stream that was noted for one of
+its pages, and the pages leave once all of these have ended; nothing waits. Until then a commit
+takes them back as they are. With a page leave the notes of it.
 
 A span without references is not visible to a user any more; the arena's next call that may block
 gives its pages and addresses back, once its work is done.
@@ -26,9 +27,19 @@ cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil
 cdef void spans_poll(ArenaCore* arena) noexcept nogil
 # The same without events: only what is known to be done, and spans that have ended.
 cdef void spans_sweep(ArenaCore* arena) noexcept nogil
-# With the arena lock: the next release, of room for every stream of the span, behind what is queued
-# on them now.
-cdef void span_stamp(ArenaSpan* span, Uses* uses) noexcept nogil
+# Which streams a release is behind.
+cdef enum StampOf:
+    OF_NOTHING
+    OF_PAGES                    # those that use the pages which leave in it; grow lock
+    OF_ALL
+
+# With the arena lock: the next release, behind what is queued now on its streams. `uses` has room
+# for every stream of the span.
+cdef void span_stamp(ArenaSpan* span, Uses* uses, StampOf of) noexcept nogil
+# With the arena lock: a stream uses pages [first, last) until they have left; if they are none, all
+# pages as long as the span lives. False: out of host memory.
+cdef bint span_note(ArenaSpan* span, uint32_t stream_slot, uint32_t first,
+                    uint32_t last) noexcept nogil
 # With the grow lock: after a sleep or a wake.
 cdef void spans_settle(ArenaCore* arena) noexcept nogil
 # The arena is not used any more.

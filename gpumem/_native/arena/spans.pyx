@@ -1,18 +1,18 @@
 """Spans of an arena: their charges, and releases behind queued work."""
 
-from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
 
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_reconcile, arena_room, charge_request, count_out, note_reserved,
 )
 from gpumem._native.arena.streams cimport (
-    release_completed, slot_drop, uses_done, uses_release,
+    release_completed, slot_drop, slot_retain, uses_done,
 )
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, arena_in_use, arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, driver_refused, stamp_free,
+    ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, driver_refused, SpanNote, stamp_free,
 )
 from gpumem._native.bfc cimport SLOT_RELEASED
 from gpumem._native.driver cimport (
@@ -20,11 +20,11 @@ from gpumem._native.driver cimport (
     CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, span_settle, SPAN_SPARE,
-    span_unmap, SPAN_USED,
+    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, SpanPage, span_settle,
+    SPAN_SPARE, span_unmap, SPAN_USED,
 )
 from gpumem._support.atomics cimport store64
-from gpumem._support.lease cimport Uses, uses_add, uses_free
+from gpumem._support.lease cimport Uses, uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -109,18 +109,17 @@ cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t s
                       uint32_t spare_end) noexcept nogil:
     # Host memory first: nothing is changed without it.
     cdef ArenaCore* arena = span.arena
-    cdef Uses* uses = <Uses*>calloc(1, sizeof(Uses))
+    cdef Uses* uses = room_for_streams(span)
     cdef CUstreamCaptureMode mode
     cdef uint64_t used
-    if uses == NULL or not copy_slots(span, uses):
-        uses_free(uses)
+    if uses == NULL:
         return ARENA_NO_METADATA
     mode = context_relax(arena.context)
     lock_acquire(&arena.grow_lock)
     used = span.pages.used
     if leave(span, first, last, spare, spare_end, span.releases + 1):
         lock_acquire(&arena.lock)
-        span_stamp(span, uses)
+        span_stamp(span, uses, OF_PAGES)
         lock_release(&arena.lock)
     else:
         uses_free(uses)
@@ -132,18 +131,14 @@ cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t s
     return ARENA_OK
 
 
-cdef bint copy_slots(ArenaSpan* span, Uses* uses) noexcept nogil:
-    # Room for every stream of the span; a stamp takes those that there are then.
-    cdef uint32_t i
-    cdef bint added
-    cdef bint done
+cdef Uses* room_for_streams(ArenaSpan* span) noexcept nogil:
+    # For every stream of the span; a stamp takes those that use what leaves. NULL: out of host
+    # memory.
+    cdef Uses* uses = NULL
     lock_acquire(&span.arena.lock)
-    done = uses_add(&uses, span.stream_slot, &added)
-    if span.uses != NULL:
-        for i in range(span.uses.count):
-            done = done and uses_add(&uses, span.uses.at[i].slot, &added)
+    uses_reserve(&uses, span.note_count + 1)
     lock_release(&span.arena.lock)
-    return done
+    return uses
 
 
 cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
@@ -164,29 +159,46 @@ cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
     return any_page
 
 
-cdef void span_stamp(ArenaSpan* span, Uses* uses) noexcept nogil:
-    # What is queued now on the span's streams is the last that may use what
-    # leaves. A silent stream was drained; its own one is stamped in any case, as a block's is.
+cdef void span_stamp(ArenaSpan* span, Uses* uses, StampOf of) noexcept nogil:
+    # What is queued now on the streams of what leaves is the last that may use it. A stream that
+    # was noted since room was made for all of them, by another thread, is not ordered before this.
     cdef ArenaCore* arena = span.arena
-    cdef uint32_t i, slot
-    cdef uint32_t left = 0
+    cdef const SpanNote* note
+    cdef uint32_t i
     span.releases += 1
     uses.handle = span.releases
-    for i in range(uses.count):
-        slot = uses.at[i].slot
-        if arena.streams[slot].silent and slot != span.stream_slot:
-            continue
-        uses.at[left].slot = slot
-        uses.at[left].until = stamp_free(&arena.streams[slot])
-        arena.streams[slot].pending_frees += 1
-        left += 1
-    uses.count = left
-    uses.next = NULL
-    if span.leaving == NULL:
-        span.leaving = uses
-    else:
-        span.newest.next = uses
-    span.newest = uses
+    uses.count = 0
+    if of != OF_NOTHING:
+        stamp_stream(arena, uses, span.stream_slot)     # in any case, as of a block
+    for i in range(span.note_count if of != OF_NOTHING else 0):
+        note = &span.notes[i]
+        # A silent stream was drained.
+        if (note.slot != span.stream_slot and uses.count < uses.capacity
+                and not arena.streams[note.slot].silent
+                and (of == OF_ALL or note.whole or uses_leaving(span, note, uses.handle))):
+            stamp_stream(arena, uses, note.slot)
+    uses.next = span.leaving
+    span.leaving = uses
+
+
+cdef void stamp_stream(ArenaCore* arena, Uses* uses, uint32_t slot) noexcept nogil:
+    uses.at[uses.count].slot = slot
+    uses.at[uses.count].until = stamp_free(&arena.streams[slot])
+    arena.streams[slot].pending_frees += 1
+    uses.count += 1
+
+
+cdef bint uses_leaving(const ArenaSpan* span, const SpanNote* note,
+                       uint64_t release) noexcept nogil:
+    cdef uint32_t i
+    for i in range(span.pages.count):
+        if note.page[i] and leaves_in(&span.pages.page[i], release):
+            return True
+    return False
+
+
+cdef inline bint leaves_in(const SpanPage* page, uint64_t release) noexcept nogil:
+    return page.state == SPAN_LEAVING and page.release == release
 
 
 cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil:
@@ -195,11 +207,10 @@ cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil:
     cdef Uses* uses
     while span != NULL:
         # Without host memory for it, spare pages stay.
-        uses = <Uses*>calloc(1, sizeof(Uses))
-        if uses != NULL and copy_slots(span, uses) and leave(span, 0, 0, 0, 0,
-                                                             span.releases + 1):
+        uses = room_for_streams(span)
+        if uses != NULL and leave(span, 0, 0, 0, 0, span.releases + 1):
             lock_acquire(&arena.lock)
-            span_stamp(span, uses)
+            span_stamp(span, uses, OF_PAGES)
             lock_release(&arena.lock)
         else:
             uses_free(uses)
@@ -227,16 +238,13 @@ cdef void spans_sweep(ArenaCore* arena) noexcept nogil:
         return
     while link[0] != NULL:
         span = link[0]
-        if finish_releases(span):
-            end_use(span)
+        finish_releases(span)
         if span.pages.leaving:
-            span_unmap(&span.pages, span.done)
+            span_unmap(&span.pages)
         if is_over(span) and span_free(&span.pages):
             link[0] = span.next
             slot_drop(arena, span.stream_slot)
-            if span.uses != NULL:
-                uses_release(arena, span.uses)
-            free(span)
+            span_forget(span)
         else:
             link = &span.next
     context_leave(arena.context)
@@ -244,35 +252,122 @@ cdef void spans_sweep(ArenaCore* arena) noexcept nogil:
     arena_reconcile(arena)
 
 
-cdef bint finish_releases(ArenaSpan* span) noexcept nogil:
-    # Notes the latest release that is done, with all before it. True: the span has ended.
+cdef void finish_releases(ArenaSpan* span) noexcept nogil:
+    # In any order: each waits for the streams that use its own pages. Once the last reference was
+    # stamped, every page leaves in that release.
     cdef ArenaCore* arena = span.arena
+    cdef Uses** link = &span.leaving
     cdef Uses* uses
+    cdef uint64_t used = span.pages.used
     cdef uint32_t i
-    cdef bint ended
     lock_acquire(&arena.lock)
-    while span.leaving != NULL and uses_done(arena, span.leaving):
-        uses = span.leaving
-        span.leaving = uses.next
-        span.done = uses.handle
+    if span.last:
+        leave(span, 0, span.pages.count, 0, 0, span.last)
+    while link[0] != NULL:
+        uses = link[0]
+        if not uses_done(arena, uses):
+            link = &uses.next
+            continue
+        link[0] = uses.next
         for i in range(uses.count):
             arena.streams[uses.at[i].slot].pending_frees -= 1
+        for i in range(span.pages.count):
+            if leaves_in(&span.pages.page[i], uses.handle):
+                span.pages.page[i].release = 0
+                forget_uses(span, i)
         uses_free(uses)
-    ended = span.end == NULL
     lock_release(&arena.lock)
-    return ended
-
-
-cdef void end_use(ArenaSpan* span) noexcept nogil:
-    # Its last reference was stamped: every page leaves in that release.
-    cdef uint64_t used = span.pages.used
-    leave(span, 0, span.pages.count, 0, 0, span.releases)
-    if span.arena.in_use_account != NULL:
-        count_out(span.arena, used - span.pages.used)
+    if arena.in_use_account != NULL:
+        count_out(arena, used - span.pages.used)
 
 
 cdef inline bint is_over(const ArenaSpan* span) noexcept nogil:
-    return span.end == NULL and span.leaving == NULL and span.pages.held == 0
+    return span.last != 0 and span.leaving == NULL and span.pages.held == 0
+
+
+# ---- streams that use pages ----------------------------------------------------------------------
+
+cdef bint span_note(ArenaSpan* span, uint32_t stream_slot, uint32_t first,
+                    uint32_t last) noexcept nogil:
+    # Room for it in the last release, too, which may be a finalizer's.
+    cdef SpanNote* note
+    cdef uint32_t i
+    forget_silent(span, stream_slot)
+    note = find_note(span, stream_slot)
+    if note == NULL:
+        note = add_note(span, stream_slot)
+    if note == NULL:
+        return False
+    note.whole = note.whole or first == last
+    for i in range(first, last):
+        note.count += not note.page[i]
+        note.page[i] = 1
+    return True
+
+
+cdef SpanNote* find_note(const ArenaSpan* span, uint32_t stream_slot) noexcept nogil:
+    cdef uint32_t i
+    for i in range(span.note_count):
+        if span.notes[i].slot == stream_slot:
+            return &span.notes[i]
+    return NULL
+
+
+cdef SpanNote* add_note(ArenaSpan* span, uint32_t stream_slot) noexcept nogil:
+    cdef SpanNote* grown
+    cdef SpanNote* note
+    cdef uint32_t capacity
+    if not uses_reserve(&span.end, span.note_count + 2):
+        return NULL
+    if span.note_count == span.note_capacity:
+        capacity = max(span.note_capacity * 2, <uint32_t>2)
+        grown = <SpanNote*>realloc(span.notes, capacity * sizeof(SpanNote))
+        if grown == NULL:
+            return NULL
+        span.notes = grown
+        span.note_capacity = capacity
+    note = &span.notes[span.note_count]
+    note.page = <uint8_t*>calloc(span.pages.count, 1)
+    if note.page == NULL:
+        return NULL
+    note.slot = stream_slot
+    note.whole = False
+    note.count = 0
+    slot_retain(span.arena, stream_slot)
+    span.note_count += 1
+    return note
+
+
+cdef void forget_uses(ArenaSpan* span, uint32_t page) noexcept nogil:
+    # The page has left. Notes of no page end; the last one takes the place of one that ends.
+    cdef uint32_t i = span.note_count
+    cdef SpanNote* note
+    while i:
+        i -= 1
+        note = &span.notes[i]
+        note.count -= note.page[page]
+        note.page[page] = 0
+        if note.count == 0 and not note.whole:
+            forget_note(span, i)
+
+
+cdef void forget_silent(ArenaSpan* span, uint32_t named) noexcept nogil:
+    # Streams that were reset and drained, and may have ended.
+    cdef uint32_t i = span.note_count
+    while i:
+        i -= 1
+        if span.notes[i].slot != named and span.arena.streams[span.notes[i].slot].silent:
+            forget_note(span, i)
+
+
+cdef void forget_note(ArenaSpan* span, uint32_t number) noexcept nogil:
+    slot_drop(span.arena, span.notes[number].slot)
+    free(span.notes[number].page)
+    span.note_count -= 1
+    span.notes[number] = span.notes[span.note_count]
+
+
+# ---- sleep, and the arena's end ------------------------------------------------------------------
 
 
 cdef void spans_settle(ArenaCore* arena) noexcept nogil:
@@ -298,6 +393,8 @@ cdef void span_forget(ArenaSpan* span) noexcept nogil:
         uses = span.leaving
         span.leaving = uses.next
         uses_free(uses)
-    uses_free(span.uses)
+    while span.note_count:
+        forget_note(span, span.note_count - 1)
+    free(span.notes)
     uses_free(span.end)
     free(span)

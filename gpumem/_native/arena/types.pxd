@@ -192,6 +192,13 @@ cdef struct SpanView:
     SpanView* next          # in the span's list; a view that holds no rows is in none
     SpanView** link
 
+# A stream that uses pages of a span, too, until they have left. It keeps its slot meanwhile.
+cdef struct SpanNote:
+    uint32_t slot
+    bint whole              # all pages, as long as the span lives: noted for the view of all rows
+    uint32_t count          # of the pages it uses; `whole` is not counted
+    uint8_t* page           # by page: 1 if it uses it
+
 # The memory of a virtual tensor: pages that its user commits and releases. grow_lock, but for what
 # names another.
 cdef struct ArenaSpan:
@@ -201,12 +208,13 @@ cdef struct ArenaSpan:
     int32_t references      # the tensor's and its views' (atomic); 0: it goes when its work is done
     bint closed             # nothing is committed any more
     uint32_t stream_slot    # of its own stream, retained
-    Uses* uses              # further streams, retained; arena lock
-    Uses* leaving           # releases whose work may not be done, the first one first: their
-    Uses* newest            # streams and epochs, and as `handle` their number; arena lock
-    Uses* end               # for the last one; NULL: it is stamped
-    uint64_t releases       # the number of the latest
-    uint64_t done           # and of the latest that is done
+    SpanNote* notes         # further streams; arena lock
+    uint32_t note_count
+    uint32_t note_capacity
+    Uses* leaving           # releases that may not be done: streams, epochs, as `handle` a number
+    Uses* end               # for the last one, with room for every note; NULL: it is stamped
+    uint64_t releases       # the number of the latest, arena lock
+    uint64_t last           # and of that of the end; 0: not yet
     Lock lock               # of `views`
     SpanView* views
 

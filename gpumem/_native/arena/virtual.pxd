@@ -11,8 +11,10 @@ cdef int span_open(ArenaCore* arena, uint64_t nbytes, uint64_t page_bytes, uint3
 cdef int span_close(ArenaSpan* span) noexcept nogil
 # Ends a reference, on any thread; no wait, no driver call.
 cdef void span_drop(ArenaSpan* span) noexcept nogil
-# Another stream uses the pages, too. ARENA_NO_METADATA: nothing changed.
-cdef int span_record(ArenaSpan* span, uint32_t stream_slot) noexcept nogil
+# Another stream uses the pages of bytes [first, last), until they have left; of none: all pages, as
+# long as the span lives. ARENA_NO_METADATA: nothing changed.
+cdef int span_record(ArenaSpan* span, uint32_t stream_slot, uint64_t first,
+                     uint64_t last) noexcept nogil
 
 # A view of bytes [first, last), which are not released while it lives; of none if they are equal.
 # NULL: out of host memory, or the span is closed.

@@ -6,7 +6,9 @@ from libc.stdlib cimport calloc, free
 from gpumem._native.arena.arena cimport arenas_release_retired
 from gpumem._native.arena.family cimport arena_drop, arena_retain
 from gpumem._native.arena.growth cimport memory_is_out, release_all_idle, shrink_may_help
-from gpumem._native.arena.spans cimport span_release, span_stamp, span_take, spans_poll, spans_sweep
+from gpumem._native.arena.spans cimport (
+    OF_ALL, OF_NOTHING, span_note, span_release, span_stamp, span_take, spans_poll, spans_sweep,
+)
 from gpumem._native.arena.streams cimport find_idle, slot_retain, wait_for_streams
 from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ARENA_DEAD, ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA,
@@ -16,9 +18,9 @@ from gpumem._native.bfc cimport SLOT_RELEASED
 from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUDA_SUCCESS, CUresult, CUstreamCaptureMode,
 )
-from gpumem._native.pages cimport span_lacks, span_reserve
+from gpumem._native.pages cimport Span, span_lacks, span_reserve
 from gpumem._support.atomics cimport count_add
-from gpumem._support.lease cimport uses_add, uses_free
+from gpumem._support.lease cimport uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 
 
@@ -70,11 +72,10 @@ cdef int span_open(ArenaCore* arena, uint64_t nbytes, uint64_t page_bytes, uint3
     cdef ArenaSpan* span = <ArenaSpan*>calloc(1, sizeof(ArenaSpan))
     cdef const char* call = NULL
     cdef CUresult code
-    cdef bint added
     out[0] = span
     if span == NULL:
         return ARENA_NO_METADATA
-    if not uses_add(&span.end, stream_slot, &added):
+    if not uses_reserve(&span.end, 1):
         free(span)
         return ARENA_NO_METADATA
     span.pages.context = arena.context
@@ -121,26 +122,25 @@ cdef void span_drop(ArenaSpan* span) noexcept nogil:
     if count_add(&span.references, -1) != 0 or context_is_dead(arena.context):
         return
     # A stamp needs no memory here: this may be a finalizer. Once it is there, another thread may
-    # forget the span.
-    if span.closed:
-        span.end.count = 0      # its pages are behind the close
-    else:
+    # forget the span. The pages of a closed one are behind the close.
+    if not span.closed:
         count_add(&arena.live_spans, -1)
     lock_acquire(&arena.lock)
-    span_stamp(span, span.end)
+    span_stamp(span, span.end, OF_NOTHING if span.closed else OF_ALL)
+    span.last = span.releases
     span.end = NULL
     lock_release(&arena.lock)
     arena_drop(arena)
 
 
-cdef int span_record(ArenaSpan* span, uint32_t stream_slot) noexcept nogil:
-    # Room for it in the last release, too, which may be a finalizer's.
-    cdef bint added
+cdef int span_record(ArenaSpan* span, uint32_t stream_slot, uint64_t first,
+                     uint64_t last) noexcept nogil:
+    cdef Span* pages = &span.pages
     cdef bint done
+    cdef uint64_t behind = (last + pages.page_bytes - 1) // pages.page_bytes
     lock_acquire(&span.arena.lock)
-    done = uses_add(&span.end, stream_slot, &added) and uses_add(&span.uses, stream_slot, &added)
-    if done and added:
-        slot_retain(span.arena, stream_slot)
+    done = span_note(span, stream_slot, <uint32_t>(first // pages.page_bytes),
+                     <uint32_t>behind if last > first else <uint32_t>(first // pages.page_bytes))
     lock_release(&span.arena.lock)
     return ARENA_OK if done else ARENA_NO_METADATA
 

@@ -18,7 +18,7 @@ cdef enum SpanPageState:
 
 cdef struct SpanPage:
     uint64_t memory             # physical handle; 0: none
-    uint64_t release            # number of the release it leaves in
+    uint64_t release            # number of the release it leaves in; 0: whose work is done
     SpanPageState state
     bint mapped
     bint fresh                  # during one call: mapped, or made, by it
@@ -47,9 +47,9 @@ cdef uint64_t span_lacks(const Span* span, uint32_t first, uint32_t last) noexce
 # Makes, maps and opens what pages [first, last) lack. After a refusal all of that is undone; a page
 # that the driver does not take back leaves with the next release.
 cdef CUresult span_map(Span* span, uint32_t first, uint32_t last, const char** call) noexcept nogil
-# Unmaps and gives back the pages that leave in releases up to `done`; what is refused stays, for
-# the next time.
-cdef void span_unmap(Span* span, uint64_t done) noexcept nogil
+# Unmaps and gives back the pages that leave and whose work is done; what is refused stays, for the
+# next time.
+cdef void span_unmap(Span* span) noexcept nogil
 # Sets one device's access to every page; stops where the driver refuses.
 cdef CUresult span_set_access(const Span* span, const CUmemAccessDesc* place) noexcept nogil
 # Names the pages that a sleep gives back, or a wake makes: those with memory or in use. False: out

@@ -118,21 +118,21 @@ cdef void undo(Span* span, uint32_t number) noexcept nogil:
 
 # ---- less ----------------------------------------------------------------------------------------
 
-cdef void span_unmap(Span* span, uint64_t done) noexcept nogil:
+cdef void span_unmap(Span* span) noexcept nogil:
     # One unmap for pages side by side.
     cdef uint32_t first = 0
     cdef uint32_t last
     while first < span.count:
         last = first
-        while last < span.count and goes(&span.page[last], done):
+        while last < span.count and goes(&span.page[last]):
             last += 1
         if last > first:
             unmap_run(span, first, last)
         first = last + 1
 
 
-cdef inline bint goes(const SpanPage* page, uint64_t done) noexcept nogil:
-    return page.state == SPAN_LEAVING and page.release <= done
+cdef inline bint goes(const SpanPage* page) noexcept nogil:
+    return page.state == SPAN_LEAVING and page.release == 0
 
 
 cdef void unmap_run(Span* span, uint32_t first, uint32_t last) noexcept nogil:
