@@ -2,20 +2,32 @@
 
     python3 tests/gpu/torch_tests.py SOURCES/test/test_cuda.py [FILE ...] [--OPTION=VALUE of pytest]
 
-The files are of the sources of the PyTorch that is installed (``torch.version.git_version``). What
-fails with either allocator counts for neither. Processes that a test starts have PyTorch's
-allocator, but for files of WITH_CHILDREN. Exit code 1: something passes with PyTorch's only.
+PyTorch installs no tests: they come from its sources, at the commit of the installed version or at
+the tag of its release, in a folder beside this tree. The whole folder `test` is needed, whose
+files import one another:
+
+    git clone --filter=blob:none --no-checkout https://github.com/pytorch/pytorch SOURCES
+    cd SOURCES
+    git sparse-checkout set test
+    git checkout $(python3 -c "import torch; print(torch.version.git_version)")     # or v2.11.0
+
+The files: test/test_cuda.py, test/inductor/test_cudagraph_trees.py, test/test_multiprocessing.py.
+What fails with either allocator counts for neither. Processes that a test starts have PyTorch's
+allocator, but for files of WITH_CHILDREN. Of test_multiprocessing.py only the tests with "cuda" in
+their name run. `--seconds` gives each run an equal part of a time; what has not run by then counts
+for neither. A table of all files comes last. Exit code 1: something passes with PyTorch's only.
 
 As a plugin of pytest (``-p gpu.torch_tests``) this module puts gpumem in place of the allocator.
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
-import tempfile
+import time
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import NamedTuple
 
 TESTS = Path(__file__).resolve().parents[1]
 # Expressions of pytest's -k, and why what they choose cannot pass over another allocator.
@@ -29,8 +41,11 @@ LEFT_OUT = {
     "test_graph_two_successive": "counts segments of 2 MiB and 20 MiB",
     "test_record_stream and not shifted_view": "expects the address that was freed last",
 }
-WITH_CHILDREN = ("test_multiprocessing.py",)
-PASSED = "passed"
+# Files whose tests start processes that must have gpumem too, and which of their tests run.
+WITH_CHILDREN = {"test_multiprocessing.py": "cuda"}
+PASSED = "PASSED"
+ENDED = re.compile(r"^(\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
+ENDINGS = (0, 1, 5)  # of pytest: all passed, some failed, none were chosen
 
 
 # ---- the plugin ----------------------------------------------------------------------------------
@@ -57,11 +72,23 @@ def pytest_terminal_summary(terminalreporter):
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def command(tests, over_gpumem, report, options):
+class Run(NamedTuple):
+    """What a run of a file came to."""
+
+    outcomes: dict[str, str]
+    """How each test ended, by its name."""
+    is_whole: bool
+    """False: it ran out of time, so that a test which is missing says nothing."""
+    lines: list[str]
+
+
+def command(tests, over_gpumem, options):
     """Return the command that runs a file, with PyTorch's own configuration left out."""
-    chosen = " and ".join(f"not ({each})" for each in LEFT_OUT)
+    chosen = [f"not ({each})" for each in LEFT_OUT]
+    if tests.name in WITH_CHILDREN:
+        chosen.append(WITH_CHILDREN[tests.name])
     pytest = [
-        *("-m", "pytest", str(tests), "-k", chosen, f"--junitxml={report}", "-q"),
+        *("-m", "pytest", str(tests), "-k", " and ".join(chosen), "-v", "--color=no"),
         *("-c", os.devnull, f"--rootdir={tests.parent}", "-W", "ignore", "-p", "no:cacheprovider"),
         *options,
     ]
@@ -73,61 +100,80 @@ def command(tests, over_gpumem, report, options):
     return [sys.executable, *pytest, *plugin]
 
 
-def outcomes(report):
-    """Return how each test of a report ended, by its name."""
+def outcomes(lines):
+    """Return how each test ended, from what pytest prints as it goes: a crash leaves the others."""
     found = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        ended = {each.tag for each in case} & {"failure", "error", "skipped"}
-        found[f"{case.get('classname')}::{case.get('name')}"] = min(ended, default=PASSED)
+    for line in lines:
+        if ended := ENDED.match(line):
+            name, how = ended.groups()
+            # A second line of a test is of its end: what fails there did not pass.
+            found[name] = how if found.get(name, PASSED) == PASSED else found[name]
     return found
 
 
-def run(tests, over_gpumem, folder, options):
-    """Run a file; return its outcomes, and the last lines that it printed."""
-    report = Path(folder) / f"{tests.stem}-{over_gpumem}.xml"
+def run(tests, over_gpumem, seconds, options):
+    """Run a file for at most so many seconds (None: to its end)."""
     path = os.pathsep.join(
         filter(None, [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH")])
     )
-    done = subprocess.run(
-        command(tests, over_gpumem, report, options),
+    process = subprocess.Popen(
+        command(tests, over_gpumem, options),
         cwd=tests.parent,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
     )
-    lines = done.stdout.splitlines()
-    if not report.exists():
-        raise SystemExit(
-            "\n".join([*lines[-40:], f"{tests}: the run ended with {done.returncode}"])
-        )
-    return outcomes(report), lines
+    is_whole = True
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        is_whole = False
+    lines = said.splitlines()
+    if is_whole and process.returncode not in ENDINGS:
+        lines.append(f"{tests.name}: the run ended with {process.returncode}")
+    return Run(outcomes(lines), is_whole, lines)
 
 
 def main() -> int:
     """Run every file twice and print the differences; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tests", type=Path, nargs="+", help="test_cuda.py and others")
+    parser.add_argument("--seconds", type=float, help="for all runs together, in equal parts")
     chosen, options = parser.parse_known_args()
-    lost = []
-    with tempfile.TemporaryDirectory() as folder:
-        for tests in (each.resolve() for each in chosen.tests):
-            own, _ = run(tests, False, folder, options)
-            ours, lines = run(tests, True, folder, options)
-            passed = {name for name, how in own.items() if how == PASSED}
-            missing = sorted(name for name in passed if ours.get(name) != PASSED)
-            also = sum(how == PASSED and name not in passed for name, how in ours.items())
-            print(
-                f"{tests.name}: {len(own)} tests, {len(passed)} pass over PyTorch's allocator, "
-                f"{len(passed) - len(missing)} of them over gpumem, {also} over gpumem only"
-            )
-            print("\n".join(f"  {name}: {ours.get(name, 'did not run')}" for name in missing))
-            if missing:
-                print("\n".join(lines[-200:]))
-            lost += missing
-    print(f"{len(lost)} pass over PyTorch's allocator only")
-    return int(bool(lost))
+    end = None if chosen.seconds is None else time.monotonic() + chosen.seconds
+    left = 2 * len(chosen.tests)
+    table = [f"{'file':<28}{'tests':>7}{'native':>8}{'gpumem':>8}{'lost':>6}{'gained':>8}  ended"]
+    lost = 0
+    for tests in (each.resolve() for each in chosen.tests):
+        runs = []
+        for over_gpumem in (False, True):
+            seconds = None if end is None else max(1.0, (end - time.monotonic()) / left)
+            runs.append(run(tests, over_gpumem, seconds, options))
+            left -= 1
+        own, ours = runs
+        passed = {name for name, how in own.outcomes.items() if how == PASSED}
+        if not ours.is_whole:
+            passed &= ours.outcomes.keys()
+        missing = sorted(name for name in passed if ours.outcomes.get(name) != PASSED)
+        also = sum(
+            how == PASSED and name in own.outcomes and name not in passed
+            for name, how in ours.outcomes.items()
+        )
+        if missing or not own.outcomes:
+            print("\n".join((ours.lines if own.outcomes else own.lines)[-200:]))
+        print("\n".join(f"  {name}: {ours.outcomes.get(name, 'did not run')}" for name in missing))
+        how = "whole" if own.is_whole and ours.is_whole else "out of time"
+        table.append(
+            f"{tests.name:<28}{len(own.outcomes):>7}{len(passed):>8}"
+            f"{len(passed) - len(missing):>8}{len(missing):>6}{also:>8}  {how}"
+        )
+        lost += len(missing)
+    print("\n".join(table))
+    return int(lost != 0)
 
 
 if __name__ == "__main__":

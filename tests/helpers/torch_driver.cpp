@@ -84,6 +84,7 @@ struct Foreign : cca::CUDAAllocator {
     void recordHistory(bool, cca::CreateContextFn, size_t, cca::RecordContext, bool,
                        const std::vector<std::string> &) override { no(); }
     void attachOutOfMemoryObserver(cca::OutOfMemoryObserver) override { no(); }
+    void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) { no(); }
     void attachAllocatorTraceTracker(cca::AllocatorTraceTracker) override { no(); }
     void enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) override { no(); }
     cudaError_t memcpyAsync(void *, int, const void *, int, size_t, Stream, bool) override { no(); }
@@ -151,6 +152,20 @@ std::string json_of(const c10::CachingAllocator::StatArray &stats) {
     return joined(parts);
 }
 
+/* Current and peak bytes of each pool; null: the release does not count them. */
+template <typename Stats>
+std::string json_of_pools(const Stats &now) {
+    if constexpr (requires { now.reserved_bytes_by_private_pools; }) {
+        std::vector<std::string> parts;
+        for (auto &[id, stats] : now.reserved_bytes_by_private_pools)
+            parts.push_back("[" + std::to_string(id.second) + ", " + std::to_string(stats[0].current) +
+                            ", " + std::to_string(stats[0].peak) + "]");
+        return joined(parts);
+    } else {
+        return "null";
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -187,8 +202,8 @@ int driver_base(void *address) {
         text << (cca::get()->getBaseAllocation(address, &nbytes) == address) << " " << nbytes;
     });
 }
-int driver_empty_cache() {
-    return guarded([&](auto &) { cca::get()->emptyCache({0, 0}); });
+int driver_empty_cache(unsigned long long number) {
+    return guarded([&](auto &) { cca::get()->emptyCache(pool(number)); });
 }
 int driver_enable(int value) {
     return guarded([&](auto &) { cca::get()->enable(value != 0); });
@@ -217,7 +232,7 @@ int driver_stats() {
              << ", \"active_bytes\": " << json_of(now.active_bytes)
              << ", \"inactive_split_bytes\": " << json_of(now.inactive_split_bytes)
              << ", \"requested_bytes\": " << json_of(now.requested_bytes)
-             << ", \"num_ooms\": " << now.num_ooms
+             << ", \"pools\": " << json_of_pools(now) << ", \"num_ooms\": " << now.num_ooms
              << ", \"num_alloc_retries\": " << now.num_alloc_retries
              << ", \"num_device_alloc\": " << now.num_device_alloc
              << ", \"num_device_free\": " << now.num_device_free << "}";

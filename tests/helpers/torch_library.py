@@ -82,6 +82,9 @@ class Driver:
             self._guard(self.library.driver_alloc, argument(nbytes), ctypes.byref(address))
         return address.value
 
+    def empty_cache(self, number=0):
+        return self._guard(self.library.driver_empty_cache, argument(number))
+
     def live(self, number, addresses):
         array = (ctypes.c_void_p * len(addresses))(*addresses)
         return bool(

@@ -78,7 +78,10 @@ def test_stream_recorded_for_a_block_delays_its_reuse(driver, arena, stream):
     with HostDriver().block(other):
         driver.record(address, other.ptr)
         driver.free(address)
-        assert driver.stats()["active"][0][0] == 1
+        stats = driver.stats()
+        assert stats["allocation"][0] == [0, 1, 1, 1]
+        assert stats["active"][0] == [1, 1, 1, 0]
+        assert stats["active_bytes"][0] == [4096, 4096, 4096, 0]
         again = driver.alloc(4096, stream.ptr)
         assert again != address
         states = [
@@ -108,9 +111,36 @@ def test_without_caching_a_block_has_memory_of_its_own(driver, arena):
         driver.enable(1)
 
 
+def test_empty_cache_of_a_pool_gives_back_what_is_idle_in_it_and_no_other_memory(
+    driver, arena, stream, numbers
+):
+    number, other = next(numbers), next(numbers)
+    driver.free(driver.alloc(64 * MIB))
+    blocks = {}
+    for each in (number, other):
+        driver.begin(each, stream.ptr)
+        blocks[each] = driver.alloc(64 * MIB, stream.ptr), driver.alloc(64 * MIB, stream.ptr)
+        driver.end(each)
+        driver.free(blocks[each][0])
+    held = driver.stats()["reserved_bytes"][0][0]
+    driver.empty_cache(number)  # a graph may write what is idle
+    assert driver.stats()["reserved_bytes"][0][0] == held
+    driver.release(number)
+    driver.empty_cache(number)
+    assert held - driver.stats()["reserved_bytes"][0][0] == 64 * MIB
+    driver.free(blocks[number][1])
+    driver.empty_cache(number)
+    assert held - driver.stats()["reserved_bytes"][0][0] == 128 * MIB
+    driver.free(blocks[other][1])
+    driver.release(other)
+
+
 def test_memory_fraction_bounds_the_arena(driver, arena):
     assert driver.fraction(0.25) == 0.25
     assert arena.stats().limit == arena.memory.device.total_bytes // 4
+    assert driver.fraction(0.0) == 0.0
+    with pytest.raises(Refused, match="out of memory"):
+        driver.alloc(1)
     with pytest.raises(Refused, match="within"):
         driver.fraction(1.5)
 
@@ -200,8 +230,8 @@ def test_statistics_count_blocks_requested_bytes_and_padding(driver, arena):
     assert stats["reserved_bytes"][0][0] == arena.stats().reserved
     assert stats["inactive_split_bytes"][0][0] == arena.stats().reserved - 1024
     assert stats["segment"][0][0] == stats["num_device_alloc"] - stats["num_device_free"] >= 1
-    for part in stats.values():
-        if isinstance(part, list):
+    for name, part in stats.items():
+        if isinstance(part, list) and name != "pools":
             assert part[0][0] == part[1][0] + part[2][0]
     driver.free(first)
 
@@ -230,6 +260,22 @@ def test_reserved_counts_the_memory_of_pools_and_its_peak(driver, arena, stream,
     after = driver.stats()["reserved_bytes"][0]
     assert after[0] == 0
     assert after[1] >= held[0]
+
+
+def test_statistics_name_the_bytes_of_each_pool(driver, arena, stream, numbers):
+    if driver.stats()["pools"] is None:
+        pytest.skip("this PyTorch does not count them")
+    number = next(numbers)
+    driver.begin(number, stream.ptr)
+    address = driver.alloc(64 * MIB, stream.ptr)
+    driver.end(number)
+    assert driver.stats()["pools"] == [[number, 64 * MIB, 64 * MIB]]
+    driver.free(address)
+    driver.release(number)
+    driver.empty_cache()
+    assert driver.stats()["pools"] == [[number, 0, 64 * MIB]]
+    driver.reset_peaks()
+    assert driver.stats()["pools"] == []
 
 
 def test_profiler_hears_of_a_block_and_of_its_end(driver, arena):

@@ -11,12 +11,12 @@ from gpumem._native.arena cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
     arena_copy, arena_copy_free, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions,
     ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit, arena_shrink,
-    arena_shrinkages, ARENA_STALE, ArenaCopy, ArenaCore, ArenaFigures, backing_calls, caches_flush,
-    family_held,
-    hook_allocate, hook_allocate_range, hook_counts, hook_create, hook_drop, hook_find, hook_free,
-    HOOK_KINDS, HOOK_LARGE, hook_record, hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL,
-    HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums, pool_begin, pool_create,
-    part_next, sums_of, TableCopy, tag_next,
+    arena_shrinkages, ARENA_STALE, arenas_release_retired, ArenaCopy, ArenaCore, ArenaFigures,
+    backing_calls, caches_flush, family_held, hook_allocate, hook_allocate_range, hook_counts,
+    hook_create, hook_drop, hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_record,
+    hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive,
+    hooks_blocks, hooks_of, HookSums, pool_begin, pool_create, part_next, sums_of, TableCopy,
+    tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
@@ -66,6 +66,10 @@ cdef extern from "hooks.h" nogil:
         int32_t device
         uint8_t state, is_small, is_expandable
 
+    ctypedef struct TorchPoolBytes:
+        uint64_t* pool
+        uint64_t reserved
+
     ctypedef struct TorchSource:
         void* (*reserve)(TorchSource* self, size_t nbytes) noexcept nogil
         void (*release)(TorchSource* self, void* address) noexcept nogil
@@ -79,6 +83,7 @@ cdef extern from "hooks.h" nogil:
         int (*record)(void* address, void* stream)
         void* (*find)(int device)
         void (*shrink)()
+        void (*shrink_pool)(const uint64_t* id)
         void (*limit)(int device, double fraction)
         int (*block)(void* address, TorchBlock* found)
         TorchBlock* (*blocks)(size_t* count)
@@ -86,6 +91,7 @@ cdef extern from "hooks.h" nogil:
         uint64_t (*changes)()
         void (*stats)(int device, TorchStats* now)
         void (*reset_peaks)(int device)
+        size_t (*pool_bytes)(int device, TorchPoolBytes* found, size_t most)
         size_t (*largest)(int device)
         void* (*open_pool)(void* hook, const uint64_t* id, TorchSource* source, int splits)
         void (*begin_pool)(void* pool)
@@ -189,13 +195,30 @@ cdef void shrink() noexcept nogil:
             arena_shrink(hook_of(device).arena, &released)
 
 
+cdef void shrink_pool(const uint64_t* id) noexcept nogil:
+    cdef AllocatorHook* found[MOST_HOOKS]
+    cdef uint64_t count = hooks_of(FRAMEWORK_TORCH, found, MOST_HOOKS)
+    cdef uint64_t i
+    for i in range(count):
+        if found[i].label[0] == id[0] and found[i].label[1] == id[1]:
+            pool_begin(found[i].arena)      # no graph uses it any more
+            each_part(found[i].arena, shrink_part, NULL, NULL)
+        hook_drop(found[i])
+    arenas_release_retired(True)            # of pools without a block
+
+
+cdef void shrink_part(ArenaCore* pool, void* unused, void* also_unused) noexcept nogil:
+    cdef uint64_t released
+    arena_shrink(pool, &released)
+
+
 cdef void limit(int device, double fraction) noexcept nogil:
     cdef ArenaCore* arena = hook_of(device).arena
     cdef size_t free_bytes, total
     cdef uint64_t most
     if not device_memory(arena.context, &free_bytes, &total):
         return
-    most = <uint64_t>(fraction * total)
+    most = max(<uint64_t>(fraction * total), 1)     # 0 bytes would be no limit
     if configured[device] != 0:
         most = min(most, configured[device])
     arena_set_limit(arena, most)
@@ -287,6 +310,29 @@ cdef void reset_peaks(int device) noexcept nogil:
     if hook_of(device) != NULL:
         hook_reset_peak(hook_of(device))
         arena_reset_peaks(hook_of(device).arena)
+
+
+cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t most) noexcept nogil:
+    cdef AllocatorHook* hooks[MOST_HOOKS]
+    cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, hooks, MOST_HOOKS)
+    cdef ArenaFigures figures
+    cdef size_t count = 0
+    cdef uint64_t i
+    for i in range(many):
+        if hooks[i].arena.parent != NULL and hooks[i].arena.context.ordinal == device:
+            if count < most:
+                memset(&figures, 0, sizeof(figures))
+                each_part(hooks[i].arena, add_figures, &figures, NULL)
+                found[count].pool[0] = hooks[i].label[0]
+                found[count].pool[1] = hooks[i].label[1]
+                found[count].reserved = figures.reserved[0] + figures.reserved[1]
+            count += 1
+        hook_drop(hooks[i])
+    return count
+
+
+cdef void add_figures(ArenaCore* arena, void* figures, void* unused) noexcept nogil:
+    arena_add_figures(arena, <ArenaFigures*>figures)
 
 
 # ---- looks at all memory -------------------------------------------------------------------------
@@ -744,6 +790,7 @@ calls.release = release
 calls.record = record
 calls.find = find
 calls.shrink = shrink
+calls.shrink_pool = shrink_pool
 calls.limit = limit
 calls.block = block
 calls.blocks = blocks
@@ -751,6 +798,7 @@ calls.live = live
 calls.changes = changes
 calls.stats = stats
 calls.reset_peaks = reset_peaks
+calls.pool_bytes = pool_bytes
 calls.largest = largest
 calls.open_pool = open_pool
 calls.begin_pool = begin_pool

@@ -84,6 +84,7 @@ struct Since {
     TorchStats then{};
     std::array<uint64_t, TORCH_PARTS> peak_active{}, peak_active_bytes{}, peak_segments{}, peak_idle{},
         peak_idle_bytes{}, peak_reserved{};
+    std::map<MempoolId_t, uint64_t> peak_of_pools;
 };
 
 uint64_t raised(uint64_t &peak, uint64_t now) { return peak = std::max(peak, now); }
@@ -106,11 +107,12 @@ DeviceStats stats_of(const TorchStats &now, Since &since) {
         stats.requested_bytes[part] =
             stat_of(n.requested - n.requested_freed, n.peak_requested, n.requested - t.requested,
                     n.requested_freed - t.requested_freed);
-        stats.active[part] =
-            stat_of(active, since.peak_active[part], n.allocs - t.allocs, n.frees - t.frees);
+        /* A block is active until no stream uses it any more. */
+        stats.active[part] = stat_of(active, since.peak_active[part], n.allocs - t.allocs,
+                                     n.frees - n.pending - (t.frees - t.pending));
         stats.active_bytes[part] =
             stat_of(active_bytes, since.peak_active_bytes[part], n.allocated - t.allocated,
-                    n.allocated_freed - t.allocated_freed);
+                    n.allocated_freed - n.pending_bytes - (t.allocated_freed - t.pending_bytes));
         stats.segment[part] = stat_of(n.segments, raised(since.peak_segments[part], n.segments), 0, 0);
         stats.reserved_bytes[part] = stat_of(n.reserved, since.peak_reserved[part], 0, 0);
         stats.inactive_split[part] = stat_of(n.idle, raised(since.peak_idle[part], n.idle), 0, 0);
@@ -225,8 +227,13 @@ class Allocator final : public CUDAAllocator {
 
     /* ---- limits and idle memory ---- */
 
-    void emptyCache(MempoolId_t) override {
-        calls_->shrink();
+    /* Of one pool: once nothing uses it, since graphs write what is idle in it. */
+    void emptyCache(MempoolId_t id) override {
+        const uint64_t label[2] = {id.first, id.second};
+        if (id == MempoolId_t{0, 0})
+            calls_->shrink();
+        else if (!pools_.is_used(id))
+            calls_->shrink_pool(label);
         history_.memory_changed();
     }
 
@@ -252,7 +259,9 @@ class Allocator final : public CUDAAllocator {
 
     DeviceStats getDeviceStats(DeviceIndex device) override {
         std::lock_guard<std::mutex> lock(since_mutex_);
-        return stats_of(stats_now(device), since_.at(device));
+        DeviceStats stats = stats_of(stats_now(device), since_.at(device));
+        add_pools(stats, device);
+        return stats;
     }
 
     void resetAccumulatedStats(DeviceIndex device) override {
@@ -522,6 +531,22 @@ class Allocator final : public CUDAAllocator {
         c10::reportMemoryUsageToProfiler(reinterpret_cast<void *>(block.address), nbytes,
                                          now.allocated - now.allocated_freed - freed, now.reserved,
                                          device_of(block.device));
+    }
+
+    /* Bytes of each pool; peaks are those that a look at the statistics saw. */
+    template <typename Stats>
+    void add_pools(Stats &stats, DeviceIndex device) {
+        if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
+            auto &peaks = since_.at(device).peak_of_pools;
+            std::vector<TorchPoolBytes> pools(calls_->pool_bytes(device, nullptr, 0));
+            pools.resize(
+                std::min(pools.size(), calls_->pool_bytes(device, pools.data(), pools.size())));
+            std::map<MempoolId_t, uint64_t> now;
+            for (auto &pool : pools) now[{pool.pool[0], pool.pool[1]}] += pool.reserved;
+            for (auto &[id, nbytes] : now) raised(peaks[id], nbytes);
+            for (auto &[id, peak] : peaks)
+                stats.reserved_bytes_by_private_pools[id][TORCH_ALL] = stat_of(now[id], peak, 0, 0);
+        }
     }
 
     TorchStats stats_now(int device) {

@@ -61,6 +61,12 @@ typedef struct TorchBlock {
     uint8_t is_expandable; /* its segment grows and shrinks by pages */
 } TorchBlock;
 
+/* Bytes that a pool has from the device. */
+typedef struct TorchPoolBytes {
+    uint64_t pool[2];
+    uint64_t reserved;
+} TorchPoolBytes;
+
 /* Where a pool's memory comes from, if not from its device. `release` may come from any thread. */
 typedef struct TorchSource {
     void *(*reserve)(struct TorchSource *self, size_t nbytes);
@@ -81,6 +87,8 @@ typedef struct TorchCalls {
     void *(*find)(int device);
     /* Idle memory of every device, and of pools that have ended, goes back to the driver. */
     void (*shrink)(void);
+    /* That of one pool that has ended; its blocks stay. */
+    void (*shrink_pool)(const uint64_t id[2]);
     void (*limit)(int device, double fraction);
 
     /* False: no block of PyTorch begins at the address. */
@@ -94,6 +102,8 @@ typedef struct TorchCalls {
     uint64_t (*changes)(void);
     void (*stats)(int device, TorchStats *now);
     void (*reset_peaks)(int device);
+    /* Of up to `most` pools of a device, and of what is left of ended ones; returns how many. */
+    size_t (*pool_bytes)(int device, TorchPoolBytes *found, size_t most);
     /* Bytes of the largest block that a device may be asked for. */
     size_t (*largest)(int device);
 

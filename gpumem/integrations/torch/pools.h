@@ -156,6 +156,13 @@ class Pools {
         return retained(found == pools_.end() ? nullptr : found->second.hook);
     }
 
+    /* Whether anything uses the pool on any device. */
+    bool is_used(PoolId id) {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        return std::any_of(pools_.begin(), pools_.end(),
+                           [&](const auto &each) { return each.first.second == id; });
+    }
+
     bool has(int device, PoolId id) {
         std::shared_lock<std::shared_mutex> lock(mutex_);
         return pools_.count({device, id}) != 0;
