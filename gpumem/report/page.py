@@ -14,7 +14,7 @@ __all__ = ["page"]
 # A script uses those before it.
 _SCRIPTS = (
     "format columns theme model groups charts timeline block map moment lanes sizes tables runs "
-    "link main"
+    "figures link main"
 )
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 

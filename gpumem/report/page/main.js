@@ -307,49 +307,6 @@ function choices(id, pairs) {
   element(id).replaceChildren(...pairs.map(([value, name]) => make("option", { value }, clip(name, 60))));
 }
 
-function showFigures(app) {
-  const { facts } = app.run;
-  const { figures, policies } = facts;
-  const first = policies[0];
-  const theirs = app.other?.facts;
-  const empty = figures.allocations - facts.blocks;
-  const entries = [
-    ["Peak live", bytes(figures.peak_live_bytes), `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
-    ["Peak reserved", bytes(first.peak_reserved_bytes), `${first.name}, ${first.how}`, theirs && bytes(theirs.policies[0].peak_reserved_bytes)],
-    ["Reserved / live", first.fragmentation.toFixed(3), "at their peaks; 1 is the least", theirs && theirs.policies[0].fragmentation.toFixed(3)],
-    ["Allocations", count(facts.blocks), `${count(app.run.moves)} events: with their frees${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)],
-    [facts.moment ? "Live blocks" : "Live at the end", bytes(figures.live_at_end_bytes), plural(figures.live_at_end_blocks, "block"), theirs && bytes(theirs.figures.live_at_end_bytes)],
-  ];
-  if (figures.failed_allocs) entries.push(["Refused", count(figures.failed_allocs), "out of memory", theirs && count(theirs.figures.failed_allocs), "alarm"]);
-  element("figures").replaceChildren(...entries.map(([name, value, note, there, className = ""]) =>
-    make("div", { className }, make("dt", {}, name), make("dd", {}, value, make("small", {}, note),
-      ...(there ? [make("small", { className: "there" }, `compared: ${there}`)] : [])))));
-}
-
-function showNotes(app) {
-  const { facts } = app.run;
-  const duration = app.run.extent("time")[1] - app.run.extent("time")[0];
-  const source = [facts.meta.source, facts.meta.memory ?? facts.meta.gpu].filter(Boolean).join(", ");
-  const name = app.runs.length > 1 ? facts.label : "";
-  element("subtitle").textContent = [name, source, seconds(duration), plural(facts.streams.length, "stream")].filter(Boolean).join(" · ");
-  const shades = app.run.segments ? " Shaded: reserved and idle; lines are the borders of segments." : "";
-  element("placed").textContent = {
-    recorded: `Each block at its address. Click one for its stack; drag to zoom, also upwards.${shades} Wide gaps between addresses are closed, at the dashed lines.`,
-    replayed: `The file has no addresses; these are from a replay with gpumem's movable pages. Click a block for its facts; drag to zoom, also upwards.${shades}`,
-    unknown: "The file has no addresses.",
-  }[facts.placed];
-  element("policies-note").textContent = "Replayed: measured on an arena of the host device. Modelled: computed by the rules of PyTorch's allocator and of the driver, without memory limits.";
-  element("notice").textContent = facts.notice;
-  element("notice").hidden = !facts.notice;
-  element("leaks-title").textContent = facts.moment ? "Live blocks" : "Live at the end";
-  if (facts.moment) {
-    element("placed").textContent = `Each block at its address, from when it was allocated. Click one for its stack; drag to zoom, also upwards.${shades}`;
-    element("policies-note").textContent = `For the live blocks alone, allocated in the order of their age. ${element("policies-note").textContent}`;
-  }
-  element("notes").textContent = "Live bytes are requested bytes. An event is an allocation or a free. Reserved, idle: reserved from the driver and not live."
-    + (facts.kept < facts.blocks ? ` Of ${count(facts.blocks)} blocks the ${count(facts.kept)} largest are shown one by one; the others are only in the sums.` : "");
-}
-
 async function unpackRun(facts) {
   const columns = await unpackColumns(facts.columns);
   const curves = await Promise.all(facts.policies.map(({ at, held }) => unpackColumns({ at, held })));
