@@ -251,7 +251,7 @@ def test_process_of_another_user_is_not_answered():
         """
     )
     assert " ".join(said) == (
-        "[Errno 9] the other process refused: blocks are for processes of the same user"
+        "[Errno 9] the other process refused: descriptors are for processes of the same user"
     )
 
 

@@ -1,27 +1,16 @@
 """PyTorch's tensors in other processes: blocks by a text that `torch.multiprocessing` carries.
 
-The text names a socket of the process that has the block, and the block's address. A thread there
-answers who connects with a descriptor of each page that the block lies in, and the other process
-maps them in a row. PyTorch itself counts the references across processes, and keeps the block until
-the last one is gone; so nothing is kept here, and each text is a mapping of its own. From the first
-text until its free the block keeps its tag awake (`Arena.sleep`).
-
-The socket is Linux's abstract one: no file is left behind, and it is reached within a network
-namespace, as of one container, whatever the processes' other namespaces and permissions are. Only
-processes of the same user are answered.
+The text names a process that has the block, and the block's address. It is asked by its socket
+(`gpumem.integrations._descriptors`) for a descriptor of each page that the block lies in, and the
+other process maps them in a row. PyTorch itself counts the references across processes, and keeps
+the block until the last one is gone; so nothing is kept here, and each text is a mapping of its
+own. From the first text until its free the block keeps its tag awake (`Arena.sleep`).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import socket
-import struct
-import threading
 from errno import EBADF
 from itertools import count
-from typing import Any
 
 from gpumem._resource.block_pages import (
     OpenedPages,
@@ -30,76 +19,31 @@ from gpumem._resource.block_pages import (
     make_exportable,
     pages_of,
 )
-from gpumem._resource.handle import Handle
-from gpumem._support.forks import ForkLock
 from gpumem.device import Device, devices
-from gpumem.errors import BadHandleError, DeviceMismatchError, GpumemError
+from gpumem.errors import BadHandleError, DeviceMismatchError
+from gpumem.integrations._descriptors import Answer, ask, serve, server_name
 
 __all__ = ["open_block", "prepare", "share_block"]
 
 MARK = "gpumem-block"
-TIMEOUT = 30.0  # seconds for an answer
-AT_ONCE = 64  # descriptors in a message; the kernel takes up to 253
-REQUEST_BYTES = 64
-HEADER_BYTES = 1 << 17  # room for the sizes of 10,000 pages
-_PEER = struct.Struct("3i")  # of a socket: process, user, group
-
-
-class Server:
-    """Answers those who ask for blocks of this process, in a thread, until it ends."""
-
-    def __init__(self) -> None:
-        self.name = f"gpumem-{os.getpid()}-{secrets.token_hex(8)}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind(f"\0{self.name}")
-        self._socket.listen(64)
-        threading.Thread(target=self._serve, name="gpumem blocks", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            peer, _ = self._socket.accept()
-            with peer:
-                try:
-                    peer.settimeout(TIMEOUT)
-                    answer(peer)
-                except OSError:
-                    pass  # it has gone, or does not read
-
-
-def answer(peer: socket.socket) -> None:
-    """Send what was asked for: a header, then the pages' descriptors; or why not."""
-    request = peer.recv(REQUEST_BYTES)
-    _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    try:
-        if user != os.getuid():
-            raise ValueError("blocks are for processes of the same user")
-        address = int(request, 16)
-        ordinal, is_host, _, pages = pages_of(address)
-        device = Device(f"{'host' if is_host else 'cuda'}:{ordinal}")
-        sizes = [nbytes for _, nbytes in pages]
-        send(peer, {"device": str(device), "uuid": device.uuid, "sizes": sizes})
-        for first in range(0, len(pages), AT_ONCE):
-            some = [export_page(address, begin) for begin, _ in pages[first : first + AT_ONCE]]
-            socket.send_fds(peer, [b"\0"], [page.fileno() for page in some])
-    except (GpumemError, ValueError) as error:
-        send(peer, {"refused": str(error)})
-
-
-def send(peer: socket.socket, said: dict[str, Any]) -> None:
-    peer.sendall(json.dumps(said).encode())
-
-
-_lock = ForkLock()
-_server: Server | None = None
+KIND = "block"
 _numbers = count()
 
 
-def _forget_server() -> None:
-    global _server
-    _server = None  # its thread is the parent's
+def pages_of_block(text: str) -> Answer:
+    """Answer a request for the pages of the block at an address."""
+    address = int(text, 16)
+    ordinal, is_host, _, pages = pages_of(address)
+    device = Device(f"{'host' if is_host else 'cuda'}:{ordinal}")
+    said = {
+        "device": str(device),
+        "uuid": device.uuid,
+        "sizes": [nbytes for _, nbytes in pages],
+    }
+    return said, (export_page(address, begin) for begin, _ in pages)
 
 
-os.register_at_fork(after_in_child=_forget_server)
+serve(KIND, pages_of_block)
 
 
 def prepare(device: Device) -> None:
@@ -121,13 +65,9 @@ def share_block(address: int) -> tuple[str, int]:
     UnsupportedHandleTypeError
         No such block begins there, or its memory is not pages.
     """
-    global _server
     _, _, before, _ = pages_of(address)
     keep_awake(address)
-    with _lock:
-        if _server is None:
-            _server = Server()
-    return f"{MARK} {_server.name} {address:x} {next(_numbers)}", before
+    return f"{MARK} {server_name()} {address:x} {next(_numbers)}", before
 
 
 def open_block(text: str) -> OpenedPages:
@@ -148,33 +88,15 @@ def open_block(text: str) -> OpenedPages:
             raise ValueError(f"it begins with {mark!r}")
     except ValueError as error:
         raise BadHandleError(EBADF, f"this is no text of a shared block: {error}") from None
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-            peer.settimeout(TIMEOUT)
-            peer.connect(f"\0{name}")
-            peer.sendall(address.encode())
-            return _receive(peer)
-    except GpumemError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
-        raise BadHandleError(EBADF, f"{name} did not hand out the block: {error!r}") from error
-
-
-def _receive(peer: socket.socket) -> OpenedPages:
-    said = json.loads(peer.recv(HEADER_BYTES) or b'{"refused": "the connection ended"}')
-    if "refused" in said:
-        raise BadHandleError(EBADF, f"the other process refused: {said['refused']}")
-    sizes = said["sizes"]
-    opened = OpenedPages(_device_of(said["device"], said["uuid"]), sum(sizes))
-    while sizes:
-        data, numbers, _, _ = socket.recv_fds(peer, HEADER_BYTES, AT_ONCE)
-        pages = [Handle(number) for number in numbers]
-        if not pages:
-            raise BadHandleError(EBADF, f"the other process stopped: {data.decode()}")
+    with ask(name, KIND, address) as (said, pages):
+        sizes = said["sizes"]
+        opened = OpenedPages(_device_of(said["device"], said["uuid"]), sum(sizes))
         for page in pages:
             opened.map(page.fileno(), sizes.pop(0))
             page.close()
-    return opened
+        if sizes:
+            raise BadHandleError(EBADF, f"the other process stopped {len(sizes)} pages too early")
+        return opened
 
 
 def _device_of(name: str, uuid: str) -> Device:

@@ -1,0 +1,161 @@
+"""Descriptors for other processes: a thread of this one answers those who ask by its socket.
+
+The socket is Linux's abstract one: no file is left behind, and it is reached within a network
+namespace, as of one container, whatever the processes' other namespaces and permissions are. Only
+processes of the same user are answered. A process that has ended refuses at once, since the kernel
+closes its socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from errno import EBADF
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gpumem._resource.handle import Handle
+from gpumem._support.forks import ForkLock
+from gpumem.errors import BadHandleError, GpumemError
+
+__all__ = ["ask", "node", "serve", "server_name"]
+
+TIMEOUT = 30.0  # seconds for an answer
+AT_ONCE = 64  # descriptors in a message; the kernel takes up to 253
+REQUEST_BYTES = 128
+HEADER_BYTES = 1 << 17  # room for the sizes of 10,000 pages
+_PEER = struct.Struct("3i")  # of a socket: process, user, group
+
+# What is said of the descriptors, and the descriptors, which the server closes once they are sent.
+Answer: TypeAlias = tuple[dict[str, Any], Iterable[Handle]]
+
+_lock = ForkLock()
+_server: Server | None = None
+_answers: dict[str, Callable[[str], Answer]] = {}
+
+
+def serve(kind: str, answer: Callable[[str], Answer]) -> None:
+    """Answer requests of a kind by a function, which is called on the server's thread.
+
+    It raises GpumemError or ValueError to refuse; who asks gets the text.
+    """
+    _answers[kind] = answer
+
+
+def server_name() -> str:
+    """Return the name by which other processes `ask` this one; the first call starts its server."""
+    global _server
+    with _lock:
+        if _server is None:
+            _server = Server()
+        return _server.name
+
+
+def node() -> str:
+    """Return a text that two processes share if one can ask the other: host, network, user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"
+
+
+@contextmanager
+def ask(
+    name: str, kind: str, what: str, *, timeout: float = TIMEOUT
+) -> Iterator[tuple[dict[str, Any], Iterator[Handle]]]:
+    """Ask the process whose `server_name` is given; within the block its descriptors arrive.
+
+    Yields what it says of the descriptors, and an iterator over them. Each is the caller's.
+
+    Raises
+    ------
+    BadHandleError
+        The process is gone, refused, or did not answer within `timeout` seconds.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.settimeout(timeout)
+            peer.connect(f"\0{name}")
+            peer.sendall(f"{kind} {what}".encode())
+            said = json.loads(peer.recv(HEADER_BYTES) or b'{"refused": "the connection ended"}')
+            _require_answer(said)
+            yield said, _received(peer)
+    except GpumemError:
+        raise
+    except (OSError, ValueError, LookupError) as error:
+        raise BadHandleError(EBADF, f"{name} did not hand out the {kind}: {error!r}") from error
+
+
+def _received(peer: socket.socket) -> Iterator[Handle]:
+    while True:
+        data, numbers, _, _ = socket.recv_fds(peer, HEADER_BYTES, AT_ONCE)
+        handles = [Handle(number) for number in numbers]
+        if not handles:
+            if data:
+                _require_answer(json.loads(data))
+            return
+        yield from handles
+
+
+def _require_answer(said: dict[str, Any]) -> None:
+    if "refused" in said:
+        raise BadHandleError(EBADF, f"the other process refused: {said['refused']}")
+
+
+class Server:
+    """Answers those who ask this process, in a thread, until it ends."""
+
+    def __init__(self) -> None:
+        self.name = f"gpumem-{os.getpid()}-{secrets.token_hex(8)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(f"\0{self.name}")
+        self._socket.listen(64)
+        threading.Thread(target=self._serve, name="gpumem descriptors", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            peer, _ = self._socket.accept()
+            with peer:
+                try:
+                    peer.settimeout(TIMEOUT)
+                    answer(peer)
+                except OSError:
+                    pass  # it has gone, or does not read
+
+
+def answer(peer: socket.socket) -> None:
+    """Send what was asked for: what is said of it, then the descriptors; or why not."""
+    request = peer.recv(REQUEST_BYTES).decode(errors="replace")
+    _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    try:
+        if user != os.getuid():
+            raise ValueError("descriptors are for processes of the same user")
+        kind, _, what = request.partition(" ")
+        if kind not in _answers:
+            raise ValueError(f"this process hands out no {kind!r}")
+        said, handles = _answers[kind](what)
+        _send(peer, said)
+        several = iter(handles)
+        while some := list(islice(several, AT_ONCE)):
+            socket.send_fds(peer, [b"\0"], [each.fileno() for each in some])
+            for each in some:
+                each.close()
+    except (GpumemError, ValueError) as error:
+        _send(peer, {"refused": str(error)})
+
+
+def _send(peer: socket.socket, said: dict[str, Any]) -> None:
+    peer.sendall(json.dumps(said).encode())
+
+
+def _forget_server() -> None:
+    global _server
+    _server = None  # its thread is the parent's
+
+
+os.register_at_fork(after_in_child=_forget_server)
