@@ -30,10 +30,10 @@ LAYERS = [
     ["_resource", "adaptors"],
     ["_core", "_live"],
     ["_defaults", "_factory", "observe"],
-    ["_copy", "integrations"],
+    ["_copy"],
     ["_tensor", "traces"],
     ["session", "planning", "interop", "replay", "kv"],
-    ["gpumem", "report"],
+    ["gpumem", "report", "integrations"],
     ["cli", "_testing"],
 ]
 
@@ -50,10 +50,10 @@ CAPTIONS = {
     "_resource": "pools, external allocators, adaptors",
     "_core": "gpumem.Arena; the page of gpumem top",
     "_defaults": "default resources; events and snapshots",
-    "_copy": "copies; other libraries",
+    "_copy": "copies between memories",
     "_tensor": "tensors; readers of traces",
     "session": "what programs use",
-    "gpumem": "the package itself; the HTML report",
+    "gpumem": "the package; the HTML report; other libraries",
     "cli": "the command; instruments of the tests",
 }
 
