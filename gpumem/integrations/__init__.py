@@ -25,7 +25,8 @@ Two names stand for the two directions, where a library has objects for them:
 
 `nccl` has none of these but ``status``, since NCCL allocates no memory for users: it registers
 gpumem's with NCCL. Nor has `memory_saver`, which offers torch_memory_saver's names over gpumem
-beneath PyTorch, or `c`, whose ``allocator`` each program in C is given.
+beneath PyTorch, `c`, whose ``allocator`` each program in C is given, or `dask`, whose workers its
+``plugin`` sets up.
 """
 
 from importlib import import_module
@@ -40,6 +41,7 @@ _LIBRARIES = (
     "c",
     "cuda_core",
     "cupy",
+    "dask",
     "jax",
     "memory_saver",
     "nccl",

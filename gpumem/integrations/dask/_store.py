@@ -1,0 +1,210 @@
+"""A worker's results: tensors on the device as long as there is room, else in pinned host memory.
+
+Beneath lies the mapping that the worker had before, which keeps everything else, writes to disk
+when host memory is short, and gets what is spilled here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+from gpumem._budget import Budget, Reservation
+from gpumem._buffer.resource import MemoryResource
+from gpumem._tensor import Tensor, copy, empty
+from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.errors import BudgetExceededError
+from gpumem.interop.memory._external_memory import ImportedMemory
+
+__all__ = ["Away", "Store", "pinned_copy"]
+
+
+@dataclass(frozen=True)
+class Away:
+    """Stands for a tensor of the device that is in host memory for now."""
+
+    tensor: Tensor
+
+
+@dataclass
+class Result:
+    """A result with tensors on the device."""
+
+    value: Any
+    nbytes: int  # of its tensors on the device
+    charge: Reservation | None  # of those that are other workers' memory
+
+
+def pinned_copy(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy in pinned memory of the tensor's device."""
+    memory = MemoryInfo(tensor.device, MemoryKind.HOST_ACCESSIBLE)
+    made = empty(tensor.shape, tensor.dtype, memory=memory)
+    copy(made, tensor)
+    return made
+
+
+class Store(MutableMapping[Any, Any]):
+    """The mapping of a worker's results.
+
+    Tensors are found in a value itself and in lists, tuples and dicts of it. Of a result with
+    tensors of `memory` the least recently used is spilled first. Safe to use from many threads: a
+    task that allocates spills on its own thread.
+
+    Parameters
+    ----------
+    base : MutableMapping
+        The worker's mapping so far; it may hold results, which stay there.
+    resource : MemoryResource
+        Where tensors come back to.
+    budget : Budget
+        Charged for results that lie in other workers' memory.
+    """
+
+    def __init__(
+        self, base: MutableMapping[Any, Any], resource: MemoryResource, budget: Budget
+    ) -> None:
+        self.base = base
+        self._resource = resource
+        self._place = (resource.memory.device, resource.memory.kind)
+        self._budget = budget
+        self._lock = RLock()  # an allocation under it may spill
+        self._here: OrderedDict[Any, Result] = OrderedDict()  # the least recently used first
+        self._away: dict[Any, int] = {}  # bytes of what was spilled, by key
+
+    # ---- the mapping -----------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        with self._lock:
+            found = self._here.get(key)
+            if found is not None:
+                self._here.move_to_end(key)
+                return found.value
+            value = self.base[key]
+            if key in self._away:
+                value = _replaced(value, Away, self._back)
+                del self[key]
+                self[key] = value
+            return value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        with self._lock:
+            if key in self:
+                del self[key]
+            is_away = any(isinstance(each, Away) for each in _leaves(value))
+            here = [each for each in _leaves(value) if self._is_here(each)]
+            if is_away:
+                self._put_away(key, value)
+            elif here:
+                self._put_here(key, value, here)
+            else:
+                self.base[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        with self._lock:
+            found = self._here.pop(key, None)
+            if found is None:
+                del self.base[key]
+                self._away.pop(key, None)
+            elif found.charge is not None:
+                found.charge.release()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._here or key in self.base
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._lock:
+            return iter([*self._here, *self.base])
+
+    def __len__(self) -> int:
+        return len(self._here) + len(self.base)
+
+    def __getattr__(self, name: str) -> Any:
+        # Dask asks the mapping beneath how much it holds and has spilled to disk.
+        if name == "base":
+            raise AttributeError(name)
+        return getattr(self.base, name)
+
+    # ---- what is spilled -------------------------------------------------------------------------
+
+    def spill(self, nbytes: int) -> int:
+        """Move results to pinned memory, the least recently used first; return the bytes moved.
+
+        Until they are `nbytes` or nothing is left. A tensor that a task uses keeps its memory until
+        the task is done.
+        """
+        moved = 0
+        with self._lock:
+            while moved < nbytes and self._here:
+                key = next(iter(self._here))
+                found = self._here[key]
+                # Made before the result is removed: without room for it nothing changes.
+                value = _replaced(found.value, Tensor, self._sent_away)
+                moved += found.nbytes
+                del self[key]
+                self._put_away(key, value)
+        return moved
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of the tensors that are away from the device."""
+        with self._lock:
+            return sum(self._away.values())
+
+    @property
+    def imported(self) -> int:
+        """Bytes of other workers' memory among the results."""
+        with self._lock:
+            return sum(each.charge.nbytes for each in self._here.values() if each.charge)
+
+    def _put_here(self, key: Any, value: Any, here: list[Tensor]) -> None:
+        others = sum(
+            each.nbytes for each in here if isinstance(each.buffer.resource, ImportedMemory)
+        )
+        charge = None
+        if others:
+            try:
+                charge = self._budget.reserve(others)
+                charge.commit()
+            except BudgetExceededError:
+                self._put_away(key, _replaced(value, Tensor, self._sent_away))
+                return
+        self._here[key] = Result(value, sum(each.nbytes for each in here), charge)
+
+    def _put_away(self, key: Any, value: Any) -> None:
+        self.base[key] = value
+        self._away[key] = sum(
+            each.tensor.nbytes for each in _leaves(value) if isinstance(each, Away)
+        )
+
+    def _is_here(self, leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and (leaf.device, leaf.memory.kind) == self._place
+
+    def _sent_away(self, tensor: Tensor) -> Any:
+        return Away(pinned_copy(tensor)) if self._is_here(tensor) else tensor
+
+    def _back(self, away: Away) -> Tensor:
+        made = empty(away.tensor.shape, away.tensor.dtype, resource=self._resource)
+        copy(made, away.tensor)
+        return made
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if type(value) in (list, tuple):
+        for each in value:
+            yield from _leaves(each)
+    elif type(value) is dict:
+        yield from _leaves(list(value.values()))
+    else:
+        yield value
+
+
+def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    """Return the value with each leaf of a type replaced."""
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(each, kind, by) for each in value)
+    if type(value) is dict:
+        return {key: _replaced(each, kind, by) for key, each in value.items()}
+    return by(value) if isinstance(value, kind) else value

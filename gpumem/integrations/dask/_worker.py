@@ -1,0 +1,293 @@
+"""A worker's memory: its arena, budget, results and descriptors; made once in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from typing import Any
+
+from gpumem._budget import Budget
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
+from gpumem._core import Arena
+from gpumem._defaults import set_default_resource
+from gpumem._support.forks import ForkLock
+from gpumem._support.releases import release_retired
+from gpumem._support.sizes import whole_bytes
+from gpumem.adaptors._adaptor import Adaptor, serve_from
+from gpumem.device import MemoryInfo, default_device
+from gpumem.errors import ConfigError, IntegrationError
+from gpumem.integrations._descriptors import Answer, node, serve
+from gpumem.integrations.dask._offers import Offers
+from gpumem.integrations.dask._store import Store
+
+__all__ = ["ANNOUNCED", "OFFER", "Settings", "Worker", "WorkerMemory", "current"]
+__all__ += ["setup", "teardown"]
+
+ANNOUNCED = "gpumem"  # in what a worker says of itself when it connects; and of its metrics
+OFFER = "offer"  # of a descriptor, in requests to `_descriptors`
+MOST_SECONDS = 10**6  # that an offer waits
+INTERVAL = 1000  # ms between two looks for what has expired, and for idle memory
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `plugin` takes, checked."""
+
+    memory: str | None = None
+    budget: str | float = 0.9
+    share_from: int | str = "1MiB"
+    expires: float = 30.0
+    enable: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.budget, float):
+            if not 0 < self.budget <= 1:
+                raise ConfigError(
+                    f"invalid budget = {self.budget}: expected bytes, or a fraction above 0 up to "
+                    "1.0"
+                )
+        elif whole_bytes("budget", self.budget) < 0:
+            raise ConfigError(f"invalid budget = {self.budget}: expected 0 bytes or more")
+        if whole_bytes("share_from", self.share_from) < 1:
+            raise ConfigError(f"invalid share_from = {self.share_from}: expected 1 byte or more")
+        if not isinstance(self.expires, int | float) or not 0 < self.expires <= MOST_SECONDS:
+            raise ConfigError(
+                f"invalid expires = {self.expires!r}: expected seconds above 0, up to "
+                f"{MOST_SECONDS}"
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Settings:
+        """Read them from Dask's configuration, where ``-`` and ``_`` are the same."""
+        found = {key.replace("-", "_"): value for key, value in given.items()}
+        known = [each.name for each in fields(cls)]
+        for key in found:
+            if key not in known:
+                raise ConfigError(f"unknown setting gpumem.{key}: expected {', '.join(known)}")
+        enable = found.get("enable", ())
+        found["enable"] = tuple(enable.split(",") if isinstance(enable, str) else enable)
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """A worker's memory at one moment; sizes in bytes.
+
+    Attributes
+    ----------
+    pid : int
+        The worker's process.
+    memory : str
+        Which memory the numbers are of.
+    limit : int
+        Of its budget.
+    used, peak : int
+        Charged to its budget now and at most.
+    in_use : int
+        Of the arena's live blocks.
+    imported : int
+        Of other workers' memory that is kept as results here; part of `used`.
+    spilled : int
+        Of tensors that are in host memory, or on disk, because the device was full.
+    offered : int
+        Of descriptors that wait for their receivers.
+    offers, expired : int
+        Descriptors that wait, and that nobody collected in time.
+    sent_descriptors : int
+        Tensors that went to other workers without a copy.
+    sent_bytes : int
+        Of tensors whose bytes were sent or written to disk.
+    """
+
+    pid: int
+    memory: str
+    limit: int
+    used: int
+    peak: int
+    in_use: int
+    imported: int
+    spilled: int
+    offered: int
+    offers: int
+    expired: int
+    sent_descriptors: int
+    sent_bytes: int
+
+
+class ShareableBlocks(Adaptor):
+    """An arena whose blocks of a size or more can be given to other processes."""
+
+    def __init__(self, arena: Arena, share_from: int) -> None:
+        super().__init__((arena,))
+        self._share_from = share_from
+
+    def _serve(self, nbytes: int, stream: Any, options: dict[str, Any], persistent: bool) -> Buffer:
+        if nbytes >= self._share_from and not persistent and "transport" not in options:
+            options = {**options, "shareable": True}
+        return serve_from(self.upstream, nbytes, stream, options, persistent)
+
+
+class Worker:
+    """What a worker has of gpumem; the process's only one while it is set up."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        memory = MemoryInfo.parse(default_device() if settings.memory is None else settings.memory)
+        budget = settings.budget
+        if isinstance(budget, float):
+            budget = int(budget * memory.device.total_bytes)
+        self.budget = Budget(budget, name="this Dask worker")
+        self.arena = Arena(memory, budget=self.budget, name=f"{memory} of a Dask worker")
+        self.share_from = whole_bytes("share_from", settings.share_from)
+        self.resource: MemoryResource = ShareableBlocks(self.arena, self.share_from)
+        self.offers = Offers(settings.expires)
+        self.announced = {"node": node(), "device": memory.device.uuid}
+        self.sent_descriptors = 0
+        self.sent_bytes = 0
+        self.store: Store | None = None
+        self.received = 0  # descriptors that were asked for here
+        self._activity = (0, 0)  # allocations and `received` at the last look
+        self._was_idle = True
+
+    def memory_now(self) -> WorkerMemory:
+        """Return the numbers of this moment."""
+        return WorkerMemory(
+            pid=os.getpid(),
+            memory=str(self.arena.memory),
+            limit=self.budget.limit or 0,
+            used=self.budget.used,
+            peak=self.budget.peak,
+            in_use=self.arena.stats().in_use,
+            imported=self.store.imported if self.store else 0,
+            spilled=self.store.spilled if self.store else 0,
+            offered=self.offers.nbytes,
+            offers=len(self.offers),
+            expired=self.offers.expired,
+            sent_descriptors=self.sent_descriptors,
+            sent_bytes=self.sent_bytes,
+        )
+
+    def answer(self, token: str) -> Answer:
+        """Hand a descriptor to who asks for it."""
+        return {}, [self.offers.collect(token)]
+
+    def spill(self, budget: Budget, nbytes: int) -> None:
+        """Make room; what the budget calls."""
+        if self.store is not None:
+            self.store.spill(nbytes)
+
+    async def look(self) -> None:
+        """Drop offers that have expired, and give idle memory back; called again and again."""
+        self.offers.expire()
+        await asyncio.to_thread(self.give_back)  # the driver waits for the device
+
+    def give_back(self) -> None:
+        """Give the device what an idle worker does not need.
+
+        It is idle if nothing was allocated and nothing arrived since the last time. Another worker
+        on the same device may need the memory.
+        """
+        stats = self.arena.stats()
+        activity = (stats.num_allocs, self.received)
+        is_idle, was_idle = activity == self._activity, self._was_idle
+        self._activity, self._was_idle = activity, is_idle
+        if is_idle and not was_idle:
+            gc.collect()  # a transfer that failed leaves tensors in the frames of its exception
+        release_retired()
+        if is_idle and stats.reserved > stats.in_use:
+            self.arena.shrink()
+
+    # ---- of Dask's worker ------------------------------------------------------------------------
+
+    def attach(self, worker: Any) -> None:
+        """Take part in a worker: its results, what it says to others, its metrics."""
+        from tornado.ioloop import PeriodicCallback
+
+        self.store = Store(worker.data, self.resource, self.budget)
+        # Both read it: tasks through the one, the state machine through the other.
+        worker.memory_manager.data = worker.state.data = self.store
+        self.budget.on_pressure = self.spill
+        args = worker.rpc.connection_args
+        args["handshake_overrides"] = {
+            **(args.get("handshake_overrides") or {}),
+            ANNOUNCED: self.announced,
+        }
+        worker.metrics[ANNOUNCED] = lambda _: asdict(self.memory_now())
+        look = PeriodicCallback(self.look, INTERVAL)
+        worker.periodic_callbacks[ANNOUNCED] = look
+        look.start()
+
+    def detach(self, worker: Any) -> None:
+        """Undo `attach`, but for the results: they stay where they are, and nothing is spilled."""
+        self.budget.on_pressure = None
+        worker.rpc.connection_args.get("handshake_overrides", {}).pop(ANNOUNCED, None)
+        worker.metrics.pop(ANNOUNCED, None)
+        look = worker.periodic_callbacks.pop(ANNOUNCED, None)
+        if look is not None:
+            look.stop()
+        self.offers.close()
+
+
+_lock = ForkLock()
+_current: tuple[Any, Worker] | None = None  # Dask's worker, and ours
+
+
+def current() -> Worker | None:
+    """Return what this process's worker has; None if it is no worker, or not set up."""
+    return None if _current is None else _current[1]
+
+
+def setup(worker: Any, settings: Settings) -> None:
+    """Set a worker up. With the settings that it has already, nothing happens.
+
+    Raises
+    ------
+    IntegrationError
+        It has other settings, or another worker of the process was set up; or a library of
+        `enable` cannot be enabled.
+    ConfigError
+        A setting is invalid.
+    """
+    global _current
+    with _lock:
+        if _current is not None:
+            if _current[0] is worker and _current[1].settings == settings:
+                return
+            raise IntegrationError(
+                f"{_current[0].address} of this process is set up with {_current[1].settings}: "
+                "expected the same settings, and one worker in a process"
+            )
+        member = Worker(settings)
+        enabled = []
+        try:
+            for name in settings.enable:
+                library = import_module(f"gpumem.integrations.{name}")
+                library.enable(member.arena)
+                enabled.append(library)
+        except BaseException:
+            for library in reversed(enabled):
+                library.disable()
+            raise
+        set_default_resource(member.arena.memory, member.resource)
+        serve(OFFER, member.answer)
+        member.attach(worker)
+        _current = (worker, member)
+
+
+def teardown(worker: Any) -> None:
+    """Undo `setup`. Idempotent; blocks in use keep the arena."""
+    global _current
+    with _lock:
+        if _current is None or _current[0] is not worker:
+            return
+        member = _current[1]
+        _current = None
+        member.detach(worker)
+        set_default_resource(member.arena.memory, None)
+        for name in reversed(member.settings.enable):
+            import_module(f"gpumem.integrations.{name}").disable()
