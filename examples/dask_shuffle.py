@@ -9,6 +9,7 @@ host memory, and comes back when a task wants it. Runs anywhere; with a GPU its 
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import numpy as np
@@ -40,7 +41,12 @@ def memory_here() -> gpumem.MemoryInfo:
 def main(memory: str) -> int:
     """Make the tensors on one worker, sum them up on the other, and say how they travelled."""
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=":0",
+            silence_logs=logging.ERROR,
+        ) as cluster,
         Client(cluster) as client,
     ):
         client.register_plugin(gpumem_dask.plugin(memory, budget="32MiB"))
@@ -48,7 +54,7 @@ def main(memory: str) -> int:
         tensors = [client.submit(make, value, workers=[first]) for value in range(TENSORS)]
         wait(tensors)
         spilled = gpumem_dask.cluster_memory(client)[first].spilled
-        print(f"{TENSORS * 8} MiB made in {32} MiB: {spilled // MIB} MiB are on the host for now")
+        print(f"{TENSORS * 8} MiB made in 32 MiB: {spilled // MIB} MiB are on the host for now")
         sums = [client.submit(total, each, workers=[second]).result() for each in tensors]
         seen = gpumem_dask.cluster_memory(client)
         print(f"sums over {8 * MIB}: {[each // (8 * MIB) for each in sums]}")

@@ -43,6 +43,14 @@ def test_example_numpy_sees_pinned_memory_written_by_a_device():
     ]
 
 
+def test_example_dask_shuffle_passes_tensors_on_without_a_copy():
+    pytest.importorskip("distributed", reason="Dask's distributed is not installed")
+    lines = run("examples/dask_shuffle.py")
+    assert lines[0].startswith("48 MiB made in 32 MiB: ")
+    assert lines[1] == "sums over 8388608: [0, 1, 2, 3, 4, 5]"
+    assert lines[2].startswith("passed on: 6 tensors by descriptor, 0 bytes copied; ")
+
+
 def test_example_paged_server_grows_shrinks_and_attends_rightly():
     lines = run("examples/paged_server.py", "--steps", "44")
     waves = [line for line in lines if line.startswith("step ")]
