@@ -14,11 +14,11 @@ from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_can_sleep,
     ARENA_CAPTURING, arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD,
-    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_lease,
-    arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
-    arena_prepare, arena_record, arena_reset_peaks, arena_reset_stream, arena_set_limit,
-    arena_shrink, arena_stream, ARENA_TAGGED, arenas_release_retired, ArenaSettings, Block,
-    slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
+    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
+    arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_peaks, arena_reset_stream,
+    arena_set_limit, arena_shrink, arena_state, arena_stream, ARENA_TAGGED, arenas_release_retired,
+    ArenaSettings, Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -31,6 +31,7 @@ from gpumem._resource.arena cimport (
     retained_regions, settings_from, SleepingArena, source_keep, takes_pages, tensors_relieve,
     under_pressure, warn_of_idle_settings,
 )
+from gpumem._support.atomics cimport count_now
 from gpumem._support.events cimport (
     event_source_join, event_source_name, event_source_open, OWNER_ARENA,
 )
@@ -300,7 +301,7 @@ cdef class Arena(SleepingArena):
         # `extra`: bytes so that an aligned part of the block holds what was asked for.
         cdef uint64_t nbytes = asked + extra
         cdef int status
-        if self.core.closed:
+        if not arena_is_open(self.core):
             if tag_now(self.core) != NULL:
                 return ARENA_TAGGED         # which may be awake
             raise_status(self, asked, extra, slot, ARENA_CLOSED)
@@ -313,7 +314,7 @@ cdef class Arena(SleepingArena):
             return ARENA_TAGGED
         if status == ARENA_MISS:
             status = self.take_slow(nbytes, slot, region, block)
-        elif self.core.detour and budget_has_crossed():
+        elif count_now(&self.core.detour) and budget_has_crossed():
             tell_of_crossings()
         if status != ARENA_OK and status != ARENA_CAPTURING and status != ARENA_TAGGED:
             return self.take_relieved(asked, extra, slot, region, status, block)
@@ -504,7 +505,7 @@ cdef class Arena(SleepingArena):
         if not self.core.settings.paged or size == 0 or size > ABSURD - QUANTUM:
             self.allocate(nbytes).close()
             return
-        if self.core.closed:
+        if not arena_is_open(self.core):
             raise_status(self, size, 0, self.default_slot, ARENA_CLOSED)
         with nogil:
             status = arena_prepare(self.core, size)
@@ -798,7 +799,7 @@ cdef class Arena(SleepingArena):
         arena_move_lease(self.core, lease, slot)
 
     cdef int require_present(self) except -1:
-        if self.core.closed == STATE_ASLEEP:
+        if arena_state(self.core) == STATE_ASLEEP:
             raise_status(self, 0, 0, self.default_slot, ARENA_CLOSED)
         # A fork's child has no pinned pages: an access would end it.
         if (self.driver_device.context.generation != process.generation
@@ -878,7 +879,7 @@ cdef class Arena(SleepingArena):
         True
         """
         cdef int status
-        if self.core.closed == STATE_CLOSED:
+        if arena_state(self.core) == STATE_CLOSED:
             return
         self.require_outside_source()
         with nogil:
@@ -897,11 +898,11 @@ cdef class Arena(SleepingArena):
                 status = arena_close(self.core)
         if status == ARENA_IN_USE:
             stats = self.stats()
+            spans = count_now(&self.core.live_spans)
             raise InUseError(f"arena {self.name!r} cannot be closed: {stats.in_use} bytes in "
                              f"{stats.num_allocs - stats.num_frees} blocks are in use, and "
-                             f"{self.core.graphs} graphs use its graph pools"
-                             + (f", and {self.core.live_spans} virtual tensors are open"
-                                if self.core.live_spans else "")
+                             f"{count_now(&self.core.graphs)} graphs use its graph pools"
+                             + (f", and {spans} virtual tensors are open" if spans else "")
                              + (self.heap.live_text() if self.heap is not None else ""))
         self.streams.clear()
         self.last_stream = None
@@ -985,7 +986,7 @@ cdef bint may_end(Arena arena, uint32_t slot) noexcept:
 
 
 cdef Buffer empty_block(Arena arena, uint32_t slot):
-    if arena.core.closed:
+    if not arena_is_open(arena.core):
         raise_status(arena, 0, 0, slot, ARENA_CLOSED)
     if context_is_dead(&arena.driver_device.context):
         raise_status(arena, 0, 0, slot, ARENA_DEAD)

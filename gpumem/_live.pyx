@@ -29,12 +29,12 @@ from posix.unistd cimport close
 
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
-    apart_bytes, arena_extensions, arena_max_in_use, arena_shrinkages, ArenaCore, backing_calls,
-    DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE, STATE_ASLEEP,
-    STATE_CLOSED, ThreadCache,
+    apart_bytes, arena_extensions, arena_max_in_use, arena_shrinkages, arena_state, ArenaCore,
+    backing_calls, DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE,
+    STATE_ASLEEP, STATE_CLOSED, ThreadCache,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
-from gpumem._support.atomics cimport load32, load64, published64, published_pointer
+from gpumem._support.atomics cimport load64, published64, published_pointer
 from gpumem._support.clock cimport clock_ns, time_of_day_ns
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
@@ -456,7 +456,7 @@ cdef inline void never_falls(uint64_t* told, uint64_t* count) noexcept nogil:
 
 cdef bint is_closed(const EventSource* source) noexcept nogil:
     if source.owner_is == OWNER_ARENA:
-        return load32(&(<const ArenaCore*>source.owner).closed) == STATE_CLOSED
+        return arena_state(<const ArenaCore*>source.owner) == STATE_CLOSED
     return (<const BlockLedger*>source.owner).closed
 
 
@@ -525,7 +525,7 @@ cdef void subtract_quarantine(const DebugHeap* heap, LiveCounters* counters) noe
 
 
 cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:
-    if load32(&arena.closed) == STATE_ASLEEP:
+    if arena_state(arena) == STATE_ASLEEP:
         return apart_bytes(arena)
     return (load64(&arena.table.reserved) + load64(&arena.small.reserved)
             + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))

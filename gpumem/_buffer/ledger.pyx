@@ -13,8 +13,8 @@ from gpumem._native.driver cimport (
 from gpumem._support.atomics cimport count_add
 from gpumem._support.deferred cimport call_soon
 from gpumem._support.events cimport (
-    event_source_close, event_source_name, event_source_note, event_source_open, OWNER_LEDGER,
-    REC_ALLOC, REC_FREE, RecEvent, RecNoted,
+    event_source_close, event_source_name, event_source_note, event_source_open, is_recorded,
+    OWNER_LEDGER, REC_ALLOC, REC_FREE, RecEvent, RecNoted,
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
@@ -282,7 +282,7 @@ cdef void ledger_count_call(BlockLedger* ledger, uint64_t shrinks) noexcept nogi
 cdef void ledger_note(LedgerBlock* block, uint32_t kind) noexcept nogil:
     cdef RecEvent event
     cdef RecNoted noted
-    if block.ledger.events.recorder == NULL:
+    if not is_recorded(&block.ledger.events):
         return
     event.kind = kind
     event.address = block.base

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
     bint count_retain_live(int32_t* count)
+    int32_t count_now(const int32_t* count)
     uint64_t count64_add(uint64_t* count, uint64_t by)
     uint64_t sum_add(uint64_t* total, uint64_t by)
     bint peak_try(uint64_t* peak, uint64_t* seen, uint64_t value)

@@ -1,7 +1,7 @@
 """Events of resources, written into rings and files; include/recorder.h says how.
 
 A resource has an `EventSource` in its C struct, which is opened when the resource is complete and
-closed before the struct is freed. An event is described only where `events.recorder` is not NULL:
+closed before the struct is freed. An event is described only where `is_recorded(&events)`:
 without a recorder that test is the whole cost. Everything here may be called from any thread,
 without the interpreter.
 
@@ -9,6 +9,8 @@ The functions are variables: their module fills them in when it is imported.
 """
 
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
+
+from gpumem._support.atomics cimport published_pointer
 
 cdef extern from "recorder_types.h" nogil:
     const char* REC_MAGIC
@@ -36,7 +38,7 @@ cdef extern from "recorder_types.h" nogil:
         uint64_t began
         uint64_t began_at
         int file
-        int failed
+        uint32_t failed
         uint64_t mask
         char** names
         uint32_t resources
@@ -75,6 +77,10 @@ cdef extern from "recorder_types.h" nogil:
         uint64_t time
         uint64_t seal
         uint64_t recorder
+
+# A recording may begin or end behind this: `event_source_note` looks again.
+cdef inline bint is_recorded(const EventSource* source) noexcept nogil:
+    return published_pointer(&source.recorder) != NULL
 
 # ---- for resources -------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
 from gpumem._resource.arena cimport (
     ArenaBase, Asking, raise_over_budget, raise_status, relieve, require_pages, tensors_relieve,
 )
-from gpumem._support.atomics cimport load64
+from gpumem._support.atomics cimport load32, load64
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.lease cimport Lease, lease_create, Uses
 from gpumem._support.process cimport raise_interrupt
@@ -80,7 +80,7 @@ cdef class SpanMemory(MemoryResource):
         return (<MemoryResource>self.arena).let_access(peer)
 
     cdef int require_present(self) except -1:
-        if self.span.closed:
+        if load32(&self.span.closed):
             raise ClosedError(f"{self.name} is closed")
         return (<MemoryResource>self.arena).require_present()
 
@@ -255,13 +255,13 @@ cdef class VirtualTensor:
     @property
     def closed(self):
         """Whether `close` was called."""
-        return bool(self.span.closed)
+        return bool(load32(&self.span.closed))
 
     def __len__(self):
         return self.max_rows
 
     def __repr__(self):
-        if self.span.closed:
+        if load32(&self.span.closed):
             return f"<gpumem.VirtualTensor {self.name!r}, closed>"
         return (f"<gpumem.VirtualTensor {self.name!r} {self.shape} {self.dtype} at {self.ptr:#x} "
                 f"in {self.memory}: {self.held_nbytes} of {self.span.pages.nbytes} bytes held>")
@@ -442,7 +442,7 @@ cdef class VirtualTensor:
 
     cdef int require_usable(self) except -1:
         self.arena.require_own()
-        if self.span.closed:
+        if load32(&self.span.closed):
             raise ClosedError(f"{self.name} is closed")
         return 0
 
@@ -621,7 +621,7 @@ cdef class VirtualTensor:
         0
         """
         cdef int status
-        if self.span.closed:
+        if load32(&self.span.closed):
             return
         self.arena.require_own()
         with self.lock:

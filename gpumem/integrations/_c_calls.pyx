@@ -17,7 +17,7 @@ from gpumem._native.arena cimport (
     arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
     arena_shrink, ARENA_STALE, ArenaCore, caches_flush, heap_counts, HeapCounts, hook_allocate,
     hook_counts, hook_create, hook_drop, hook_free, hook_free_on, hook_record, hook_slot,
-    HookCounts, HookSums, sums_of,
+    HookCounts, HookSums, last_refusal, sums_of,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
@@ -28,7 +28,7 @@ from gpumem._support.atomics cimport count_add, load32, load64, published32, sto
 from gpumem._support.deferred cimport defer, Deferred
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.streams cimport LEGACY_STREAM
-from gpumem._support.process cimport process, process_is_exiting
+from gpumem._support.process cimport process_is_exiting
 
 from gpumem._support.events import FRAMEWORKS
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
@@ -127,7 +127,7 @@ cdef int deallocate(gpumem_arena* arena, void* address) noexcept nogil:
         return GPUMEM_OK
     if is_captured(OF_ITS_OWN, <uint64_t>address, NULL, &status):
         return status
-    return freed(hook_free(<uint64_t>address))
+    return status_of(NULL, hook_free(<uint64_t>address))
 
 
 cdef int deallocate_on(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
@@ -136,7 +136,7 @@ cdef int deallocate_on(gpumem_arena* arena, void* address, void* stream) noexcep
         return GPUMEM_OK
     if is_captured(ON_STREAM, <uint64_t>address, <CUstream>stream, &status):
         return status
-    return freed(hook_free_on(<uint64_t>address, <CUstream>stream))
+    return status_of(NULL, hook_free_on(<uint64_t>address, <CUstream>stream))
 
 
 cdef int record_stream(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
@@ -146,15 +146,6 @@ cdef int record_stream(gpumem_arena* arena, void* address, void* stream) noexcep
     if is_captured(RECORD, <uint64_t>address, <CUstream>stream, &status):
         return status
     return status_of(NULL, hook_record(<uint64_t>address, <CUstream>stream))
-
-
-cdef inline int freed(int status) noexcept nogil:
-    # At exit memory is left to the driver. In a fork's child a block that is not found may be its
-    # parent's.
-    if status == ARENA_OK or status == ARENA_DEAD or (
-            status == ARENA_STALE and (process.generation != 0 or process_is_exiting())):
-        return GPUMEM_OK
-    return status_of(NULL, status)
 
 
 # ---- captures: a graph pool's blocks are Buffers, by address -------------------------------------
@@ -285,7 +276,7 @@ cdef int status_of(const ArenaCore* core, int status) noexcept nogil:
     if status == ARENA_NO_METADATA:
         return GPUMEM_NO_HOST_MEMORY
     if (status == ARENA_DRIVER_REFUSED and core != NULL
-            and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY):
+            and last_refusal(core) != CUDA_ERROR_OUT_OF_MEMORY):
         return GPUMEM_DRIVER_ERROR
     return GPUMEM_OUT_OF_MEMORY
 

@@ -16,7 +16,7 @@ from libc.string cimport memcmp
 
 from gpumem._buffer cimport Buffer, MemoryResource, Stream
 from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
-from gpumem._support.events cimport FRAMEWORK_CUPY, thread_set_framework
+from gpumem._support.events cimport FRAMEWORK_CUPY, is_recorded, thread_set_framework
 
 from gpumem.errors import OutOfMemoryError
 
@@ -246,7 +246,7 @@ cdef class CupyAllocator:
             resource = <MemoryResource>self.quick[device]
         else:
             resource = self.resource_of(device)
-        if type(resource) is Arena and (<Arena>resource).core.events.recorder == NULL:
+        if type(resource) is Arena and not is_recorded(&(<Arena>resource).core.events):
             return self.allocate_from(resource, nbytes, device, handle)
         before = thread_set_framework(FRAMEWORK_CUPY)
         try:

@@ -13,6 +13,7 @@ from libc.string cimport strerror
 from gpumem._buffer cimport MemoryResource
 from gpumem._core cimport Arena
 from gpumem._resource.arena cimport GraphPool
+from gpumem._support.atomics cimport load32, load64
 from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport (
     EventSource, REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define,
@@ -293,7 +294,7 @@ cdef class RecorderHandle:
         """
         cdef size_t most = len(rows)
         cdef uint64_t* row = <uint64_t*>column_of(rows, most * WORDS, sizeof(uint64_t), True)
-        cdef uint64_t last = self.recorder.next
+        cdef uint64_t last = load64(&self.recorder.next)
         cdef uint64_t first = max(<uint64_t>0, last - min(last, self.recorder.mask + 1))
         cdef uint64_t number
         cdef size_t count = 0
@@ -306,24 +307,24 @@ cdef class RecorderHandle:
     @property
     def writing(self):
         """Whether events are being written: not ended, not failed, not the parent's of a fork."""
-        return (self.running and self.recorder.failed == 0
+        return (self.running and load32(&self.recorder.failed) == 0
                 and self.recorder.generation == process.generation)
 
     @property
     def written(self):
         """Events so far, of a ring those that were overwritten included."""
-        return self.recorder.next
+        return load64(&self.recorder.next)
 
     @property
     def lost(self):
         """Events that found no slot, and those that later ones of a ring have overwritten."""
-        cdef uint64_t written = self.recorder.next
-        return self.recorder.missed + written - min(written, self.slots or written)
+        cdef uint64_t written = load64(&self.recorder.next)
+        return load64(&self.recorder.missed) + written - min(written, self.slots or written)
 
     @property
     def failed(self):
         """The errno of the error that ended it; 0: none."""
-        return self.recorder.failed
+        return load32(&self.recorder.failed)
 
     @property
     def began_at(self):

@@ -7,9 +7,10 @@ import ctypes
 import pytest
 from helpers.driver import HostDriver
 from helpers.given_out import given_out
+from helpers.refused_sleep import sleep_and_wake_refused_once
 
 import gpumem
-from gpumem.errors import GpumemError, InUseError, OutOfMemoryError, SuspendedError
+from gpumem.errors import InUseError, OutOfMemoryError, SuspendedError
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -230,22 +231,7 @@ def test_sleep_and_wake_of_pools_refused_once_keep_their_bytes(
     graph.launch()
     fill(other, 5)
     fill(plain, 6)
-    for call in (arena.sleep, arena.wake):
-        host.fail(None, number, 1)
-        try:
-            call()
-        except SuspendedError:
-            assert arena.asleep
-        except GpumemError:
-            assert bool(arena.asleep) == (call == arena.wake)
-        finally:
-            host.clear_faults()
-        arena.check_invariants()
-        graph.pool.check_invariants()
-        if call == arena.sleep and not arena.asleep:
-            arena.sleep()
-    arena.wake()
-    assert arena.asleep == ()
+    sleep_and_wake_refused_once(arena, host, number, graph.pool)
     assert holds(graph.out, 7)
     assert holds(other, 5)
     assert holds(plain, 6)

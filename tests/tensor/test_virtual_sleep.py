@@ -6,9 +6,10 @@ import ctypes
 
 import numpy as np
 import pytest
+from helpers.refused_sleep import sleep_and_wake_refused_once
 
 import gpumem
-from gpumem.errors import GpumemError, InUseError, OutOfMemoryError, SuspendedError
+from gpumem.errors import InUseError, OutOfMemoryError, SuspendedError
 
 MIB = 1 << 20
 ROWS = 64
@@ -169,20 +170,7 @@ def test_sleep_and_wake_of_tensors_refused_once_keep_their_bytes(make_arena, hos
     block = arena.allocate(3 * MIB)
     fill(cache, 0, 6)
     fill(tagged, 0, 4)
-    for call in (arena.sleep, arena.wake):
-        host.fail(None, number, 1)
-        try:
-            call()
-        except SuspendedError:
-            assert arena.asleep
-        except GpumemError:
-            assert bool(arena.asleep) == (call == arena.wake)
-        finally:
-            host.clear_faults()
-        arena.check_invariants()
-        if call == arena.sleep and not arena.asleep:
-            arena.sleep()
-    arena.wake()
+    sleep_and_wake_refused_once(arena, host, number)
     assert right(cache, 0, 6)
     assert right(tagged, 0, 4)
     assert arena.stats().virtual == 10 * MIB

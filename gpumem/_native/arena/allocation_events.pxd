@@ -1,6 +1,6 @@
 """The events of an arena, for the recorder attached to its `events`.
 
-Each function is called only where `arena.events.recorder` is not NULL. Those marked *locked* are
+Each function is called only where `is_recorded(&arena.events)`. Those marked *locked* are
 called with the arena lock and do not wait.
 """
 

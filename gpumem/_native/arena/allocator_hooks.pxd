@@ -80,7 +80,7 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
 cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t size, uint64_t nbytes,
                              CUstream stream) noexcept nogil
 # Frees a block on the stream it was allocated for. ARENA_STALE: no live block of a hook begins
-# there.
+# there. ARENA_OK too where the block is left to the driver, or may be a parent process's.
 cdef int hook_free(uint64_t address) noexcept nogil
 # The same on another stream, which waits for all uses of the block by then. Any other status: the
 # block is as before.

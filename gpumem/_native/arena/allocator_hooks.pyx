@@ -12,18 +12,19 @@ from gpumem._native.arena.planned cimport arena_allocate_range
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore,
-    Block, IN_SMALL, is_graph_pool, root_of,
+    ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
+    ARENA_STALE, ArenaCore, Block, IN_SMALL, is_graph_pool, root_of,
 )
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport (
-    count_add, count_retain_live, load64, peak_try, publish32, published32, store64, sum_add,
+    count_add, count_now, count_retain_live, load64, peak_try, publish32, published32, store64,
+    sum_add,
 )
-from gpumem._support.events cimport thread_set_framework
+from gpumem._support.events cimport is_recorded, thread_set_framework
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
-from gpumem._support.process cimport on_fork
+from gpumem._support.process cimport on_fork, process, process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 
@@ -280,14 +281,14 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
     entry.arena = arena_for(hook.arena)
     if entry.arena == NULL:
         return ARENA_NO_METADATA
-    if entry.arena.closed:
+    if not arena_is_open(entry.arena):
         return ARENA_CLOSED
     if nbytes > ABSURD:
         return ARENA_OVER_LIMIT
     status = slot_of_arena(hook, entry.arena, stream, &entry.slot, &retained)
     if status != ARENA_OK:
         return status
-    if entry.arena.events.recorder == NULL:
+    if not is_recorded(&entry.arena.events):
         status = block_allocate(entry.arena, nbytes, entry.slot, flags, &block)
     else:
         # The recorder reads the caller from the thread, whichever call writes the event.
@@ -308,7 +309,7 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
 cdef inline ArenaCore* arena_for(ArenaCore* arena) noexcept nogil:
     # That of the tag which the calling thread has open.
     cdef ArenaCore* tagged = NULL
-    if not root_of(arena).detour:
+    if not count_now(&root_of(arena).detour):
         return arena
     if is_graph_pool(arena):
         return pool_for_tag(arena)
@@ -387,8 +388,8 @@ cdef int hook_free(uint64_t address) noexcept nogil:
     lock_release(&shard.lock)
     if found == NULL:
         heap_bad_free(address)
-        return ARENA_STALE
-    return free_entry(&entry)
+        return freed(ARENA_STALE)
+    return freed(free_entry(&entry))
 
 
 cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
@@ -411,17 +412,26 @@ cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
     lock_release(&shard.lock)
     if found == NULL:
         heap_bad_free(address)
-        return ARENA_STALE
+        return freed(ARENA_STALE)
     if status != ARENA_OK:
         return status
     if not retained:
-        return free_entry(&entry)
+        return freed(free_entry(&entry))
     # The entry may have had the last reference to its arena, which the slot lies in.
     arena = entry.arena
     arena_retain(arena)
     status = free_entry(&entry)
     slot_drop(arena, stream_slot)
     arena_drop(arena)
+    return freed(status)
+
+
+cdef inline int freed(int status) noexcept nogil:
+    # At exit memory is left to the driver. In a fork's child a block that is not found may be its
+    # parent's.
+    if status == ARENA_DEAD or status == ARENA_STALE and (
+            process.generation != 0 or process_is_exiting()):
+        return ARENA_OK
     return status
 
 

@@ -27,7 +27,7 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, ARENA_OK,
+    apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, arena_is_open, ARENA_OK,
     ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ArenaCore, ArenaSettings, family_held,
     IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED,
     table_of,
@@ -42,10 +42,10 @@ from gpumem._native.driver cimport (
     access_init, context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
-from gpumem._support.atomics cimport load64, store64, sum_add
+from gpumem._support.atomics cimport count_now, load64, store32, store64, sum_add
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport (
-    event_source_close, event_sources_visit, EventSource, OWNER_ARENA, REC_SHRINK,
+    event_source_close, event_sources_visit, EventSource, is_recorded, OWNER_ARENA, REC_SHRINK,
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
@@ -90,7 +90,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
-    if arena.events.recorder != NULL:
+    if is_recorded(&arena.events):
         note_event(arena, REC_SHRINK, 0, released[0], released[0], SLOT_RELEASED, True)
     return ARENA_OK
 
@@ -323,14 +323,14 @@ cdef int wait_for_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexce
 
 cdef void arena_leave(ArenaCore* arena) noexcept nogil:
     # NULL: it was not made.
-    if arena != NULL and not arena.closed and not context_is_dead(arena.context):
+    if arena != NULL and arena_is_open(arena) and not context_is_dead(arena.context):
         leave_streams(arena)
 
 
 cdef int arena_close(ArenaCore* arena) noexcept nogil:
     # Gives everything back now. Refused while a block is handed out.
     if context_is_dead(arena.context):
-        arena.closed = STATE_CLOSED
+        store32(&arena.state, STATE_CLOSED)
         return ARENA_OK
     arenas_release_retired(arena.backing.waits)
     if arena.heap != NULL and heap_counts(arena.heap).live == 0:
@@ -343,7 +343,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         lock_release(&arena.lock)
         lock_release(&arena.grow_lock)
         return ARENA_IN_USE
-    arena.closed = STATE_CLOSED
+    store32(&arena.state, STATE_CLOSED)
     lock_release(&arena.lock)
     # Events, addresses and metadata stay until the last reference goes: another thread may be past
     # the check of `closed`; it finds them empty.
@@ -358,14 +358,14 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 
 
 cdef inline bint is_used(const ArenaCore* arena) noexcept nogil:
-    return (arena.table.used_chunks or arena.small.used_chunks or arena.graphs
-            or arena.live_spans)
+    return (arena.table.used_chunks or arena.small.used_chunks or count_now(&arena.graphs)
+            or count_now(&arena.live_spans))
 
 
 cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
     cdef bint used
     cdef bint interrupted = False
-    if context_is_dead(arena.context) or arena.closed:
+    if context_is_dead(arena.context) or not arena_is_open(arena):
         return ARENA_OK
     caches_flush(arena)
     lock_acquire(&arena.lock)
@@ -373,7 +373,7 @@ cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.lock)
     # What a debug heap holds back counts as used, and is not in use.
     if arena.heap != NULL:
-        used = heap_counts(arena.heap).live != 0 or arena.live_spans
+        used = heap_counts(arena.heap).live != 0 or count_now(&arena.live_spans)
     if not used:
         drain_streams(arena, &interrupted)
     return ARENA_INTERRUPTED if interrupted else ARENA_OK

@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport (
-    apart_bytes, arena_reserved, arena_reserved_now, ArenaCore, Block, family_held, IN_SMALL,
-    root_of, SPACES, STATE_ASLEEP, table_of,
+    apart_bytes, arena_reserved, arena_reserved_now, arena_state, ArenaCore, Block, family_held,
+    IN_SMALL, root_of, SPACES, STATE_ASLEEP, table_of,
 )
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
@@ -157,7 +157,7 @@ cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
     cdef const Space* space
     cdef uint32_t page
     cdef int i
-    if arena.closed != STATE_ASLEEP:
+    if arena_state(arena) != STATE_ASLEEP:
         return arena_reserved(arena) + arena.spanned
     for i in range(SPACES):
         space = &arena.spaces[i]

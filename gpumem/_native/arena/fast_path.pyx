@@ -19,14 +19,15 @@ from gpumem._native.arena.thread_cache cimport (
     cache_publish,
 )
 from gpumem._native.arena.types cimport (
-    ARENA_DEAD, ARENA_MISS, ARENA_OK, ARENA_OVER_BUDGET, ARENA_STALE, ARENA_TAGGED, ArenaCore,
-    Block, IN_SMALL, table_for, table_of, ThreadCache,
+    ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_OK, ARENA_OVER_BUDGET, ARENA_STALE, ARENA_TAGGED,
+    ArenaCore, Block, IN_SMALL, table_for, table_of, ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_OK, bfc_resolve, NIL, round_to_quantum
 from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUstreamCaptureMode,
 )
-from gpumem._support.atomics cimport load32
+from gpumem._support.atomics cimport count_now
+from gpumem._support.events cimport is_recorded
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release, lock_try, owner_enter, owner_leave
@@ -38,11 +39,11 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     # In a fork's child: metadata may be as a thread of the parent's was changing it.
     if context_is_dead(arena.context):
         return ARENA_DEAD
-    if not arena.detour:
+    if not count_now(&arena.detour):
         status = allocate_fast(arena, nbytes, stream_slot, block)
     elif tag_now(arena) != NULL:
         return ARENA_TAGGED
-    elif arena.heap != NULL or arena.settings.passthrough or load32(&arena.closed):
+    elif arena.heap != NULL or arena.settings.passthrough or not arena_is_open(arena):
         return ARENA_MISS
     elif arena.in_use_account == NULL:
         status = allocate_fast(arena, nbytes, stream_slot, block)       # another thread's tag
@@ -51,7 +52,7 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     else:
         status = allocate_fast(arena, nbytes, stream_slot, block)
         status = arena_charge_block(arena, nbytes, stream_slot, status, block)
-    if arena.events.recorder != NULL and status == ARENA_OK:
+    if is_recorded(&arena.events) and status == ARENA_OK:
         note_allocate(arena, nbytes, stream_slot, block)
     return status
 
@@ -62,7 +63,7 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
     cdef uint32_t index = NIL
     cdef Bfc* table
     cdef ThreadCache* cache
-    if load32(&arena.closed):
+    if not arena_is_open(arena):
         return ARENA_MISS
     cache = cache_find(arena)
     if cache == NULL:
@@ -75,7 +76,8 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
     owner_enter(&cache.lock)
     lock_acquire(&arena.lock)
     # Again, with the lock. An event that is due needs the driver: that is the slow path's.
-    if not (arena.closed or (arena.last_stream != stream_slot and switch_needs_event(arena))):
+    if (arena_is_open(arena)
+            and not (arena.last_stream != stream_slot and switch_needs_event(arena))):
         arena.last_stream = stream_slot
         # Published before the table changes, so that the peak is exact. The block freed last goes
         # to the table under the same lock, so that this search may use it.
@@ -93,9 +95,9 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef uint64_t counted
     cdef int status
-    if arena.events.recorder != NULL and arena.heap == NULL:
+    if is_recorded(&arena.events) and arena.heap == NULL:
         note_free(arena, handle, stream_slot)   # before: the next owner's event comes after it
-    if not arena.detour:
+    if not count_now(&arena.detour):
         return block_free(arena, handle, stream_slot)
     if arena.heap != NULL:
         return heap_free(arena, handle, stream_slot, NULL)

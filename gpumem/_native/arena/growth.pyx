@@ -20,10 +20,10 @@ from gpumem._native.arena.thread_cache cimport (
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE,
     APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED,
-    arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
-    ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED, family_held,
-    is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK,
-    SMALL_SPACE, SPACES, StreamSlot, table_for, ThreadCache,
+    arena_in_use, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
+    arena_reserved, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
+    family_held, is_graph_pool, LARGE_SPACE, last_refusal, PERSISTENT_SPACE, REUSE_NEVER,
+    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot, table_for, ThreadCache,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,
@@ -50,7 +50,7 @@ from gpumem._native.pages cimport (
 from gpumem._support.atomics cimport (
     load32, load64, published_pointer, store32, store64, sum_add,
 )
-from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
+from gpumem._support.events cimport is_recorded, REC_RELEASE, REC_RESERVE
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release, lock_try
 
@@ -240,7 +240,7 @@ cdef bint region_is_done(ArenaCore* arena, uint32_t region) noexcept nogil:
 cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
                              uint64_t nbytes) noexcept nogil:
     # Locked. Memory that is cut from pages is recorded page by page.
-    if arena.events.recorder != NULL and (
+    if is_recorded(&arena.events) and (
             not arena.settings.paged or apart_from(arena, address) != NULL):
         note_memory(arena, kind, address, nbytes)
 
@@ -325,11 +325,11 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
 
 cdef inline uint64_t limit_of_pages(const ArenaCore* arena) noexcept nogil:
     # A graph pool has none of its own: what is idle in it may be written by its graphs.
-    return root_of(arena).settings.max_mem if arena.has_tag else arena.settings.max_mem
+    return load64(&(root_of(arena) if arena.has_tag else arena).settings.max_mem)
 
 
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil:
-    if status == ARENA_DRIVER_REFUSED and arena.last_code != CUDA_ERROR_OUT_OF_MEMORY:
+    if status == ARENA_DRIVER_REFUSED and last_refusal(arena) != CUDA_ERROR_OUT_OF_MEMORY:
         return False
     return shrink_may_help(arena, nbytes, status)
 
@@ -342,7 +342,7 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     cdef uint64_t address
     cdef uint32_t region
     cdef int status
-    if arena.closed:
+    if not arena_is_open(arena):
         return ARENA_CLOSED
     status = reserve_own(arena, backing, size, &address)
     if status != ARENA_OK:
@@ -631,7 +631,7 @@ cdef int build(ArenaCore* arena, Space* space, Demand* demand, uint32_t* index) 
     # A used chunk of the demand's size. Where the driver has no memory left, once more from idle
     # pages alone.
     cdef int status = build_within(arena, space, demand, index)
-    if status == ARENA_DRIVER_REFUSED and arena.last_code == CUDA_ERROR_OUT_OF_MEMORY:
+    if status == ARENA_DRIVER_REFUSED and last_refusal(arena) == CUDA_ERROR_OUT_OF_MEMORY:
         demand.hard_limit = arena_reserved(arena)
         demand.by_budget = False
         status = build_within(arena, space, demand, index)
@@ -672,7 +672,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     lock_acquire(&arena.lock)
     budget_spend(&arena.move_budget, plan.move_ns)
     if code == CUDA_SUCCESS:
-        if arena.events.recorder != NULL:
+        if is_recorded(&arena.events):
             note_plan(arena, space, &plan)
         # Last, because nothing takes a wait back.
         in_order = not demand.unfinished or wait_behind_plan(arena, &plan, demand.stream_slot)
@@ -735,14 +735,14 @@ cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
     # Plans in the ranges that there are; where none has a place, in one more.
     cdef PlanResult result = plan_place(arena, space, demand, plan)
     cdef int status
-    if result == PLAN_NO_PLACE and not arena.closed:
+    if result == PLAN_NO_PLACE and arena_is_open(arena):
         status = add_range(arena, space, demand.claim)
         if status != ARENA_OK:
             return status
         result = plan_place(arena, space, demand, plan)
     if result == PLAN_OK:
         return ARENA_OK
-    if arena.closed:
+    if not arena_is_open(arena):
         return ARENA_CLOSED
     if result != PLAN_NO_MEMORY:
         return ARENA_NO_METADATA
@@ -757,7 +757,7 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
     cdef PlanResult result = PLAN_NO_PLACE
     plan.actions = NULL
     lock_acquire(&arena.lock)
-    if not arena.closed:
+    if arena_is_open(arena):
         if demand.unfinished:
             cover_others(arena, demand.stream_slot)     # the lock is not released any more after it
             allow_waits(arena, demand.stream_slot)
@@ -839,7 +839,7 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
     code = space_execute(space, &plan)
     lock_acquire(&arena.lock)
     if code == CUDA_SUCCESS:
-        if arena.events.recorder != NULL:
+        if is_recorded(&arena.events):
             note_plan(arena, space, &plan)
         space_finish(space, &plan, NULL, 0)
     else:

@@ -35,7 +35,7 @@ cdef struct ArenaCopy:
     uint64_t span_used      # by virtual tensors, which are in no table
     uint64_t persistent_free    # bytes of pages that only persistent blocks may have
     uint64_t limit
-    uint32_t closed
+    uint32_t state          # ArenaState
     uint64_t held           # ns for which other threads could not allocate here
 
 # False: out of host memory, and nothing to free; else arena_copy_free ends it.

@@ -7,7 +7,7 @@ from libc.string cimport memcpy, memset
 from gpumem._native.arena.thread_cache cimport cache_flush, caches_hold, caches_thaw
 from gpumem._native.arena.types cimport (
     arena_extensions, arena_max_in_use, arena_reserved, arena_reserved_now, arena_shrinkages,
-    ArenaCore, IN_SMALL, index_of, SMALL_SPACE, SPACES, table_of, ThreadCache,
+    arena_state, ArenaCore, IN_SMALL, index_of, SMALL_SPACE, SPACES, table_of, ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_region_is_idle, Chunk, NIL, Region
 from gpumem._native.pages cimport address_of, GRANULE_BITS, Page, Space
@@ -133,8 +133,8 @@ cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     add_unpublished(arena, copy)
     copy.reserved = arena_reserved(arena) + arena.spanned
     copy.persistent_free = arena.persistent.reserved - arena.persistent.in_use
-    copy.limit = arena.settings.max_mem
-    copy.closed = arena.closed
+    copy.limit = load64(&arena.settings.max_mem)
+    copy.state = arena_state(arena)
 
 
 cdef void copy_table(const Bfc* table, TableCopy* copy) noexcept nogil:

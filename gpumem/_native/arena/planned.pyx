@@ -9,8 +9,8 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE, ArenaCore,
-    Block, REUSE_WAIT,
+    ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE,
+    ArenaCore, Block, REUSE_WAIT,
 )
 from gpumem._native.bfc cimport (
     bfc_allocate_range, bfc_free, BFC_NO_METADATA, Chunk, NIL, Places, places_find, places_init,
@@ -78,7 +78,7 @@ cdef int allocate_now(ArenaCore* arena, Places* places, uint32_t begin, uint32_t
                       uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
     # With the lock: allocates at the planned offset if the stream may have it.
     cdef uint32_t index
-    if arena.closed:
+    if not arena_is_open(arena):
         return ARENA_CLOSED
     index = places_find(places, &arena.table, begin, end)
     if index == NIL or not may_have(arena, index, stream_slot):
@@ -116,7 +116,7 @@ cdef int allocate_behind(ArenaCore* arena, Places* places, uint32_t begin, uint3
     if not cover_epoch(arena, other, epoch):
         return ARENA_MISS
     index = places_find(places, &arena.table, begin, end)   # the lock was released meanwhile
-    if index == NIL or arena.closed:
+    if index == NIL or not arena_is_open(arena):
         return ARENA_MISS
     # Still the memory that the event covers? Else it may be free for another reason.
     if arena.table.chunks[index].stream_slot != other or arena.table.chunks[index].epoch > epoch:

@@ -11,10 +11,10 @@ from gpumem._native.arena.spans cimport spans_settle, spans_trim
 from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    apart_from, ARENA_CLOSED, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, arena_in_use, ARENA_NO_COPY,
-    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved_now, ArenaCore, ArenaSpan,
-    driver_refused, family_held, IN_SMALL, is_graph_pool, root_of, SPACES, STATE_ASLEEP,
-    STATE_CLOSED, STATE_OPEN, table_of,
+    apart_from, ARENA_CLOSED, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, arena_in_use, arena_is_open,
+    ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved_now, arena_state,
+    ArenaCore, ArenaSpan, driver_refused, family_held, IN_SMALL, is_graph_pool, last_refusal,
+    last_refused_call, root_of, SPACES, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, table_of,
 )
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport Bfc, bfc_resolve, BFC_OK, CHUNK_USED, handle_of, NIL, state_of
@@ -27,7 +27,7 @@ from gpumem._native.pages cimport (
     sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPiece, space_drop_dormant,
     space_list_pages, span_list_bytes, span_list_pages, span_uses, StorePlace,
 )
-from gpumem._support.atomics cimport load32, load64, store64
+from gpumem._support.atomics cimport load32, load64, store32, store64
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -89,7 +89,7 @@ cdef int told(ArenaCore* arena, const ArenaCore* pool, int status) noexcept nogi
     if status == ARENA_CLOSED:
         return ARENA_OK
     if status != ARENA_OK:
-        driver_refused(arena, <CUresult>pool.last_code, pool.last_call)
+        driver_refused(arena, last_refusal(pool), last_refused_call(pool))
         store64(&arena.over_budget, load64(&pool.over_budget))
     return status
 
@@ -128,9 +128,9 @@ cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef int status = ARENA_OK
     lock_acquire(&arena.grow_lock)
-    if arena.closed == STATE_CLOSED:
+    if arena_state(arena) == STATE_CLOSED:
         status = ARENA_CLOSED
-    elif arena.closed == STATE_OPEN:
+    elif arena_is_open(arena):
         # First of all: from here on no thread is given a block that the copy would miss.
         set_state(arena, STATE_ASLEEP)
         status = go_to_sleep(arena, place)
@@ -150,9 +150,9 @@ cdef int come_back(ArenaCore* arena, uint64_t* made) noexcept nogil:
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef int status = ARENA_OK
     lock_acquire(&arena.grow_lock)
-    if arena.closed == STATE_CLOSED:
+    if arena_state(arena) == STATE_CLOSED:
         status = ARENA_CLOSED
-    elif arena.closed == STATE_ASLEEP:
+    elif arena_state(arena) == STATE_ASLEEP:
         status = wake(arena, made)
         settle(arena)
         arena_reconcile(arena)
@@ -163,13 +163,13 @@ cdef int come_back(ArenaCore* arena, uint64_t* made) noexcept nogil:
 
 cdef void end_wake(ArenaCore* arena, bint stays) noexcept nogil:
     lock_acquire(&arena.grow_lock)
-    if arena.closed == STATE_ASLEEP and stays:
+    if arena_state(arena) == STATE_ASLEEP and stays:
         sleeper_forget(&arena.sleeper)
         set_state(arena, STATE_OPEN)
         lock_acquire(&arena.lock)
         note_reserved(arena)    # peaks may have been reset meanwhile
         lock_release(&arena.lock)
-    elif arena.closed == STATE_ASLEEP and arena.sleeper.copied == arena.sleeper.nbytes:
+    elif arena_state(arena) == STATE_ASLEEP and arena.sleeper.copied == arena.sleeper.nbytes:
         # Unless some bytes are nowhere else, as an earlier refusal left them.
         if list_pages(arena):
             sleeper_give_back(&arena.sleeper)
@@ -181,7 +181,7 @@ cdef void end_wake(ArenaCore* arena, bint stays) noexcept nogil:
 cdef void set_state(ArenaCore* arena, int state) noexcept nogil:
     # What sleeps does not count in the limit that tags share.
     lock_acquire(&arena.lock)
-    arena.closed = state
+    store32(&arena.state, state)
     charge_parent(arena)
     lock_release(&arena.lock)
 

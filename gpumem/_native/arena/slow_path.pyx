@@ -22,8 +22,8 @@ from gpumem._native.arena.thread_cache cimport (
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_INTERRUPTED,
-    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block,
-    is_graph_pool, REUSE_WAIT, table_for, ThreadCache,
+    arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore,
+    Block, is_graph_pool, REUSE_WAIT, table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_allocate, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum,
@@ -33,7 +33,7 @@ from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUgraph, CUstreamCaptureMode, stream_captures,
 )
 from gpumem._support.atomics cimport sum_add
-from gpumem._support.events cimport REC_FAILURE
+from gpumem._support.events cimport is_recorded, REC_FAILURE
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -168,7 +168,7 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     cdef Bfc* table = table_for(arena, nbytes)
     cdef ThreadCache* cache = cache_find(arena)
     lock_acquire(&arena.lock)
-    if arena.closed:
+    if not arena_is_open(arena):
         lock_release(&arena.lock)
         return ARENA_CLOSED
     cache_publish(arena, cache)         # before the table changes, so that the peak is exact
@@ -215,7 +215,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
                                allocate_charged, block)
     else:
         status = allocate_charged(arena, nbytes, stream_slot, flags, block)
-    if arena.events.recorder == NULL:
+    if not is_recorded(&arena.events):
         return status
     if status == ARENA_OK:
         note_allocate(arena, nbytes, stream_slot, block)

@@ -11,8 +11,8 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, arena_in_use, arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, driver_refused, SpanNote, stamp_free,
+    ARENA_CLOSED, arena_in_use, arena_is_open, arena_max_in_use, ARENA_NO_METADATA, ARENA_OK,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, driver_refused, SpanNote, stamp_free,
 )
 from gpumem._native.bfc cimport SLOT_RELEASED
 from gpumem._native.driver cimport (
@@ -23,7 +23,7 @@ from gpumem._native.pages cimport (
     Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, SpanPage, span_settle,
     SPAN_SPARE, span_unmap, SPAN_USED,
 )
-from gpumem._support.atomics cimport store64
+from gpumem._support.atomics cimport load32, store64
 from gpumem._support.lease cimport Uses, uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -37,7 +37,7 @@ cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t las
     cdef uint64_t used = bytes_without(&span.pages, first, spare)
     cdef const char* call = "cuCtxPushCurrent"
     cdef CUresult code
-    if span.closed or arena.closed:
+    if load32(&span.closed) or not arena_is_open(arena):
         return ARENA_CLOSED
     if missing > arena_room(arena):
         return ARENA_OVER_LIMIT

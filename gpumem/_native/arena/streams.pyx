@@ -26,7 +26,7 @@ from gpumem._native.driver cimport (
 from gpumem._native.pages cimport GRANULE
 from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
 from gpumem._support.clock cimport clock_ns, sleep_ns
-from gpumem._support.events cimport REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_RESET
+from gpumem._support.events cimport is_recorded, REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_RESET
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lease cimport Uses, uses_add, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -447,7 +447,7 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     uses.handle = handle
     uses.stream_slot = stream_slot
     uses.epoch = stamp_free(&arena.streams[stream_slot])
-    if arena.events.recorder != NULL:
+    if is_recorded(&arena.events):
         note_chunk(arena, REC_FREE_REQUESTED, handle, stream_slot, False)
     bfc_begin_pending_free(table, index, stream_slot, uses.epoch)
     uses.next = arena.pending_free
@@ -514,7 +514,7 @@ cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
     cdef uint32_t i
     for i in range(uses.count):
         arena.streams[uses.at[i].slot].pending_frees -= 1
-    if arena.events.recorder != NULL:
+    if is_recorded(&arena.events):
         note_chunk(arena, REC_FREE_COMPLETED, uses.handle, uses.stream_slot, False)
     bfc_end_pending_free(table, index, stream_slot, epoch)
     # A persistent region goes back to the driver at the next growth or shrink, not under the lock.
@@ -892,7 +892,7 @@ cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexc
 cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil:
     cdef uint8_t* marked
     cdef bint vacated = False
-    if arena.events.recorder != NULL:
+    if is_recorded(&arena.events):
         note_event(arena, REC_RESET, 0, 0, 0, stream_slot, True)
     complete_all(arena, stream_slot)
     lock_acquire(&arena.lock)

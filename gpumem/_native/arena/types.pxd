@@ -29,7 +29,9 @@ from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport Access, CUevent, CUresult, CUstream, DeviceContext
 from gpumem._native.pages cimport MoveBudget, Sleeper, Space, Span
-from gpumem._support.atomics cimport load32, load64, published64, store32
+from gpumem._support.atomics cimport (
+    load32, load64, publish_pointer, published64, published_pointer, store32,
+)
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Uses, ViewCount
 from gpumem._support.lock cimport Lock, OwnerLock
@@ -58,7 +60,7 @@ cdef enum ArenaStatus:
     ARENA_DEAD = 5              # the arena belongs to the parent process
     ARENA_IN_USE = 6
     ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
-    ARENA_CLOSED = 8            # closed, or asleep: `closed` says which
+    ARENA_CLOSED = 8            # closed, or asleep: `arena_state` says which
     ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
     ARENA_NO_COPY = 10          # out of host memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
@@ -80,7 +82,7 @@ cdef enum:                      # memory beside the arena's regions or pages; a 
     APART_TRANSPORT             # of a paged arena: legacy IPC and network cards can register it
     APART_KINDS
 
-cdef enum ArenaState:           # of `closed`
+cdef enum ArenaState:           # unless open, nothing is handed out
     STATE_OPEN = 0
     STATE_CLOSED = 1
     STATE_ASLEEP = 2            # its bytes are in a copy, or dropped; frees are allowed
@@ -206,7 +208,7 @@ cdef struct ArenaSpan:
     ArenaCore* arena        # a reference, as long as `references` is not 0
     ArenaSpan* next         # of the arena
     int32_t references      # the tensor's and its views' (atomic); 0: it goes when its work is done
-    bint closed             # nothing is committed any more
+    uint32_t closed         # nothing is committed any more (atomic)
     uint32_t stream_slot    # of its own stream, retained
     SpanNote* notes         # further streams; arena lock
     uint32_t note_count
@@ -225,7 +227,7 @@ cdef struct ArenaCore:
     StreamSlot* streams     # parallel to the stream slots of both tables; never moves
     uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     ArenaSettings settings
-    uint32_t closed         # ArenaState: unless 0, nothing is handed out
+    uint32_t state          # ArenaState; stored with both locks, read by arena_state alone
     # Reasons to leave the fast path: passed through, counted one by one, a debug heap, tags that
     # are open on some thread (atomic).
     int32_t detour
@@ -280,11 +282,18 @@ cdef struct ArenaCore:
     uint64_t span_used      # of those, bytes in use
     uint64_t span_peak      # the most blocks and spans had in use before `span_used` changed last
     uint64_t block_peak     # the highest `max_in_use` before that, which counts blocks alone
-    int32_t last_code       # CUresult of the driver's last refusal
-    const char* last_call   # the call that was refused; NULL: the backing's own
+    uint32_t last_code      # CUresult of the driver's last refusal: last_refusal (atomic)
+    void* last_call         # the call's name, likewise; NULL: the backing's own
     Retired end             # in the list of arenas that nothing refers to any more
     uint64_t end_wait       # a wait for the device of that number has seen the end of its work
     DebugHeap* heap         # a reference; NULL: none. Only where there is a `detour`
+
+cdef inline uint32_t arena_state(const ArenaCore* arena) noexcept nogil:
+    # Without a lock it may change behind this; who hands out memory asks again with the arena lock.
+    return load32(&arena.state)
+
+cdef inline bint arena_is_open(const ArenaCore* arena) noexcept nogil:
+    return arena_state(arena) == STATE_OPEN
 
 # The backing of a region that lies apart, by its first address; NULL: the arena's own.
 cdef inline Backing* apart_from(ArenaCore* arena, uint64_t address) noexcept nogil:
@@ -321,7 +330,7 @@ cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
 cdef inline uint64_t arena_reserved_now(const ArenaCore* arena) noexcept nogil:
     # What the driver has given it now: of a sleeping arena's pages nothing.
     return load64(&arena.spanned) + (
-        apart_bytes(arena) if arena.closed == STATE_ASLEEP else arena_reserved(arena))
+        apart_bytes(arena) if arena_state(arena) == STATE_ASLEEP else arena_reserved(arena))
 
 cdef inline uint64_t arena_max_in_use(const ArenaCore* arena) noexcept nogil:
     # Blocks and virtual tensors: while the tensors do not change, `max_in_use` counts blocks.
@@ -371,9 +380,15 @@ cdef inline uint32_t index_of(uint64_t handle) noexcept nogil:
 
 cdef inline int driver_refused(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
     # Keeps what an error will name; NULL: the call of the arena's backing.
-    arena.last_code = <int32_t>code
-    arena.last_call = call
+    publish_pointer(&arena.last_call, <void*>call)
+    store32(&arena.last_code, <uint32_t>code)
     return ARENA_DRIVER_REFUSED
+
+cdef inline CUresult last_refusal(const ArenaCore* arena) noexcept nogil:
+    return <CUresult>load32(&arena.last_code)
+
+cdef inline const char* last_refused_call(const ArenaCore* arena) noexcept nogil:
+    return <const char*>published_pointer(&arena.last_call)
 
 cdef struct Block:
     uint64_t address

@@ -19,7 +19,7 @@ from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUDA_SUCCESS, CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport Span, span_lacks, span_reserve
-from gpumem._support.atomics cimport count_add
+from gpumem._support.atomics cimport count_add, load32, store32
 from gpumem._support.lease cimport uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 
@@ -107,13 +107,13 @@ cdef int span_close(ArenaSpan* span) noexcept nogil:
     if span.views != NULL:
         lock_release(&span.lock)
         return ARENA_IN_USE
-    span.closed = True
+    store32(&span.closed, True)
     lock_release(&span.lock)
     status = span_release(span, 0, span.pages.count, 0, 0)
     if status == ARENA_OK:
         count_add(&span.arena.live_spans, -1)
     else:
-        span.closed = False
+        store32(&span.closed, False)
     return status
 
 
@@ -123,10 +123,10 @@ cdef void span_drop(ArenaSpan* span) noexcept nogil:
         return
     # A stamp needs no memory here: this may be a finalizer. Once it is there, another thread may
     # forget the span. The pages of a closed one are behind the close.
-    if not span.closed:
+    if not load32(&span.closed):
         count_add(&arena.live_spans, -1)
     lock_acquire(&arena.lock)
-    span_stamp(span, span.end, OF_NOTHING if span.closed else OF_ALL)
+    span_stamp(span, span.end, OF_NOTHING if load32(&span.closed) else OF_ALL)
     span.last = span.releases
     span.end = NULL
     lock_release(&arena.lock)
@@ -155,7 +155,7 @@ cdef SpanView* span_view(ArenaSpan* span, uint64_t first, uint64_t last) noexcep
     view.first = first
     view.last = last
     lock_acquire(&span.lock)
-    if span.closed:
+    if load32(&span.closed):
         lock_release(&span.lock)
         free(view)
         return NULL

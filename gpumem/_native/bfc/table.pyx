@@ -26,14 +26,14 @@ cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32
         if index == NIL or table.chunks[index].size != size:
             index = smaller_of(table, index, bins_find(table, table.bins[0], size,
                                                        <uint64_t>ANY_EPOCH))
-    return allocate_found(table, index, size, requested, stream_slot, status)
+    return bfc_allocate_at(table, index, size, requested, stream_slot, status)
 
 
 cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
                                 uint64_t completed, uint32_t stream_slot,
                                 int* status) noexcept nogil:
-    return allocate_found(table, bins_find(table, table.bins[source], size, completed), size,
-                          requested, stream_slot, status)
+    return bfc_allocate_at(table, bins_find(table, table.bins[source], size, completed), size,
+                           requested, stream_slot, status)
 
 
 cdef uint32_t bfc_lowest(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil:
@@ -43,11 +43,6 @@ cdef uint32_t bfc_lowest(const Bfc* table, uint64_t size, uint32_t stream_slot) 
 
 cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
                               uint32_t stream_slot, int* status) noexcept nogil:
-    return allocate_found(table, index, size, requested, stream_slot, status)
-
-
-cdef inline uint32_t allocate_found(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
-                                    uint32_t stream_slot, int* status) noexcept nogil:
     cdef bint split
     status[0] = BFC_OK
     if index == NIL:

@@ -11,6 +11,7 @@ from gpumem._native.arena cimport (
 )
 from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
 from gpumem._resource.arena.reports cimport sum_of_stats
+from gpumem._support.atomics cimport count_now
 from gpumem._support.events cimport event_source_name
 
 from gpumem._support.providers import provided
@@ -72,7 +73,7 @@ cdef class GraphPool:
     def num_graphs(self):
         """How many graphs it is retained with: each, with its instances, counts once."""
         required(self)
-        return self.core.graphs
+        return count_now(&self.core.graphs)
 
     def add_stream(self, stream):
         """Serve another stream, which joined the capture by waiting for an event of it.
@@ -306,8 +307,8 @@ cdef int require_idle(GraphPool pool) except -1:
     if pool.serving:
         raise InUseError(f"{pool.name!r} cannot be closed: it serves a capture")
     # A graph, or an instance of one, may be launched as long as it exists.
-    if pool.core.graphs > 0:
-        raise InUseError(f"{pool.name!r} cannot be closed: {pool.core.graphs} graphs use it")
+    if pool.num_graphs > 0:
+        raise InUseError(f"{pool.name!r} cannot be closed: {pool.num_graphs} graphs use it")
     stats = pool.stats()
     if stats.in_use:
         # Finished copies, and work for the interpreter, may not have freed their blocks yet.

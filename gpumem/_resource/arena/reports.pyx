@@ -14,12 +14,12 @@ from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
     AllocatorHook, arena_check, ARENA_CLOSED, arena_copy, arena_copy_blocks, arena_copy_free,
     ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use,
-    arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
-    arena_reserved, arena_reserved_now, arena_shrinkages, ArenaCopy, ArenaCore, ArenaStats,
-    backing_calls, block_note, BlockCopy, BlockNote, caches_flush, DebugHeap, family_held,
-    heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hook_allocate,
-    hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP,
-    STATE_CLOSED, STATE_OPEN, tag_next,
+    arena_is_open, arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages, arena_state, ArenaCopy,
+    ArenaCore, ArenaStats, backing_calls, block_note, BlockCopy, BlockNote, caches_flush, DebugHeap,
+    family_held, heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts,
+    hook_allocate, hooks_bytes, invariant_text, LARGE_SPACE, last_refusal, last_refused_call,
+    PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED, tag_next,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -27,8 +27,7 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
 from gpumem._native.driver cimport (
-    access_has, check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream,
-    DriverDevice,
+    access_has, check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUstream, DriverDevice,
 )
 from gpumem._native.pages cimport Space
 from gpumem._resource.arena.settings cimport add_peer, pages_problem, peers_of
@@ -231,7 +230,7 @@ cdef class ArenaBase(MemoryResource):
 
     def _look(self):
         # At the process's end: without a wait; the caller delivers the findings.
-        if self.core.closed == STATE_OPEN and not context_is_dead(&self.driver_device.context):
+        if arena_is_open(self.core) and not context_is_dead(&self.driver_device.context):
             with nogil:
                 heap_check(self.core)
 
@@ -248,10 +247,10 @@ cdef class ArenaBase(MemoryResource):
     @property
     def closed(self):
         """Whether `close` has given everything back."""
-        return self.core.closed == STATE_CLOSED
+        return arena_state(self.core) == STATE_CLOSED
 
     def __repr__(self):
-        if self.core.closed == STATE_CLOSED:
+        if arena_state(self.core) == STATE_CLOSED:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
         # Cached blocks would count as in use. A fork's child leaves its parent's locks alone.
         if self.driver_device.context.generation == process.generation:
@@ -268,7 +267,7 @@ cdef class ArenaBase(MemoryResource):
         return 0
 
     cdef int require_open(self) except -1:
-        if self.core.closed == STATE_CLOSED:
+        if arena_state(self.core) == STATE_CLOSED:
             raise ClosedError(f"arena {self.name!r} is closed")
         return 0
 
@@ -457,7 +456,7 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
                           "interpreter is ending")
-    if status == ARENA_CLOSED and arena.core.closed == STATE_ASLEEP:
+    if status == ARENA_CLOSED and arena_state(arena.core) == STATE_ASLEEP:
         raise SuspendedError(f"arena {arena.name!r} is asleep: wake() brings its memory back")
     if status == ARENA_CLOSED:
         raise ClosedError(f"arena {arena.name!r} is closed")
@@ -469,7 +468,7 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
         raise MemoryError("out of host memory while allocating arena metadata")
     # Taken off in any case, so that a later failure is not attributed to it.
     failure = source_error(arena.core)
-    if status == ARENA_DRIVER_REFUSED and arena.core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
+    if status == ARENA_DRIVER_REFUSED and last_refusal(arena.core) != CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
         raise_refusal(arena.core)
     raise_out_of_memory(arena, asked, extra, slot, status, failure)
@@ -488,8 +487,9 @@ cdef int raise_half_asleep(ArenaBase arena) except -1:
 
 cdef int raise_refusal(ArenaCore* core) except -1:
     # Without a call of the arena's own it was the backing that called.
-    cdef const char* call = core.last_call if core.last_call != NULL else core.backing.call
-    return check(core.context.table, <CUresult>core.last_code, call.decode())
+    cdef const char* own = last_refused_call(core)
+    cdef const char* call = own if own != NULL else core.backing.call
+    return check(core.context.table, last_refusal(core), call.decode())
 
 
 cdef int raise_source_error(MemoryResource arena, object failure) except -1:
@@ -516,7 +516,7 @@ cdef int raise_out_of_memory(ArenaBase arena, uint64_t asked, uint64_t extra, ui
     elif rounded >= ABSURD:
         reason = "absurd"
     elif status == ARENA_OVER_LIMIT:
-        has_limit = arena.core.settings.max_mem or arena.core.parent != NULL
+        has_limit = load64(&arena.core.settings.max_mem) or arena.core.parent != NULL
         reason = "limit" if has_limit else "addresses"
     raise OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason)) from cause
 
@@ -560,7 +560,7 @@ cdef object report_of(ArenaBase arena, uint64_t asked, uint64_t rounded, uint32_
 
 
 cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:
-    return root_of(arena).settings.max_mem
+    return load64(&root_of(arena).settings.max_mem)
 
 
 cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
@@ -569,7 +569,7 @@ cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
 
 cdef dict family_memory_of(ArenaCore* arena, uint32_t slot):
     """Add up the arena's memory and that of its tags, and what of them is asleep."""
-    total = {} if arena.closed == STATE_ASLEEP else memory_of(arena, slot)
+    total = {} if arena_state(arena) == STATE_ASLEEP else memory_of(arena, slot)
     if total is None:           # out of host memory: what is known without a copy
         return {"in_use": arena_in_use(arena) + load64(&arena.span_used),
                 "reserved": arena_reserved(arena) + load64(&arena.spanned)}
@@ -578,7 +578,7 @@ cdef dict family_memory_of(ArenaCore* arena, uint32_t slot):
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
         tag = arena_name(each)[len(root):].removeprefix(", tag ") or "default"
-        if each.closed == STATE_ASLEEP:
+        if arena_state(each) == STATE_ASLEEP:
             asleep[tag] = load64(&each.sleeper.nbytes)
         elif each != arena:
             # What is free on its streams serves no stream of this one.

@@ -10,9 +10,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from gpumem._native.arena cimport (
-    APART_SHAREABLE, APART_TRANSPORT, arena_can_sleep, ARENA_DEAD, ARENA_OK, ARENA_OVER_BUDGET,
-    arena_sleep, arena_wake, ArenaCore, heap_hold, heap_let_go, OpenTag, sleep_sums, SleepSums,
-    STATE_ASLEEP, STATE_OPEN, tag_close, tag_now, tag_open,
+    APART_SHAREABLE, APART_TRANSPORT, arena_can_sleep, ARENA_DEAD, arena_is_open, ARENA_OK,
+    ARENA_OVER_BUDGET, arena_sleep, arena_state, arena_wake, ArenaCore, heap_hold, heap_let_go,
+    OpenTag, sleep_sums, SleepSums, STATE_ASLEEP, tag_close, tag_now, tag_open,
 )
 from gpumem._native.backing cimport mapped_around
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
@@ -20,7 +20,7 @@ from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePla
 from gpumem._resource.arena.reports cimport (
     ArenaBase, raise_status, sum_of_stats, under_pressure,
 )
-from gpumem._support.atomics cimport load64
+from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.lease cimport views_alive
 
 from gpumem._support.arguments import require
@@ -178,7 +178,7 @@ cdef class SleepingArena(ArenaBase):
             parts = [each, *[pool for pool in self._children()
                              if (<ArenaBase>pool).core.sleeps_with == each.core]]
             shared = sleep_sums(each.core).shared_blocks
-            if each.core.closed != STATE_OPEN or self._mode(name) == "stay" or (
+            if not arena_is_open(each.core) or self._mode(name) == "stay" or (
                     registered == "stay"
                     and (shared or any([(<ArenaBase>part).registered for part in parts]))):
                 continue
@@ -254,7 +254,7 @@ cdef class SleepingArena(ArenaBase):
         """The tags that are asleep, a tuple of str; ``"default"`` is the blocks without one."""
         cdef ArenaBase each
         return tuple([name for name, each in self._named(None)
-                      if each.core.closed == STATE_ASLEEP])
+                      if arena_state(each.core) == STATE_ASLEEP])
 
     def stats(self):
         """Return the counters of this moment as `Stats`; those of all tags together.
@@ -289,7 +289,7 @@ cdef class SleepingArena(ArenaBase):
         cdef ArenaBase each
         found = []
         for name, each in self._named(None):
-            asleep = each.core.closed == STATE_ASLEEP
+            asleep = arena_state(each.core) == STATE_ASLEEP
             for block in ArenaBase.blocks(each):
                 gone = asleep and not stays(each.core, block.address)
                 found.append(replace(block, tag=name, asleep=gone) if gone or name != UNTAGGED
@@ -371,7 +371,7 @@ cdef class SleepingArena(ArenaBase):
         cdef ArenaBase each
         found = []
         for name, each in self._named(None):
-            asleep = each.core.closed == STATE_ASLEEP
+            asleep = arena_state(each.core) == STATE_ASLEEP
             found += [replace(block, tag=name, asleep=asleep)
                       for block in ArenaBase.outstanding(each)]
         return found
@@ -415,7 +415,7 @@ cdef class SleepingArena(ArenaBase):
         for name, each in self._named(None):
             # Virtual tensors that have ended count as used until their pages are looked for.
             if (ArenaBase.stats(each).in_use > load64(&each.core.span_used)
-                    or each.core.live_spans):
+                    or count_now(&each.core.live_spans)):
                 raise InUseError(f"arena {self.name!r} cannot be closed: blocks or virtual tensors "
                                  f"with tag {name!r} are in use")
         for each in self._beside():

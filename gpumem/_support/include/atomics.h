@@ -19,7 +19,12 @@ static inline int count_retain_live(int32_t *count) {
     return seen > 0;
 }
 
-/* The same of 64 bits. */
+/* The count of this moment; ordered with nothing. */
+static inline int32_t count_now(const int32_t *count) {
+    return __atomic_load_n(count, __ATOMIC_RELAXED);
+}
+
+/* The same as `count_add` of 64 bits. */
 static inline uint64_t count64_add(uint64_t *count, uint64_t by) {
     return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
 }

@@ -43,7 +43,7 @@ typedef struct Recorder {
     int file;             /* -1: a ring */
     char *base;           /* of the file's addresses; NULL: a ring */
     uint64_t mapped;      /* bytes of them */
-    int failed;           /* errno of what made it stop; 0: it goes on */
+    uint32_t failed;      /* errno of what made it stop; 0: it goes on */
     Lock growing;
     uint64_t *ring;
     uint64_t *turns;

@@ -9,14 +9,13 @@ from libc.string cimport memcpy, memset
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
-    arena_copy, arena_copy_free, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions,
-    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit, arena_shrink,
-    arena_shrinkages, ARENA_STALE, arenas_release_retired, ArenaCopy, ArenaCore, ArenaFigures,
-    backing_calls, caches_flush, family_held, hook_allocate, hook_allocate_range, hook_counts,
-    hook_create, hook_drop, hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_record,
-    hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive,
-    hooks_blocks, hooks_of, HookSums, pool_begin, pool_create, part_next, sums_of, TableCopy,
-    tag_next,
+    arena_copy, arena_copy_free, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit, arena_shrink,
+    arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures, arenas_release_retired, backing_calls,
+    caches_flush, family_held, hook_allocate, hook_allocate_range, hook_counts, hook_create,
+    hook_drop, hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_record, hook_reset_peak,
+    hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of,
+    HookSums, part_next, pool_begin, pool_create, sums_of, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
@@ -31,7 +30,7 @@ from gpumem._resource.arena cimport allocate_under_pressure, raise_status
 from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.lock cimport lock_acquire, lock_release
-from gpumem._support.process cimport process, process_is_exiting
+from gpumem._support.process cimport process_is_exiting
 
 from gpumem.device import Device
 from gpumem.errors import ConfigError
@@ -157,12 +156,7 @@ cdef int allocate_segment(void* hook, size_t nbytes, void* stream,
 
 
 cdef int release(void* address) noexcept nogil:
-    # At exit memory is left to the driver. In a fork's child a block that is not found may be its
-    # parent's.
-    cdef int status = hook_free(<uint64_t>address)
-    if status == ARENA_DEAD or status == ARENA_STALE and process.generation != 0:
-        return ARENA_OK
-    return status
+    return hook_free(<uint64_t>address)
 
 
 cdef int record(void* address, void* stream) noexcept nogil:

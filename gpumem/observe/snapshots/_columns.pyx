@@ -368,7 +368,7 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
         "max_reserved": copy.stats.max_reserved,
         "num_allocs": copy.stats.num_allocs,
         "num_frees": copy.stats.num_frees,
-        "suspended": copy.closed == STATE_ASLEEP,
+        "suspended": copy.state == STATE_ASLEEP,
     }
 
 

@@ -21,9 +21,9 @@ from gpumem._native.arena.streams cimport (
     wait_for_streams,
 )
 from gpumem._native.arena.types cimport (
-    ALLOCATE_SHAREABLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore, Block, driver_refused, stamp_free, STATE_OPEN,
-    STATE_ASLEEP,
+    ALLOCATE_SHAREABLE, ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ArenaCore, Block, driver_refused,
+    stamp_free, STATE_ASLEEP,
 )
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.driver cimport (
@@ -33,7 +33,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._support.atomics cimport count_add, load64, store64
 from gpumem._support.clock cimport clock_ns
-from gpumem._support.events cimport REC_FREE
+from gpumem._support.events cimport is_recorded, REC_FREE
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
@@ -265,7 +265,7 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     cdef uint64_t counted = 0
     cdef bint live
     site_here(heap, &site)
-    if arena.events.recorder != NULL:
+    if is_recorded(&arena.events):
         record_free(arena, handle, stream_slot)    # before: the next owner's event comes after it
     lock_acquire(&heap.lock)
     block = table_find(heap, handle)
@@ -413,7 +413,7 @@ cdef void heap_drain(ArenaCore* arena) noexcept nogil:
 
 cdef void heap_hold(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.heap.turn)
-    if arena.closed == STATE_OPEN:
+    if arena_is_open(arena):
         drain(arena)
 
 
@@ -428,9 +428,9 @@ cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
         return code
     lock_acquire(&heap.turn)
     examine_and_release(arena, heap.settings.quarantine, False)
-    if arena.closed == STATE_OPEN:
+    if arena_is_open(arena):
         code = check_all(arena, HEAP_QUARANTINED)
-    if arena.closed == STATE_OPEN and code == CUDA_SUCCESS:
+    if arena_is_open(arena) and code == CUDA_SUCCESS:
         code = check_all(arena, HEAP_LIVE)
     lock_release(&heap.turn)
     return code
@@ -470,7 +470,7 @@ cdef uint64_t examine_and_release(ArenaCore* arena, uint64_t most, bint forced) 
     # With the turn: examines what its streams have finished with, and frees what is beyond `most`
     # bytes, which it counts. `forced`: all streams are done, and blocks that the driver does not
     # let be examined are freed unexamined.
-    if arena.closed != STATE_OPEN or not holds_any(arena.heap):
+    if not arena_is_open(arena) or not holds_any(arena.heap):
         return 0
     # Polled first: an event that has completed lets blocks of either list go on.
     poll_streams(arena)
@@ -603,7 +603,7 @@ cdef uint64_t release_block(ArenaCore* arena, HeapBlock* block) noexcept nogil:
 cdef void drain(ArenaCore* arena) noexcept nogil:
     if not holds_any(arena.heap):
         return
-    if arena.closed == STATE_ASLEEP:
+    if arena_state(arena) == STATE_ASLEEP:
         # The device was drained, and there is no memory to examine.
         release_all(arena, HEAP_FREED)
         release_all(arena, HEAP_QUARANTINED)
