@@ -1,0 +1,67 @@
+"""The script that runs every example: what it finds, leaves out and reports."""
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / ".ci" / "examples"
+
+pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="not in the source distribution")
+
+
+@pytest.fixture(scope="module")
+def script():
+    """Return the script as a module."""
+    loader = importlib.machinery.SourceFileLoader("ci_examples", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("ci_examples", loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_list_names_every_program_and_why_one_is_left_out(script):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--list"], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    named = {line.split()[1].rstrip(":") for line in lines}
+    files = {str(path.relative_to(ROOT / "examples")) for path in ROOT.glob("examples/**/*.py")}
+    assert named == files - {"distributed/ranks.py"}
+    assert all(line.startswith("run ") or line.partition(": ")[2] for line in lines)
+
+
+def test_programs_with_settings_exist(script):
+    named = {*script.WITHOUT_GPU, *script.COMMANDS, *script.NEED_GPU, *script.NEED_COMPILER}
+    assert named <= {str(path.relative_to(script.FOLDER)) for path in script.programs()}
+
+
+def test_imported_leaves_out_what_a_program_can_do_without(script, tmp_path):
+    program = tmp_path / "program.py"
+    (tmp_path / "beside.py").touch()
+    program.write_text(
+        '"""Text\nfrom one\n"""\nimport os.path\nfrom beside import it\n'
+        "from torch import nn\ntry:\n    import numba\nexcept ImportError:\n    pass\n"
+    )
+    assert script.imported(program) == {"os", "torch"}
+
+
+@pytest.mark.parametrize(
+    ("text", "succeeds"),
+    [("print('right: True')", True), ("print('right: False')", False), ("1 / 0", False)],
+)
+def test_run_fails_with_the_exit_code_or_a_check_that_is_false(script, tmp_path, text, succeeds):
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    assert script.run(program, [])[0] is succeeds
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "fsdp2", "pipeline", "tensor_parallel"])
+def test_program_over_several_ranks_succeeds(script, name):
+    pytest.importorskip("torch")
+    succeeded, printed = script.run(script.FOLDER / "distributed" / f"{name}.py", [])
+    assert succeeded, printed
