@@ -90,10 +90,15 @@ function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands,
 }
 
 // The moment whose state is shown, as a line over a chart, which is not drawn again for it.
-function placeMarker(app, { marker, over, valToPos }) {
+// The chart's own scales follow later than the view, so places come from the view.
+function placeMarker(app, { marker }) {
   const x = app.run.x(app.moment, app.view.axis);
   marker.hidden = !app.run.moves || x < app.view.x0 || x > app.view.x1;
-  marker.style.left = `${Math.min(over.clientWidth - 1, valToPos(x, "x"))}px`;
+  marker.style.left = `${100 * shareOf(x, app.view.x0, app.view.x1)}%`;
+}
+
+function shareOf(value, from, to) {
+  return Math.max(0, Math.min(1, (value - from) / (to - from)));
 }
 
 function followKeys(app, place) {

@@ -31,7 +31,7 @@ function mapChart(app) {
 
   return {
     chart,
-    mark() { frameBlock(app, chart, frame); },
+    mark() { frameBlock(app, frame); },
     update() {
       chart.setData([[app.view.x0, app.view.x1], [null, null]]);
       element("map").setAttribute("aria-label", `Addresses of ${plural(app.survey.blocks, "block")} over time, `
@@ -104,17 +104,18 @@ function outline(ctx, rectangles, left, top, color) {
 }
 
 // A frame around the selected block, over the picture, which stays as it is.
-function frameBlock(app, u, frame) {
+function frameBlock(app, frame) {
   const { run, view } = app, b = view.block;
-  frame.hidden = b < 0;
-  if (b < 0) return;
-  const left = u.valToPos(Math.max(view.x0, run.x(run.begin[b], view.axis)), "x");
-  const end = run.end[b] === NEVER ? view.x1 : Math.min(view.x1, run.x(run.end[b], view.axis));
-  const top = Math.max(0, u.valToPos(run.offset[b] + run.size[b], "y"));
-  const below = Math.min(u.over.clientHeight, u.valToPos(run.offset[b], "y"));
-  frame.hidden = end < view.x0 || left > u.over.clientWidth || below < 0 || top > u.over.clientHeight;
-  Object.assign(frame.style, { left: `${left}px`, top: `${top}px`,
-    width: `${Math.max(4, u.valToPos(end, "x") - left)}px`, height: `${Math.max(4, below - top)}px` });
+  const low = view.low ?? 0, high = view.high ?? run.top;
+  const isShown = b >= 0 && run.begin[b] <= app.stop && run.end[b] >= app.first
+    && run.offset[b] < high && run.offset[b] + run.size[b] > low;
+  frame.hidden = !isShown;
+  if (!isShown) return;
+  const across = (move) => 100 * shareOf(run.x(move, view.axis), view.x0, view.x1);
+  const up = (offset) => 100 * shareOf(offset, low, high);
+  const left = across(run.begin[b]), right = run.end[b] === NEVER ? 100 : across(run.end[b]);
+  Object.assign(frame.style, { left: `${left}%`, right: `${100 - right}%`,
+    bottom: `${up(run.offset[b])}%`, top: `${100 - up(run.offset[b] + run.size[b])}%` });
 }
 
 // A line at each gap that is closed.
