@@ -1,11 +1,7 @@
 """torch_memory_saver's names over gpumem: memory of PyTorch's tensors that pauses and resumes.
 
-A program that uses ``torch_memory_saver`` changes one import. What is allocated in a `region` is
-a tag of the arenas beneath PyTorch (see `gpumem.Arena.tag`): with ``enable_cpu_backup`` its bytes
-come back with `resume`, without it the addresses alone.
-
-gpumem is in place of PyTorch's allocator: the first use enables it, if the program has not, and has
-to come before the first tensor on a GPU. No library is preloaded.
+A program changes one import. A `region` is a tag of the arenas beneath PyTorch: its bytes come back
+with ``enable_cpu_backup``, else its addresses alone. The first use enables gpumem.
 
 Examples
 --------
