@@ -34,7 +34,7 @@ from gpumem._native.arena cimport (
     STATE_ASLEEP, STATE_CLOSED, ThreadCache,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
-from gpumem._support.atomics cimport load64, published64, published_pointer
+from gpumem._support.atomics cimport load32, load64, published64, published_pointer
 from gpumem._support.clock cimport clock_ns, time_of_day_ns
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
@@ -457,7 +457,7 @@ cdef inline void never_falls(uint64_t* told, uint64_t* count) noexcept nogil:
 cdef bint is_closed(const EventSource* source) noexcept nogil:
     if source.owner_is == OWNER_ARENA:
         return arena_state(<const ArenaCore*>source.owner) == STATE_CLOSED
-    return (<const BlockLedger*>source.owner).closed
+    return load32(<const uint32_t*>&(<const BlockLedger*>source.owner).closed)
 
 
 cdef void read_once(const EventSource* source, LiveCounters* counters) noexcept nogil:

@@ -49,8 +49,12 @@ def at_rest():
 
 @pytest.fixture
 def host():
-    """The host device's controls; capacity, lag and clock go back to what they were."""
+    """The host device's controls; capacity, lag and clock go back to what they were.
+
+    What they count is at rest: what earlier tests left does not end in the middle of this one.
+    """
     gpumem.Device("host")._open()
+    bring_to_rest()
     capacity = host_device.capacity(0)
     yield host_device
     host_device.clear_faults()

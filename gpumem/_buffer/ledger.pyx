@@ -10,7 +10,7 @@ from gpumem._native.budget cimport budget_admit, budget_charged, budget_drop, bu
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUresult, CUstream, DeviceContext,
 )
-from gpumem._support.atomics cimport count_add
+from gpumem._support.atomics cimport count_add, store32
 from gpumem._support.deferred cimport call_soon
 from gpumem._support.events cimport (
     event_source_close, event_source_name, event_source_note, event_source_open, is_recorded,
@@ -107,7 +107,7 @@ cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil:
     if counters.live or (ledger.is_users and counters.waiting):
         status = LEDGER_IN_USE
     else:
-        ledger.closed = True
+        store32(<uint32_t*>&ledger.closed, True)
     lock_release(&ledger.lock)
     return status
 

@@ -27,7 +27,7 @@ from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
 )
-from gpumem._support.atomics cimport count_add
+from gpumem._support.atomics cimport count_add, load32, store32
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
 from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.lease cimport Lease, lease_create, Uses
@@ -377,7 +377,7 @@ cdef class MemoryResource(ResourceBase):
     @property
     def closed(self):
         """Whether `close` was called."""
-        return self.ledger == NULL or bool(self.ledger.closed)
+        return self.ledger == NULL or bool(load32(<uint32_t*>&self.ledger.closed))
 
     def close(self):
         """Close it: later calls raise ClosedError. Idempotent.
@@ -394,7 +394,7 @@ cdef class MemoryResource(ResourceBase):
         if self.closed:
             return
         if context_is_dead(&self.driver_device.context):
-            self.ledger.closed = True
+            store32(<uint32_t*>&self.ledger.closed, True)
             return
         status = ledger_close(self.ledger)
         if status != LEDGER_OK:
@@ -458,7 +458,7 @@ cdef class MemoryResource(ResourceBase):
     cdef int require_open(self) except -1:
         require_made(self)
         run_deferred()
-        if self.ledger.closed:
+        if load32(<uint32_t*>&self.ledger.closed):
             raise ClosedError(f"{self!r} is closed")
         return self.require_own()
 

@@ -131,6 +131,31 @@ def test_wait_policy_takes_a_block_of_the_default_stream(make_arena, streams, vi
     pin.close()
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_block_whose_dead_bytes_a_budget_refuses_is_not_waited_for(
+    make_arena, streams, virtual_clock, calls, recorded
+):
+    budget = gpumem.Budget(1500 * KIB)
+    config = {"stream_reuse": "wait", "split_rule": "ort", "backing": "regions"}
+    config |= {"initial_chunk_size_bytes": MIB, "extend_strategy": "same_as_requested"}
+    arena = make_arena(config, budget=budget, count="in_use")
+    virtual_clock.set_lag(LAG)
+    block = arena.allocate(MIB, streams[0])
+    if recorded:
+        block.record_stream(streams[2])
+    block.close()
+    other = arena.allocate_persistent(512 * KIB)
+    calls(WAIT)
+    with pytest.raises(gpumem.errors.BudgetExceededError):
+        arena.allocate(700 * KIB, streams[1])
+    assert (calls(WAIT), budget.used) == ([0], 512 * KIB)
+    other.close()
+    again = arena.allocate(700 * KIB, streams[1])
+    assert (calls(WAIT), budget.used) == ([1 + recorded], MIB)
+    virtual_clock.advance_clock(LAG)
+    again.close()
+
+
 @pytest.mark.parametrize("call", [ASK, "cuCtxPushCurrent"])
 def test_failed_query_is_no_completion(make_arena, streams, virtual_clock, call):
     arena, pin = one_block(make_arena)

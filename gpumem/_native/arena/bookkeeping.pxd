@@ -97,6 +97,9 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
 # is found, because only then it is known. False: the budget refuses; nothing more is charged.
 cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil
+# Would the budget admit the rest of a block of `whole` bytes? For who has to do first what nothing
+# takes back.
+cdef bint padding_has_room(ArenaCore* arena, uint64_t size, uint64_t whole) noexcept nogil
 # Bytes that a block counts for; 0: it is not counted, or the handle names no live block.
 cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil
 cdef void count_out(ArenaCore* arena, uint64_t nbytes) noexcept nogil

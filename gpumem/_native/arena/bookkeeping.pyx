@@ -119,8 +119,10 @@ cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 cdef bint admit(ArenaCore* arena, BudgetCore* account, uint64_t nbytes,
                 uint64_t wanted) noexcept nogil:
     # `wanted`: the bytes that an error names if the budget refuses.
-    if budget_admit(account, nbytes):
-        return True
+    return budget_admit(account, nbytes) or refuse_budget(arena, wanted)
+
+
+cdef bint refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil:
     # Callers that know only the parent of a tag's arena look there.
     store64(&arena.over_budget, wanted)
     if arena.parent != NULL:
@@ -180,6 +182,11 @@ cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) 
     # A chunk that is larger than the request by less than is worth splitting off comes whole.
     cdef uint64_t size = round_to_quantum(nbytes)
     return block.size <= size or admit(arena, arena.in_use_account, block.size - size, block.size)
+
+
+cdef bint padding_has_room(ArenaCore* arena, uint64_t size, uint64_t whole) noexcept nogil:
+    return (arena.in_use_account == NULL or whole - size <= budget_room(arena.in_use_account)
+            or refuse_budget(arena, whole))
 
 
 cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil:

@@ -8,6 +8,7 @@ have tags too: it has a pool for each, and each sleeps with the arena of its tag
 """
 
 from gpumem._native.arena.types cimport ArenaCore, is_graph_pool, root_of
+from gpumem._support.atomics cimport published_pointer
 from gpumem._support.retired cimport Retired
 
 cdef void arena_retain(ArenaCore* arena) noexcept nogil
@@ -39,7 +40,7 @@ cdef void pool_join(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexc
 cdef void child_leave(ArenaCore* arena) noexcept nogil
 # Does it share its limit with tags, or is it a tag's? Not of graph pools.
 cdef inline bint has_relatives(const ArenaCore* arena) noexcept nogil:
-    return root_of(arena).tagged != NULL and not is_graph_pool(arena)
+    return published_pointer(&root_of(arena).tagged) != NULL and not is_graph_pool(arena)
 # The parent and the tags one after the other, from NULL to NULL, for any of them. Each is retained
 # until it is passed in as the one before.
 cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil

@@ -2,7 +2,7 @@
 
 from gpumem._native.arena.types cimport ArenaCore, root_of
 from gpumem._native.driver cimport context_is_dead
-from gpumem._support.atomics cimport count_add, count_retain_live, load64
+from gpumem._support.atomics cimport count_add, count_retain_live, load64, publish_pointer
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
@@ -113,7 +113,7 @@ cdef void join(ArenaCore* child, ArenaCore* parent, ArenaCore** first) noexcept 
     child.parent = parent
     lock_acquire(&parent.lock)
     child.next_child = first[0]
-    first[0] = child
+    publish_pointer(<void**>first, child)       # has_relatives looks without the lock
     lock_release(&parent.lock)
 
 
@@ -135,7 +135,7 @@ cdef void child_leave(ArenaCore* arena) noexcept nogil:
     while link[0] != NULL and link[0] != arena:
         link = &link[0].next_child
     if link[0] == arena:
-        link[0] = arena.next_child
+        publish_pointer(<void**>link, arena.next_child)
     lock_release(&parent.lock)
     if arena.sleeps_with != NULL:
         arena_drop(arena.sleeps_with)

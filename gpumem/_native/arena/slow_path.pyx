@@ -91,9 +91,10 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
 
             # 5. Under "wait": take a block with unfinished work, and let the stream wait for that
             #    work on the device. It delays the stream, so completed memory is preferred.
-            if (arena.settings.reuse == REUSE_WAIT
-                    and allocate_from_table(arena, nbytes, stream_slot, True, block) == ARENA_OK):
-                return ARENA_OK
+            if arena.settings.reuse == REUSE_WAIT:
+                status = allocate_from_table(arena, nbytes, stream_slot, True, block)
+                if status == ARENA_OK or status == ARENA_OVER_BUDGET:
+                    return status
         else:
             publish_cached(arena)   # as each search does
 
@@ -162,8 +163,9 @@ cdef int wait_for_any(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, u
 cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              bint unfinished, Block* block) noexcept nogil:
     # ARENA_OVER_LIMIT: no chunk fits. `unfinished`: one of another stream, behind a wait on the
-    # device.
+    # device, unless a budget refuses its size: ARENA_OVER_BUDGET.
     cdef int status = BFC_OK
+    cdef int refused = ARENA_OVER_LIMIT
     cdef uint32_t index
     cdef Bfc* table = table_for(arena, nbytes)
     cdef ThreadCache* cache = cache_find(arena)
@@ -173,7 +175,7 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
         return ARENA_CLOSED
     cache_publish(arena, cache)         # before the table changes, so that the peak is exact
     if unfinished:
-        index = allocate_behind(arena, table, nbytes, stream_slot)
+        index = allocate_behind(arena, table, nbytes, stream_slot, &refused)
     else:
         index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
         if status == BFC_MAY_SWAP:
@@ -183,7 +185,7 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     lock_release(&arena.lock)
     if index != NIL:
         return ARENA_OK
-    return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
+    return ARENA_NO_METADATA if status == BFC_NO_METADATA else refused
 
 
 cdef void publish_cached(ArenaCore* arena) noexcept nogil:

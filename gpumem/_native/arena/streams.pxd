@@ -56,9 +56,10 @@ cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # the driver now; a stream that is being captured counts as idle.
 cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil
 # With the lock: takes another stream's unfinished block and makes the taker's stream wait for
-# that stream on the device; a pending-free block, too. NIL if none fits.
-cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
-                              uint32_t taker) noexcept nogil
+# that stream on the device; a pending-free block, too. NIL if none fits; *status is set where a
+# budget refuses what fits.
+cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t taker,
+                              int* status) noexcept nogil
 # With the lock, released meanwhile: is the epoch done, or does an event lie behind it? Records it.
 cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil
 # With the lock, released meanwhile: makes the taker's stream wait on the device for an epoch of

@@ -4,16 +4,17 @@ from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.allocation_events cimport note_chunk, note_event
+from gpumem._native.arena.bookkeeping cimport padding_has_room
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_OVER_LIMIT, ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER,
-    SMALL_SPACE, stamp_free, StreamSlot, table_for, table_of, ThreadMark,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS,
+    REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_for, table_of, ThreadMark,
 )
 from gpumem._native.bfc cimport (
-    ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free,
+    ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free, bfc_block_size,
     bfc_end_pending_free, bfc_free, bfc_has, BFC_OK, bfc_release_completed, bfc_resolve, Chunk,
     CHUNK_HOLE, CHUNK_UNUSED, NIL, round_to_quantum, SLOT_RELEASED, state_of,
 )
@@ -289,8 +290,8 @@ cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch)
 
 # ---- A taker's stream waits on the device for blocks that are not done ---------------------------
 
-cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
-                              uint32_t taker) noexcept nogil:
+cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t taker,
+                              int* status) noexcept nogil:
     # A wait that is queued cannot be taken back, and queueing it releases the lock. So the memory
     # is the taker's first: no other thread can take it, and no wait is queued for nothing.
     cdef uint64_t size = round_to_quantum(nbytes)
@@ -298,42 +299,48 @@ cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
         if index == NIL and stream_slot != taker and bfc_has(table, size, stream_slot):
-            index = take_behind(arena, table, size, nbytes, stream_slot, taker)
+            index = take_behind(arena, table, size, nbytes, stream_slot, taker, status)
     if index == NIL and arena.pending_free != NULL:
-        index = take_pending_behind(arena, table, size, nbytes, taker)
+        index = take_pending_behind(arena, table, size, nbytes, taker, status)
     return index
 
 
 cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t size, uint64_t nbytes,
-                          uint32_t stream_slot, uint32_t taker) noexcept nogil:
+                          uint32_t stream_slot, uint32_t taker, int* status) noexcept nogil:
     cdef uint32_t index
     cdef uint64_t epoch
-    cdef int status = BFC_OK
+    cdef int found = BFC_OK
     cover_frees(arena, stream_slot)
     # The chunk's own epoch may be an earlier one, which ends with the same event.
     epoch = arena.streams[stream_slot].event_epoch
-    index = bfc_allocate_from(table, size, nbytes, stream_slot, epoch, taker, &status)
+    index = bfc_allocate_from(table, size, nbytes, stream_slot, epoch, taker, &found)
     if index == NIL:
         return NIL
-    if wait_behind(arena, stream_slot, epoch, taker):
+    if not padding_has_room(arena, size, table.chunks[index].size):
+        status[0] = ARENA_OVER_BUDGET
+    elif wait_behind(arena, stream_slot, epoch, taker):
         return index
     bfc_free(table, index, stream_slot, epoch)      # as it was
     return NIL
 
 
 cdef uint32_t take_pending_behind(ArenaCore* arena, Bfc* table, uint64_t size, uint64_t nbytes,
-                                  uint32_t taker) noexcept nogil:
+                                  uint32_t taker, int* status) noexcept nogil:
     # A pending-free block becomes the taker's, whose stream waits for everything that uses it.
     cdef Uses* uses = pending_free_best(arena, table, size)
     cdef uint64_t handle
-    cdef int status = BFC_OK
+    cdef int found = BFC_OK
     if uses == NULL:
         return NIL
     handle = uses.handle
+    if not padding_has_room(arena, size, bfc_block_size(
+            table, table.chunks[index_of(handle)].size, size)):
+        status[0] = ARENA_OVER_BUDGET
+        return NIL
     uses.taken = True       # others neither free nor take it; only the arena's end frees it
     if cover_uses(arena, uses, handle) and wait_behind_uses(arena, uses, handle, taker):
         free_pending_behind(arena, uses, taker)
-        return bfc_allocate_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &status)
+        return bfc_allocate_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &found)
     if is_pending_free(arena, uses, handle):
         uses.taken = False
     return NIL

@@ -245,6 +245,8 @@ cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_
 cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
                                 uint64_t completed, uint32_t stream_slot,
                                 int* status) noexcept nogil
+# Bytes of the block that a free chunk of `have` bytes gives for `want`.
+cdef uint64_t bfc_block_size(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil
 cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil
 # The chunk of a block that is handed out.
 cdef inline int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:

@@ -59,6 +59,10 @@ cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_
     return index
 
 
+cdef uint64_t bfc_block_size(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil:
+    return want if split_leaves(table, have, want) else have
+
+
 cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil:
     return bins_find(table, table.bins[source], size, <uint64_t>ANY_EPOCH) != NIL
 

@@ -524,7 +524,7 @@ cdef void* open_pool(void* hook, const uint64_t* id, TorchSource* source,
 
 cdef CUresult source_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef TorchSource* source = <TorchSource*>self.source
-    self.calls += 1
+    sum_add(&self.calls, 1)
     address[0] = <uint64_t>source.reserve(source, size)
     if address[0] == 0:
         return CUDA_ERROR_OUT_OF_MEMORY
@@ -537,7 +537,7 @@ cdef CUresult source_reserve(Backing* self, uint64_t size, uint64_t* address) no
 
 cdef CUresult source_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     cdef TorchSource* source = <TorchSource*>self.source
-    self.calls += 1
+    sum_add(&self.calls, 1)
     source.release(source, <void*>address)
     return CUDA_SUCCESS
 

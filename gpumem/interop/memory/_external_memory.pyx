@@ -26,6 +26,7 @@ from gpumem._native.driver cimport (
     DriverDevice,
 )
 from gpumem._resource cimport Handle
+from gpumem._support.atomics cimport count_now
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, PROT_READ, PROT_WRITE
 from gpumem._support.process cimport process_is_exiting
 from gpumem._tensor cimport element_of, ElementType, MAX_RANK, Tensor, tensor_new
@@ -213,7 +214,7 @@ cdef class ExternalMemory:
     @property
     def exports(self):
         """Number of tensors, views and arenas that keep the mapping."""
-        return 0 if self.mapping == NULL else self.mapping.references - 1
+        return 0 if self.mapping == NULL else count_now(&self.mapping.references) - 1
 
     def tensor(self, shape, dtype, *, offset=0, strides=None, row_pitch=None, read_only=None,
                stream=None):
@@ -392,14 +393,14 @@ cdef class ExternalMemory:
             return
         # Polled: the last export may end on a thread without the interpreter lock.
         deadline = time.monotonic() + (timeout or 0)
-        while (self.mapping != NULL and (mapping.references > 1 or mapping_holds_caller(mapping))
+        while (self.mapping != NULL and (self.exports or mapping_holds_caller(mapping))
                 and time.monotonic() < deadline):
             time.sleep(0.001)
-        if self.mapping != NULL and mapping.references > 1:
+        if self.exports:
             wait_for_releases()             # a copy that is done may not have let it go yet
         if self.mapping == NULL:            # another thread closed it meanwhile
             return
-        if mapping.references > 1:
+        if self.exports:
             raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas")
         if mapping_holds_caller(mapping):
             raise InUseError(f"{self!r} may be in use by a stream of {self.device} that waits for "

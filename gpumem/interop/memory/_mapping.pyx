@@ -1,14 +1,14 @@
 """Counting references to mappings, and releasing them."""
 
 from cpython.ref cimport Py_DECREF
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, context_relax, context_restore, CUDA_SUCCESS,
     CUresult, CUstreamCaptureMode, DeviceContext,
 )
-from gpumem._support.atomics cimport count_add
+from gpumem._support.atomics cimport count_add, published32
 from gpumem._support.memory cimport munmap
 from gpumem._support.process cimport on_fork, process_is_exiting
 from gpumem._support.retired cimport retire, Retired, take_retired
@@ -39,8 +39,9 @@ cdef void mapping_drop(Mapping* mapping) noexcept nogil:
 
 
 cdef bint mapping_drop_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
-    # If the count is one, it is this reference, and no other thread can copy it.
-    if mapping.references > 1:
+    # If the count is one, it is this reference, and no other thread can copy it. What was done
+    # under the others is seen.
+    if published32(<const uint32_t*>&mapping.references) > 1:
         return False
     mapping.references = 0
     code[0] = end_or_retire(mapping, call)
