@@ -16,15 +16,18 @@ GPUMEM_QUICK     -O0, for a build that is tried once: half the time
 import functools
 import gc
 import gzip
+import importlib.util
 import multiprocessing
 import os
 import platform
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
@@ -33,6 +36,7 @@ from pathlib import Path
 from Cython.Build import cythonize
 from Cython.Build.Dependencies import create_dependency_tree
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
@@ -217,6 +221,28 @@ class SourceArchive(sdist):
         return str(target)
 
 
+class Wheel(bdist_wheel):
+    """A wheel whose name says on which Linux it runs: by auditwheel, where that is installed.
+
+    auditwheel reads which symbols of the C library the modules use, and writes the oldest version
+    that has them into the name, as manylinux_2_34. Without it the name says "linux", which package
+    indexes refuse.
+    """
+
+    def run(self) -> None:
+        """Make the wheel, and put the one that auditwheel makes of it in its place."""
+        super().run()
+        if SANITIZED or not (importlib.util.find_spec("auditwheel") and shutil.which("patchelf")):
+            return
+        made = Path(self.distribution.dist_files[-1][2])
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            command = [sys.executable, "-m", "auditwheel", "repair", "-w", folder, str(made)]
+            subprocess.run(command, check=True)
+            (repaired,) = Path(folder).glob("*.whl")
+            made.unlink()
+            repaired.rename(made.with_name(repaired.name))
+
+
 class BuildModules(build_ext):
     """Builds each module in one go, on every core, the largest first."""
 
@@ -303,6 +329,6 @@ if __name__ == "__main__":
         require_tools()
     setup(
         options={"build_ext": {"force": SWITCHED}},
-        cmdclass={"build_ext": BuildModules, "sdist": SourceArchive},
+        cmdclass={"bdist_wheel": Wheel, "build_ext": BuildModules, "sdist": SourceArchive},
         ext_modules=extensions(),
     )

@@ -19,7 +19,7 @@ from gpumem._support.process cimport process, process_is_exiting
 from gpumem._support.arguments import require
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
-from gpumem._support.sizes import whole_bytes
+from gpumem._support.sizes import exact_size, format_size, whole_bytes
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
 
@@ -304,8 +304,8 @@ cdef class Budget:
         return made
 
     def __repr__(self):
-        limit = "no limit" if self.limit is None else f"{self.limit}"
-        return f"<gpumem.Budget {self.name!r}: {self.used} of {limit} bytes used>"
+        limit = "no limit" if self.limit is None else f"limit {format_size(self.limit)}"
+        return f"<gpumem.Budget {self.name!r}: {format_size(self.used)} in use, {limit}>"
 
 
 @cython.final
@@ -397,7 +397,7 @@ cdef class Reservation:
             self.cancel()
 
     def __repr__(self):
-        return f"<gpumem.Reservation of {self.size} bytes, {self.state}>"
+        return f"<gpumem.Reservation of {format_size(self.size)}, {self.state}>"
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -408,14 +408,15 @@ cdef uint64_t bytes_of(str what, object value, bint needed=False) except? <uint6
         return BUDGET_UNLIMITED
     number = whole_bytes(what, value, accepts_none=not needed)
     if not 0 <= number < 1 << 63:
-        raise ValueError(f"invalid {what} = {number}: expected 0 to {(1 << 63) - 1} bytes")
+        raise ValueError(f"invalid {what} = {number}: expected 0 to 2**63 - 1 bytes")
     return number
 
 
 cdef uint64_t soft_of(object value, uint64_t limit) except? <uint64_t>-1:
     cdef uint64_t soft = bytes_of("soft", value)
     if soft > limit and value is not None:
-        raise ValueError(f"invalid soft = {soft}: expected 0 to the limit, {limit} bytes")
+        raise ValueError(f"invalid soft = {exact_size(soft)}: expected 0 to the limit, "
+                         f"{exact_size(limit)}")
     return soft
 
 
@@ -627,15 +628,16 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     path = path_of(level)
     holders = holders_of(refusing)
     name = refusing.name.decode()
-    held = ", ".join(f"{holder} {bytes_held}" for holder, bytes_held in holders) or "nothing"
+    held = ", ".join(f"{holder} {format_size(n)}" for holder, n in holders) or "nothing"
     advice = f"free some of what {name!r} holds, or raise its limit"
     from gpumem._support.out_of_memory import OutOfMemoryReport
     report = numbers.get("report") or OutOfMemoryReport(**{
         "memory": "", "requested_nbytes": nbytes, "allocated_nbytes": nbytes, "in_use": used,
         "reserved": used, "largest_free": budget_left(refusing), **numbers})
     raise BudgetExceededError(
-        f"budget {name!r} is exceeded: {nbytes} bytes and the {used} used pass its limit of "
-        f"{limit}; limits: {' < '.join(shown(one) for one in path)}; held by: {held}; {advice}",
+        f"budget {name!r} is exceeded: asked for {exact_size(nbytes)}; {format_size(used)} of its "
+        f"limit of {format_size(limit)} in use; limits: {' < '.join(map(shown, path))}; held by: "
+        f"{held}; {advice}",
         report.under(path, advice), budget=name, limit=limit,
         missing=missing_bytes(refusing, nbytes), path=path, holders=holders) from cause_of(errors)
 
@@ -647,8 +649,8 @@ cdef object cause_of(list errors):
 
 
 cdef str shown(object level):
-    limit = "unlimited" if level.limit is None else level.limit
-    return f"{level.name} {level.used} of {limit}"
+    limit = "unlimited" if level.limit is None else format_size(level.limit)
+    return f"{level.name} {format_size(level.used)} of {limit}"
 
 
 cdef tuple path_of(const BudgetCore* level):

@@ -43,6 +43,8 @@ from gpumem._support.streams cimport PER_THREAD_STREAM
 from gpumem._resource.arena.graph_pool import Capture
 from gpumem._support.arguments import require
 from gpumem._support.releases import on_release, release_retired
+from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted
 from gpumem.config import ArenaConfig
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, InUseError
@@ -898,11 +900,15 @@ cdef class Arena(SleepingArena):
                 status = arena_close(self.core)
         if status == ARENA_IN_USE:
             stats = self.stats()
-            spans = count_now(&self.core.live_spans)
-            raise InUseError(f"arena {self.name!r} cannot be closed: {stats.in_use} bytes in "
-                             f"{stats.num_allocs - stats.num_frees} blocks are in use, and "
-                             f"{count_now(&self.core.graphs)} graphs use its graph pools"
-                             + (f", and {spans} virtual tensors are open" if spans else "")
+            graphs, spans = count_now(&self.core.graphs), count_now(&self.core.live_spans)
+            found = [f"{format_size(stats.in_use)} in "
+                     f"{counted(stats.num_allocs - stats.num_frees, 'block')}"]
+            if graphs:
+                found.append(f"{counted(graphs, 'graph')} with memory of its pools")
+            if spans:
+                found.append(counted(spans, "virtual tensor"))
+            raise InUseError(f"arena {self.name!r} cannot be closed; in use: {', '.join(found)}; "
+                             "close them first"
                              + (self.heap.live_text() if self.heap is not None else ""))
         self.streams.clear()
         self.last_stream = None

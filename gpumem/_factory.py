@@ -46,7 +46,7 @@ def resource_from_config(
             _warn_of_idle_settings(where, settings)
             return pool
     warnings.warn(
-        f"{where} has no driver's pools ({why}): an arena replaces the pool",
+        f"the driver has no memory pools for {where} ({why}): an arena is used instead",
         PoolFallbackWarning,
         stacklevel=2,
     )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpumem._support.arguments import is_integer, refuse, require
 from gpumem._support.forks import ForkLock
+from gpumem._support.sizes import format_size
 from gpumem.errors import ClosedError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class BlockPool:
     def __repr__(self) -> str:
         return (
             f"<gpumem.kv.BlockPool of {self.capacity} blocks in {len(self.tensors)} tensors: "
-            f"{self.live} live, {self.cached} cached, {self.held_nbytes} bytes held>"
+            f"{self.live} live, {self.cached} cached, {format_size(self.held_nbytes)} held>"
         )
 
     # ---- blocks ----------------------------------------------------------------------------------
@@ -460,8 +461,8 @@ class BlockPool:
         groups = _enough(self._sizes[empty], missing)
         if groups > len(empty):
             raise OutOfMemoryError(
-                f"a BlockPool of {self.capacity} blocks has {self.live} live and "
-                f"{self.cached} cached ones: {missing} more are not there"
+                f"a BlockPool of {self.capacity} blocks lacks {missing} of those asked for: "
+                f"{self.live} are live and {self.cached} cached"
             )
         chosen = empty[:groups]
         done: list[VirtualTensor] = []

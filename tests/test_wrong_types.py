@@ -98,10 +98,10 @@ def test_memory_info_alignment_is_at_most_1_gib():
 
 
 def test_soft_limit_must_not_exceed_the_limit():
-    with pytest.raises(ValueError, match=r"soft = 200: expected 0 to the limit, 100 bytes"):
+    with pytest.raises(ValueError, match=r"soft = 200 B: expected 0 to the limit, 100 B"):
         gpumem.Budget(100, soft=200)
     budget = gpumem.Budget(100, soft=100)
-    with pytest.raises(ValueError, match=r"soft = 101: expected 0 to the limit, 100 bytes"):
+    with pytest.raises(ValueError, match=r"soft = 101 B: expected 0 to the limit, 100 B"):
         budget.soft = 101
     assert budget.soft == 100
     budget.soft = None

@@ -38,7 +38,7 @@ cdef int refuse_absurd(object nbytes, object resource) except -2:
         raise OutOfMemoryError.of(replace(
             error.report, requested_nbytes=nbytes,
             allocated_nbytes=-(-nbytes // QUANTUM) * QUANTUM)) from None
-    raise MemoryError(f"{resource!r} has no {nbytes} bytes")
+    raise MemoryError(f"{resource!r} cannot allocate {nbytes} bytes")
 
 
 cdef uint64_t alignment_of(object alignment) except? 0:

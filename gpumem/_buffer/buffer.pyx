@@ -28,6 +28,7 @@ from gpumem._support.tracking cimport (
 )
 
 from gpumem._support.providers import provided
+from gpumem._support.sizes import format_size
 from gpumem.device import Device, MemoryKind
 from gpumem.errors import ClosedError
 
@@ -396,7 +397,7 @@ cdef class Buffer:
 
     def __repr__(self):
         state = ", closed" if self.is_closed else ""
-        return (f"<gpumem.Buffer {self.requested_bytes} bytes at {self.address:#x} in "
+        return (f"<gpumem.Buffer {format_size(self.requested_bytes)} at {self.address:#x} in "
                 f"{made(self).memory}{state}>")
 
     # ---- views -----------------------------------------------------------------------------------
@@ -465,7 +466,7 @@ cdef class Buffer:
         """
         cdef ResourceBase resource = made(self)
         if resource.memory.device.type != "cuda":
-            raise AttributeError(f"CUDA does not reach {resource.memory}")
+            raise AttributeError(f"{resource.memory} memory is not accessible to CUDA")
         if self.is_closed:
             raise ClosedError("this buffer is closed")
         cdef uint64_t stream = resource.stream_at(self.slot) or LEGACY_STREAM
@@ -484,7 +485,8 @@ cdef object buffer_dlpack(Buffer buffer, const DLPackCall* call):
         raise BufferError(f"this buffer is on DLPack device {buffer.__dlpack_device__()}, "
                           f"not on {<object>call.dl_device}")
     if call.copy != <PyObject*>None and <object>call.copy:
-        raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
+        raise BufferError("a Buffer exports its memory without a copy: expected copy=None or "
+                          "copy=False")
     dlpack_check_stream(device, <object>call.stream)
     if buffer.home.is_read_only and not versioned:
         raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "

@@ -38,6 +38,8 @@ from gpumem._support.closing import close_after_body
 from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
+from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted
 from gpumem.device import MemoryInfo
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
 
@@ -403,8 +405,8 @@ cdef class MemoryResource(ResourceBase):
             status = ledger_close(self.ledger)
         if status != LEDGER_OK:
             now = ledger_counters(self.ledger)
-            raise InUseError(f"{self!r} cannot be closed: {now.requested} bytes in {now.live} "
-                             "blocks are in use")
+            raise InUseError(f"{self!r} cannot be closed; in use: {format_size(now.requested)} in "
+                             f"{counted(now.live, 'block')}; close these buffers first")
         self.finish_close()
 
     def __enter__(self):

@@ -18,6 +18,7 @@ from gpumem._native.driver cimport (
 )
 
 from gpumem._support.arguments import is_integer
+from gpumem._support.sizes import format_size
 from gpumem._support.texts import shown
 from gpumem.device import _open_any, devices, driver_status
 
@@ -193,7 +194,8 @@ cdef class Registration:
         self.release()
 
     def __repr__(self):
-        state = "released" if self.released else f"of {self.nbytes} bytes at {self.address:#x}"
+        where = f"of {format_size(self.nbytes)} at {self.address:#x}"
+        state = "released" if self.released else where
         return f"<gpumem.interop.Registration {state}>"
 
 

@@ -29,6 +29,7 @@ from gpumem._native.driver cimport (
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem._support.releases import on_release
+from gpumem._support.sizes import format_size
 from gpumem.device import MemoryKind
 from gpumem.errors import DriverError
 
@@ -261,7 +262,7 @@ cdef QueuedCopy* queued_copy(const Route* route) except NULL:
     cdef uintptr_t behind = <uintptr_t>queued + sizeof(QueuedCopy)
     cdef Rows rows
     if queued == NULL:
-        raise MemoryError(f"out of host memory while queuing a copy of {taken} pageable bytes")
+        raise MemoryError(f"out of host memory while queuing a copy of {format_size(taken)}")
     queued.rows = route.rows[0]
     if taken:
         rows = route.rows[0]
@@ -452,7 +453,7 @@ cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device,
     cdef DriverDevice target = dst.home.driver_device
     cdef Rows half
     if packed == NULL:
-        raise MemoryError(f"out of host memory while repacking {nbytes} bytes")
+        raise MemoryError(f"out of host memory while repacking {format_size(nbytes)}")
     try:
         # Each half on its end's own stream. The first half comes after the work of the stream asked
         # for, and is done when the second begins.
@@ -482,7 +483,7 @@ cdef int stage(DriverDevice driver_device, CUstream stream, const Rows* rows, En
         # Without a ring of pinned memory the driver stages through its own: slower, also correct.
         plain = malloc(ring_bytes(ring))
         if plain == NULL:
-            raise MemoryError(f"out of host memory while staging {ring_bytes(ring)} bytes")
+            raise MemoryError(f"out of host memory while staging {format_size(ring_bytes(ring))}")
         ring.address = <uintptr_t>plain
     with nogil:
         result = entered(&driver_device.context)

@@ -22,6 +22,7 @@ from gpumem._native.pages cimport MappedPage, pages_make_exportable
 from gpumem._resource.handle cimport handle_of
 from gpumem._support.process cimport process_is_exiting
 
+from gpumem._support.sizes import exact_size
 from gpumem.errors import BadHandleError, UnsupportedHandleTypeError
 
 
@@ -182,7 +183,8 @@ cdef class OpenedPages:
         if nbytes == 0 or nbytes > self.nbytes - self.mapped:
             raise BadHandleError(
                 EINVAL,
-                f"a page of {nbytes} bytes does not fit behind {self.mapped} of {self.nbytes}")
+                f"{exact_size(nbytes)} of pages do not fit: {exact_size(self.mapped)} of "
+                f"{exact_size(self.nbytes)} are mapped already")
         with nogil:
             code = map_page(self.context, fd, self.address + self.mapped, nbytes, &call)
         check(self.context.table, code, call.decode())

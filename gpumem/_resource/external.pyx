@@ -26,6 +26,7 @@ from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueu
 from gpumem._support.tracking cimport visitproc
 
 from gpumem._support.releases import on_release
+from gpumem._support.sizes import exact_size
 from gpumem.errors import ConfigError, OutOfMemoryError, SourceError
 
 
@@ -203,15 +204,15 @@ cdef class ExternalAllocator(MemoryResource):
             give_unusable(core, block.base)
             wrong = f"is not a multiple of {core.alignment}"
         elif not held_add(core, <ExternalBlock*>block):
-            # It is not freed: a block that somebody uses lies there.
+            # It is not freed: a block in use lies there.
             wrong = "it gave before and has not got back"
         else:
             if needs_interpreter(block):
                 block.owner = <PyObject*>self
                 Py_INCREF(self)
             return 0
-        raise SourceError(f"alloc of {self!r} returned {block.base:#x} for {block.size} bytes, "
-                          f"which {wrong}")
+        raise SourceError(f"alloc of {self!r} returned {block.base:#x} for "
+                          f"{exact_size(block.size)}, which {wrong}")
 
     cdef uint64_t call_alloc(self, uint64_t nbytes) except? 0:
         cdef uint64_t address = 0

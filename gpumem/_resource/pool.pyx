@@ -623,9 +623,10 @@ cdef tuple read_note(object data):
     """Return (requested, offset, size, the driver's note) of what `export_buffer` gave."""
     raw = bytes(memoryview(data))
     if len(raw) != NOTE.size:
-        raise ValueError(f"{len(raw)} bytes are not what export_buffer gives: it gives {NOTE.size}")
+        raise ValueError(f"invalid data of {len(raw)} bytes: expected the {NOTE.size} that "
+                         "export_buffer returns")
     magic, requested, offset, size, note = NOTE.unpack(raw)
     # The offset is that of an aligned address inside the exported block.
     if magic != NOTE_MAGIC or not 0 < requested <= size < 1 << 48 or offset > size - requested:
-        raise ValueError("these bytes are not what export_buffer gives")
+        raise ValueError("invalid data: expected the bytes that export_buffer returns")
     return requested, offset, size, note

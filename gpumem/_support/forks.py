@@ -13,7 +13,7 @@ _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
 class ForkLock:
-    """A reentrant lock that is free in a fork's child, whoever held it in the parent.
+    """A reentrant lock that is free in a fork's child, whichever thread held it in the parent.
 
     Only the forking thread lives on in the child. What another one was changing under the lock is
     of arenas that are the parent's, which say so when they are used.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from gpumem._support.sizes import format_size
+from gpumem._support.sizes import exact_size, format_size
 
 __all__ = ["LimitInForce", "OutOfMemoryReport", "absurd", "find_remedies"]
 
@@ -124,17 +124,18 @@ class OutOfMemoryReport:
         return asdict(self)
 
     def text(self) -> str:
-        """Return a few lines for people: sizes to the byte first, then in units."""
+        """Return a message of a few lines; the fields have the exact numbers."""
         lines = (self._asked(), self._owners(), self._states(), self._device())
         return "\n".join(line for line in lines if line)
 
     def _asked(self) -> str:
-        largest = "" if self.largest_free is None else f", largest free block {self.largest_free}"
+        numbers = [f"{format_size(self.in_use)} in use", f"{format_size(self.reserved)} reserved"]
+        numbers.append(f"limit {format_size(self.limit)}" if self.limit else "no limit")
+        if self.largest_free is not None:
+            numbers.append(f"largest free block {format_size(self.largest_free)}")
         return (
-            f"{self.memory} is out of memory: asked for {self.requested_nbytes} bytes "
-            f"({self.allocated_nbytes} rounded); in use {self.in_use}, reserved {self.reserved}, "
-            + (f"limit {self.limit}" if self.limit else "no limit")
-            + largest
+            f"{self.memory} is out of memory: asked for {exact_size(self.requested_nbytes)}; "
+            + ", ".join(numbers)
             + (f"; {'; or '.join(self.remedies)}" if self.remedies else "")
         )
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from gpumem._support.texts import shown
 
-__all__ = ["MOST_BYTES", "format_size", "is_size_with_unit", "parse_size", "whole_bytes"]
+__all__ = [
+    "MOST_BYTES",
+    "exact_size",
+    "format_size",
+    "is_size_with_unit",
+    "parse_size",
+    "whole_bytes",
+]
 
 MOST_BYTES = (1 << 63) - 1
 
@@ -94,7 +101,7 @@ def whole_bytes(name: str, value: Any, *, accepts_none: bool = False) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Write bytes for people, in powers of 1024 and four digits or less.
+    """Write bytes with a unit, in powers of 1024 and four digits or less.
 
     Examples
     --------
@@ -105,3 +112,22 @@ def format_size(nbytes: int) -> str:
     while abs(size) >= 1023.95 and len(units) > 1:  # 1023.95 would print as 1024.0
         size, units = size / 1024, units[1:]
     return f"{nbytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def exact_size(nbytes: int) -> str:
+    """Write bytes with a unit, and the exact number behind where that rounds it.
+
+    Examples
+    --------
+    >>> exact_size(1023), exact_size(1536), exact_size(1537)
+    ('1023 B', '1.5 KiB', '1.5 KiB (1537 bytes)')
+    """
+    if abs(nbytes) >= 1 << 64:  # more than any memory, perhaps more than a float holds
+        return f"{nbytes} bytes"
+    text = format_size(nbytes)
+    number, unit = text.split()
+    return (
+        text
+        if float(number) * _UNITS.get(unit.lower(), 0) == nbytes
+        else f"{text} ({nbytes} bytes)"
+    )

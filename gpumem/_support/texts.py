@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 
-__all__ = ["reason", "shown", "visible"]
+__all__ = ["counted", "reason", "shown", "visible"]
 
 _MOST = 200  # characters of a reason
 
@@ -18,6 +18,11 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 1000
 def visible(text: str) -> str:
     """Escape characters that a terminal would interpret or not show, as Python does."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number of things: ``1 block``, ``2 blocks``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def reason(error: Exception) -> str:

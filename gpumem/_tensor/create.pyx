@@ -15,6 +15,7 @@ from gpumem._tensor.tensor cimport (
 )
 
 from gpumem._support.arguments import is_integer, refuse
+from gpumem._support.sizes import exact_size
 from gpumem._support.texts import shown
 from gpumem.device import MemoryInfo
 from gpumem.errors import NoAllocatorError
@@ -85,10 +86,12 @@ def tensor_of(Buffer buffer not None, shape, dtype, offset):
     require_open(buffer)
     if not is_integer(offset, 0, buffer.nbytes) or offset % element.dtype.alignment:
         raise ValueError(f"invalid offset = {shown(offset)}: expected a multiple of "
-                         f"{element.dtype.alignment} from 0 to {buffer.nbytes} bytes")
+                         f"{element.dtype.alignment} from 0 to {buffer.nbytes}")
     if count < 0 or count * element.itemsize > buffer.nbytes - offset:
+        needed = "2**63 bytes or more" if count < 0 else exact_size(count * element.itemsize)
         raise ValueError(f"shape {shape} of {element.dtype} does not fit into {buffer!r} from "
-                         f"offset {offset} on: it has {buffer.nbytes - offset} bytes there")
+                         f"offset {offset} on: it needs {needed}, "
+                         f"and {exact_size(buffer.nbytes - offset)} are there")
     return tensor_within(buffer, element, offset, ndim, lengths, count)
 
 

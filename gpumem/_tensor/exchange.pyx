@@ -78,7 +78,7 @@ cdef int allocate_like(const DLTensor* prototype, DLManagedTensorVersioned** out
     elif prototype.device.device_type == DL_CUDA:
         memory = f"cuda:{prototype.device.device_id}"
     else:
-        raise BufferError(f"no tensor is allocated on DLPack device "
+        raise BufferError(f"cannot allocate a tensor on DLPack device "
                           f"({prototype.device.device_type}, {prototype.device.device_id})")
     tensor = tensor_allocate(serving(memory), element_named(prototype.dtype), prototype.ndim,
                              prototype.shape, None, False)

@@ -432,9 +432,9 @@ cdef class ForeignMemory(BorrowedMemory):
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         BorrowedMemory.slot_of(self, stream, slot)
         if slot[0] != 0:
-            raise ValueError(f"invalid stream = {stream!r}: {self.name} goes back to its owner, "
-                             "who takes no stream: expected the buffer's own; keep the buffer "
-                             "until other streams have passed, or record them with the owner")
+            raise ValueError(f"invalid stream = {stream!r}: the owner of {self.name} frees it, and "
+                             "accepts no stream: expected the buffer's own; keep the buffer until "
+                             "other streams are done with it, or record them with the owner")
         return 0
 
 

@@ -500,7 +500,7 @@ cdef class Tensor:
         # Another dtype always needs a copy, which then is the one that `copy=True` wants.
         if dtype is not None and numpy().dtype(dtype) != array.dtype:
             if copy is False:
-                raise ValueError(f"{array.dtype} does not become {dtype} without a copy")
+                raise ValueError(f"a conversion of {array.dtype} to {dtype} needs a copy")
             return array.astype(dtype)
         return array.copy() if copy else array
 
@@ -509,7 +509,7 @@ cdef class Tensor:
         if flags & PyBUF_WRITABLE and self.is_read_only:
             raise BufferError("this tensor is read-only")
         if flags & PyBUF_FORMAT and self.element.format is None:
-            raise BufferError(f"the buffer protocol has no name for {self.element.dtype}: use "
+            raise BufferError(f"the buffer protocol has no format for {self.element.dtype}: use "
                               "numpy(), or view() it as integers")
         require_order(self, flags)
         # The view has the lease, which __releasebuffer__ ends on any thread.
@@ -543,9 +543,10 @@ cdef class Tensor:
         """
         memory = self.buffer.home.memory
         if memory.device.type != "cuda":
-            raise AttributeError(f"CUDA does not reach {memory}")
+            raise AttributeError(f"{memory} memory is not accessible to CUDA")
         if self.element.typestr is None:
-            raise AttributeError(f"__cuda_array_interface__ has no name for {self.element.dtype}: "
+            raise AttributeError("__cuda_array_interface__ has no typestr for "
+                                 f"{self.element.dtype}: "
                                  f"use DLPack, or view('u{self.element.itemsize}')")
         # A consumer waits for `stream` alone, so what the memory waits for comes before it there.
         require_open(self.buffer)
@@ -820,7 +821,7 @@ cdef int find_words(Tensor tensor) except -1:
     cdef int i
     # Found once: neither the element type nor the strides of a tensor change.
     if element.dl.bits == 0:
-        raise BufferError(f"DLPack has no name for {element.dtype}: view() it as integers")
+        raise BufferError(f"DLPack has no type for {element.dtype}: view() it as integers")
     for i in range(tensor.rank):
         if tensor.steps[i] < 0:
             raise BufferError(f"strides {tensor.strides} are negative, which not every DLPack "

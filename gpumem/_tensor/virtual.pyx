@@ -33,6 +33,7 @@ from gpumem._tensor.tensor cimport Tensor, tensor_new
 
 from gpumem._support.arguments import require
 from gpumem._support.forks import ForkLock
+from gpumem._support.sizes import format_size
 from gpumem.errors import ClosedError, InUseError
 
 
@@ -264,7 +265,8 @@ cdef class VirtualTensor:
         if load32(&self.span.closed):
             return f"<gpumem.VirtualTensor {self.name!r}, closed>"
         return (f"<gpumem.VirtualTensor {self.name!r} {self.shape} {self.dtype} at {self.ptr:#x} "
-                f"in {self.memory}: {self.held_nbytes} of {self.span.pages.nbytes} bytes held>")
+                f"in {self.memory}: {format_size(self.held_nbytes)} of "
+                f"{format_size(self.span.pages.nbytes)} held>")
 
     # ---- more and fewer rows ---------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from gpumem._support.arguments import is_integer
+from gpumem._support.sizes import format_size
 from gpumem.accounting.counts import ResourceCount, as_count, fitting
 from gpumem.accounting.nodes import (
     CostedNode,
@@ -251,7 +252,7 @@ class Accountant(abc.ABC):
 
     def __repr__(self) -> str:
         limit = "without a limit" if self._threshold is None else f"of {self._threshold}"
-        return f"<gpumem.{type(self).__name__}: {self._consumed} bytes consumed {limit}>"
+        return f"<gpumem.{type(self).__name__}: {format_size(self._consumed)} consumed {limit}>"
 
 
 class AdHocAccountant(Accountant):

@@ -20,6 +20,7 @@ from gpumem._support.lease cimport Lease, lease_drop, Uses
 from gpumem._support.tracking cimport visitproc
 
 from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport
+from gpumem._support.sizes import exact_size
 from gpumem.errors import ClosedError, OutOfMemoryError
 
 
@@ -310,7 +311,7 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
     cdef uint64_t asked = block.block.requested
     if inner is None or inner.is_closed or inner.requested_bytes < asked:
         raise TypeError(f"{adaptor.upstreams!r} returned {inner!r}: expected an open Buffer of at "
-                        f"least {asked} bytes")
+                        f"least {exact_size(asked)}")
     watch(adaptor)
     if inner.block_bytes:
         note = adaptor._note(inner, block.block.persistent)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
+from gpumem._support.sizes import exact_size
 from gpumem.adaptors._adaptor import Adaptor
 from gpumem.debugging import OutstandingBlock, Site
 
@@ -102,7 +103,7 @@ class TrackAdaptor(Adaptor):
         """Return the live blocks as text, the largest first, each with its stack."""
         lines = []
         for block in sorted(self.outstanding(), key=lambda block: -block.nbytes):
-            lines.append(f"{block.nbytes} bytes at {block.ptr:#x}\n")
+            lines.append(f"{exact_size(block.nbytes)} at {block.ptr:#x}\n")
             lines.extend(block.stack.format() if block.stack is not None else ())
         return "".join(lines)
 

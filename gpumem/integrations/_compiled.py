@@ -3,7 +3,7 @@
 What another library's classes look like depends on its version and on its compiler's options, so
 gpumem cannot ship it compiled. A library is made once, in seconds, and kept in a folder of the
 user's: ``$XDG_CACHE_HOME/gpumem``, else ``~/.cache/gpumem``. What is found there is loaded into the
-process, so it is loaded only if it is the user's own, nobody else can write it, and it holds the
+process, so it is loaded only if it is the user's own, no other user can write it, and it holds the
 bytes that the compiler wrote.
 """
 
@@ -153,7 +153,10 @@ def _compiler() -> list[str]:
     for name in ("c++", "g++", "clang++"):
         if shutil.which(name):
             return [name]
-    raise RuntimeError("there is no C++ compiler: none of CXX, c++, g++ and clang++ is found")
+    raise RuntimeError(
+        "there is no C++ compiler: none of CXX, c++, g++ and clang++ was found; install one, "
+        "or name it in CXX"
+    )
 
 
 def _compile(command: list[str], source: str, built: Path) -> None:

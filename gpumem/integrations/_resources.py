@@ -106,10 +106,13 @@ class Resources:
             )
         memory = resource.memory
         if memory.device.type != self._type or memory.kind not in self._kinds:
-            accepted = ", ".join(kind.name for kind in self._kinds)
+            accepted = " or ".join(kind.name for kind in self._kinds)
+            hint = ""
+            if memory.device.type == "host":
+                hint = "; on the host, frameworks take gpumem's tensors by DLPack"
             raise ConfigError(
-                f"invalid resource = {resource!r}: it is of {memory} memory; "
-                f"{self._framework} needs {accepted} memory of a {self._type} device"
+                f"invalid resource = {resource!r}: {self._framework} needs {accepted} memory of a "
+                f"{self._type} device, such as {self._type}:0{hint}"
             )
         index = memory.device.index
         if key is not None and _device_number(key, self._type) != index:

@@ -146,7 +146,9 @@ def _part(budget: float, device: Device | str, total: int | None) -> str:
     if isinstance(budget, int):
         total = Device(device).total_bytes if total is None else total
         if not 0 < budget <= total:
-            raise ConfigError(f"invalid budget = {budget}: expected 1 to {total} bytes of {device}")
+            raise ConfigError(
+                f"invalid budget = {budget}: expected 1 to {total} bytes, all of {device}"
+            )
         part = budget / total
     if not 0.000001 <= part <= 1.0:
         raise ConfigError(f"invalid budget = {budget!r}: expected a part from 0.000001 to 1.0")

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
+from gpumem._support.sizes import format_size
 from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, MissingFrameworkError
 from gpumem.integrations._switch import Status
 
@@ -162,7 +163,9 @@ class NcclRegistration:
         self.release()
 
     def __repr__(self) -> str:
-        state = "released" if self.released else f"of {self.nbytes} bytes at {self.address:#x}"
+        state = (
+            "released" if self.released else f"of {format_size(self.nbytes)} at {self.address:#x}"
+        )
         return f"<gpumem.integrations.nccl.NcclRegistration {state}>"
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from gpumem._resource.handle import Handle
+from gpumem._support.sizes import exact_size
 from gpumem.device import Capability, Device
 from gpumem.errors import BadHandleError, DeviceMismatchError, InvalidDescriptorError
 
@@ -200,7 +201,9 @@ class MemoryDescriptor:
         size = number_of(self.size, "size", 1)
         offset = number_of(self.offset, "offset")
         if offset > size:
-            raise InvalidDescriptorError(f"offset {offset} is beyond the allocation's {size} bytes")
+            raise InvalidDescriptorError(
+                f"offset {offset} is beyond the allocation's {exact_size(size)}"
+            )
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "offset", offset)
         object.__setattr__(self, "device_uuid", _uuid(self.device_uuid))

@@ -100,7 +100,7 @@ def set_tag(tag):
     if tag is not None:
         number = tags.number(tag, str)
         if number == 0:
-            raise ValueError(f"no number is left for tag {tag!r}: the limit is {MOST_NUMBERS} tags")
+            raise ValueError(f"tag {tag!r} is one too many: a process can use {MOST_NUMBERS} tags")
     return thread_set_tag(number)
 
 

@@ -223,7 +223,7 @@ class LivePage:
             except NotPublishedError:  # it has just ended
                 continue
             except GpumemError as error:
-                warnings.warn(f"left out: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"a process is left out: {error}", RuntimeWarning, stacklevel=2)
         return tuple(pages)
 
     @property

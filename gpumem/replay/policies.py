@@ -173,7 +173,7 @@ def _placement(trace: Trace, records: NDArray[np.void]) -> BlockAddresses:
     if failed := np.count_nonzero(kind == events.FAILURE):
         live = format_size(trace.peak_requested)
         blocks = f"{failed} of {trace.allocs} blocks"
-        raise TraceError(f"{live} live at once do not fit: a replay failed to allocate {blocks}")
+        raise TraceError(f"the replay could not allocate {blocks}: the trace needs {live} at once")
     address = np.zeros(trace.allocs, np.uint64)
     filled = trace.size[trace.action == ALLOC] > 0
     address[filled] = records["address"][kind == events.ALLOC]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from gpumem._support.sizes import exact_size
 from gpumem.errors import TraceError
 from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
 from gpumem.traces.trace import Trace
@@ -81,7 +82,8 @@ def load_traces(source: str | os.PathLike[str], *, device: int | None = None) ->
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_FILE_BYTES:
-                raise TraceError(f"the file has {size} bytes, expected 1..{MAX_FILE_BYTES}")
+                most = exact_size(MAX_FILE_BYTES)
+                raise TraceError(f"the file has {exact_size(size)}, expected at most {most}")
             return _read(file, path.stem, device)
     except TraceError as error:
         raise TraceError(f"{source}: {error}") from None

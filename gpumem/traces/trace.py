@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpumem._support.sizes import format_size
 from gpumem.errors import TraceError
 
 ALLOC = 0
@@ -116,7 +117,7 @@ class Trace:
     def __repr__(self) -> str:
         return (
             f"<Trace {self.name or 'unnamed'}: {self.events} events, {self.allocs} allocations, "
-            f"{self.streams} streams, peak {self.peak_requested} bytes requested>"
+            f"{self.streams} streams, peak {format_size(self.peak_requested)} requested>"
         )
 
     @property

@@ -81,13 +81,13 @@ def test_shrink_reports_the_live_blocks_that_retain_a_region(make_arena):
     arena.allocate(10_000).close()
     (kept,) = arena.shrink().retained
     assert (kept.address, kept.allocated_nbytes) == (held[0].ptr, MIB)
-    assert kept.reason == "2 live blocks of 6144 bytes"
+    assert kept.reason == "2 live blocks of 6.0 KiB"
     assert [block.address for block in kept.blocks] == [buffer.ptr for buffer in held]
     assert [block.nbytes for block in kept.blocks] == [1000, 5000]
     assert all(block.used and block.stream == 1 for block in kept.blocks)
     del held[1]
     (kept,) = arena.shrink().retained
-    assert kept.reason == "1 live block of 1024 bytes"
+    assert kept.reason == "1 live block of 1.0 KiB"
     held.clear()
 
 

@@ -90,8 +90,8 @@ def test_budget_without_a_limit_obeys_its_parents():
 def test_budgets_text_names_its_limit_or_that_it_has_none():
     root = Budget(1000, name="root")
     held = root.reserve(300)
-    assert repr(root) == "<gpumem.Budget 'root': 300 of 1000 bytes used>"
-    assert repr(Budget(None, parent=root)) == "<gpumem.Budget 'budget': 0 of no limit bytes used>"
+    assert repr(root) == "<gpumem.Budget 'root': 300 B in use, limit 1000 B>"
+    assert repr(Budget(None, parent=root)) == "<gpumem.Budget 'budget': 0 B in use, no limit>"
     held.cancel()
 
 

@@ -201,7 +201,7 @@ def test_stats_count_allocations_and_frees():
 def test_close_with_live_buffers_is_refused_without_a_change():
     resource = Plain()
     buffer = resource.allocate(8)
-    with pytest.raises(gpumem.errors.InUseError, match="8 bytes in 1 blocks"):
+    with pytest.raises(gpumem.errors.InUseError, match="in use: 8 B in 1 block; close"):
         resource.close()
     assert not resource.closed
     view = memoryview(buffer)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import gpumem
 from gpumem import replay as replaying
-from gpumem._support.sizes import format_size
+from gpumem._support.sizes import exact_size, format_size
+from gpumem._support.texts import counted
 from gpumem.cli import commands, main
 from gpumem.cli.arguments import is_size_with_unit, parse_size
 from gpumem.errors import ConfigError, OutOfMemoryError
@@ -671,3 +672,22 @@ def test_setting_is_read_as_a_size_only_with_a_unit(text, has_unit):
 )
 def test_sizes_are_shown_in_powers_of_1024(nbytes, text):
     assert format_size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (1023, "1023 B"),
+        (50 << 20, "50.0 MiB"),
+        ((50 << 20) + 1, "50.0 MiB (52428801 bytes)"),
+        (10**9, "953.7 MiB (1000000000 bytes)"),
+        (2**63, "8.0 EiB (9223372036854775808 bytes)"),
+        (10**400, f"{10**400} bytes"),
+    ],
+)
+def test_exact_sizes_have_the_bytes_that_the_short_form_rounds(nbytes, text):
+    assert exact_size(nbytes) == text
+
+
+def test_counted_things_are_in_the_plural_but_for_one():
+    assert [counted(n, "block") for n in (0, 1, 2)] == ["0 blocks", "1 block", "2 blocks"]

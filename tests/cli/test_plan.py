@@ -76,7 +76,7 @@ def test_plan_file_equals_the_printed_json(command, model, tmp_path):
     assert json.loads(path.read_text()) == json.loads(
         command(model, "--budget", "10KiB", "--json")[1]
     )
-    for word in ("cuda:0", "host:0", "committed", "10.0 KiB", "peak", "lower bound", "where"):
+    for word in ("cuda:0", "host:0", "committed", "10.0 KiB", "peak", "lower bound", " are left"):
         assert word in out
 
 
@@ -196,7 +196,7 @@ def test_plan_of_a_model_beyond_64_bits_is_bad_input(command, named):
 def test_plan_fails_when_nodes_fit_nowhere_or_output_is_unwritable(command, model, tmp_path):
     code, out, err = command(model, "--device", "cuda:0", "--budget", "1KiB")
     assert (code, out) == (1, "")
-    assert "no device takes" in err
+    assert "no device accepts" in err
     code, out, err = command(model, "-o", tmp_path / "nowhere" / "plan.json")
     assert (code, out) == (1, "")
     assert "No such file" in err

@@ -181,6 +181,20 @@ def test_pytorch_that_cannot_be_switched_is_told_and_used(gpumem, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_report_without_an_enabled_pytorch_shows_the_programs_own_arenas(gpumem, tmp_path):
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '2.1.0'\n")
+    body = "import torch, gpumem; gpumem.Arena('host').allocate({})"
+    done = gpumem("--report", "out.html", script(tmp_path, body.format(5000)))
+    assert done.returncode == 0
+    assert done.stderr.count("\n") == 1  # not enabled
+    assert "<html" in (tmp_path / "out.html").read_text()
+    done = gpumem("--report", "none.html", script(tmp_path, body.format(0)))
+    assert not (tmp_path / "none.html").exists()
+    assert done.stderr.endswith("none.html: not written: nothing was allocated through gpumem\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

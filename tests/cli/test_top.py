@@ -135,7 +135,7 @@ def test_top_reports_unreadable_pages_beside_the_list(arena, top):
         path.unlink()
     assert code == 0
     assert os.getpid() in [each["process"] for each in json.loads(out)["processes"]]
-    assert err == f"gpumem: left out: {path} is not a page of gpumem\n"
+    assert err == f"gpumem: a process is left out: {path} is not a page of gpumem\n"
 
 
 def test_top_shows_a_dead_process_once(arena, top):

@@ -258,7 +258,7 @@ def test_stats_fill_no_more_than_the_callers_struct(c):
 def test_report_says_why_memory_was_refused(c, arena):
     arena.set_limit(4 << 20)
     status = refusal(c.allocate, 8 << 20)
-    assert "asked for 8388608 bytes" in c.report(8 << 20, status)
+    assert "asked for 8.0 MiB" in c.report(8 << 20, status)
     assert c.report(100, INVALID) is None
     assert c.report(100, DRIVER_ERROR) is None  # it would be about another call
     arena.close()

@@ -65,7 +65,7 @@ def test_block_freed_on_another_stream_is_reused_there(resource, stream):
 
 def test_out_of_memory_is_rmms_with_the_arenas_report(resource, arena, stream):
     arena.set_limit(4 << 20)
-    with pytest.raises(MemoryError, match=r"out_of_memory: gpumem: .* asked for 8388608 bytes"):
+    with pytest.raises(MemoryError, match=r"out_of_memory: gpumem: .* asked for 8.0 MiB"):
         resource.allocate(8 << 20, stream)
 
 

@@ -118,7 +118,7 @@ def test_block_freed_on_a_busy_stream_is_not_reused_by_another(caller, arena, st
 def test_out_of_memory_throws_the_arenas_report(caller, arena):
     arena.set_limit(1 << 20)
     before = torch_hooks.counts(0)["failures"]
-    with pytest.raises(Refused, match=r"out of memory: asked for 2097152 bytes") as refused:
+    with pytest.raises(Refused, match=r"out of memory: asked for 2.0 MiB") as refused:
         caller.alloc(2 << 20)
     assert "max_mem" in str(refused.value)
     assert torch_hooks.counts(0)["failures"] == before + 1
@@ -137,7 +137,7 @@ def test_out_of_memory_message_begins_like_pytorchs(caller, arena):
     ).groups()
     assert float(total) == pytest.approx(Device("host").total_bytes / 2**30, abs=0.006)
     assert float(free) <= float(total)
-    assert report.startswith("gpumem: host:0 is out of memory: asked for 2097152 bytes")
+    assert report.startswith("gpumem: host:0 is out of memory: asked for 2.0 MiB")
 
 
 def test_out_of_memory_reports_pytorchs_share_of_a_shared_arena(caller, arena):

@@ -175,8 +175,8 @@ def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
         """
         address = torch.alloc(5000)
         text, _ = _sharing.share_block(address)
-        assert "no text of a shared block" in refusal(_sharing.open_block, "something")
-        assert "no text of a shared block" in refusal(_sharing.open_block, "a b c d")
+        assert "not the text of a shared block" in refusal(_sharing.open_block, "something")
+        assert "not the text of a shared block" in refusal(_sharing.open_block, "a b c d")
         mark, name, _, number = text.split()
         assert "did not hand out" in refusal(_sharing.open_block, f"{mark} nobody 1 2")
         assert "refused: invalid literal" in refusal(

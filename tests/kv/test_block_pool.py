@@ -67,7 +67,7 @@ def test_last_group_may_be_short(arena):
     pool = pool_of(arena, blocks=10)
     blocks = pool.allocate(10)
     assert sorted(blocks) == list(range(10))
-    with pytest.raises(OutOfMemoryError, match="10 blocks has 10 live and 0 cached"):
+    with pytest.raises(OutOfMemoryError, match="10 blocks lacks 1 of those asked for: 10 are live"):
         pool.allocate(1)
     pool.free(blocks[8:])
     assert pool.tensors[0].rows == ((0, 8),)

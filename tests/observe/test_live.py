@@ -414,7 +414,7 @@ def test_page_with_copies_larger_than_its_file_is_damaged(stray):
 def test_unreadable_page_hides_no_other(stray):
     stray.write_bytes(b"x" * 9999)
     observe.publish()
-    with pytest.warns(RuntimeWarning, match="left out: .* is not a page of gpumem"):
+    with pytest.warns(RuntimeWarning, match="a process is left out: .* is not a page of gpumem"):
         pages = observe.LivePage.of_all()
     assert os.getpid() in [page.process for page in pages]
 

@@ -183,7 +183,7 @@ def test_out_of_memory_changes_nothing(make_arena, leave_room):
     ("code", "error", "said"),
     [
         (1, gpumem.errors.DriverError, "cuMemAddressReserve failed"),
-        (2, gpumem.OutOfMemoryError, "asked for 1048576 bytes"),
+        (2, gpumem.OutOfMemoryError, "asked for 1.0 MiB"),
     ],
 )
 def test_refused_address_range_changes_nothing(make_arena, host, code, error, said):

@@ -288,9 +288,9 @@ def moved(plan, name, offset):
 @pytest.mark.parametrize(
     ("name", "offset", "message"),
     [
-        ("v1", 1024, "not whole"),
-        ("v1", 512, "not whole"),
-        ("v0", 0, "not whole"),
+        ("v1", 1024, "not complete"),
+        ("v1", 512, "not complete"),
+        ("v0", 0, "not complete"),
         ("v1", 2048, "outside"),
         ("v1", -256, "outside"),
         ("v1", 10, "not aligned"),
@@ -460,7 +460,7 @@ def test_wrong_or_too_little_memory_is_refused():
     arena = gpumem.Arena("host", {"max_mem": 1 << 20, "backing": "regions"})
     with pytest.raises(ConfigError, match="cuda:0"):
         plan.tensors(arena)
-    with pytest.raises(ConfigError, match="nothing is given"):
+    with pytest.raises(ConfigError, match="no memory is given"):
         plan.tensors({"host": arena})
     with pytest.raises(OutOfMemoryError):
         on_host(chain("Softmax", nbytes=1 << 20)).tensors(arena)

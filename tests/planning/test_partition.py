@@ -66,7 +66,7 @@ def test_greedy_order_stops_at_the_first_node_that_does_not_fit():
     placement = partition(chain(100, 500, 100), ["cuda:0", "host"], {"cuda:0": budget(220)})
     assert names_on(placement, "cuda:0") == ["n0"]
     whys = [one.refusals[0].why for one in placement.assignments[1:]]
-    assert whys == ["needs 550 bytes where 110 of 220 are left", "the device was full before"]
+    assert whys == ["needs 550 B, and 110 B of 220 B are left", "the device was full before"]
 
 
 def test_best_order_skips_nodes_that_do_not_fit_and_reports_the_gain():
@@ -76,8 +76,8 @@ def test_best_order_skips_nodes_that_do_not_fit_and_reports_the_gain():
     )
     assert names_on(placement, "cuda:0") == ["n0", "n2"]
     assert accountant.consumed == 220
-    assert "110 bytes and 1 nodes more than the greedy order" in placement.gains[Device("cuda:0")]
-    assert "needs 550 bytes" in placement.assignments[1].refusals[0].why
+    assert "110 B and 1 nodes more than the greedy order" in placement.gains[Device("cuda:0")]
+    assert "needs 550 B, and" in placement.assignments[1].refusals[0].why
 
 
 def test_best_order_exchanges_nodes_that_fill_less():
@@ -133,7 +133,7 @@ def test_group_runs_after_what_it_reads():
     ],
 )
 def test_fuse_may_group_only_offered_nodes(fuse):
-    with pytest.raises(ModelGraphError, match="not on offer"):
+    with pytest.raises(ModelGraphError, match="not offered"):
         partition(chain(100, 100, 100), [Target("cuda:0", fuse=fuse)])
 
 

@@ -159,9 +159,9 @@ def test_upstream_serves_outside_of_an_iteration(follow):
 @pytest.mark.parametrize(
     ("sizes", "report"),
     [
-        ((1000, 501, 1500), (1, 0, 2, "allocation 1 is of 501 bytes, in the plan of 500")),
-        ((7,), (0, 0, 1, "allocation 0 is of 7 bytes, in the plan of 1000")),
-        ((1000, 500, 1500, 9), (3, 0, 1, "9 bytes are asked for after all 3 allocations")),
+        ((1000, 501, 1500), (1, 0, 2, "allocation 1 is of 501 B, in the plan of 500 B")),
+        ((7,), (0, 0, 1, "allocation 0 is of 7 B, in the plan of 1000 B")),
+        ((1000, 500, 1500, 9), (3, 0, 1, "9 B asked for after all 3 allocations")),
         ((1000, 500), (2, 0, 0, "it ended after 2 of 3 allocations")),
         ((), (0, 0, 0, "it ended after 0 of 3 allocations")),
     ],
@@ -521,7 +521,7 @@ def test_invalid_plan_or_missing_memory_is_refused_and_holds_nothing(make_arena)
         PlannedResource(THREE, None)
     with pytest.raises(ConfigError, match="no allocation"):
         PlannedResource(IterationPlan([], [], [], [], []), arena)
-    with pytest.raises(gpumem.errors.ModelGraphError, match="lie on each other"):
+    with pytest.raises(gpumem.errors.ModelGraphError, match="overlap"):
         PlannedResource(planned_as((1, 0, 0, 1), (1, 0, 1, 1)), arena)
     with pytest.raises(ConfigError, match="stream_reuse"):
         PlannedResource(THREE, arena, stream_reuse="sometimes")

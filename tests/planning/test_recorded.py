@@ -124,8 +124,8 @@ def test_iteration_plan_round_trips_through_json():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offsets": [0, 0, 0]}, "lie on each other"),
-        ({"offsets": [0, 256, 0]}, "lie on each other"),
+        ({"offsets": [0, 0, 0]}, "overlap"),
+        ({"offsets": [0, 256, 0]}, "overlap"),
         ({"offsets": [0, 100, 0]}, "multiples of 256"),
         ({"offsets": [0, 512]}, "differ in length"),
         ({"offsets": [0, -256, 0]}, "offsets of a plan are from 0"),

@@ -203,7 +203,7 @@ def test_failed_alloc_calls_empty_cache_once_and_retries(heap):
             1500,
         )
         assert (error.device, error.stream) == ("host:0", 0)
-        assert "in use 1500" in str(error)
+        assert "1.5 KiB in use" in str(error)
         assert allocator.stats().num_allocs == 1
         held.clear()
 
@@ -467,7 +467,7 @@ def test_views_work_for_cpu_accessible_memory(heap, memory):
 def test_close_is_refused_while_a_buffer_or_a_view_lives(heap):
     allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
     buffer = allocator.allocate(100)
-    with pytest.raises(gpumem.errors.InUseError, match="100 bytes in 1 blocks"):
+    with pytest.raises(gpumem.errors.InUseError, match="in use: 100 B in 1 block; close"):
         allocator.close()
     view = memoryview(buffer)
     buffer.close()

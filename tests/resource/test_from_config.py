@@ -62,7 +62,7 @@ def test_missing_pool_support_falls_back_to_an_arena_with_a_warning(no_pools):
     )
     with pytest.warns(
         gpumem.errors.PoolFallbackWarning,
-        match=r"host:0 has no driver's pools .*MEMORY_POOLS_SUPPORTED",
+        match=r"no memory pools for host:0 .*MEMORY_POOLS_SUPPORTED",
     ):
         resource = gpumem.MemoryResource.from_config("host", settings)
     with resource:

@@ -60,9 +60,7 @@ def test_stream_that_the_memorys_owner_does_not_know_is_refused(own):
     array = np.zeros(4)
     buffer = gpumem.asarray(array, stream=own).buffer
     for use in (buffer.record_stream, buffer.close):
-        with pytest.raises(
-            ValueError, match=r"goes back to its owner.*: expected the buffer's own"
-        ):
+        with pytest.raises(ValueError, match=r"accepts no stream: expected the buffer's own"):
             use(gpumem.Stream("host"))
         with pytest.raises(TypeError, match="is not a stream"):
             use("side")

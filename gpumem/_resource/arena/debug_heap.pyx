@@ -27,6 +27,8 @@ from gpumem._support.deferred cimport call_soon, report_unraisable
 from gpumem._support.interpreter cimport PyGILState_Check
 from gpumem._support.process cimport process
 
+from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted
 from gpumem.device import MemoryKind
 from gpumem.errors import HeapCorruptionError, HeapWarning, InvalidFreeError
 
@@ -199,7 +201,7 @@ cdef class Heap:
 
     cdef str live_text(self):
         live = self.outstanding()
-        lines = [f"\n  {block.nbytes} bytes at {block.ptr:#x}, allocated at {block.allocated.where}"
+        lines = [f"\n  {format_size(block.nbytes)} at {block.ptr:#x}, allocated at {block.allocated.where}"
                  for block in live[:MOST_TOLD]]
         if len(live) > MOST_TOLD:
             lines.append(f"\n  and {len(live) - MOST_TOLD} more")
@@ -436,6 +438,10 @@ def print_report(report):
     print(f"gpumem: {report}", file=sys.stderr, end="")
 
 
+cdef str leaked_text(list leaks):
+    return f"{counted(len(leaks), 'block')}, {format_size(sum([leak.nbytes for leak in leaks]))}"
+
+
 cdef int print_leaks(Heap heap, list leaks) except -1:
     """Print blocks in use on stderr, those of one stack together, the most bytes first."""
     # One line for each place of allocation, not for each block.
@@ -443,12 +449,12 @@ cdef int print_leaks(Heap heap, list leaks) except -1:
     for leak in leaks:
         groups.setdefault((str(leak.allocated.stack and leak.allocated.stack.format()),
                            leak.allocated.native), []).append(leak)
-    print(f"gpumem: {len(leaks)} blocks, {sum(leak.nbytes for leak in leaks)} bytes, of arena "
-          f"{heap.arena!r} on {heap.memory} are in use at the end", file=sys.stderr)
+    print(f"gpumem: {leaked_text(leaks)} of arena {heap.arena!r} on {heap.memory} in use at the "
+          "end", file=sys.stderr)
     largest = sorted(groups.values(), key=lambda group: -sum(leak.nbytes for leak in group))
     for group in largest[:MOST_TOLD]:
-        print(f"leak: {len(group)} blocks, {sum(leak.nbytes for leak in group)} bytes, allocated "
-              f"{group[0].allocated}", file=sys.stderr, end="")
+        print(f"leak: {leaked_text(group)}, allocated {group[0].allocated}", file=sys.stderr,
+              end="")
     if len(groups) > MOST_TOLD:
         print(f"and from {len(groups) - MOST_TOLD} more places", file=sys.stderr)
     return 0

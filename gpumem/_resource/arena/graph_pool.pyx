@@ -16,6 +16,8 @@ from gpumem._support.events cimport event_source_name
 
 from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
+from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted
 from gpumem.errors import ClosedError, InUseError
 
 
@@ -100,7 +102,7 @@ cdef class GraphPool:
         """
         required(self)
         if not self.serving:
-            raise InUseError(f"{self.name!r} serves no capture that a stream could join")
+            raise InUseError(f"no stream can join {self.name!r}: it is not capturing")
         self.arena._serve(stream, self)
 
     def retain_with(self, graph):
@@ -259,8 +261,8 @@ cdef class Captures:
     cdef int serve(self, ArenaBase arena, uint32_t slot, object stream,
                    GraphPool pool) except -1:
         if self.pool_of(arena, slot, False) is not None:
-            raise InUseError(f"a graph pool of {arena.name!r} serves stream "
-                             f"{arena.stream_at(slot):#x} already")
+            raise InUseError(f"stream {arena.stream_at(slot):#x} already allocates from a graph "
+                             f"pool of {arena.name!r}")
         # The slot keeps its number while the pool serves the stream.
         slot_retain(arena.core, slot)
         self.served[slot] = pool
@@ -305,18 +307,20 @@ cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) n
 
 cdef int require_idle(GraphPool pool) except -1:
     if pool.serving:
-        raise InUseError(f"{pool.name!r} cannot be closed: it serves a capture")
+        raise InUseError(f"{pool.name!r} cannot be closed: a capture uses it")
     # A graph, or an instance of one, may be launched as long as it exists.
     if pool.num_graphs > 0:
-        raise InUseError(f"{pool.name!r} cannot be closed: {pool.num_graphs} graphs use it")
+        raise InUseError(f"{pool.name!r} cannot be closed; in use by "
+                         f"{counted(pool.num_graphs, 'graph')}")
     stats = pool.stats()
     if stats.in_use:
         # Finished copies, and work for the interpreter, may not have freed their blocks yet.
         release_retired()
         stats = pool.stats()
     if stats.in_use:
-        raise InUseError(f"{pool.name!r} cannot be closed: {stats.in_use} bytes in "
-                         f"{stats.num_allocs - stats.num_frees} blocks are in use")
+        raise InUseError(f"{pool.name!r} cannot be closed; in use: {format_size(stats.in_use)} in "
+                         f"{counted(stats.num_allocs - stats.num_frees, 'block')}; close these "
+                         "buffers first")
     return 0
 
 

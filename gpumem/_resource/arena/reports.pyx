@@ -41,6 +41,7 @@ from gpumem._support.process cimport process
 from gpumem._support.events import FRAMEWORKS, tag_texts
 from gpumem._support.providers import provided
 from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted
 from gpumem.device import Device
 from gpumem.errors import (
     ClosedError, ConfigError, DriverError, GpumemError, OutOfMemoryError, PeerAccessError,
@@ -99,7 +100,7 @@ cdef class ArenaBase(MemoryResource):
         Pages, shareable blocks and the arena's graph pools get it for what they have now and with
         whatever is added or moved later; each page costs the driver about as much again for each
         peer. Regions get it for all memory of the device in this process, by the driver's switch
-        between two contexts. Whoever uses the memory on the other device orders that use with the
+        between two contexts. Code that uses the memory on the other device orders that use with the
         arena's streams, as between any two streams. Idempotent, and never undone.
 
         With ``ArenaConfig.peers = "on_use"`` gpumem's copies between devices, and PyTorch's, do
@@ -420,9 +421,9 @@ cdef object retained_region(list blocks):
     # Both keep a region: live blocks by their users, pending ones by other streams.
     live = tuple(block for block in blocks if block.used)
     pending = tuple(block for block in blocks if block.pending_free)
-    reasons = [counted(live, "live block")] if live else []
+    reasons = [counted_with_size(live, "live block")] if live else []
     if pending:
-        reasons.append(f"{counted(pending, 'block')} that other streams still use")
+        reasons.append(f"{counted_with_size(pending, 'block')} that other streams still use")
     reasons += held_for_streams(blocks)
     from gpumem.stats import RetainedRegion
     return RetainedRegion(
@@ -439,13 +440,13 @@ cdef list held_for_streams(list blocks):
     for block in blocks:
         if not block.used and not block.pending_free and block.stream:
             held[block.stream] = held.get(block.stream, 0) + block.allocated_nbytes
-    return [f"{nbytes} free bytes of stream {stream:#x}, whose work is not known to be done"
+    return [f"{format_size(nbytes)} freed on stream {stream:#x}, whose work may not be complete"
             for stream, nbytes in sorted(held.items())]
 
 
-cdef str counted(tuple blocks, str what):
+cdef str counted_with_size(tuple blocks, str what):
     total = sum(block.allocated_nbytes for block in blocks)
-    return f"{len(blocks)} {what}{'s' if len(blocks) != 1 else ''} of {total} bytes"
+    return f"{counted(len(blocks), what)} of {format_size(total)}"
 
 
 # ---- the one place that raises -------------------------------------------------------------------
@@ -480,9 +481,9 @@ cdef int raise_half_asleep(ArenaBase arena) except -1:
         raise_refusal(arena.core)
     except Exception as refusal:
         raise SuspendedError(
-            f"arena {arena.name!r} is asleep, but not all of its memory went back: the driver "
-            f"refused a step, and then to bring back what had gone ({refusal}). The bytes of live "
-            "blocks are safe; wake() completes it") from refusal
+            f"arena {arena.name!r} is asleep in part: the driver refused a step of sleep(), and "
+            f"then refused to undo the steps before it ({refusal}). The contents of live blocks "
+            "are safe; call wake()") from refusal
 
 
 cdef int raise_refusal(ArenaCore* core) except -1:

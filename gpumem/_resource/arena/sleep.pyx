@@ -26,6 +26,7 @@ from gpumem._support.lease cimport views_alive
 from gpumem._support.arguments import require
 from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
+from gpumem._support.texts import counted
 from gpumem.device import Device
 from gpumem.errors import ConfigError, GpumemError, InUseError, SuspendedError
 
@@ -597,7 +598,8 @@ cdef bint stays(ArenaCore* core, uint64_t address) noexcept:
 cdef int require_untouched(ArenaBase arena, str name) except -1:
     what = f"arena {arena.name!r} cannot sleep"
     if arena.registered:
-        raise InUseError(f"{what}: {arena.registered} registrations of its blocks are held")
+        raise InUseError(f"{what}: {counted(arena.registered, 'registration')} of its blocks held; "
+                         "release them, or call sleep(registered=\"stay\")")
     # A registration counts as a view; those left are of blocks that a sleep leaves.
     views = views_alive(&arena.core.views) - arena.registered_fixed
     if arena.cpu_can_read and views:

@@ -25,6 +25,7 @@ from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.instances cimport forbid_instantiation
 
 from gpumem._buffer.stream import Stream
+from gpumem._support.sizes import exact_size
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, GpumemError, SourceError
 
@@ -148,20 +149,22 @@ cdef class Source:
         if given is None:
             return 0
         if isinstance(given, bool) or not hasattr(given, "__index__"):
-            raise SourceError(f"{self.given!r} gave {given!r} for {size} bytes: expected an "
-                              "address, or None")
+            raise SourceError(f"{self.given!r} gave {given!r} for {exact_size(size)}: expected "
+                              "an address, or None")
         given = given.__index__()
         if given == 0:
             return 0
         wrong = self.overlap_of(given, size)
         if wrong:
             # It is not freed: the source would take back memory that the arena hands out.
-            raise SourceError(f"{self.given!r} gave {given:#x} for {size} bytes, which {wrong}")
+            raise SourceError(f"{self.given!r} gave {given:#x} for {exact_size(size)}, which "
+                              f"{wrong}")
         wrong = self.what_is_wrong(given, size)
         if wrong:
             # The source keeps its own count, so what it handed out is freed also if it is unusable.
             self.give_unusable(given, size)
-            raise SourceError(f"{self.given!r} gave {given:#x} for {size} bytes, which {wrong}")
+            raise SourceError(f"{self.given!r} gave {given:#x} for {exact_size(size)}, which "
+                              f"{wrong}")
         # Recorded before the arena has it, so that an overlap with the next region is found.
         self.held[given] = size
         address[0] = given
@@ -171,7 +174,7 @@ cdef class Source:
         """Return what a region shares with one that the arena has, "" if nothing."""
         for address, nbytes in self.held.items():
             if given < address + nbytes and address < given + size:
-                return f"overlaps {nbytes} bytes at {address:#x} that it gave before"
+                return f"overlaps {exact_size(nbytes)} at {address:#x} that it gave before"
         return ""
 
     def what_is_wrong(self, given, size):

@@ -87,7 +87,7 @@ def open_block(text: str) -> OpenedPages:
         if mark != MARK:
             raise ValueError(f"it begins with {mark!r}")
     except ValueError as error:
-        raise BadHandleError(EBADF, f"this is no text of a shared block: {error}") from None
+        raise BadHandleError(EBADF, f"not the text of a shared block: {error}") from None
     with ask(name, KIND, address) as (said, pages):
         sizes = said["sizes"]
         opened = OpenedPages(_device_of(said["device"], said["uuid"]), sum(sizes))

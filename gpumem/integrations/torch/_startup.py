@@ -67,31 +67,36 @@ class Options(NamedTuple):
 def begin() -> None:
     """Enable gpumem for PyTorch, before the program has used either.
 
-    What goes wrong is told in one line; the program then runs with PyTorch's own allocator.
+    What goes wrong is told in one line; the program then runs with PyTorch's own allocator, and a
+    page shows the arenas that the program makes itself.
     """
     options = Options.of_environment()
+    enabled = True
     try:
         config = ArenaConfig(max_mem=options.max_mem)
         resources = Resources("PyTorch", config=config)
         torch._switch.enable(Setting(resources, (("mode", "full"),)))
-        if options.report:
-            # A page is made with the host device, whose workers stop at exit: that is registered
-            # here, so that it comes after the page.
-            Device("host")._open()
-            recording = observe.record(capacity=EVENTS)
-            atexit.register(_write, recording, options)
     except GpumemError as error:
+        enabled = False
         _tell(f"not enabled for PyTorch: {error}")
+    if options.report:
+        # A page is made with the host device, whose workers stop at exit: that is registered
+        # here, so that it comes after the page.
+        Device("host")._open()
+        recording = observe.record(capacity=EVENTS)
+        atexit.register(_write, recording, options, enabled)
 
 
-def _write(recording: observe.Recording, options: Options) -> None:
+def _write(recording: observe.Recording, options: Options, enabled: bool) -> None:
     try:
         recording.stop()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of events that a ring has lost: the page says so
             recording.report(options.page())
     except TraceError:
-        pass  # nothing was allocated
+        # A launcher and its helpers allocate nothing, and that is no news.
+        if not enabled and os.getpid() == options.process:
+            _tell(f"{options.page()}: not written: nothing was allocated through gpumem")
     except OSError as error:
         _tell(f"{options.page()}: cannot be written: {error.strerror}")
 

@@ -38,6 +38,7 @@ from gpumem.interop.memory._mapping cimport (
 from gpumem._copy.copy import wait_for_releases
 from gpumem._core import Arena
 from gpumem._support.releases import on_release
+from gpumem._support.sizes import exact_size, format_size
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import (
@@ -426,7 +427,7 @@ cdef class ExternalMemory:
     def __repr__(self):
         state = ", closed" if self.mapping == NULL else ""
         return (f"<gpumem.interop.ExternalMemory {self.descriptor.handle_type.name} of "
-                f"{self.nbytes} bytes in {self.memory}{state}>")
+                f"{format_size(self.nbytes)} in {self.memory}{state}>")
 
 
 cdef ExternalMemory external_memory(object wanted, object memory, Mapping* mapping):
@@ -742,4 +743,5 @@ def require_bytes(Handle file not None, size):
     except OSError as error:
         raise BadHandleError(error.errno, error.strerror) from None
     if there < size:
-        raise BadHandleError(errno.EINVAL, f"the descriptor's file has {there} bytes, not {size}")
+        raise BadHandleError(errno.EINVAL, f"the descriptor's file has {exact_size(there)}: fewer "
+                             f"than described, {exact_size(size)}")

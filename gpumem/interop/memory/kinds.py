@@ -15,6 +15,7 @@ from typing import Any
 
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
+from gpumem._support.sizes import exact_size
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import (
     BadHandleError,
@@ -221,8 +222,8 @@ def _open_lavapipe(wanted: Wanted, file: Handle) -> ExternalMemory:
     if start % _PAGE or start + wanted.descriptor.size > size:
         raise BadHandleError(
             errno.EINVAL,
-            f"lavapipe's memory of {size} bytes with its first at {start} holds no "
-            f"{wanted.descriptor.size}",
+            f"lavapipe's file of {exact_size(size)}, whose memory begins at offset {start}, has "
+            f"fewer bytes than described, {exact_size(wanted.descriptor.size)}",
         )
     return external.import_external(wanted, _OPAQUE_FD, file, start)
 
@@ -275,7 +276,8 @@ def _open_address(wanted: Wanted) -> ExternalMemory:
     address, nbytes, kept = bytes_of("handle", handle, wanted.descriptor.read_only)
     if nbytes < wanted.descriptor.size:
         raise InvalidDescriptorError(
-            f"size {wanted.descriptor.size} is more than the {nbytes} bytes that handle has"
+            f"invalid size = {exact_size(wanted.descriptor.size)}: expected at most the "
+            f"{exact_size(nbytes)} of handle"
         )
     return external.import_host(wanted, address, (kept, owner))
 
@@ -288,7 +290,9 @@ def _open_pool(wanted: Wanted, file: Handle) -> ExternalMemory:
         raise InvalidDescriptorError(f"pool_pointer: {error}") from None
     if buffer.nbytes < wanted.descriptor.size:
         raise BadHandleError(
-            errno.EINVAL, f"the block has {buffer.nbytes} bytes, not {wanted.descriptor.size}"
+            errno.EINVAL,
+            f"the block has {exact_size(buffer.nbytes)}: fewer than described, "
+            f"{exact_size(wanted.descriptor.size)}",
         )
     return external.import_buffer(wanted, buffer)
 

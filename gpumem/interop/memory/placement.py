@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from gpumem._support.sizes import exact_size
 from gpumem.config import ArenaConfig
 from gpumem.device import Device
 from gpumem.errors import (
@@ -68,8 +69,9 @@ def place_tensor(
     extent = _extent(lengths, steps, dtype.itemsize) if count else 0
     if memory.offset + start + extent > memory.size:
         raise OutOfBoundsError(
-            f"a tensor of {extent} bytes at offset {start} in the memory, which begins at offset "
-            f"{memory.offset} of its allocation, reaches beyond the allocation's {memory.size}",
+            f"a tensor of {exact_size(extent)} at offset {start} of the memory, which begins at "
+            f"offset {memory.offset} of its allocation, reaches beyond the allocation's "
+            f"{memory.size} bytes",
             size=memory.size,
             memory_offset=memory.offset,
             tensor_offset=start,
@@ -206,8 +208,8 @@ class Slices:
         self.room = max(0, (end - self._start) // QUANTUM * QUANTUM)
         if self.room == 0:
             raise ConfigError(
-                f"imported memory of {memory.nbytes} bytes at {memory.ptr:#x} is too small: needs "
-                f"at least {QUANTUM} bytes, {QUANTUM}-byte aligned"
+                f"imported memory of {exact_size(memory.nbytes)} at {memory.ptr:#x} is too small: "
+                f"expected at least {QUANTUM} bytes at a multiple of {QUANTUM}"
             )
 
     def settings(self, config: ArenaConfig) -> ArenaConfig:

@@ -103,7 +103,8 @@ cdef class Timeline:
         self.enter()
         if self.core.page == NULL:
             raise UnsupportedHandleTypeError(
-                f"the value of {self!r} cannot be read: the driver of {self.device} has no call")
+                f"the value of {self!r} cannot be read: the driver of {self.device} has no "
+                "function for it")
         value = timeline_value(self.core.page)
         if value == TIMELINE_REMOVED:
             raise TimelineLostError("the device of this timeline was removed")

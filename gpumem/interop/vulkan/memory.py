@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from gpumem._support.sizes import exact_size, format_size
 from gpumem.errors import (
     AlignmentError,
     ConfigError,
@@ -118,7 +119,8 @@ class BufferDevice(LogicalDevice):
             size, types, _ = _requirements(self, handle)
             if size > nbytes:
                 raise InvalidDescriptorError(
-                    f"a Vulkan buffer of {nbytes} bytes needs {size} bytes of memory here"
+                    f"memory of {exact_size(nbytes)} is too small: Vulkan needs {exact_size(size)} "
+                    "for a buffer of that size"
                 )
             chosen = _memory_type(self, types & importable.memoryTypeBits, 0)
             host = vk.VkImportMemoryHostPointerInfoEXT(handleType=kind, pHostPointer=pointer)
@@ -278,8 +280,8 @@ class VulkanBuffer(Child[BufferDevice]):
                 raise InvalidDescriptorError(f"{what}: {name} {value!r} is not a number of bytes")
         if offset + nbytes > self.nbytes:
             raise OutOfBoundsError(
-                f"{what}: offset {offset} and {nbytes} bytes reach beyond a buffer of "
-                f"{self.nbytes}",
+                f"{what}: {exact_size(nbytes)} from offset {offset} on reach beyond a buffer of "
+                f"{exact_size(self.nbytes)}",
                 size=self.nbytes,
                 memory_offset=0,
                 tensor_offset=offset,
@@ -288,7 +290,7 @@ class VulkanBuffer(Child[BufferDevice]):
 
     def __repr__(self) -> str:
         state = ", closed" if self._logical is None else ""
-        return f"<gpumem.interop.vulkan.VulkanBuffer of {self.nbytes} bytes{state}>"
+        return f"<gpumem.interop.vulkan.VulkanBuffer of {format_size(self.nbytes)}{state}>"
 
 
 def _free(logical: Any, handle: Any, memory: Any, owner: Any) -> None:

@@ -17,7 +17,8 @@ from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from gpumem._support.arguments import require
-from gpumem._support.texts import shown
+from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted, shown
 from gpumem.errors import SnapshotError
 from gpumem.observe import _recording
 from gpumem.observe.events import Events, stack_of
@@ -76,8 +77,10 @@ class SnapshotDiff:
         return sum(block.allocated_nbytes for _, block in self.removed)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.added)} blocks of {self.added_bytes} bytes more"]
-        lines += [f"{len(self.removed)} blocks of {self.removed_bytes} bytes less"]
+        lines = [f"{counted(len(self.added), 'block')} of {format_size(self.added_bytes)} more"]
+        lines += [
+            f"{counted(len(self.removed), 'block')} of {format_size(self.removed_bytes)} less"
+        ]
         for name, changes in self.counts.items():
             lines.append(f"{name}: " + ", ".join(f"{k} {v:+}" for k, v in changes.items()))
         return "\n".join(lines)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpumem._support.arguments import require
+from gpumem._support.sizes import format_size
 from gpumem.device import Device, MemoryInfo, decide_copy
 from gpumem.planning.assignment.placement import Placement
 from gpumem.planning.graph import Value
@@ -78,7 +79,7 @@ class CopyPlan:
     >>> target = Target("cuda:0", host_accessible=False)
     >>> plan = plan_copies(partition(builder.build(["y"]), [target]))
     >>> plan, str(plan.memory_for(x, Device("cuda:0")))
-    (<gpumem.planning.CopyPlan: 2 copies, 32 bytes>, 'cuda:0')
+    (<gpumem.planning.CopyPlan: 2 copies, 32 B>, 'cuda:0')
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class CopyPlan:
         return own if (value, own) in self._copied else self.homes[value]
 
     def __repr__(self) -> str:
-        return f"<gpumem.planning.CopyPlan: {len(self.copies)} copies, {self.copied_bytes} bytes>"
+        size = format_size(self.copied_bytes)
+        return f"<gpumem.planning.CopyPlan: {len(self.copies)} copies, {size}>"
 
 
 def plan_copies(placement: Placement) -> CopyPlan:

@@ -10,9 +10,9 @@
 >>> budget = AdHocAccountant(threshold=200, percent=100)
 >>> placement = partition(builder.build(["c"]), ["cuda:0", "host"], {"cuda:0": budget})
 >>> print(placement.report())
-Node(Relu -> a): cuda:0 takes it, at 100 bytes
-Node(Relu -> b): cuda:0 takes it, at 100 bytes
-Node(Relu -> c): host:0 takes it (cuda:0: needs 100 bytes where 0 of 200 are left)
+Node(Relu -> a): cuda:0 accepts it, at 100 B
+Node(Relu -> b): cuda:0 accepts it, at 100 B
+Node(Relu -> c): host:0 accepts it (cuda:0: needs 100 B, and 0 B of 200 B are left)
 >>> budget.consumed
 ResourceCount.from_bytes(200)
 """
@@ -188,7 +188,7 @@ class _Partition:
         now = {key_of(node): node for node in self.graph}
         if gone := self.taken.keys() - now.keys():
             raise ModelGraphError(
-                f"the layout change of {target.device} drops others' nodes: {gone}"
+                f"the layout change of {target.device} removes nodes of other devices: {gone}"
             )
         survivors = [_still_there(proposal, now) for proposal in first.accepted]
         fresh = [node for key, node in now.items() if key not in before]
@@ -220,7 +220,7 @@ class _Partition:
             refusals = tuple(self.refusals.get(key, ()))
             if key not in self.taken:
                 why = "; ".join(f"{one.device}: {one.why}" for one in refusals)
-                raise ModelGraphError(f"no device takes {node!r}: {why}")
+                raise ModelGraphError(f"no device accepts {node!r}: {why}")
             taken = self.taken[key]
             cost = taken.cost if taken.device in accountants else ResourceCount.none()
             assignments.append(Assignment(node, taken.device, cost, taken.group, refusals))
@@ -243,7 +243,7 @@ def _checked_groups(target: Target, supported: Sequence[Node]) -> list[Proposal]
     for node in (node for group in groups for node in group):
         if node not in offered:
             raise ModelGraphError(
-                f"{target.device} proposes {node!r}, which is not on offer or twice so"
+                f"{target.device} proposes {node!r}, which is not offered or is proposed twice"
             )
         offered.remove(node)
     return [group for group in groups if group]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from gpumem._support.sizes import exact_size, format_size
 from gpumem.accounting import Accountant
 from gpumem.planning.graph import Node
 
@@ -181,9 +182,9 @@ def _described(
             outcome.refused[proposal] = too_large(proposal, accountant)
     filled = accountant.pending.total_bytes
     outcome.gain = (
-        f"the search placed {filled} bytes in {outcome.node_count} nodes, "
-        f"{filled - filled_first} bytes and {outcome.node_count - first.node_count} nodes more "
-        "than the greedy order"
+        f"the search placed {format_size(filled)} in {outcome.node_count} nodes, "
+        f"{format_size(filled - filled_first)} and {outcome.node_count - first.node_count} nodes "
+        "more than the greedy order"
     )
     return outcome
 
@@ -192,5 +193,6 @@ def too_large(proposal: Proposal, accountant: Accountant) -> str:
     """Return the reason of a refusal: the cost and the bytes left."""
     held = accountant.consumed + accountant.pending
     limit = accountant.threshold
-    left = (limit.total_bytes if limit is not None else 0) - held.total_bytes
-    return f"needs {accountant.cost(proposal)} bytes where {left} of {limit} are left"
+    total = limit.total_bytes if limit is not None else 0
+    needed, left = accountant.cost(proposal).total_bytes, total - held.total_bytes
+    return f"needs {exact_size(needed)}, and {exact_size(left)} of {exact_size(total)} are left"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpumem._support.arguments import refuse, require
+from gpumem._support.sizes import exact_size
 from gpumem.accounting import ResourceCount
 from gpumem.accounting.nodes import key_of
 from gpumem.accounting.settings import device_named
@@ -140,10 +141,10 @@ class Assignment:
     @property
     def why(self) -> str:
         """The reason, in words."""
-        cost = "" if self.cost.is_none else f", at {self.cost} bytes"
+        cost = "" if self.cost.is_none else f", at {exact_size(self.cost.total_bytes)}"
         because = "; ".join(f"{one.device}: {one.why}" for one in self.refusals)
         together = "" if self.group is None else f", in group {self.group}"
-        return f"{self.device} takes it{cost}{together}" + (f" ({because})" if because else "")
+        return f"{self.device} accepts it{cost}{together}" + (f" ({because})" if because else "")
 
 
 @dataclass(frozen=True)

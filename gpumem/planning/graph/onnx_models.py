@@ -235,7 +235,7 @@ def _is_constant(node: Any) -> bool:
 
 def _constant(node: Any) -> Described:
     if len(node.output) != 1 or len(node.attribute) != 1:
-        raise ModelGraphError(f"constant {node.name!r} has not one output and one value")
+        raise ModelGraphError(f"constant {node.name!r} must have exactly one output and one value")
     name, attribute = node.output[0], node.attribute[0]
     plain: dict[str, tuple[Any, list[int | str | None]]] = {
         "value_float": ("float32", []),

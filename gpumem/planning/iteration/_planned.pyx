@@ -18,6 +18,7 @@ from gpumem._native.bfc cimport NIL, Places, places_free, QUANTUM
 from gpumem._native.driver cimport context_is_dead
 from gpumem._support.columns cimport column_of
 
+from gpumem._support.sizes import exact_size
 from gpumem.config import ArenaConfig
 from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError
 from gpumem.planning.iteration.recorded import IterationPlan, IterationReport
@@ -235,10 +236,11 @@ cdef class PlannedResource(MemoryResource):
         cdef uint32_t number
         n = self.upcoming
         if n == self.count:
-            return self.differs(f"{size} bytes are asked for after all {n} allocations of the plan")
+            return self.differs(f"{exact_size(size)} asked for after all {n} allocations of the "
+                                "plan")
         if self.planned[n].nbytes != size:
-            return self.differs(f"allocation {n} is of {size} bytes, in the plan of "
-                                f"{self.planned[n].nbytes}")
+            return self.differs(f"allocation {n} is of {exact_size(size)}, in the plan of "
+                                f"{exact_size(self.planned[n].nbytes)}")
         number = self.planned[n].stream
         if self.slots[number] == slot or self.bind(number, slot):
             return True

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._support.arguments import is_integer, require
+from gpumem._support.sizes import format_size
 from gpumem.adaptors import MemoryEvent, log
 from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound, rounded
@@ -100,7 +101,7 @@ class IterationPlan:
         if (self.last < self.first).any() or (np.diff(self.first) < 0).any():
             raise ConfigError("a block ends before it begins, or before the one that came earlier")
         if (self.offsets % ALIGNMENT).any():
-            raise ConfigError(f"offsets are multiples of {ALIGNMENT}")
+            raise ConfigError(f"offsets must be multiples of {ALIGNMENT}")
 
     def _columns(self) -> dict[str, NDArray[np.int64]]:
         return {name: getattr(self, name) for name in _COLUMNS}
@@ -155,7 +156,7 @@ class IterationPlan:
             at = bisect.bisect(live, entry)
             for other in live[max(at - 1, 0) : at + 1]:
                 if other[0] < entry[1] and entry[0] < other[1]:
-                    raise ModelGraphError(f"allocations {other[2]} and {number} lie on each other")
+                    raise ModelGraphError(f"allocations {other[2]} and {number} overlap")
             live.insert(at, entry)
         return True
 
@@ -186,7 +187,8 @@ class IterationPlan:
     def __repr__(self) -> str:
         return (
             f"<gpumem.planning.IterationPlan of {len(self)} allocations: "
-            f"peak {self.peak_bytes} bytes, lower bound {self.lower_bound_bytes}>"
+            f"peak {format_size(self.peak_bytes)}, "
+            f"lower bound {format_size(self.lower_bound_bytes)}>"
         )
 
 

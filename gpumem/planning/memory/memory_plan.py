@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumem._support.arguments import power_of_two, require
+from gpumem._support.sizes import format_size
 from gpumem.device import MemoryInfo
 from gpumem.errors import ConfigError
 from gpumem.planning.assignment.copies import CopyPlan, plan_copies
@@ -265,7 +266,8 @@ class MemoryPlan:
     def __repr__(self) -> str:
         return (
             f"<gpumem.planning.MemoryPlan of {len(self.places)} values: "
-            f"peak {self.peak_bytes} bytes, lower bound {self.lower_bound_bytes}>"
+            f"peak {format_size(self.peak_bytes)}, "
+            f"lower bound {format_size(self.lower_bound_bytes)}>"
         )
 
 

@@ -65,7 +65,7 @@ def _source_for(needed: MemoryInfo, memory: Any) -> Any:
         wanted = (needed.device, needed.kind)
         found = [known[name] for name in known if (name.device, name.kind) == wanted]
         if not found:
-            raise ConfigError(f"the plan needs memory of {needed}, and nothing is given for it")
+            raise ConfigError(f"no memory is given for {needed}, where the plan places values")
         source = found[0]
     if not isinstance(source, MemoryResource) and not hasattr(source, "tensor"):
         accepted = "a MemoryResource, an ExternalMemory, or a Mapping of them by memory"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from gpumem._support.sizes import exact_size
 from gpumem.device import MemoryInfo
 from gpumem.errors import ModelGraphError
 from gpumem.planning.assignment.copies import HOST, PlannedCopy
@@ -40,7 +41,7 @@ def _check_bounds(plan: MemoryPlan, tenant: Tenant) -> None:
     place, block = plan.places[tenant], plan.blocks[tenant.memory]
     if place.offset < 0 or place.offset + place.nbytes > block.peak_bytes:
         raise ModelGraphError(
-            f"{tenant.value!r} lies outside of its block of {block.peak_bytes} bytes"
+            f"{tenant.value!r} lies outside of its block of {exact_size(block.peak_bytes)}"
         )
     if place.offset % plan.alignment:
         raise ModelGraphError(
@@ -130,5 +131,5 @@ class _Replay:
         for tenant in tenants:
             if tenant in self._plan.places and tenant not in self._whole.get(tenant.memory, {}):
                 raise ModelGraphError(
-                    f"{tenant.value!r} is not whole in {tenant.memory} when it is needed"
+                    f"{tenant.value!r} is not complete in {tenant.memory} when it is read"
                 )

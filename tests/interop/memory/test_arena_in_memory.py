@@ -159,7 +159,7 @@ def test_arena_settings_are_accepted(memory):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"offset": NBYTES - 200}, "too small: needs at least 256 bytes"),
+        ({"offset": NBYTES - 200}, "too small: expected at least 256 bytes"),
         ({"read_only": True}, "read-only"),
     ],
 )

@@ -77,7 +77,7 @@ def test_tensor_that_exactly_fits_is_accepted(memory, shape, dtype, more):
 @pytest.mark.parametrize(
     ("shape", "dtype", "more", "error", "says"),
     [
-        ((), "f8", {"offset": NBYTES - 7}, OutOfBoundsError, "8 bytes at offset 65529"),
+        ((), "f8", {"offset": NBYTES - 7}, OutOfBoundsError, "8 B at offset 65529"),
         ((), "f8", {"offset": 4}, AlignmentError, "not a multiple of float64's 8 bytes"),
         ((0,), "u1", {"offset": NBYTES + 1}, OutOfBoundsError, "65537"),
         ((1 << 62,), "f8", {}, OutOfBoundsError, "36893488147419103232"),
