@@ -716,7 +716,7 @@ def test_fallback_adaptor_reports_the_reason_of_each_resource(make_arena):
     both = gpumem.adaptors.fallback(
         gpumem.adaptors.limit(make_arena(), 10), gpumem.adaptors.limit(make_arena(), 20)
     )
-    with pytest.raises(gpumem.OutOfMemoryError, match="limit 20,") as raised:
+    with pytest.raises(gpumem.OutOfMemoryError, match="limit 20 B,") as raised:
         both.allocate(30)
     assert "limit 10," in raised.value.__notes__[0]
     assert both.served == (0, 0)

@@ -27,7 +27,7 @@ def told(script, **more):
 
 def test_leaks_at_exit_are_reported_by_allocation_site():
     text = told(LEAK.format(options=True))
-    assert "3 blocks, 3000 bytes, of arena 'leaky' on host:0 are in use at the end" in text
+    assert "3 blocks, 2.9 KiB of arena 'leaky' on host:0 in use at the end" in text
     assert text.count("leak:") == 1  # three of one place
     assert 'File "<string>", line 7, in make' in text
 
@@ -60,7 +60,7 @@ def test_environment_variable_enables_the_debug_heap():
     import gpumem
     tensor = gpumem.zeros(10, "float32", memory="host")
     """
-    assert "40 bytes" in told(script, env={"GPUMEM_DEBUG_HEAP": "1"})
+    assert "40 B" in told(script, env={"GPUMEM_DEBUG_HEAP": "1"})
     assert told(script, env={"GPUMEM_DEBUG_HEAP": "0"}) == ""
 
 
