@@ -718,7 +718,7 @@ def test_fallback_adaptor_reports_the_reason_of_each_resource(make_arena):
     )
     with pytest.raises(gpumem.OutOfMemoryError, match="limit 20 B,") as raised:
         both.allocate(30)
-    assert "limit 10," in raised.value.__notes__[0]
+    assert "limit 10 B," in raised.value.__notes__[0]
     assert both.served == (0, 0)
 
 

@@ -230,9 +230,9 @@ def test_pages_beyond_what_was_said_are_refused():
         _, _, _, pages = pages_of(address)
         with export_page(address, pages[0][0]) as page:
             opened = OpenedPages(arena.memory.device, pages[0][1])
-            assert "does not fit" in refusal(opened.map, page.fileno(), pages[0][1] + 1)
+            assert "of pages do not fit" in refusal(opened.map, page.fileno(), pages[0][1] + 1)
             opened.map(page.fileno(), pages[0][1])
-            assert "does not fit" in refusal(opened.map, page.fileno(), pages[0][1])
+            assert "of pages do not fit" in refusal(opened.map, page.fileno(), pages[0][1])
         """
     )
 
