@@ -175,10 +175,10 @@ class ArenaRules(MemoryRules):
             with self.refused(InUseError, arena=arena):
                 arena.real.sleep()
         else:
-            held = arena.real.stats().reserved
+            held = arena.reserved_with_pools()
             released = arena.real.sleep()
             arena.suspended = True
-            left = arena.real.stats().reserved
+            left = arena.reserved_with_pools()
             assert released == held - left, f"{arena}: {released} of {held} bytes, {left} are left"
 
     @precondition(lambda self: self.calm and any(arena.suspended for arena in self.arenas))

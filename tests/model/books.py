@@ -151,6 +151,10 @@ class Arena:
         """Bytes of shareable blocks, which stay when it is suspended."""
         return sum(block.size for block in self.live.values() if block.shareable)
 
+    def reserved_with_pools(self) -> int:
+        """Return the bytes that it and its graph pools hold, which sleep with it."""
+        return sum(each.stats().reserved for each in (self.real, *self.real._children()))
+
     def handed_out(self, block: Block) -> None:
         self.live[block.start] = block
         self.allocs += 1

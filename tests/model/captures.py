@@ -38,7 +38,7 @@ class Captured:
         return self.name
 
     def require_bytes(self) -> None:
-        if self.launches and self.launches[-1].sure:
+        if self.launches and self.launches[-1].sure and not self.arena.suspended:
             for buffer, byte in self.held:
                 require_bytes(buffer.ptr, buffer.nbytes, byte, f"a block of {self}")
 
@@ -119,10 +119,10 @@ class CaptureRules(MemoryRules):
         for held, _ in one.held:
             assert end <= held.ptr or held.ptr + held.nbytes <= start, f"{one} has it twice"
 
-    @precondition(lambda self: self.graphs)
+    @precondition(lambda self: self.graphs_awake())
     @rule(graph=picks)
     def launch_a_graph(self, graph):
-        one = self.some(self.graphs, graph)
+        one = self.some(self.graphs_awake(), graph)
         note(f"    # {one} on {one.queue}")
         one.real.launch()
         one.launches.append(one.queue.add())
@@ -140,11 +140,11 @@ class CaptureRules(MemoryRules):
         """Perhaps with launches unfinished."""
         self.drop_graph(self.some(self.graphs, graph))
 
-    @precondition(lambda self: self.graphs and self.calm)
+    @precondition(lambda self: self.graphs_awake() and self.calm)
     @rule(graph=picks)
     def close_a_graphs_pool(self, graph):
         """It gives its memory back at once, and serves nobody any more."""
-        one = self.some(self.graphs, graph)
+        one = self.some(self.graphs_awake(), graph)
         one.require_bytes()
         one.real = None  # the graph: nothing may be launched into memory that is gone
         one.held.clear()
@@ -152,6 +152,10 @@ class CaptureRules(MemoryRules):
         with self.refused(ClosedError, arena=one.arena):
             one.arena.real.capture(one.queue.stream, pool=one.pool).__enter__()
         self.drop_graph(one)
+
+    def graphs_awake(self) -> list[Captured]:
+        """Graph pools sleep with their arena."""
+        return [one for one in self.graphs if not one.arena.suspended]
 
     def drop_graph(self, one: Captured) -> None:
         one.require_bytes()

@@ -157,13 +157,11 @@ class MemoryRules(World):
     def require_truth(self, arena: Arena, nbytes: int, error: OutOfMemoryError) -> None:
         """A refusal is right: there is no room under the limits, and its numbers are true."""
         note(f"    # refused {nbytes} bytes of {arena}")
-        stats = arena.real.stats()
         need = rounded(nbytes) + (2 * PAGE if arena.is_paged else 0)
         if arena.may_be_padded:
             need *= 2  # a block may be padded so far, and padding is in use
             arena.restart_counters()
-        pools = sum(pool.stats().reserved for pool in arena.real._children())
-        room = [arena.limit - stats.reserved - pools] if arena.limit else []
+        room = [arena.limit - arena.reserved_with_pools()] if arena.limit else []
         free = arena.budget.real.free if arena.budget is not None else None
         room += [free] if free is not None else []
         assert any(each < need for each in room), f"{arena} refused {nbytes} bytes: {error}"
