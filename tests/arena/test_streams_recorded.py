@@ -296,7 +296,7 @@ def test_shrink_reports_blocks_in_use_by_other_streams(make_arena, streams, driv
     with driver.block(streams[1]):
         buffer.close()
         (kept,) = arena.shrink().retained
-        assert "1 block of 1048576 bytes that other streams still use" in kept.reason
+        assert "1 block of 1.0 MiB that other streams still use" in kept.reason
         assert [(block.used, block.pending_free) for block in kept.blocks] == [(False, True)]
         assert [block.pending_free for block in arena.blocks()] == [True]
     streams[1].synchronize()

@@ -136,10 +136,8 @@ def test_shrink_names_the_stream_whose_work_retains_memory(make_arena, stream):
         driver.fill(buffer, 9, stream)
         buffer.close()
         reasons = ", ".join(kept.reason for kept in arena.shrink().retained)
-        assert (
-            f"free bytes of stream {stream.ptr:#x}, whose work is not known to be done" in reasons
-        )
-        assert "1 live block of 1048576 bytes" in reasons
+        assert f"free, for stream {stream.ptr:#x} whose work is not known to be done" in reasons
+        assert "1 live block of 1.0 MiB" in reasons
         assert "0 live blocks" not in reasons
     stream.synchronize()
     pin.close()

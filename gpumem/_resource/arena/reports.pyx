@@ -440,7 +440,7 @@ cdef list held_for_streams(list blocks):
     for block in blocks:
         if not block.used and not block.pending_free and block.stream:
             held[block.stream] = held.get(block.stream, 0) + block.allocated_nbytes
-    return [f"{format_size(nbytes)} freed on stream {stream:#x}, whose work may not be complete"
+    return [f"{format_size(nbytes)} free, for stream {stream:#x} whose work is not known to be done"
             for stream, nbytes in sorted(held.items())]
 
 

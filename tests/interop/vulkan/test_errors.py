@@ -54,7 +54,7 @@ def test_device_without_the_extension_is_refused():
 def test_import_larger_than_the_allocation_is_refused(device, importer):
     with device.allocate(4096) as buffer, no_file_left():
         described = device.export_memory(buffer.memory, 2 * buffer.allocation_size)
-        with pytest.raises(BadHandleError, match="fewer bytes than described, 8192"):
+        with pytest.raises(BadHandleError, match=r"fewer bytes than described, 8\.0 KiB"):
             importer.import_memory(described, consume=True)
         os.fstat(described.handle.fileno())
         described.handle.close()
