@@ -37,9 +37,8 @@ def driver():
 
 
 @pytest.fixture
-def gate(streams, driver):
-    """Hold streams[0]."""
-    bring_to_rest()
+def gate(host, streams, driver):
+    """Hold streams[0], once the host device is at rest: to bring it there waits for all streams."""
     with driver.block(streams[0]) as gate:
         yield gate
         gate.open()

@@ -151,9 +151,10 @@ def test_shrink_reports_nothing_as_freed_if_nothing_was(make_arena, stream):
         (kept,) = arena.shrink().retained
     assert "freed" not in kept.reason
     rest = kept.allocated_nbytes - buffer.allocated_nbytes
+    assert rest == 2 * MIB - 1024
     assert kept.reason == (
-        f"1 live block of {buffer.allocated_nbytes} bytes, {rest} free bytes of stream "
-        f"{stream.ptr:#x}, whose work is not known to be done"
+        f"1 live block of 1.0 KiB, 2.0 MiB free, for stream {stream.ptr:#x} whose work is not "
+        "known to be done"
     )
 
 
