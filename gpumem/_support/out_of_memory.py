@@ -133,8 +133,11 @@ class OutOfMemoryReport:
         numbers.append(f"limit {format_size(self.limit)}" if self.limit else "no limit")
         if self.largest_free is not None:
             numbers.append(f"largest free block {format_size(self.largest_free)}")
+        asked, padded = exact_size(self.requested_nbytes), exact_size(self.allocated_nbytes)
+        if self.allocated_nbytes - self.requested_nbytes >= 1024:
+            asked += f", {padded} with padding"
         return (
-            f"{self.memory} is out of memory: asked for {exact_size(self.requested_nbytes)}; "
+            f"{self.memory} is out of memory: asked for {asked}; "
             + ", ".join(numbers)
             + (f"; {'; or '.join(self.remedies)}" if self.remedies else "")
         )
