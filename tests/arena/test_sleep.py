@@ -272,9 +272,7 @@ def test_failed_sleep_that_cannot_be_undone_is_reported(held, host):
     host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE
     host.fail("cuMemCreate", 1, 2, 1)  # OUT_OF_MEMORY, when the first page shall come back
     try:
-        with pytest.raises(
-            gpumem.errors.SuspendedError, match=r"asleep in part.*cuMemCreate"
-        ):
+        with pytest.raises(gpumem.errors.SuspendedError, match=r"asleep in part.*cuMemCreate"):
             arena.sleep()
     finally:
         host.clear_faults()
