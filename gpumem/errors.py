@@ -56,10 +56,11 @@ class GpumemError(Exception):
     @classmethod
     def _of_args(cls, *args: object) -> Self:
         """Make an error without `__init__`, whose parameters differ from `args`: for unpickling."""
-        return Exception.__new__(cls, *args)
+        return cls.__new__(cls, *args)
 
 
-class OutOfMemoryError(GpumemError, MemoryError):
+# MemoryError first: `__new__` is then its own, which Dask's unpickling of exceptions calls.
+class OutOfMemoryError(MemoryError, GpumemError):
     """An allocation failed; the allocator's state is unchanged.
 
     Attributes

@@ -48,3 +48,10 @@ def test_error_message_survives_pickle(name):
     error = getattr(errors, name)("what happened")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), "what happened")
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_instance_is_made_by_its_own_new(name):
+    """As the unpickling of Dask's workers makes it."""
+    kind = getattr(errors, name)
+    assert type(kind.__new__(kind)) is kind

@@ -33,7 +33,7 @@ def test_stats_and_shrink_reports_are_short_and_tables_in_notebooks(make_arena):
     )
     assert repr(report) == "<gpumem.ShrinkReport: 0 B released, 1.0 MiB retained in 1 region>"
     assert repr(arena) == "<gpumem.Arena '<cache>' on host:0: 1.0 KiB in use, 1.0 MiB reserved>"
-    assert "<td>1 live block of 1024 bytes</td>" in report._repr_html_()
+    assert "<td>1 live block of 1.0 KiB</td>" in report._repr_html_()
     for name, text in (("in_use", "1.0 KiB"), ("num_allocs", "1"), ("limit", "64.0 MiB")):
         assert f">{name}</th><td>{text}</td>" in stats._repr_html_()
     assert "&lt;cache&gt;" in arena._repr_html_()
