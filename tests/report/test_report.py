@@ -473,7 +473,7 @@ def test_report_of_more_than_a_replay_can_place_is_refused(tmp_path, capsys):
     block = {"address": 1 << 40, "nbytes": 63 << 40, "allocated_nbytes": 63 << 40}
     resource = SNAPSHOT["resources"][0] | {"blocks": [block | {"state": "used", "stream": 0}]}
     path.write_text(json.dumps(SNAPSHOT | {"resources": [resource]}))
-    words = "63.0 TiB live at once do not fit: a replay failed to allocate 1 of 1 blocks"
+    words = "could not allocate 1 of 1 blocks: the trace needs 63.0 TiB at once"
     with pytest.raises(TraceError, match=words):
         write_report(path, tmp_path / "page.html")
     assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 2
