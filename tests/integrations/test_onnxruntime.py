@@ -176,6 +176,7 @@ def test_onnx_runtime_and_others_in_turns_never_see_each_others_bytes(memory):
     sides = [gpumem.Stream("host") for _ in range(2)]
     nbytes, count = 64 << 10, 300
     seen = gpumem.zeros((count, nbytes), "uint8", memory="host/host_accessible")
+    LEGACY.synchronize()  # the zeros are queued work too
     gates, values = [], []
     for number in range(count):
         value, out = rng.randrange(256), seen.ptr + number * nbytes
