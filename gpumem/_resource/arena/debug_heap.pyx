@@ -201,8 +201,8 @@ cdef class Heap:
 
     cdef str live_text(self):
         live = self.outstanding()
-        lines = [f"\n  {format_size(block.nbytes)} at {block.ptr:#x}, allocated at {block.allocated.where}"
-                 for block in live[:MOST_TOLD]]
+        lines = [f"\n  {format_size(block.nbytes)} at {block.ptr:#x}, allocated at "
+                 f"{block.allocated.where}" for block in live[:MOST_TOLD]]
         if len(live) > MOST_TOLD:
             lines.append(f"\n  and {len(live) - MOST_TOLD} more")
         return "".join(lines)
