@@ -618,7 +618,7 @@ def test_process_without_resources_publishes_nothing():
 
 def test_unknown_value_of_the_environment_variable_is_reported():
     done = subprocess.run(
-        [sys.executable, "-c", "import gpumem"],
+        [sys.executable, "-W", "default", "-c", "import gpumem"],
         env=os.environ | {"GPUMEM_TOP": "yes"},
         capture_output=True,
         text=True,
