@@ -277,6 +277,7 @@ def test_descriptor_of_a_dead_sender_is_an_error(sender):
 def test_descriptor_of_a_sender_that_does_not_answer_is_an_error_and_not_a_hang(sender):
     process, name = sender
     process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)  # it has stopped
     with (
         pytest.raises(BadHandleError, match="did not hand out the offer"),
         _descriptors.ask(name, "offer", "00", timeout=0.2),

@@ -14,6 +14,7 @@ from .rows import Rows
 from .tags import Tags
 
 LONGEST_DRAG = 500  # microseconds
+PASSED_BY_TAGS = 32 << 20  # bytes: what the threads of a scenario may be making at once
 
 
 class Worker:
@@ -150,5 +151,6 @@ class Worker:
     def look(self) -> None:
         self._arena.check_invariants()
         stats = self._arena.stats()
-        assert stats.reserved <= (stats.limit or stats.reserved), stats
+        # Threads that grow several tags at once may pass the limit, see docs/limits.md.
+        assert not stats.limit or stats.reserved <= stats.limit + PASSED_BY_TAGS, stats
         self._arena.blocks()
