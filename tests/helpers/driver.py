@@ -12,6 +12,7 @@ from .object_layout import table_and_context_of
 
 _TYPES = {
     "cuDriverGetVersion": (ctypes.c_void_p,),
+    "cuGetErrorName": (ctypes.c_int, ctypes.c_void_p),
     "cuCtxPushCurrent": (ctypes.c_uint64,),
     "cuCtxPopCurrent": (ctypes.c_void_p,),
     "cuCtxGetCurrent": (ctypes.c_void_p,),
@@ -60,8 +61,9 @@ class HostDriver:
         return self._functions[name]
 
     def call(self, name: str, *arguments) -> None:
-        """Call with the device's context current; a refusal is an assertion."""
-        assert self.refusal(name, *arguments) == 0, name
+        """Call with the device's context current; a refusal is a DriverError."""
+        with self.current():
+            self.call_as_it_is(name, *arguments)
 
     def refusal(self, name: str, *arguments) -> int:
         """Call with the device's context current, and return the driver's code; 0: success."""
@@ -69,8 +71,11 @@ class HostDriver:
             return self._function(name)(*arguments)
 
     def call_as_it_is(self, name: str, *arguments) -> None:
-        """Call with whichever context is current; a refusal is an assertion."""
-        assert self._function(name)(*arguments) == 0, name
+        """Call with whichever context is current; a refusal is a DriverError."""
+        if code := self._function(name)(*arguments):
+            told = ctypes.c_char_p()
+            self._function("cuGetErrorName")(code, ctypes.byref(told))
+            raise gpumem.errors.DriverError(name, code, (told.value or b"an unknown code").decode())
 
     @contextlib.contextmanager
     def current(self):
