@@ -120,7 +120,8 @@ def test_allocate_gives_a_region_back_beside_a_stream_it_never_saw(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_allocate_waits_for_work_that_holds_a_region(make_arena, streams, driver, host, policy):
-    arena = make_arena(REGIONS | {"max_mem": 4 * MIB, "stream_reuse": policy})
+    config = {"max_mem": 4 * MIB, "stream_reuse": policy, "oom_wait_ms": HOUR_MS}
+    arena = make_arena(REGIONS | config)
     host.set_lag(30_000_000)
     free_behind(arena, driver, streams[0])
     arena.allocate(4 * MIB, streams[0]).close()

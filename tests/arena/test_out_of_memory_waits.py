@@ -9,6 +9,7 @@ import gpumem
 
 MIB = 1 << 20
 LAG = 30_000_000  # ns, of real time
+HOUR_MS = 3_600_000  # for waits that end when the work is done
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def full(make_arena, stream, **config):
 
 @pytest.mark.parametrize("policy", ["completed", "wait"])
 def test_request_waits_for_pending_memory_of_another_stream(make_arena, streams, host, policy):
-    arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy)
+    arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy, oom_wait_ms=HOUR_MS)
     host.set_lag(LAG)
     driver = HostDriver()
     driver.fill(buffer, 1, streams[0])
@@ -46,7 +47,8 @@ def test_block_with_its_own_region_waits_for_work_of_its_own_stream(
     make_arena, host, kind, debug_heap, backing
 ):
     """In its stream's order it may not lie where the freed block was: that memory goes back."""
-    arena = make_arena({"max_mem": 8 * MIB, "backing": backing}, debug_heap=debug_heap)
+    config = {"max_mem": 8 * MIB, "backing": backing, "oom_wait_ms": HOUR_MS}
+    arena = make_arena(config, debug_heap=debug_heap)
     stream = gpumem.Stream.from_handle("host", 0)
     buffer = arena.allocate(4 * MIB, stream)
     host.set_lag(LAG)
@@ -63,7 +65,7 @@ def test_request_waits_for_its_own_stream_where_its_memory_lies_among_small_bloc
     make_arena, streams, host
 ):
     """A large paged arena has a range for small blocks, whose pages do not move to large ones."""
-    arena = make_arena({"max_mem": 128 * MIB, "backing": "virtual"})
+    arena = make_arena({"max_mem": 128 * MIB, "backing": "virtual", "oom_wait_ms": HOUR_MS})
     pin = arena.allocate(66 * MIB, streams[0])
     small = [arena.allocate(100_000, streams[0]) for _ in range(500)]
     host.set_lag(LAG)
@@ -75,7 +77,7 @@ def test_request_waits_for_its_own_stream_where_its_memory_lies_among_small_bloc
 
 @pytest.mark.parametrize("policy", ["completed", "never"])
 def test_request_waits_for_a_block_with_a_recorded_stream(make_arena, streams, host, policy):
-    arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy)
+    arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy, oom_wait_ms=HOUR_MS)
     buffer.record_stream(streams[1])
     host.set_lag(LAG)
     HostDriver().fill(buffer, 1, streams[1])
@@ -86,7 +88,7 @@ def test_request_waits_for_a_block_with_a_recorded_stream(make_arena, streams, h
 
 
 def test_never_policy_does_not_wait_for_other_streams(make_arena, streams, virtual_clock):
-    arena, pin, buffer = full(make_arena, streams[0], stream_reuse="never", oom_wait_ms=3_600_000)
+    arena, pin, buffer = full(make_arena, streams[0], stream_reuse="never", oom_wait_ms=HOUR_MS)
     virtual_clock.set_lag(LAG)
     HostDriver().fill(buffer, 1, streams[0])
     buffer.close()
@@ -97,7 +99,7 @@ def test_never_policy_does_not_wait_for_other_streams(make_arena, streams, virtu
 
 
 def test_request_that_can_never_fit_does_not_wait(make_arena, streams, virtual_clock):
-    arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=3_600_000)
+    arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=HOUR_MS)
     virtual_clock.set_lag(LAG)
     buffer.close()
     with pytest.raises(gpumem.OutOfMemoryError):
@@ -138,7 +140,7 @@ def test_stream_that_timed_out_is_not_waited_for_again(make_arena, streams, virt
 
 
 def test_other_threads_allocate_while_one_waits(make_arena, streams, virtual_clock):
-    arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=60_000)
+    arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=HOUR_MS)
     virtual_clock.set_lag(LAG)
     buffer.close()
     served = []
@@ -156,7 +158,8 @@ def test_other_threads_allocate_while_one_waits(make_arena, streams, virtual_clo
 
 
 def test_request_waits_when_the_driver_is_out_of_memory(make_arena, streams, host, leave_room):
-    arena = make_arena({"split_rule": "tight", "extend_strategy": "same_as_requested"})
+    config = {"split_rule": "tight", "extend_strategy": "same_as_requested"}
+    arena = make_arena(config | {"oom_wait_ms": HOUR_MS})
     arena.allocate(MIB, streams[0]).close()
     pin, rest = arena.allocate(256, streams[0]), arena.allocate(MIB - 256, streams[0])
     leave_room(0)

@@ -204,7 +204,7 @@ def test_wait_for_memory_pauses_between_looks(make_arena, streams, virtual_clock
 
 def test_default_streams_work_is_waited_for(make_arena, streams, host):
     host.set_lag(30_000_000)
-    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 3_600_000})
     pin, buffer = arena.allocate(256), arena.allocate(BLOCK)
     HostDriver().fill(buffer, 1, gpumem.Stream.from_handle("host", 1))
     buffer.close()

@@ -54,14 +54,18 @@ def memory_files(pid: int) -> list[str]:
 
 
 def offer_to_nobody(nbytes: int) -> tuple[str, str]:
-    """Offer a tensor that no one will collect, and return where."""
+    """Offer a tensor that no one will collect and that expires at once, and return where."""
     import pickle
 
     from gpumem.integrations.dask import _serialize, _worker
 
     member = _worker.current()
     receiver = {"recipient": {_worker.ANNOUNCED: member.announced}}
-    header, frames = _serialize.send(filled(1, nbytes), receiver)
+    seconds, member.offers.seconds = member.offers.seconds, 0.0
+    try:
+        header, frames = _serialize.send(filled(1, nbytes), receiver)
+    finally:
+        member.offers.seconds = seconds
     assert frames == []
     assert pickle.loads(header["contents"])
     return header["name"], header["token"]

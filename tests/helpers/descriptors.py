@@ -8,7 +8,7 @@ import os
 OTHERS = ("pipe:", "socket:", "/memfd:gpumem-device")
 
 
-def open_descriptors() -> dict[int, str]:
+def open_descriptors(others: tuple[str, ...] = OTHERS) -> dict[int, str]:
     """Return what each of this process's descriptors is, but for those that others open."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
@@ -16,4 +16,4 @@ def open_descriptors() -> dict[int, str]:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # the listing's own
-    return {number: link for number, link in found.items() if not link.startswith(OTHERS)}
+    return {number: link for number, link in found.items() if not link.startswith(others)}

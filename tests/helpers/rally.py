@@ -36,7 +36,11 @@ def play(program: Path, mode: str, rounds: int, timeout: float = 300) -> tuple[i
                 )
                 for side in (0, 1)
             ]  # fmt: skip
-            said = [side.communicate(timeout=timeout) for side in sides]
+            try:
+                said = [side.communicate(timeout=timeout) for side in sides]
+            finally:
+                for side in sides:
+                    side.kill()
             assert [side.returncode for side in sides] == [0, 0], said
             if mode != "futex":
                 assert timeline.value() == timeline.pending == 2 * rounds

@@ -52,7 +52,7 @@ class Answers(Plain):
             self.returned.append((ptr, nbytes, stream))
 
 
-def close_when_unused(arena: gpumem.Arena, patience_s: float = 10) -> None:
+def close_when_unused(arena: gpumem.Arena, patience_s: float = 60) -> None:
     """Close an arena once the threads that end copies and graphs have let go of its blocks."""
     end = time.monotonic() + patience_s
     while not arena.closed:

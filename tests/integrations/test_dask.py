@@ -51,7 +51,7 @@ def cluster(tmp_path_factory):
     environment = {
         "DASK_GPUMEM__MEMORY": "host",
         "DASK_GPUMEM__BUDGET": str(LIMIT),
-        "DASK_GPUMEM__EXPIRES": "1.0",
+        "DASK_GPUMEM__EXPIRES": "600.0",
         "PYTHONWARNINGS": "ignore",
     }
     with (
@@ -95,7 +95,7 @@ def test_preload_gives_each_worker_an_arena_under_the_budget_of_dasks_configurat
 
 def test_plugin_with_the_settings_that_workers_have_changes_nothing_and_others_are_refused(client):
     before = [each.pid for each in memory(client)]
-    client.register_plugin(gpumem_dask.plugin("host", budget=LIMIT, expires=1.0))
+    client.register_plugin(gpumem_dask.plugin("host", budget=LIMIT, expires=600.0))
     with pytest.raises(IntegrationError, match="expected the same settings"):
         client.register_plugin(gpumem_dask.plugin("host", budget="1MiB"), name="another")
     assert [each.pid for each in memory(client)] == before

@@ -49,7 +49,7 @@ def test_fence_blocks_are_allocated_and_freed(fence, arena):
 
 @pytest.mark.parametrize("stream", [0, 2])
 def test_block_is_reused_after_work_queued_before_its_free(fence, stream):
-    config = {"initial_chunk_size_bytes": 4 * MIB, "max_mem": 4 * MIB}
+    config = {"initial_chunk_size_bytes": 4 * MIB, "max_mem": 4 * MIB, "oom_wait_ms": 3_600_000}
     with gpumem.Arena("host", config) as arena, arena.allocate(256):
         # What is left of the only region holds one such block, and the region stays.
         buffer = fence.allocate(arena, 3 * MIB)

@@ -617,9 +617,17 @@ def test_out_of_memory_waits_for_pending_frees(heap, host):
         buffer = allocator.allocate(1000, stream)
         gate = driver.block(stream)
         buffer.close()
-        threading.Timer(0.05, gate.open).start()
+        waited = host.call_count("cuEventSynchronize")
+
+        def open_once_waited_for():
+            wait_until(lambda: host.call_count("cuEventSynchronize") > waited)
+            gate.open()
+
+        opener = threading.Thread(target=open_once_waited_for)
+        opener.start()
         with allocator.allocate(900):
             assert heap.names() == ["alloc", "alloc", "free", "alloc"]
+        opener.join()
 
 
 def test_close_waits_for_pending_frees(heap, host):

@@ -398,7 +398,7 @@ def test_forked_child_finds_the_lock_free_and_arenas_closed():
         thread.start()
         held.wait(60)
         if os.fork() == 0:
-            signal.alarm(20)
+            signal.alarm(120)         # where it finds a lock taken
             for use in (
                 lambda: environment.acquire("host").allocate(8),
                 lambda: session.run(lambda ctx: None),

@@ -289,9 +289,9 @@ def test_scratch_of_a_run_belongs_to_its_stream(host):
     arena.close()
 
 
-def test_run_waits_for_its_work(session, host):
+def test_run_waits_for_its_work(session, virtual_clock):
     driver = HostDriver()
-    host.set_lag(5_000_000)
+    virtual_clock.set_lag(5_000_000)
     session.bind_output("y", "host/host_accessible")
 
     def work(ctx):

@@ -78,7 +78,7 @@ def test_wake_ups_between_processes_are_neither_lost_nor_early(players, mode, ro
 @pytest.mark.parametrize("mode", ["park", "mixed"])
 def test_no_wake_up_is_lost_under_jitter_between_the_steps(tmp_path, players, mode):
     """With delays between the steps: one step out of order hangs within some thousand turns."""
-    play(compile_players(tmp_path, "-DJITTER"), mode, 20_000, timeout=100)
+    play(compile_players(tmp_path, "-DJITTER"), mode, 20_000)
 
 
 def test_two_interpreters_take_turns(timeline, start):
