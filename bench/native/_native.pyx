@@ -240,7 +240,7 @@ def hook(size_t slots, Arena arena not None, list streams):
     """Make an allocator hook of an arena, which frees by address, with one stream per thread."""
     cdef Subject made = Subject(slots)
     made.owner = arena, streams
-    by_address(made, streams).hook = hook_create(arena.core, NULL, 0)
+    by_address(made, streams).hook = hook_create(arena.core, NULL, False, 0)
     made.subject.allocate, made.subject.release = hook_take, hook_release
     return made
 

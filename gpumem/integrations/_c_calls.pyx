@@ -16,8 +16,8 @@ from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
     arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
     arena_shrink, ARENA_STALE, ArenaCore, caches_flush, heap_counts, HeapCounts, hook_allocate,
-    hook_counts, hook_create, hook_drop, hook_free, hook_free_on, hook_record, hook_slot,
-    HookCounts, HookSums, last_refusal, sums_of,
+    hook_create, hook_drop, hook_free, hook_free_on, hook_live, hook_record, hook_slot,
+    last_refusal,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
@@ -372,7 +372,7 @@ def capsule_of(Arena arena not None, framework, bint captures=False):
     arena.require_open()
     given = <Handed*>calloc(1, sizeof(Handed))
     if given != NULL:
-        given.hook = hook_create(arena.core, NULL, number)
+        given.hook = hook_create(arena.core, NULL, False, number)
     if given == NULL or given.hook == NULL:
         free(given)
         raise MemoryError("out of host memory while making an arena's handle for C")
@@ -393,9 +393,7 @@ def address_of(capsule):
 def live_blocks(capsule):
     """Return how many blocks are allocated that C took through this capsule's arena."""
     cdef Handed* given = <Handed*>PyCapsule_GetPointer(capsule, GPUMEM_CAPSULE)
-    cdef HookCounts counts = hook_counts(given.hook)
-    cdef HookSums sums = sums_of(&counts)
-    return sums.allocs - sums.frees
+    return hook_live(given.hook)
 
 
 def arenas():

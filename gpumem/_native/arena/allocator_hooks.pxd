@@ -49,8 +49,9 @@ cdef struct AllocatorHook:
     int32_t references      # the owner's and each live block's (atomic)
     uint8_t framework       # that calls it, by its number in _support/events
     uint64_t label[2]       # what its caller knows it by; gpumem does not look at it
-    AllocatorHook* counted  # where its blocks are counted, a reference; NULL: here
+    AllocatorHook* counted  # another hook that counts its blocks, a reference; NULL: none
     AllocatorHook* next     # in the list of all hooks
+    HookCounts* counter     # where its blocks are counted: here or in `counted`; NULL: nowhere
     HookCounts counts
     uint32_t count          # of `names`; only rises, read without the lock
     Lock lock               # of adding one
@@ -64,9 +65,10 @@ cdef struct HookBlock:
     uint64_t label[2]       # of its hook
     int32_t device          # ordinal
 
-# NULL: out of host memory. `hook_drop` ends the owner's reference. `counted`: the hook that counts
-# its blocks; NULL: itself.
-cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
+# NULL: out of host memory. `hook_drop` ends the owner's reference. `counts`: whether sums and peaks
+# of its blocks are kept, which are six atomic additions for a pair of calls; `counted`: the hook
+# that keeps them, NULL: the new one.
+cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint counts,
                                 uint8_t framework) noexcept nogil
 cdef void hook_retain(AllocatorHook* hook) noexcept nogil
 cdef void hook_drop(AllocatorHook* hook) noexcept nogil
@@ -106,6 +108,8 @@ cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept n
 # The arena's slot of a stream, for reports.
 cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil
 cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil
+# How many live blocks a hook has, if its owner has the only other reference.
+cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil
 # The sum of two kinds of blocks.
 cdef HookSums sums_of(const HookCounts* counts) noexcept nogil
 # Sets the peaks to what is in use now.

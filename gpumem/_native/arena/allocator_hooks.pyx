@@ -24,6 +24,7 @@ from gpumem._support.atomics cimport (
 from gpumem._support.events cimport is_recorded, thread_set_framework
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.memory cimport lines_alloc
 from gpumem._support.process cimport on_fork, process, process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
@@ -32,7 +33,7 @@ cdef enum:
     SHARDS = 64
     FIRST_ENTRIES = 64          # of a shard; a power of two
 
-cdef struct Entry:
+cdef struct Entry:              # a cache line
     uint64_t address            # 0: free
     uint64_t handle             # of the block
     uint64_t nbytes             # as requested
@@ -60,7 +61,7 @@ lock_init(&hooks_lock)
 
 # ---- hooks ---------------------------------------------------------------------------------------
 
-cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
+cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint counts,
                                 uint8_t framework) noexcept nogil:
     global hooks
     cdef AllocatorHook* hook = <AllocatorHook*>calloc(1, sizeof(AllocatorHook))
@@ -72,6 +73,8 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
     hook.references = 1         # the owner's; each live block adds one
     hook.counted = counted
     hook.framework = framework
+    if counts:
+        hook.counter = &counted.counts if counted != NULL else &hook.counts
     if counted != NULL:
         hook_retain(counted)
     lock_acquire(&hooks_lock)
@@ -127,19 +130,18 @@ cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) 
 
 # ---- counting ------------------------------------------------------------------------------------
 
-cdef inline HookCounts* counts_of(AllocatorHook* hook) noexcept nogil:
-    return &hook.counted.counts if hook.counted != NULL else &hook.counts
-
-
 cdef inline HookKind kind_of(const Entry* entry) noexcept nogil:
     return HOOK_SMALL if entry.handle & IN_SMALL else HOOK_LARGE
 
 
 cdef inline void count_allocate(const Entry* entry) noexcept nogil:
     # Two rising sums instead of one of live bytes: each is written by one atomic addition.
-    cdef HookCounts* counts = counts_of(entry.hook)
+    cdef HookCounts* counts = entry.hook.counter
     cdef HookKind kind = kind_of(entry)
-    cdef HookSums* sums = &counts.sums[<int>kind]
+    cdef HookSums* sums
+    if counts == NULL:
+        return
+    sums = &counts.sums[<int>kind]
     sum_add(&sums.allocs, 1)
     sum_add(&sums.requested, entry.nbytes)
     sum_add(&sums.allocated, entry.size)
@@ -148,7 +150,10 @@ cdef inline void count_allocate(const Entry* entry) noexcept nogil:
 
 
 cdef inline void count_free(const Entry* entry) noexcept nogil:
-    cdef HookSums* sums = &counts_of(entry.hook).sums[<int>kind_of(entry)]
+    cdef HookSums* sums
+    if entry.hook.counter == NULL:
+        return
+    sums = &entry.hook.counter.sums[<int>kind_of(entry)]
     sum_add(&sums.requested_freed, entry.nbytes)
     sum_add(&sums.allocated_freed, entry.size)
     sum_add(&sums.frees, 1)
@@ -182,6 +187,10 @@ cdef inline void raise_peak(uint64_t* peak, uint64_t now) noexcept nogil:
 
 cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil:
     return hook.counts
+
+
+cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil:
+    return published32(<const uint32_t*>&hook.references) - 1
 
 
 cdef HookSums sums_of(const HookCounts* counts) noexcept nogil:
@@ -634,7 +643,7 @@ cdef bint enlarge(Shard* shard) noexcept nogil:
     cdef uint64_t capacity = shard.mask + 1 if before != NULL else 0
     cdef uint64_t larger = 2 * capacity if capacity else FIRST_ENTRIES
     cdef uint64_t i
-    cdef Entry* entries = <Entry*>calloc(larger, sizeof(Entry))
+    cdef Entry* entries = <Entry*>lines_alloc(larger * sizeof(Entry))
     if entries == NULL:
         return False
     shard.entries = entries

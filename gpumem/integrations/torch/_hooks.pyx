@@ -515,7 +515,7 @@ cdef void* open_pool(void* hook, const uint64_t* id, TorchSource* source,
     pool = pool_create(beside.arena, NULL, &backing if source != NULL else NULL, splits)
     if pool == NULL:
         return NULL
-    opened = hook_create(pool, beside, FRAMEWORK_TORCH)
+    opened = hook_create(pool, beside, True, FRAMEWORK_TORCH)
     arena_drop(pool)        # the hook has a reference of its own
     if opened != NULL:
         opened.label[0], opened.label[1] = id[0], id[1]
@@ -718,7 +718,7 @@ def serve(device, Arena arena not None):
                           "PyTorch, whose blocks have 256: expected at most 256")
     if served.get(device) is arena:
         return
-    hook = hook_create(arena.core, NULL, FRAMEWORK_TORCH)
+    hook = hook_create(arena.core, NULL, True, FRAMEWORK_TORCH)
     if hook == NULL:
         raise MemoryError("out of host memory while making an allocator hook")
     before = hook_of(device)
