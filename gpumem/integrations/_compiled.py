@@ -91,12 +91,12 @@ def build(recipe: Recipe) -> Path:
     RuntimeError, OSError
         As `load`.
     """
-    command = [*_compiler(), *_OPTIONS, *recipe.options, *recipe.places]
+    options = [*_OPTIONS, *recipe.options, *recipe.places]
     path = _path_of(recipe)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / "library.so"
-        _compile(command, recipe.source, built)
+        _compile(_compiler(), options, recipe.source, built)
         _seal(built)
         built.replace(path)  # at once: another process may be doing the same
     _require_untouched(path)
@@ -159,14 +159,14 @@ def _compiler() -> list[str]:
     )
 
 
-def _compile(command: list[str], source: str, built: Path) -> None:
+def _compile(compiler: list[str], options: list[str], source: str, built: Path) -> None:
     written = built.with_suffix(".cpp")
     written.write_text(source)
     # Libraries come after what needs them.
-    whole = [command[0], str(written), "-o", str(built), *command[1:]]
+    whole = [*compiler, str(written), "-o", str(built), *options]
     try:
         done = subprocess.run(whole, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise RuntimeError(f"{command[0]} cannot be run: {error.strerror}") from error
+        raise RuntimeError(f"{compiler[0]} cannot be run: {error.strerror}") from error
     if done.returncode != 0:
-        raise RuntimeError(f"{command[0]} exited with {done.returncode}: {done.stderr.strip()}")
+        raise RuntimeError(f"{compiler[0]} exited with {done.returncode}: {done.stderr.strip()}")

@@ -29,6 +29,11 @@ def test_library_is_compiled_once_and_loaded(folder, monkeypatch):
     assert _compiled.compiled(ANSWER) == path
 
 
+def test_compiler_may_be_several_words(monkeypatch):
+    monkeypatch.setenv("CXX", f"env LC_ALL=C {shutil.which('c++') or shutil.which('g++')}")
+    assert _compiled.load(ANSWER).answer() == 42
+
+
 def test_recipes_that_differ_make_different_libraries():
     other = ANSWER._replace(source=ANSWER.source.replace("42", "43"))
     with_option = ANSWER._replace(options=("-DNDEBUG",))

@@ -109,7 +109,7 @@ def test_status_names_the_resources_that_serve_rmm_and_how(mr, arena):
     with integration.using(arena):
         now = integration.status()
         assert (now.enabled, now.resources, now.calls) == (True, {0: arena}, "python")
-        assert now.why_python.startswith("it was not compiled: librmm's headers")
+        assert now.why_python.startswith("it was not compiled: ")  # whether librmm is there or not
     with integration.using():
         assert integration.status().resources == {}
     assert integration.status() == off
