@@ -128,7 +128,7 @@ def _run_all(
 ) -> tuple[Any, Callable[[], object]]:
     """Run each number of rows once; return the session and a call that runs the last again.
 
-    Inputs and outputs lie in memory of the driver's, which neither side counts.
+    ONNX Runtime copies the arrays into memory of the session's, which counts on both sides.
     """
     providers = [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
     session = ort.InferenceSession(model, providers=providers)
