@@ -222,7 +222,14 @@ def assign(Tensor dst not None, value):
     else:
         if isinstance(value, np.ndarray):
             value = value.astype(dst.element.dtype, casting="same_kind", copy=False)
-        copy(dst, np.broadcast_to(np.asarray(value, dst.element.dtype), dst.shape))
+        value = np.asarray(value, dst.element.dtype)
+        try:
+            value = np.broadcast_to(value, dst.shape)
+        except ValueError:
+            raise ValueError(f"values of shape {value.shape} do not fit into a tensor of shape "
+                             f"{dst.shape}: expected that shape, or one that NumPy broadcasts "
+                             "to it") from None
+        copy(dst, value)
 
 
 # ---- copy(): elements from any array into any other ----------------------------------------------

@@ -109,7 +109,10 @@ class Resources:
             accepted = " or ".join(kind.name for kind in self._kinds)
             hint = ""
             if memory.device.type == "host":
-                hint = "; on the host, frameworks take gpumem's tensors by DLPack"
+                hint = (
+                    "; without a GPU, make tensors by gpumem.zeros(..., resource=arena); libraries "
+                    "with DLPack see the same bytes"
+                )
             raise ConfigError(
                 f"invalid resource = {resource!r}: {self._framework} needs {accepted} memory of a "
                 f"{self._type} device, such as {self._type}:0{hint}"

@@ -57,8 +57,9 @@ def require_gpu(name: str) -> None:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         raise IntegrationError(
-            f"{name} has no GPU: no NVIDIA driver is installed (libcuda.so.1 was not found); on "
-            "the host, frameworks take gpumem's tensors by DLPack"
+            f"{name} has no GPU: no NVIDIA driver is installed (libcuda.so.1 was not found). "
+            "Without a GPU, make tensors by gpumem.zeros(..., resource=arena); libraries with "
+            "DLPack see the same bytes"
         ) from None
 
 

@@ -275,7 +275,11 @@ class Events:
             yield self._event(row)
 
     def __repr__(self) -> str:
-        return f"<Events: {len(self)} of {len(self.resources)} resources>"
+        events, resources = len(self), len(self.resources)
+        return (
+            f"<gpumem.observe.Events: {events} event{'s' * (events != 1)} of "
+            f"{resources} resource{'s' * (resources != 1)}>"
+        )
 
     def _event(self, row: tuple[Any, ...]) -> AllocationEvent:
         time, address, nbytes, block, stream, kind, framework, thread, tag, stack, resource = row

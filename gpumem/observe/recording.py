@@ -228,8 +228,10 @@ class Recording:
         self.stop()
 
     def __repr__(self) -> str:
-        where = f"into {self.path}" if self.path is not None else f"ring of {self._slots}"
-        return f"<Recording {where}, {'running' if self.running else 'stopped'}>"
+        where = self.path if self.path is not None else f"memory, the last {self._slots} events"
+        return (
+            f"<gpumem.observe.Recording into {where}: {'running' if self.running else 'stopped'}>"
+        )
 
     def _live_now(self) -> LiveBlocks | None:
         """Return the live blocks of the recorded resources if a ring has lost events, else None."""

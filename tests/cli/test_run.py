@@ -192,7 +192,41 @@ def test_report_without_an_enabled_pytorch_shows_the_programs_own_arenas(gpumem,
     assert "<html" in (tmp_path / "out.html").read_text()
     done = gpumem("--report", "none.html", script(tmp_path, body.format(0)))
     assert not (tmp_path / "none.html").exists()
-    assert done.stderr.endswith("none.html: not written: nothing was allocated through gpumem\n")
+    assert "none.html: not written: nothing was allocated through gpumem" in done.stderr
+
+
+def test_report_shows_the_arenas_of_a_program_without_pytorch(gpumem, tmp_path):
+    done = gpumem(
+        "--report",
+        "out.html",
+        script(tmp_path, "import gpumem; kept = gpumem.Arena('host').allocate(5000)"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "<html" in (tmp_path / "out.html").read_text()
+
+
+def test_missing_report_of_a_program_without_pytorch_and_gpumem_is_told(gpumem, tmp_path):
+    done = gpumem("--report", "out.html", script(tmp_path, "print('ran')"))
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "out.html: not written: this process has imported neither PyTorch" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_child_without_the_commands_variable_runs_without_gpumem(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import os, subprocess
+        environment = {name: os.environ[name] for name in os.environ if name != "GPUMEM_RUN"}
+        child = "import sys, torch; print(int('gpumem' in sys.modules))"
+        done = subprocess.run(
+            [sys.executable, "-c", child], env=environment, capture_output=True, text=True
+        )
+        print(json.dumps([done.stdout, done.stderr]))
+        """,
+    )
+    assert answer(gpumem(path)) == ["0\n", ""]
 
 
 @pytest.mark.parametrize(

@@ -777,3 +777,18 @@ def test_columns_equal_the_events(make_arena):
     assert events.records.dtype == EVENT
     assert events.records["nbytes"].tolist() == [e.nbytes for e in events]
     assert not events.records.flags.writeable
+
+
+def test_reprs_of_recording_and_events_count_in_words(make_arena, tmp_path):
+    arena = make_arena()
+    with observe.record(arena, capacity=1024) as recording:
+        arena.allocate(10)
+        assert repr(recording) == (
+            "<gpumem.observe.Recording into memory, the last 1024 events: running>"
+        )
+    events = recording.events()
+    assert repr(events) == f"<gpumem.observe.Events: {len(events)} events of 1 resource>"
+    with observe.record(arena, tmp_path / "events") as recording:
+        pass
+    where = tmp_path / "events"
+    assert repr(recording) == f"<gpumem.observe.Recording into {where}: stopped>"

@@ -100,6 +100,12 @@ def test_invalid_items_leave_the_tensor_as_it_was(value, error):
     assert tensor.tolist() == [1, 1, 1]
 
 
+def test_values_of_another_shape_are_refused_with_both_shapes():
+    tensor = gpumem.zeros((2, 3), "int8", memory="host")
+    with pytest.raises(ValueError, match=r"shape \(2,\) do not fit into a tensor of shape \(3,\)"):
+        tensor[0] = [1, 2]
+
+
 def test_items_may_be_another_tensor():
     tensor = gpumem.zeros((2, 3), "int32", memory="host")
     tensor[:, :2] = gpumem.full((2, 2), 4, "int32", memory="host/host_accessible")

@@ -60,14 +60,14 @@ def require_gpu(torch: ModuleType) -> None:
     PyTorch asks NVML: CUDA is not initialised, so that the process can fork children that use it.
     """
     if not hasattr(torch._C, "_cuda_customAllocator"):
-        why = "it was built without CUDA"
+        why = "this build of it has no CUDA"
     elif torch.cuda.device_count() == 0:
         why = "it finds no GPU"
     else:
         return
     raise IntegrationError(
-        f"PyTorch cannot allocate from gpumem: {why}; on the host, it takes gpumem's tensors by "
-        "torch.from_dlpack"
+        f"PyTorch cannot allocate from gpumem: {why}. Without a GPU, put single tensors into an "
+        'arena: torch.from_dlpack(gpumem.zeros(shape, "float32", resource=arena))'
     )
 
 

@@ -1,4 +1,4 @@
-"""What happens behind PyTorch's import in a process of `gpumem run`, or a child of it.
+"""What happens behind the imports of PyTorch and gpumem in a process of `gpumem run`, or a child.
 
 `VARIABLE` of the environment holds the options, as JSON; children inherit it.
 """
@@ -21,7 +21,7 @@ from gpumem.integrations import torch
 from gpumem.integrations._resources import Resources
 from gpumem.integrations._switch import Setting
 
-__all__ = ["FOLDER", "VARIABLE", "Options", "begin"]
+__all__ = ["FOLDER", "VARIABLE", "Options", "begin", "record"]
 
 VARIABLE = "GPUMEM_RUN"
 FOLDER = Path(__file__).with_name("startup")
@@ -71,32 +71,36 @@ def begin() -> None:
     page shows the arenas that the program makes itself.
     """
     options = Options.of_environment()
-    enabled = True
     try:
         config = ArenaConfig(max_mem=options.max_mem)
         resources = Resources("PyTorch", config=config)
         torch._switch.enable(Setting(resources, (("mode", "full"),)))
     except GpumemError as error:
-        enabled = False
         _tell(f"not enabled for PyTorch: {error}")
-    if options.report:
-        # A page is made with the host device, whose workers stop at exit: that is registered
-        # here, so that it comes after the page.
-        Device("host")._open()
-        recording = observe.record(capacity=EVENTS)
-        atexit.register(_write, recording, options, enabled)
 
 
-def _write(recording: observe.Recording, options: Options, enabled: bool) -> None:
+def record() -> None:
+    """Record everything that is allocated through gpumem, and write the page as Python ends."""
+    # A page is made with the host device, whose workers stop at exit: that is registered here, so
+    # that it comes after the page.
+    Device("host")._open()
+    recording = observe.record(capacity=EVENTS)
+    atexit.register(_write, recording, Options.of_environment())
+
+
+def _write(recording: observe.Recording, options: Options) -> None:
     try:
         recording.stop()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of events that a ring has lost: the page says so
             recording.report(options.page())
     except TraceError:
-        # A launcher and its helpers allocate nothing, and that is no news.
-        if not enabled and os.getpid() == options.process:
-            _tell(f"{options.page()}: not written: nothing was allocated through gpumem")
+        # A launcher and its helpers have PyTorch enabled and allocate nothing: that is no news.
+        if not torch.status().enabled and os.getpid() == options.process:
+            _tell(
+                f"{options.page()}: not written: nothing was allocated through gpumem; without a "
+                "GPU, a page shows the arenas that the program makes itself"
+            )
     except OSError as error:
         _tell(f"{options.page()}: cannot be written: {error.strerror}")
 

@@ -1,30 +1,40 @@
 """Runs as Python starts, in processes that `gpumem run` starts and in their children.
 
 Their PYTHONPATH begins with this folder. PyTorch's import is followed by
-`gpumem.integrations.torch._startup.begin`; a process that does not import PyTorch imports nothing
-of gpumem's. A module of the same name that the program brings is run afterwards, as it would have
-been.
+`gpumem.integrations.torch._startup.begin`. If a page is to be written, the program's own import of
+gpumem is followed by `record`, so that the page shows arenas of a program without PyTorch, too. A
+process that imports neither imports nothing of gpumem's. A module of the same name that the program
+brings is run afterwards, as it would have been.
 """
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import importlib.abc
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+_STEPS = {"torch": "begin", "gpumem": "record"}
+"""What of `_startup` runs behind which import."""
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finds PyTorch as the other finders do, once, and enables gpumem behind its import."""
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds a module as the other finders do, once, and runs a step behind its import."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that the other finders have for PyTorch."""
-        if name != "torch":
+        """Return the spec that the other finders have for the module."""
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -34,27 +44,37 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads PyTorch as its own loader does; the module then names that one."""
+    """Loads a module as its own loader does; the module then names that one."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave it to PyTorch's own loader."""
+        """Leave it to the module's own loader."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load PyTorch, then enable gpumem."""
+        """Load the module, then run its step."""
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         module.__loader__ = self.loader
         self.loader.exec_module(module)
         try:
-            from gpumem.integrations.torch._startup import begin
+            startup = importlib.import_module("gpumem.integrations.torch._startup")
         except ImportError as error:  # another Python than the one gpumem is installed for
             print(f"gpumem: not enabled for PyTorch: {error}", file=sys.stderr)
         else:
-            begin()
+            getattr(startup, _STEPS[module.__name__])()
+
+
+def _tell_of_no_page(process: int, page: str) -> None:
+    """Tell why there is no page of `process`, which the user has started."""
+    if _STEPS.keys().isdisjoint(sys.modules) and os.getpid() == process:
+        print(
+            f"gpumem: {page}: not written: this process has imported neither PyTorch nor gpumem; "
+            "pages of its children have their number in the name",
+            file=sys.stderr,
+        )
 
 
 def _run_the_programs_own() -> None:
@@ -69,5 +89,10 @@ def _run_the_programs_own() -> None:
         sys.modules["sitecustomize"] = ours  # for the import that is under way
 
 
-sys.meta_path.insert(0, _AfterTorch())
+if "GPUMEM_RUN" in os.environ:  # not where a parent has cleared it for a child
+    _process, _, _page = json.loads(os.environ["GPUMEM_RUN"])  # _startup.Options
+    sys.meta_path.insert(0, _AfterImport("torch"))
+    if _page:
+        sys.meta_path.insert(0, _AfterImport("gpumem"))
+        atexit.register(_tell_of_no_page, _process, _page)
 _run_the_programs_own()
