@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -55,6 +56,7 @@ def cluster(tmp_path_factory):
         "PYTHONWARNINGS": "ignore",
     }
     with (
+        mock.patch.dict(os.environ),  # where Dask leaves what a worker's environment has
         dask.config.set({"distributed.nanny.pre-spawn-environ": environment}),
         distributed.LocalCluster(
             n_workers=2,
