@@ -43,7 +43,8 @@ class Stats:
     limit : int
         Bytes the arena may hold; 0 is unlimited.
     in_use, max_in_use : int
-        Bytes in use, padding included; the highest so far.
+        Bytes in use, padding included; the highest so far. Where several threads allocate blocks of
+        up to 64 KiB, it may miss or add what moves in and out of their caches at that moment.
     requested_in_use : int
         Requested bytes in use.
     reserved, max_reserved : int

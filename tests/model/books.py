@@ -193,10 +193,14 @@ class Arena:
         self.max_in_use, self.max_size = stats.max_in_use, stats.max_alloc_size
 
     def take_over_peak(self) -> None:
-        """With several threads the peak may count what one has freed into another one's cache."""
-        found = self.real.stats().max_in_use
-        assert found >= self.max_in_use, f"{self}: max_in_use is {found}, not {self.max_in_use}"
-        self.max_in_use = found
+        """With several threads the peak leaves out what caches of other threads do meanwhile.
+
+        It may count what one has freed into another one's cache, and not what one has taken out of
+        its own cache while another one allocated.
+        """
+        stats = self.real.stats()
+        assert stats.max_in_use >= stats.in_use, f"{self}: {stats}"
+        self.max_in_use = stats.max_in_use
 
     def check(self) -> None:
         stats = self.real.stats()
