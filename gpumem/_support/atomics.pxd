@@ -16,6 +16,8 @@ cdef extern from "atomics.h" nogil:
     void store32(uint32_t* word, uint32_t value)
     uint64_t load64(const uint64_t* word)
     void store64(uint64_t* word, uint64_t value)
+    void locked_add64(uint64_t* word, uint64_t by)
+    void locked_raise64(uint64_t* peak, uint64_t value)
 
     uint8_t published8(const uint8_t* word)
     void publish8(uint8_t* word, uint8_t value)

@@ -111,6 +111,8 @@ def threads(seed):
             if rng.random() < 0.05:
                 arena.allocate_persistent(1000).close()
                 arena.shrink()
+                arena.stats()
+                arena.snapshot()
 
     workers = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for worker in workers:

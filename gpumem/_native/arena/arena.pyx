@@ -125,9 +125,10 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     caches_flush(arena)
     lock_acquire(&arena.lock)
     # Flushed above: cached bytes count as used until then.
-    arena.stats.max_in_use = arena_in_use(arena)
-    arena.span_peak = arena.block_peak = 0
-    arena.stats.max_reserved = arena_reserved_now(arena)
+    store64(&arena.stats.max_in_use, arena_in_use(arena))
+    store64(&arena.span_peak, 0)
+    store64(&arena.block_peak, 0)
+    store64(&arena.stats.max_reserved, arena_reserved_now(arena))
     store64(&arena.held_peak, family_held(arena))
     lock_release(&arena.lock)
 

@@ -11,7 +11,7 @@ from gpumem._native.arena.types cimport (
     ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of
-from gpumem._support.atomics cimport store32
+from gpumem._support.atomics cimport locked_add64, locked_raise64, store32
 
 cdef extern from *:
     """
@@ -35,11 +35,9 @@ cdef inline void finish_allocate(ArenaCore* arena, ThreadCache* cache, const Bfc
     block.address = chunk.address
     block.size = size
     block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
-    arena.stats.num_allocs += 1
-    if arena_in_use(arena) > arena.stats.max_in_use:
-        arena.stats.max_in_use = arena_in_use(arena)
-    if size > arena.stats.max_alloc_size:
-        arena.stats.max_alloc_size = size
+    locked_add64(&arena.stats.num_allocs, 1)
+    locked_raise64(&arena.stats.max_in_use, arena_in_use(arena))
+    locked_raise64(&arena.stats.max_alloc_size, size)
     if GM_DEBUG:
         require_sound(arena)
 
@@ -55,7 +53,7 @@ cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle
     if table.chunks[index].persistent:
         store32(&arena.retired, arena.retired + 1)
     bfc_free(table, index, stream_slot, stamp_free(&arena.streams[stream_slot]))
-    arena.stats.num_frees += 1
+    locked_add64(&arena.stats.num_frees, 1)
     if GM_DEBUG:
         require_sound(arena)
     return ARENA_OK

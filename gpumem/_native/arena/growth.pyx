@@ -48,7 +48,7 @@ from gpumem._native.pages cimport (
     space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport (
-    load32, load64, published_pointer, store32, store64, sum_add,
+    load32, load64, locked_add64, publish32, published_pointer, store32, store64, sum_add,
 )
 from gpumem._support.events cimport is_recorded, REC_RELEASE, REC_RESERVE
 from gpumem._support.lease cimport Uses
@@ -97,7 +97,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
         backing_release(&arena.backing, address, wanted)
         return ARENA_NO_METADATA
     # Only now: a growth that failed steers neither the statistics nor the size of the next one.
-    arena.stats.num_extensions += 1
+    locked_add64(&arena.stats.num_extensions, 1)
     note_reserved(arena)
     note_region(arena, REC_RESERVE, address, wanted)
     advance_growth(arena, running, forced)
@@ -172,14 +172,18 @@ cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept 
     # Those with unfinished work stay.
     cdef uint64_t total = trim_pages(arena) + spans_trim(arena)
     cdef uint64_t bytes_released
+    cdef uint64_t regions = 0
     cdef int _i
     poll_idle_regions(arena)
     for _i in range(tries):
         bytes_released = release_one(arena, False, may_wait)
         while bytes_released:
-            arena.stats.num_shrinkages += 1
+            regions += 1
             total += bytes_released
             bytes_released = release_one(arena, False, may_wait)
+    lock_acquire(&arena.lock)
+    locked_add64(&arena.stats.num_shrinkages, regions)
+    lock_release(&arena.lock)
     return total
 
 
@@ -358,7 +362,7 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                     bfc_allocate_persistent(&arena.table, region, nbytes, stream_slot),
                     block)
     if flags & ALLOCATE_PERSISTENT:
-        arena.stats.num_reserves += 1
+        locked_add64(&arena.stats.num_reserves, 1)
     lock_release(&arena.lock)
     return ARENA_OK
 
@@ -431,7 +435,7 @@ cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil:
     if code == CUDA_SUCCESS and not access_has(&arena.access, device):
         code = add_peer(arena, access_next(&arena.access, device))
         if code == CUDA_SUCCESS:
-            store32(&arena.access.count, arena.access.count + 1)
+            publish32(&arena.access.count, arena.access.count + 1)
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
     return code
@@ -783,8 +787,8 @@ cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil
 
 
 cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexcept nogil:
-    demand.live_peak = max(arena_in_use(arena) + demand.size, arena.stats.max_in_use,
-                           arena.block_peak)
+    demand.live_peak = max(arena_in_use(arena) + demand.size, load64(&arena.stats.max_in_use),
+                           load64(&arena.block_peak))
     demand.reserved = arena_reserved(arena)
     if space == &arena.spaces[PERSISTENT_SPACE]:
         demand.share_limit = demand.hard_limit      # nothing in it is idle for long

@@ -124,7 +124,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             if own_region:
                 find_idle(arena)
             if release_all_idle(arena, may_wait) != 0:
-                sum_add(&arena.stats.num_retries, 1)
+                sum_add(&arena.num_retries, 1)
                 status = grow(arena, nbytes, stream_slot, own_region, flags, block)
         held_back = gives_back and not may_wait and (held_back or holds_back(arena))
         lock_release(&arena.grow_lock)
@@ -137,7 +137,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         # 10. Refuse: `status` says what was missing.
         if flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status):
             return status
-        sum_add(&arena.stats.num_waits, 1)
+        sum_add(&arena.num_waits, 1)
         waited = wait_for_any(arena, nbytes, stream_slot, flags, &until)
         if waited == ARENA_OVER_LIMIT and held_back:
             waited = wait_for_quiet(arena, flags, until)

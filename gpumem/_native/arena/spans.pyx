@@ -23,7 +23,7 @@ from gpumem._native.pages cimport (
     Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, SpanPage, span_settle,
     SPAN_SPARE, span_unmap, SPAN_USED,
 )
-from gpumem._support.atomics cimport load32, store64
+from gpumem._support.atomics cimport load32, locked_raise64, store64
 from gpumem._support.lease cimport Uses, uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -96,7 +96,7 @@ cdef void count_spans(ArenaCore* arena) noexcept nogil:
     if used != arena.span_used:
         # Blocks have their peak with what spans had in use until now, and begin anew.
         store64(&arena.span_peak, arena_max_in_use(arena))
-        arena.block_peak = max(arena.block_peak, arena.stats.max_in_use)
+        locked_raise64(&arena.block_peak, arena.stats.max_in_use)
         store64(&arena.stats.max_in_use, arena_in_use(arena))
         store64(&arena.span_used, used)
     note_reserved(arena)

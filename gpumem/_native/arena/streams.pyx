@@ -25,7 +25,9 @@ from gpumem._native.driver cimport (
     stream_captures,
 )
 from gpumem._native.pages cimport GRANULE
-from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
+from gpumem._support.atomics cimport (
+    count_add, load32, load64, locked_add64, publish64, store32, store64,
+)
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.events cimport is_recorded, REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_RESET
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
@@ -79,7 +81,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     stream.event = event
     if code == CUDA_SUCCESS:
         stream.event_epoch = epoch
-        arena.stats.events_recorded += 1
+        locked_add64(&arena.stats.events_recorded, 1)
     else:
         # The work is still not covered: the next event will cover it too.
         store32(&stream.dirty, True)
@@ -200,7 +202,7 @@ cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         context_leave(arena.context)
     lock_acquire(&arena.lock)
     stream.polling = False
-    arena.stats.events_asked += 1
+    locked_add64(&arena.stats.events_asked, 1)
     if code != CUDA_SUCCESS:
         return False
     end_epoch(arena, stream_slot, epoch)
@@ -432,7 +434,7 @@ cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) n
         context_leave(arena.context)
     lock_acquire(&arena.lock)
     arena.streams[stream_slot].polling = False
-    arena.stats.events_waited += 1
+    locked_add64(&arena.stats.events_waited, 1)
     return code == CUDA_SUCCESS
 
 
@@ -459,7 +461,7 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     bfc_begin_pending_free(table, index, stream_slot, uses.epoch)
     uses.next = arena.pending_free
     arena.pending_free = uses
-    arena.stats.num_frees += 1
+    locked_add64(&arena.stats.num_frees, 1)
     return True
 
 

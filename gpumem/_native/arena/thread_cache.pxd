@@ -27,7 +27,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, Block, ThreadCache, ThreadMark
 from gpumem._native.bfc cimport Bfc, Chunk, QUANTUM_BITS, round_to_quantum
-from gpumem._support.atomics cimport load32, load64, store64
+from gpumem._support.atomics cimport load32, load64, locked_raise64, store64
 
 cdef extern from *:
     """
@@ -98,8 +98,7 @@ cdef inline void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept no
         return
     others = arena.cached_bytes - cache.published
     peak = arena.table.in_use + arena.small.in_use - others - cache.least_cached
-    if peak > arena.stats.max_in_use:
-        arena.stats.max_in_use = peak
+    locked_raise64(&arena.stats.max_in_use, peak)
     store64(&arena.cached_bytes, others + cache.cached_bytes)
     cache.published = cache.cached_bytes
     cache.least_cached = cache.cached_bytes

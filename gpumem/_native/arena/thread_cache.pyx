@@ -12,8 +12,8 @@ from gpumem._native.bfc cimport (
     round_to_quantum,
 )
 from gpumem._support.atomics cimport (
-    head_take, head_try, load32, load64, publish64, publish8, publish_pointer, store32, store64,
-    store8,
+    head_take, head_try, load32, load64, locked_add64, publish64, publish8, publish_pointer,
+    store32, store64, store8,
 )
 from gpumem._support.lock cimport (
     lock_acquire, lock_release, owner_enter, owner_is_biased, owner_leave, owner_lock_init,
@@ -229,7 +229,7 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
         else:
             lock_acquire(&arena.lock)
             cache_publish(arena, cache)
-            arena.stats.num_frees += 1
+            locked_add64(&arena.stats.num_frees, 1)
             release(table, index)
             lock_release(&arena.lock)
 

@@ -117,6 +117,8 @@ cdef struct ArenaSettings:
     uint64_t oom_wait               # ns to wait for other streams' work before memory is out
     bint passthrough                # every block is a driver allocation of its own
 
+# Copied as a whole with the arena lock, so it changes with that lock alone; by locked_add64 and its
+# like, since a single word is loaded without it.
 cdef struct ArenaStats:
     uint64_t max_in_use
     uint64_t max_reserved
@@ -129,8 +131,6 @@ cdef struct ArenaStats:
     uint64_t events_recorded
     uint64_t events_asked
     uint64_t events_waited          # device-side waits enqueued
-    uint64_t num_retries            # growths after idle memory had gone back (atomic)
-    uint64_t num_waits              # waits on the host for other streams' work (atomic)
 
 cdef struct StreamSlot:
     CUstream handle
@@ -257,6 +257,8 @@ cdef struct ArenaCore:
     Backing backing
     Backing apart[APART_KINDS]  # of blocks with memory of their own; no `reserve`: none was made
     ArenaStats stats
+    uint64_t num_retries    # growths after idle memory had gone back (atomic)
+    uint64_t num_waits      # waits on the host for other streams' work (atomic)
     uint64_t next_region    # bytes the next region will have, if it need not be larger
     uint32_t stream_capacity
     uint32_t vacant_slots

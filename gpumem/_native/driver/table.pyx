@@ -6,7 +6,7 @@ import threading
 cimport cython
 from libc.string cimport strcmp
 
-from gpumem._support.atomics cimport load32, store64, sum_add
+from gpumem._support.atomics cimport published32, store64, sum_add
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.deferred cimport expect_at_exit
 from gpumem._support.instances cimport forbid_instantiation
@@ -83,7 +83,7 @@ cdef void access_init(Access* access, const DeviceContext* context, int node) no
 
 cdef bint access_has(const Access* access, int device) noexcept nogil:
     cdef uint32_t i
-    for i in range(load32(&access.count)):
+    for i in range(published32(&access.count)):
         if (access.places[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE
                 and access.places[i].location.id == device):
             return True

@@ -24,7 +24,7 @@ from gpumem._native.pages.types cimport (
     page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
     PLANNED_SLOTS, PlanResult, Space,
 )
-from gpumem._support.atomics cimport load8
+from gpumem._support.atomics cimport load8, sum_add
 
 
 # The cheapest place found so far.
@@ -220,7 +220,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     # 2. New memory also beyond that, if moving has used up its share of time.
     if demand.spare_moves and (
             demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit):
-        space.spared += 1
+        sum_add(&space.spared, 1)
         return plan_create(space, plan, at, granules, demand)
     # 3. Move an idle page here: driver calls, but no more memory.
     chosen = longest_idle(space, plan, wanted, begin, end)

@@ -291,17 +291,17 @@ cdef int require_heap(ArenaBase arena) except -1:
 cdef object arena_stats(ArenaCore* core):
     cdef ArenaStats stats
     cdef HeapCounts heap
-    cdef uint64_t in_use, reserved, most, largest, regions, extensions, shrinkages, spared
+    cdef uint64_t spans, in_use, reserved, most, largest, regions, extensions, shrinkages
     # Cached blocks would count as in use; afterwards the figures under the lock are consistent.
     caches_flush(core)
     lock_acquire(&core.lock)
     stats = core.stats
-    in_use = arena_in_use(core) + core.span_used
+    spans = core.span_used
+    in_use = arena_in_use(core) + spans
     reserved = arena_reserved_now(core)
     most = arena_max_in_use(core)
     regions = regions_held(core)
     extensions, shrinkages = arena_extensions(core), arena_shrinkages(core)
-    spared = core.spaces[LARGE_SPACE].spared + core.spaces[SMALL_SPACE].spared
     largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
     heap = HeapCounts(0, core.table.requested_in_use + core.small.requested_in_use, 0, 0)
     lock_release(&core.lock)
@@ -312,7 +312,7 @@ cdef object arena_stats(ArenaCore* core):
     return Stats(
         limit=load64(&core.settings.max_mem),
         in_use=in_use - min(heap.held_bytes, in_use),
-        requested_in_use=heap.live_bytes + core.span_used,
+        requested_in_use=heap.live_bytes + spans,
         virtual=load64(&core.spanned),
         reserved=reserved,
         max_in_use=most,
@@ -328,7 +328,8 @@ cdef object arena_stats(ArenaCore* core):
         pages_moved=(load64(&core.spaces[LARGE_SPACE].moved)
                      + load64(&core.spaces[SMALL_SPACE].moved)),
         suspended_bytes=load64(&core.sleeper.nbytes),
-        moves_refused=spared,
+        moves_refused=(load64(&core.spaces[LARGE_SPACE].spared)
+                       + load64(&core.spaces[SMALL_SPACE].spared)),
         driver_calls=(backing_calls(core) + stats.events_recorded + stats.events_asked
                       + stats.events_waited),
     )

@@ -22,7 +22,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._resource.arena.source cimport Source, source_init
 from gpumem._resource.device_memory cimport no_way_between, peer_is_reached
-from gpumem._support.atomics cimport load32
+from gpumem._support.atomics cimport published32
 
 from gpumem.config import _suits_limit
 from gpumem.device import Device, MemoryKind
@@ -284,6 +284,6 @@ cdef bint is_everybodys(MemoryResource arena, const ArenaCore* core):
 cdef tuple peers_of(MemoryResource arena, const ArenaCore* core):
     cdef uint32_t i
     own = arena.memory.device
-    found = [core.access.places[i].location.id for i in range(1, load32(&core.access.count))
+    found = [core.access.places[i].location.id for i in range(1, published32(&core.access.count))
              if core.access.places[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE]
     return tuple([Device(f"{own.type}:{number}") for number in found])

@@ -58,6 +58,14 @@ static inline void store64(uint64_t *word, uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
+/* A word that changes with a lock, and that others load without it. */
+static inline void locked_add64(uint64_t *word, uint64_t by) {
+    store64(word, *word + by);
+}
+static inline void locked_raise64(uint64_t *peak, uint64_t value) {
+    if (value > *peak) store64(peak, value);
+}
+
 /* A word that says how much of a table is filled, or a sum: a thread that sees it sees what was done before. */
 static inline uint8_t published8(const uint8_t *word) {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);

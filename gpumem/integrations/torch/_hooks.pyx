@@ -264,8 +264,8 @@ cdef void stats(int device, TorchStats* now) noexcept nogil:
 cdef void add_to_stats(ArenaCore* arena, void* stats, void* figures) noexcept nogil:
     cdef TorchStats* now = <TorchStats*>stats
     arena_add_figures(arena, <ArenaFigures*>figures)
-    now.retries += load64(&arena.stats.num_retries)
-    now.waits += load64(&arena.stats.num_waits)
+    now.retries += load64(&arena.num_retries)
+    now.waits += load64(&arena.num_waits)
     now.device_allocs += arena_extensions(arena)
     now.device_frees += arena_shrinkages(arena)
 
