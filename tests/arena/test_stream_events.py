@@ -417,6 +417,30 @@ def test_refused_event_of_a_pending_block_leaves_no_wait_for_the_others(
     pin.close()
 
 
+def test_refused_wait_leaves_the_waits_queued_before_it_and_the_block_where_it_is(
+    make_arena, streams, driver, virtual_clock, calls
+):
+    owner, side, _, taker = streams
+    arena, pin = one_block(make_arena, "wait")
+    buffer = arena.allocate(BLOCK, owner)
+    with driver.block(side):
+        with driver.block(owner):
+            buffer.record_stream(side)
+            buffer.close()
+            calls(WAIT)
+            virtual_clock.fail(WAIT, 2, 1, 1000)
+            assert next_address(arena, taker) is None
+            virtual_clock.clear_faults()
+            assert calls(WAIT) == [2]
+            assert not taker.query(), "behind the owner's work"
+        taker.synchronize()  # and behind nothing else
+        assert next_address(arena, taker)
+        assert not taker.query(), "now behind the recorded stream's work, too"
+    for stream in streams:
+        stream.synchronize()
+    pin.close()
+
+
 @pytest.mark.parametrize("backing", ["virtual", "regions"])
 def test_memory_stays_its_streams_own_if_the_wait_for_it_is_refused(
     make_arena, streams, driver, virtual_clock, backing
