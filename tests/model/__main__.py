@@ -32,6 +32,7 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         print("The shortest program that failed, step by step:", *diary.failed, sep="\n")
+        print(diary.failure)
         print(f"--seed {seed}, after {diary.programs} programs: {type(error).__name__}: {error}")
         return 1
     print(f"{programs:,} programs of up to {chosen.steps} steps, no difference")

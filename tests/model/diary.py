@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ from hypothesis import stateful
 
 _told: list[str] = []  # of the program that runs
 failed: list[str] = []  # of the shortest one that failed
+# How it failed. Hypothesis does not say so where a second run of the program takes another course,
+# as it may with threads: it raises FlakyStrategyDefinition then.
+failure = ""
 programs = 0  # that have begun
 
 
@@ -41,9 +45,11 @@ def begin() -> None:
     _told.clear()
 
 
-def keep() -> None:
-    """Keep what a program has done that failed."""
+def keep(error: BaseException) -> None:
+    """Keep what a program has done that failed, and how."""
+    global failure
     if not failed:
         print(f"program {programs} failed", flush=True)
     if not failed or len(_told) < len(failed):
         failed[:] = _told
+        failure = "".join(traceback.format_exception(error))

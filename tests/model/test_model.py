@@ -7,9 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_model(*arguments: str) -> subprocess.CompletedProcess:
+def run_model(*arguments: str, module: tuple[str, ...] = ("-m", "tests.model")):
     return subprocess.run(
-        [sys.executable, "-m", "tests.model", *arguments],
+        [sys.executable, *module, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -22,3 +22,25 @@ def test_programs_behave_as_the_model_says():
     done = run_model("--first", "--minutes", "0", "--seed", "1", "--steps", "40")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("no difference\n")
+
+
+FAILS_ONCE = """
+import sys
+from tests.model import __main__ as command, world
+failed, settle = [], world.World.settle
+def settle_or_fail(self):
+    settle(self)
+    if self.steps == 5 and not failed:
+        failed.append(self)
+        raise AssertionError("seen in one run")
+world.World.settle = settle_or_fail
+sys.exit(command.main())
+"""
+
+
+def test_failure_that_a_second_run_does_not_show_is_told_with_its_program():
+    done = run_model("--minutes", "0", "--seed", "1", "--steps", "20", module=("-c", FAILS_ONCE))
+    assert done.returncode == 1, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert "Flaky" in last, last
+    assert "AssertionError: seen in one run" in done.stdout

@@ -325,17 +325,17 @@ class World(RuleBasedStateMachine):
     # ---- the end ---------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        failed = isinstance(sys.exc_info()[1], Exception)
+        failure = sys.exc_info()[1]
         try:
             if not self.watch.stuck:
                 self._let_go()
             self._end()
-        except Exception:
-            failed = True
+        except Exception as error:
+            failure = error
             raise
         finally:
-            if failed:
-                diary.keep()
+            if isinstance(failure, Exception):
+                diary.keep(failure)
             self.watch.end()
             self.pool.shutdown()
             with contextlib.suppress(AssertionError):
