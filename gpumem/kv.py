@@ -462,7 +462,7 @@ class BlockPool:
         if groups > len(empty):
             raise OutOfMemoryError(
                 f"a BlockPool of {self.capacity} blocks lacks {missing} of those asked for: "
-                f"{self.live} are live and {self.cached} cached"
+                f"{self.live} are live and {self.cached} cached; free blocks, or make a larger pool"
             )
         chosen = empty[:groups]
         done: list[VirtualTensor] = []

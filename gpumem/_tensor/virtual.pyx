@@ -452,7 +452,7 @@ cdef class VirtualTensor:
         if first != last and span_is_held(self.span, first * self.row_nbytes,
                                           last * self.row_nbytes):
             raise InUseError(f"rows {first} to {last} of {self.name} cannot be released: a tensor "
-                             "of some of them, or a view of it, is alive")
+                             "of some of them, or a view of it, is alive; drop it first")
         return 0
 
     # ---- its rows as tensors ---------------------------------------------------------------------
@@ -631,7 +631,7 @@ cdef class VirtualTensor:
                 status = span_close(self.span)
             if status == ARENA_IN_USE:
                 raise InUseError(f"{self.name} cannot be closed: a tensor of its rows, or a view "
-                                 "of one, is alive")
+                                 "of one, is alive; drop it first")
             if status != ARENA_OK:
                 raise_status(self.arena, 0, 0, self.slot, status)
             self.edges = []

@@ -410,7 +410,10 @@ class Environment:
                 if entry.references > (entry in self._entries.values())
             ]
             if held:
-                raise InUseError(f"{self!r} cannot be closed: still in use are {held}")
+                raise InUseError(
+                    f"{self!r} cannot be closed: sessions or acquire() use {held}; close or "
+                    "release them first"
+                )
             self._closed = True
             for entry in list(self._entries.values()):
                 self._drop(entry)

@@ -100,7 +100,10 @@ def traces_of(
         traces.append(builder.trace(name, meta))
     if not traces:
         of = f" in {shown(memories[device])}" if memories and device is not None else ""
-        raise TraceError(f"the recording holds no allocations{of}")
+        raise TraceError(
+            f"the recording holds no allocations{of}: nothing was allocated through gpumem "
+            "while it ran"
+        )
     return traces
 
 

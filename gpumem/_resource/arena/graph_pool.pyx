@@ -307,11 +307,13 @@ cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) n
 
 cdef int require_idle(GraphPool pool) except -1:
     if pool.serving:
-        raise InUseError(f"{pool.name!r} cannot be closed: a capture uses it")
+        raise InUseError(f"{pool.name!r} cannot be closed: a capture uses it; end the "
+                         "capture first")
     # A graph, or an instance of one, may be launched as long as it exists.
     if pool.num_graphs > 0:
         raise InUseError(f"{pool.name!r} cannot be closed; in use by "
-                         f"{counted(pool.num_graphs, 'graph')}")
+                         f"{counted(pool.num_graphs, 'graph')}; drop graphs and their "
+                         "instances first")
     stats = pool.stats()
     if stats.in_use:
         # Finished copies, and work for the interpreter, may not have freed their blocks yet.

@@ -185,7 +185,8 @@ cdef class SleepingArena(ArenaBase):
                 continue
             if shared:
                 raise InUseError(f"arena {each.name!r} cannot sleep: {shared} of its blocks were "
-                                 "sent to other processes, and are not freed")
+                                 "sent to other processes; free them here first, or call "
+                                 "sleep(registered=\"stay\")")
             for part in parts:
                 require_untouched(part, name)
             sleepers.append((name, each))
@@ -418,7 +419,7 @@ cdef class SleepingArena(ArenaBase):
             if (ArenaBase.stats(each).in_use > load64(&each.core.span_used)
                     or count_now(&each.core.live_spans)):
                 raise InUseError(f"arena {self.name!r} cannot be closed: blocks or virtual tensors "
-                                 f"with tag {name!r} are in use")
+                                 f"with tag {name!r} are in use; close them first")
         for each in self._beside():
             each.close()
 
@@ -603,6 +604,6 @@ cdef int require_untouched(ArenaBase arena, str name) except -1:
     # A registration counts as a view; those left are of blocks that a sleep leaves.
     views = views_alive(&arena.core.views) - arena.registered_fixed
     if arena.cpu_can_read and views:
-        raise InUseError(f"{what}: {views} views of its blocks are alive, and the CPU could read "
-                         "them")
+        raise InUseError(f"{what}: the CPU could read {counted(views, 'view')} of its blocks; drop "
+                         "these views first")
     return 0

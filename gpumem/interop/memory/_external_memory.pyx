@@ -402,7 +402,8 @@ cdef class ExternalMemory:
         if self.mapping == NULL:            # another thread closed it meanwhile
             return
         if self.exports:
-            raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas")
+            raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas; "
+                             "drop them first")
         if mapping_holds_caller(mapping):
             raise InUseError(f"{self!r} may be in use by a stream of {self.device} that waits for "
                              "a timeline, and no owner= keeps the memory until then")

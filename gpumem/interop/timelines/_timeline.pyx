@@ -286,7 +286,8 @@ cdef class Timeline:
             return          # another thread closed it meanwhile
         if status == CORE_LATE:
             raise InUseError(
-                f"{self!r} is in use: a stream still has a wait for it or a signal of it queued")
+                f"{self!r} is in use: a stream still has a wait for it or a signal of it queued; "
+                "synchronize the stream first")
         self.retire()
 
     cdef void retire(self):

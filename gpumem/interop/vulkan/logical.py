@@ -315,7 +315,9 @@ class LogicalDevice:
         with self.lock:
             self._collect(self.completed())
             if self._children:
-                raise InUseError(f"{self!r} has {self._children} buffers and timelines in use")
+                raise InUseError(
+                    f"{self!r} has {self._children} buffers and timelines in use; close them first"
+                )
         lost = None
         try:
             self.synchronize()

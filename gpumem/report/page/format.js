@@ -18,6 +18,11 @@ function plural(value, what) {
   return `${count(value)} ${what}${value === 1 ? "" : "s"}`;
 }
 
+// An owner as it is shown: if it is a line of a program, without the folders of its file.
+function ownerText(owner) {
+  return owner.replace(/\([^()]*\/([^/()]+:\d+)\)$/, "($1)");
+}
+
 // Seconds in the unit that suits `scale` seconds, with the digits that steps of `step` seconds need.
 function seconds(value, step = Math.abs(value) / 1000, scale = Math.abs(value)) {
   const [factor, unit] = scale >= 1 ? [1, "s"] : scale >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];

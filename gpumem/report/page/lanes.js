@@ -1,7 +1,8 @@
 // ---- a lane for each stream --------------------------------------------------------------------
 
 const MOST_LANES = 24;
-const LANE_HEIGHT = 44;
+const LANE_HEIGHT = 48;
+const LABEL_HEIGHT = 18; // of the text above the highest point of a lane
 
 function lanesChart(app) {
   const shown = busiestStreams(app.run);
@@ -10,7 +11,7 @@ function lanesChart(app) {
     scales: { y: { range: () => [0, shown.length] } },
     axes: [vertical(app, {
       splits: () => shown.map((_, lane) => shown.length - lane - 0.5),
-      values: () => shown.map((stream) => clip(app.run.facts.streams[stream], 12)),
+      values: () => shown.map((stream) => clip(app.run.facts.streams[stream], 14)),
       grid: { show: false },
     })],
     series: [{ show: false, label: "Stream" }],
@@ -51,7 +52,7 @@ function drawLanes(app, u, shown) {
   ctx.textAlign = "right";
   ctx.textBaseline = "top";
   shown.forEach((stream, lane) => {
-    const floor = bbox.top + tall * (lane + 1), room = tall - 8 * devicePixelRatio;
+    const floor = bbox.top + tall * (lane + 1), room = tall - LABEL_HEIGHT * devicePixelRatio;
     ctx.fillStyle = app.theme.color("grid");
     ctx.fillRect(bbox.left, floor - 1, bbox.width, 1);
     ctx.fillStyle = app.theme.hue(stream % HUES.light.length);
@@ -66,7 +67,7 @@ function drawLanes(app, u, shown) {
     ctx.lineTo(bbox.left + bbox.width, floor - 1);
     ctx.fill();
     ctx.globalAlpha = 1;
-    label(app, ctx, `at most ${bytes(peaks[stream])}`, bbox.left + bbox.width - 6, floor - tall + 4 * devicePixelRatio);
+    label(app, ctx, `at most ${bytes(peaks[stream])}`, bbox.left + bbox.width - 6, floor - tall + 3 * devicePixelRatio);
   });
   ctx.restore();
 }

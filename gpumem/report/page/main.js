@@ -252,7 +252,7 @@ class App {
   fillChoices() {
     const { facts } = this.run;
     const owners = (this.view.by === "owner" ? this.groups : new Groups(this.run, "owner")).ordered;
-    choices("owner", [[-1, `all ${count(facts.owners.length)}`], ...owners.slice(0, 500).map((owner) => [owner, facts.owners[owner]])]);
+    choices("owner", [[-1, `all ${count(facts.owners.length)}`], ...owners.slice(0, 500).map((owner) => [owner, ownerText(facts.owners[owner])])]);
     choices("stream", [[-1, `all ${facts.streams.length}`], ...facts.streams.map((name, i) => [i, name])]);
     const powers = Array.from({ length: 41 }, (_, i) => 2 ** i).slice(6);
     choices("least", [[0, "any"], ...powers.map((size) => [size, bytes(size)])]);

@@ -109,7 +109,7 @@ function momentText(app) {
   const b = run.block[moment];
   const when = seconds(run.x(moment, "time"), 1e-4, run.extent("time")[1]);
   return `${app.view.at < 0 ? "The highest point: e" : "E"}vent ${count(moment + 1)} of ${count(run.moves)}, at ${when}: `
-    + `${run.isAlloc[moment] ? "allocated" : "freed"} ${bytes(run.size[b])} of ${run.facts.owners[run.owner[b]]}`;
+    + `${run.isAlloc[moment] ? "allocated" : "freed"} ${bytes(run.size[b])} of ${ownerText(run.facts.owners[run.owner[b]])}`;
 }
 
 // The colours, with the bytes of each group at the moment.
@@ -125,6 +125,6 @@ function showKey(app, live) {
   element("key").replaceChildren(...entries.map(([rank, name]) => {
     const swatch = make("span", { className: "swatch" });
     swatch.style.background = theme.hue(rank);
-    return make("li", { title: name }, swatch, make("span", { className: "clip" }, name), " ", make("b", {}, sums[rank] ? bytes(sums[rank]) : "–"));
+    return make("li", { title: name }, swatch, make("span", { className: "clip" }, ownerText(name)), " ", make("b", {}, sums[rank] ? bytes(sums[rank]) : "–"));
   }));
 }

@@ -58,7 +58,7 @@ function groupsTable(app) {
     const name = groups.names[g];
     const swatch = make("span", { className: "swatch" });
     swatch.style.background = app.theme.hue(groups.colour[g]);
-    const pick = make("button", { type: "button", title: `Show only ${name}` }, name);
+    const pick = make("button", { type: "button", title: `Show only ${name}` }, ownerText(name));
     pick.addEventListener("click", () => app.filterGroup(g));
     return make("tr", {},
       make("th", { scope: "row" }, make("span", { className: "name" }, swatch, pick)),
@@ -89,7 +89,7 @@ function compareCells(app, name, here) {
 
 function ownerCell(app, owner) {
   const name = app.run.facts.owners[owner];
-  return make("td", { className: "words" }, make("span", { className: "name", title: name }, name));
+  return make("td", { className: "words" }, make("span", { className: "name", title: name }, ownerText(name)));
 }
 
 // A row with the button that shows all rows of a table, or few again.
