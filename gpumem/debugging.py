@@ -136,7 +136,9 @@ def _options_of_environment() -> DebugHeapOptions | None:
     try:
         return DebugHeapOptions.from_text(text)
     except ConfigError as error:
-        raise ConfigError(f"{VARIABLE} = {text!r}: {error}") from None
+        raise ConfigError(
+            f"{VARIABLE} = {text!r}: {error}; or 1 to switch the debug heap on, 0 for off"
+        ) from None
 
 
 Stack: TypeAlias = traceback.StackSummary

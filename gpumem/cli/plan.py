@@ -236,7 +236,9 @@ def _write(output: Path, facts: dict[str, Any]) -> None:
 def _show(console: Console, facts: dict[str, Any], placement: Placement, made: MemoryPlan) -> None:
     if facts["open_dims"]:
         options = " ".join(f"--dim {visible(name)}=..." for name in facts["open_dims"])
-        console.print(f"some lengths are open, and what depends on them counts as 0 B: {options}")
+        console.print(
+            f"some lengths are open, and what depends on them counts as 0 B: give {options}"
+        )
     rows = table("device", "nodes", "committed", "budget", numbers=3)
     for device in facts["devices"]:
         committed, limit = format_size(device["committed_bytes"]), device["budget_bytes"]

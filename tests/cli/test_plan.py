@@ -92,7 +92,7 @@ def test_plan_begins_with_the_options_that_open_lengths_need(command, named):
     code, out, _ = command(named)
     assert (code, out.splitlines()[0]) == (
         0,
-        "some lengths are open, and what depends on them counts as 0 B: --dim batch=...",
+        "some lengths are open, and what depends on them counts as 0 B: give --dim batch=...",
     )
     assert json.loads(command(named, "--json")[1])["open_dims"] == ["batch"]
     _, bound, _ = command(named, "--dim", "batch=8")
