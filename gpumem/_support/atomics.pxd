@@ -8,6 +8,7 @@ cdef extern from "atomics.h" nogil:
     int32_t count_now(const int32_t* count)
     uint64_t count64_add(uint64_t* count, uint64_t by)
     uint64_t sum_add(uint64_t* total, uint64_t by)
+    bint sum_try(uint64_t* total, uint64_t by, uint64_t limit)
     bint peak_try(uint64_t* peak, uint64_t* seen, uint64_t value)
 
     uint8_t load8(const uint8_t* word)

@@ -14,7 +14,6 @@ from .rows import Rows
 from .tags import Tags
 
 LONGEST_DRAG = 500  # microseconds
-PASSED_BY_TAGS = 32 << 20  # bytes: what the threads of a scenario may be making at once
 
 
 class Worker:
@@ -151,6 +150,5 @@ class Worker:
     def look(self) -> None:
         self._arena.check_invariants()
         stats = self._arena.stats()
-        # Threads that grow several tags at once may pass the limit, see docs/limits.md.
-        assert not stats.limit or stats.reserved <= stats.limit + PASSED_BY_TAGS, stats
+        assert not stats.limit or stats.reserved <= stats.limit, stats
         self._arena.blocks()

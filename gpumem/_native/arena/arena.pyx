@@ -5,7 +5,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from gpumem._native.arena.allocation_events cimport note_event, notes_free
-from gpumem._native.arena.bookkeeping cimport check_tables
+from gpumem._native.arena.bookkeeping cimport arena_unclaim, check_claim, check_tables
 from gpumem._native.arena.debug_heap.guards cimport heap_counts
 from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap_drain, heap_release
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
@@ -48,7 +48,7 @@ from gpumem._support.events cimport (
     event_source_close, event_sources_visit, EventSource, is_recorded, OWNER_ARENA, REC_SHRINK,
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
-from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
+from gpumem._support.lock cimport lock_acquire, lock_init, lock_release, lock_try
 from gpumem._support.memory cimport lines_alloc
 from gpumem._support.retired cimport Retired
 from gpumem._support.streams cimport LEGACY_STREAM
@@ -197,6 +197,7 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     spans_forget(arena)
     if arena.parent != NULL:
         sum_add(&arena.parent.lent, -arena.charged)
+        arena_unclaim(arena, arena.claimed)
     child_leave(arena)
     streams_free(arena)
     bfc_free_all(&arena.table)
@@ -406,6 +407,10 @@ cdef int arena_check(ArenaCore* arena) noexcept nogil:
     broken = check_tables(arena, True)
     lock_release(&arena.lock)
     caches_thaw(arena)
+    # A thread that is making memory has claimed more.
+    if broken == 0 and lock_try(&arena.grow_lock):
+        broken = check_claim(arena)
+        lock_release(&arena.grow_lock)
     return broken
 
 

@@ -58,8 +58,6 @@ cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle
         require_sound(arena)
     return ARENA_OK
 
-# Bytes that max_mem still allows to reserve. Without the lock, with the grow lock.
-cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
 # After growth: updates the highest reserved so far.
 cdef void note_reserved(ArenaCore* arena) noexcept nogil
 # Memory came or went: a graph pool's counts in its parent's limit.
@@ -68,7 +66,27 @@ cdef void charge_parent(ArenaCore* arena) noexcept nogil
 cdef void require_sound(const ArenaCore* arena) noexcept nogil
 # 0, or the number of the first broken invariant; `folded` as for bfc_check.
 cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil
+# The same for the claim; with the grow lock, nothing under way.
+cdef int check_claim(const ArenaCore* arena) noexcept nogil
 cdef const char* invariant_text(int number) noexcept nogil
+
+
+# ---- Keeping to max_mem, which an arena shares with its graph pools, tags and virtual tensors
+#
+# Each of them claims what the driver will be asked for before it calls the driver, with its own
+# grow lock. The claims are one atomic sum, so threads that grow several of them at once keep to the
+# limit together. `arena_reconcile` makes the claim what the arena holds, whatever failed half-way.
+
+
+# Bytes that claims leave of the limit.
+cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
+# The limit in bytes; without one, more than any device has.
+cdef uint64_t limit_in_force(const ArenaCore* arena) noexcept nogil
+# False: the limit has no room for so many bytes more; nothing is claimed.
+cdef bint arena_claim(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+cdef void arena_unclaim(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+# The same for a region: as much of `wanted` as there is room for, at least `size`.
+cdef bint arena_claim_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil
 
 
 # ---- What an arena charges its budget: bytes that it holds, or bytes that it has handed out
@@ -88,7 +106,8 @@ cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
 cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # The same for a region: as much of `wanted` as there is room for, at least `size`.
 cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil
-# With the grow lock, nothing under way: gives back what is charged beyond what it holds.
+# With the grow lock, nothing under way: gives back what it has claimed and charged beyond what it
+# holds.
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
 
 # Charges a block in use: the request before a block is searched for, the rest of its size once it

@@ -15,7 +15,11 @@ from gpumem._native.budget cimport (
     BudgetCore,
 )
 from gpumem._native.pages cimport bytes_of, pages_check, pages_invariant, Space
-from gpumem._support.atomics cimport load64, peak_try, store64, sum_add
+from gpumem._support.atomics cimport load64, peak_try, store64, sum_add, sum_try
+
+
+cdef enum:
+    OF_CLAIM = 60       # the invariant's number; lower ones are of the tables and of the pages
 
 
 cdef extern from *:
@@ -74,20 +78,43 @@ cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:
     return broken
 
 
+cdef int check_claim(const ArenaCore* arena) noexcept nogil:
+    return OF_CLAIM if arena.claimed != arena_held(arena) else 0
+
+
 cdef const char* invariant_text(int number) noexcept nogil:
+    if number == OF_CLAIM:
+        return "what is claimed of the limit is what the arena holds"
     return bfc_invariant(number) if number < 40 else pages_invariant(number)
 
 
+# ---- Keeping to max_mem --------------------------------------------------------------------------
+
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
-    # In quanta; an arena's graph pools, tags and virtual tensors count with it.
+    # In quanta.
     cdef const ArenaCore* root = root_of(arena)
-    cdef uint64_t held = family_held(arena)
-    cdef uint64_t limit = load64(&root.settings.max_mem)
-    if limit == 0:
-        return <uint64_t>1 << 63
-    if held >= limit:
-        return 0
-    return (limit - held) & ~<uint64_t>(QUANTUM - 1)
+    cdef uint64_t claims = load64(&root.claims)
+    cdef uint64_t limit = limit_in_force(arena)
+    return (limit - min(limit, claims)) & ~<uint64_t>(QUANTUM - 1)
+
+
+cdef uint64_t limit_in_force(const ArenaCore* arena) noexcept nogil:
+    cdef uint64_t limit = load64(&root_of(arena).settings.max_mem)
+    return limit if limit else <uint64_t>1 << 62
+
+
+cdef bint arena_claim(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef ArenaCore* root = <ArenaCore*>root_of(arena)
+    if not sum_try(&root.claims, nbytes, limit_in_force(arena)):
+        return nbytes == 0
+    arena.claimed += nbytes
+    return True
+
+
+cdef void arena_unclaim(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef ArenaCore* root = <ArenaCore*>root_of(arena)
+    sum_add(&root.claims, -nbytes)
+    arena.claimed -= nbytes
 
 
 # ---- Charging an arena's budget ------------------------------------------------------------------
@@ -130,8 +157,20 @@ cdef bint refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil:
     return False
 
 
+cdef bint arena_claim_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
+    # The room may shrink between the look and the claim: tags have the same limit.
+    cdef uint64_t room
+    while True:
+        room = arena_room(arena)
+        if size > room:
+            return False
+        wanted[0] = max(size, min(wanted[0], room) & ~(arena.backing.granule - 1))
+        if arena_claim(arena, wanted[0]):
+            return True
+
+
 cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
-    # The room may shrink between the look and the charge: other arenas charge the same budget.
+    # As above: other arenas charge the same budget.
     cdef uint64_t less
     while not arena_charge(arena, wanted[0]):
         if wanted[0] == size:
@@ -142,12 +181,14 @@ cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted)
 
 
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
-    cdef uint64_t charged, held
+    cdef uint64_t held = arena_held(arena)
+    cdef uint64_t charged
+    if arena.claimed != held:
+        arena_unclaim(arena, arena.claimed - held)      # modulo 2**64: or the claim was too small
     if arena.held_account == NULL:
         return
     # The account's `used` is this arena's alone, and the grow lock keeps it from rising.
     charged = budget_load(&arena.held_account.used)
-    held = arena_held(arena)
     if charged > held:
         budget_uncharge(arena.held_account, charged - held)
 

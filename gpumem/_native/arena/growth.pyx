@@ -5,8 +5,8 @@ from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.allocation_events cimport note_memory, note_plan
 from gpumem._native.arena.bookkeeping cimport (
-    arena_charge, arena_charge_region, arena_reconcile, arena_room, charge_parent, finish_allocate,
-    note_reserved,
+    arena_charge, arena_charge_region, arena_claim, arena_claim_region, arena_reconcile,
+    arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved,
 )
 from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
@@ -41,11 +41,11 @@ from gpumem._native.driver cimport (
     CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    Action, ACTION_CREATE, ACTION_MOVE, budget_allows, budget_spend, bytes_of, Demand, GRANULE,
-    MappedPage, MAX_PAGE_GRANULES, orphans_release, Piece, Plan, plan_free, PLAN_NO_MEMORY,
-    PLAN_NO_PLACE, PLAN_OK, PlanResult, Range, range_reserve, round_to_granule, Space,
-    space_add_range, space_allocate_lower, space_execute, space_finish, space_page_around,
-    space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
+    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, budget_allows, budget_spend,
+    bytes_of, Demand, GRANULE, MappedPage, MAX_PAGE_GRANULES, orphans_release, Piece, Plan,
+    plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range, range_reserve,
+    round_to_granule, Space, space_add_range, space_allocate_lower, space_execute, space_finish,
+    space_page_around, space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport (
     load32, load64, locked_add64, publish32, published_pointer, store32, store64, sum_add,
@@ -77,16 +77,15 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     # With the grow lock. Reserves a region without the arena lock, then adds it and takes the
     # block from it in one step, so that no other thread can take it away in between.
     cdef uint64_t size = whole_granules(&arena.backing, nbytes)
-    cdef uint64_t room = arena_room(arena)
     cdef uint64_t running, wanted, address
     cdef bint forced = False
     cdef uint32_t region, index
     cdef int status = BFC_OK
-    if size > room:
-        return ARENA_OVER_LIMIT
     running = next_region_size(arena, size, &forced)
-    wanted = max(size, part_granules(arena, min(running, room)))
-    # Charged before the driver is called: a budget's refusal must not cost a driver call.
+    wanted = running
+    # Before the driver is called: a refusal must not cost a driver call.
+    if not arena_claim_region(arena, size, &wanted):
+        return ARENA_OVER_LIMIT
     if not arena_charge_region(arena, size, &wanted):
         return ARENA_OVER_BUDGET
     if not reserve_with_back_off(arena, &wanted, size, &address):
@@ -155,11 +154,6 @@ cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t siz
 cdef inline uint64_t whole_granules(const Backing* backing, uint64_t nbytes) noexcept nogil:
     # Bytes of the least region that holds so many.
     return round_to_quantum(nbytes + backing.granule - QUANTUM) & ~(backing.granule - 1)
-
-
-cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    # Bytes of the greatest region within so many.
-    return nbytes & ~(arena.backing.granule - 1)
 
 
 cdef uint64_t release_all_idle(ArenaCore* arena, bint may_wait) noexcept nogil:
@@ -276,6 +270,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noex
         return size
     lock_acquire(&arena.lock)
     bfc_add_region(&arena.table, address, size, persistent, &region)
+    charge_parent(arena)
     note_region(arena, REC_RESERVE, address, size)
     store32(&arena.retired, arena.retired + persistent)
     lock_release(&arena.lock)
@@ -405,7 +400,7 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
     cdef CUresult code
     if arena.settings.paged and backing == &arena.backing:
         return persistent_reserve(arena, size, address)
-    if size > arena_room(arena):
+    if not arena_claim(arena, size):
         return ARENA_OVER_LIMIT
     if not arena_charge(arena, size):
         return ARENA_OVER_BUDGET
@@ -580,19 +575,22 @@ cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 
 cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                     Demand* demand) noexcept nogil:
-    cdef const ArenaCore* root = root_of(arena)
-    cdef uint64_t limit = load64(&root.settings.max_mem)
     demand.size = round_to_quantum(nbytes)
     demand.claim = demand.size
     demand.requested = nbytes
     demand.stream_slot = stream_slot
-    demand.hard_limit = <uint64_t>1 << 62
-    if limit:
-        # What its parent, other children and virtual tensors hold leaves no room for blocks.
-        demand.hard_limit = limit - min(limit, family_held(arena) - arena_reserved(arena))
+    demand.hard_limit = limit_of_blocks(arena)
     demand.spare_moves = False
     demand.by_budget = False
     demand.unfinished = arena.settings.reuse == REUSE_WAIT and stream_slot != SLOT_RELEASED
+
+
+cdef uint64_t limit_of_blocks(const ArenaCore* arena) noexcept nogil:
+    # What its parent, other children and virtual tensors claim leaves no room for blocks.
+    # A plan of another thread counts in `reserved` before it is claimed.
+    cdef uint64_t limit = limit_in_force(arena)
+    cdef uint64_t claims = load64(&root_of(arena).claims)
+    return limit - min(limit, claims - min(claims, arena_reserved(arena)))
 
 
 cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
@@ -662,15 +660,23 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
                      uint32_t* index) noexcept nogil:
     cdef Plan plan
     cdef CUresult code
+    cdef uint64_t created, more
     cdef bint in_order = True
     cdef int status = plan_in_ranges(arena, space, demand, &plan)
     if status != ARENA_OK:
         return status
-    if not arena_charge(arena, created_bytes(space, &plan)):
-        lock_acquire(&arena.lock)
-        space_undo(space, &plan)
-        lock_release(&arena.lock)
-        plan_free(&plan)
+    # Pages that go back make room in the limit, but not in a budget: they are held until the driver
+    # has them.
+    created = bytes_planned(space, &plan, ACTION_CREATE)
+    more = created - min(created, bytes_planned(space, &plan, ACTION_RELEASE))
+    if not arena_claim(arena, more):
+        # Another tag was faster: a new plan moves idle pages where this one would make more.
+        undo_plan(arena, space, &plan)
+        demand.hard_limit = min(demand.hard_limit, limit_of_blocks(arena))
+        return build_claim(arena, space, demand, index)
+    if not arena_charge(arena, created):
+        undo_plan(arena, space, &plan)
+        arena_unclaim(arena, more)
         return ARENA_OVER_BUDGET
     code = space_execute(space, &plan)
     lock_acquire(&arena.lock)
@@ -690,6 +696,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
             driver_refused(arena, code, plan.refused)
         space_undo(space, &plan)
         charge_parent(arena)
+        arena_reconcile(arena)
     lock_release(&arena.lock)
     plan_free(&plan)
     if not in_order:
@@ -697,6 +704,13 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         demand.unfinished = False
         return build_claim(arena, space, demand, index)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
+
+
+cdef void undo_plan(ArenaCore* arena, Space* space, Plan* plan) noexcept nogil:
+    lock_acquire(&arena.lock)
+    space_undo(space, plan)
+    lock_release(&arena.lock)
+    plan_free(plan)
 
 
 cdef bint wait_behind_plan(ArenaCore* arena, const Plan* plan, uint32_t taker) noexcept nogil:
@@ -724,14 +738,13 @@ cdef bint wait_behind_plan(ArenaCore* arena, const Plan* plan, uint32_t taker) n
     return in_order
 
 
-cdef uint64_t created_bytes(const Space* space, const Plan* plan) noexcept nogil:
-    # Pages that go back do not count: they are held until the driver has them.
-    cdef uint64_t created = 0
+cdef uint64_t bytes_planned(const Space* space, const Plan* plan, ActionKind kind) noexcept nogil:
+    cdef uint64_t nbytes = 0
     cdef uint32_t i
     for i in range(plan.count):
-        if plan.actions[i].kind == ACTION_CREATE:
-            created += bytes_of(&space.page[plan.actions[i].page])
-    return created
+        if plan.actions[i].kind == kind:
+            nbytes += bytes_of(&space.page[plan.actions[i].page])
+    return nbytes
 
 
 cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,

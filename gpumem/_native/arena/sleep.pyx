@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._native.arena.bookkeeping cimport (
-    arena_charge, arena_reconcile, charge_parent, note_reserved,
+    arena_charge, arena_claim, arena_reconcile, charge_parent, note_reserved,
 )
 from gpumem._native.arena.family cimport arena_drop, pool_next
 from gpumem._native.arena.growth cimport release_idle_beside, trim_pages
@@ -13,8 +13,8 @@ from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     apart_from, ARENA_CLOSED, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, arena_in_use, arena_is_open,
     ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved_now, arena_state,
-    ArenaCore, ArenaSpan, driver_refused, family_held, IN_SMALL, is_graph_pool, last_refusal,
-    last_refused_call, root_of, SPACES, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, table_of,
+    ArenaCore, ArenaSpan, driver_refused, IN_SMALL, is_graph_pool, last_refusal,
+    last_refused_call, SPACES, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, table_of,
 )
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport Bfc, bfc_resolve, BFC_OK, CHUNK_USED, handle_of, NIL, state_of
@@ -66,15 +66,14 @@ cdef int arena_wake(ArenaCore* arena) noexcept nogil:
     # First all memory and bytes, then the states; if one is refused, what the others have got goes
     # back. The arena last: it is asleep as long as any of its graph pools.
     cdef ArenaCore* pool = pool_next(arena, NULL)
-    cdef uint64_t made = 0
     cdef int status = ARENA_OK
     while pool != NULL and status == ARENA_OK:
-        status = told(arena, pool, come_back(pool, &made))
+        status = told(arena, pool, come_back(pool))
         pool = pool_next(arena, pool)
     if pool != NULL:
         arena_drop(pool)
     if status == ARENA_OK:
-        status = come_back(arena, &made)
+        status = come_back(arena)
     pool = pool_next(arena, NULL)
     while pool != NULL:
         end_wake(pool, status == ARENA_OK)
@@ -144,16 +143,15 @@ cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     return status
 
 
-cdef int come_back(ArenaCore* arena, uint64_t* made) noexcept nogil:
-    # With its memory and bytes, it still counts as asleep: only frees are allowed. `made`: bytes
-    # that have come back so far, which the limit does not count yet.
+cdef int come_back(ArenaCore* arena) noexcept nogil:
+    # With its memory and bytes, it still counts as asleep: only frees are allowed.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef int status = ARENA_OK
     lock_acquire(&arena.grow_lock)
     if arena_state(arena) == STATE_CLOSED:
         status = ARENA_CLOSED
     elif arena_state(arena) == STATE_ASLEEP:
-        status = wake(arena, made)
+        status = wake(arena)
         settle(arena)
         arena_reconcile(arena)
     lock_release(&arena.grow_lock)
@@ -255,7 +253,7 @@ cdef CUresult drop_dormant(ArenaCore* arena) noexcept nogil:
 
 # ---- waking --------------------------------------------------------------------------------------
 
-cdef int wake(ArenaCore* arena, uint64_t* made) noexcept nogil:
+cdef int wake(ArenaCore* arena) noexcept nogil:
     cdef const char* call = NULL
     cdef uint64_t lacks
     cdef CUresult code
@@ -267,22 +265,15 @@ cdef int wake(ArenaCore* arena, uint64_t* made) noexcept nogil:
         return ARENA_NO_COPY
     # Limit and budget before the driver: a refusal then leaves the arena asleep, as it was.
     lacks = sleeper_lacks(&arena.sleeper)
-    if not limit_allows(arena, made[0] + lacks):
-        return ARENA_OVER_LIMIT
+    if not arena_claim(arena, lacks):
+        # Other tags have grown meanwhile; what is idle in them goes back.
+        release_idle_beside(arena, False)
+        if not arena_claim(arena, lacks):
+            return ARENA_OVER_LIMIT
     if not arena_charge(arena, lacks):
         return ARENA_OVER_BUDGET
-    made[0] += lacks
     code = sleeper_wake(&arena.sleeper, &call)
     return ARENA_OK if code == CUDA_SUCCESS else driver_refused(arena, code, call)
-
-
-cdef bint limit_allows(ArenaCore* arena, uint64_t wanted) noexcept nogil:
-    # Other tags may have grown meanwhile; what is idle in them goes back first.
-    cdef uint64_t limit = load64(&root_of(arena).settings.max_mem)
-    if limit == 0 or family_held(arena) + wanted <= limit:
-        return True
-    release_idle_beside(arena, False)
-    return family_held(arena) + wanted <= limit
 
 
 # ---- what sleeps ---------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
 from gpumem._native.arena.bookkeeping cimport (
-    arena_charge, arena_reconcile, arena_room, charge_request, count_out, note_reserved,
+    arena_charge, arena_claim, arena_reconcile, arena_unclaim, charge_request, count_out,
+    note_reserved,
 )
 from gpumem._native.arena.streams cimport (
     release_completed, slot_drop, slot_retain, uses_done,
@@ -39,11 +40,11 @@ cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t las
     cdef CUresult code
     if load32(&span.closed) or not arena_is_open(arena):
         return ARENA_CLOSED
-    if missing > arena_room(arena):
+    if not arena_claim(arena, missing):
         return ARENA_OVER_LIMIT
-    if arena.in_use_account != NULL and used and not charge_request(arena, used):
-        return ARENA_OVER_BUDGET
-    if not arena_charge(arena, missing):
+    if (arena.in_use_account != NULL and used and not charge_request(arena, used)
+            or not arena_charge(arena, missing)):
+        arena_unclaim(arena, missing)
         return ARENA_OVER_BUDGET
     code = context_enter(arena.context)
     if code == CUDA_SUCCESS:

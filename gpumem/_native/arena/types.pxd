@@ -276,6 +276,8 @@ cdef struct ArenaCore:
     uint64_t family_peak    # bytes in use by it and its tags when one of them grew (atomic)
     uint64_t charged        # of a child: bytes that its parent counts for it
     uint64_t lent           # bytes that children hold of this arena's max_mem (atomic)
+    uint64_t claimed        # of `claims` of the arena whose limit holds, its part; grow_lock
+    uint64_t claims         # bytes of max_mem that it and its children hold or will make (atomic)
     uint64_t held_peak      # the most bytes that it and its children held together (atomic)
     int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
     ArenaSpan* spans        # of virtual tensors; grow_lock

@@ -22,7 +22,7 @@ from gpumem._native.pages.span cimport (
     SPAN_USED, span_uses,
 )
 from gpumem._native.pages.types cimport (
-    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand, GRANULE,
-    GRANULE_BITS, MAX_PAGE_GRANULES, Page, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK,
-    PlanResult, Range, round_to_granule, Space,
+    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of, bytes_of, Demand,
+    GRANULE, GRANULE_BITS, MAX_PAGE_GRANULES, Page, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_PLACE,
+    PLAN_OK, PlanResult, Range, round_to_granule, Space,
 )

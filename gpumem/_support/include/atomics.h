@@ -33,6 +33,17 @@ static inline uint64_t count64_add(uint64_t *count, uint64_t by) {
 static inline uint64_t sum_add(uint64_t *sum, uint64_t by) {
     return __atomic_add_fetch(sum, by, __ATOMIC_RELAXED);
 }
+/* The same for a sum with a limit: adds nothing and returns 0 where the sum would pass it. */
+static inline int sum_try(uint64_t *sum, uint64_t by, uint64_t limit) {
+    uint64_t seen = __atomic_load_n(sum, __ATOMIC_RELAXED);
+    do {
+        if (by > limit || seen > limit - by) {
+            return 0;
+        }
+    } while (!__atomic_compare_exchange_n(sum, &seen, seen + by, 1, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return 1;
+}
 /* A peak only rises. Where another thread was faster, `seen` becomes what it is now. */
 static inline int peak_try(uint64_t *peak, uint64_t *seen, uint64_t value) {
     return __atomic_compare_exchange_n(peak, seen, value, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
