@@ -203,6 +203,19 @@ def test_idle_memory_beyond_the_share_goes_back_before_a_tag_grows(arena, host):
     del first, second
 
 
+def test_refused_request_does_not_let_tags_keep_more_idle_memory(make_arena, host):
+    arena = make_arena({"max_mem": 256 * MIB})
+    base = host.used(0)
+    first = in_tag(arena, "a", 64 * MIB, 1)
+    with arena.tag("b"), pytest.raises(OutOfMemoryError):
+        arena.allocate(224 * MIB)
+    first.close()
+    gpumem.Device("host").synchronize()
+    second = in_tag(arena, "b", 60 * MIB, 1)
+    assert host.used(0) - base <= 66 * MIB
+    del second
+
+
 def test_budget_counts_tags(make_arena):
     budget = gpumem.Budget(16 * MIB)
     arena = make_arena(budget=budget)

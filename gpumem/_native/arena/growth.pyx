@@ -48,7 +48,7 @@ from gpumem._native.pages cimport (
     space_page_around, space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport (
-    load32, load64, locked_add64, publish32, published_pointer, store32, store64, sum_add,
+    load32, load64, locked_add64, peak_try, publish32, published_pointer, store32, store64, sum_add,
 )
 from gpumem._support.events cimport is_recorded, REC_RELEASE, REC_RESERVE
 from gpumem._support.lease cimport Uses
@@ -526,6 +526,7 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     cache_publish(arena, cache_find(arena))
     finish_allocate(arena, cache_find(arena), table, index, block)
     lock_release(&arena.lock)
+    raise_family_peak(arena)
     return ARENA_OK
 
 
@@ -899,9 +900,20 @@ cdef void release_beyond_share(ArenaCore* arena, uint64_t size) noexcept nogil:
     live = family_in_use(arena) + size
     reserved = family_held(arena)
     peak = max(load64(&root.family_peak), live)
-    store64(&root.family_peak, peak)
     if reserved + size > peak + <uint64_t>(<double>peak * arena.settings.move_share):
         release_idle_beside(arena, False)
+
+
+cdef void raise_family_peak(ArenaCore* arena) noexcept nogil:
+    # Once there is memory for the block: what is refused was never in use.
+    cdef ArenaCore* root = <ArenaCore*>root_of(arena)
+    cdef uint64_t peak = load64(&root.family_peak)
+    cdef uint64_t live
+    if not has_relatives(arena):
+        return
+    live = family_in_use(arena)
+    while live > peak and not peak_try(&root.family_peak, &peak, live):
+        pass
 
 
 cdef uint64_t family_in_use(ArenaCore* arena) noexcept nogil:
