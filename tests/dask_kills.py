@@ -99,19 +99,19 @@ def kill_some(client: Any, kills: int, chosen: random.Random) -> tuple[int, set[
 def left_over(cluster: Any, client: Any, killed: set[int]) -> list[str]:
     """Return what is left of the shuffles: wait until workers that live hold nothing."""
     wait_until(lambda: len(members(client)) == WORKERS)
-    wait_until(
-        lambda: all(
-            each.used == each.offers == each.imported == each.spilled == 0
-            for each in members(client)
-        )
-    )
+
+    def held() -> list[Any]:
+        return [each for each in members(client) if each.used or each.offers or each.spilled]
+
+    with contextlib.suppress(AssertionError):  # then it is told what there is
+        wait_until(lambda: not held())
 
     def shared_memory() -> list[str]:
         return [line for pid in pids(cluster) for line in dask_tasks.memory_files(pid)]
 
     with contextlib.suppress(AssertionError):  # then it is told what there is
         wait_until(lambda: not shared_memory(), patience_s=20)
-    found = shared_memory()
+    found = [str(each) for each in held()] + shared_memory()
     sockets = Path("/proc/net/unix").read_text()
     found += [f"the socket of {pid}" for pid in killed if f"@gpumem-{pid}-" in sockets]
     found += [f"process {pid}" for pid in killed if Path(f"/proc/{pid}").exists()]

@@ -1,10 +1,14 @@
 """Dask's workers over gpumem: what travels as a descriptor, who owns it, and what is spilled."""
 
+import asyncio
+import gc
+import logging
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -480,15 +484,13 @@ class FakeWorker:
     address = "tcp://127.0.0.1:1"
 
     def __init__(self):
-        self.data, self.metrics, self.periodic_callbacks = {}, {}, {}
+        self.data, self.metrics, self.periodic_callbacks, self.logs = {}, {}, {}, []
         self.rpc = type("Pool", (), {"connection_args": {}})()
         self.state = type("State", (), {"data": self.data})()
         self.memory_manager = type("Manager", (), {"data": self.data})()
 
 
 def test_worker_is_set_up_once_and_torn_down_to_what_it_was():
-    import asyncio
-
     async def live():
         worker, settings = FakeWorker(), _worker.Settings("host", MIB)
         _worker.setup(worker, settings)
@@ -527,3 +529,86 @@ def test_idle_arena_gives_its_memory_back_at_the_second_look():
     assert member.budget.used > 0
     member.give_back()
     assert member.budget.used == 0
+
+
+class Loop:
+    """What only the garbage collector frees."""
+
+    def __init__(self, tensor=None):
+        self.itself, self.tensor = self, tensor
+
+
+@pytest.mark.parametrize("lost", ["nothing", "block", "view of a result", "mapping"])
+def test_idle_worker_collects_garbage_where_memory_may_be_in_it(lost):
+    member = _worker.Worker(_worker.Settings("host", 8 * MIB, share_from=MIB))
+    member.store = Store({}, member.resource, member.budget)
+    kept = gpumem.empty((2 * MIB,), "uint8", resource=member.resource)
+    handle = interop.export(kept)
+    others = interop.attach(handle)
+    member.follow(others.buffer)
+    member.store["a result", 0] = (kept, kept[MIB:])
+    member.store["a result", 1] = others
+    member.store["a result", 2] = gpumem.empty((0,), "uint8", resource=member.resource)
+    if lost == "block":
+        tensor = gpumem.empty((100,), "uint8", resource=member.resource)
+    elif lost == "mapping":
+        tensor = interop.attach(handle)[:]
+        member.follow(tensor.buffer)
+    else:
+        tensor = kept[:] if lost == "view of a result" else None
+    loop = Loop(tensor)
+    seen = weakref.ref(loop)
+    member.give_back()
+    del tensor, loop
+    gc.disable()  # until the worker does
+    try:
+        member.give_back()
+        assert (seen() is None) == (lost in ("block", "mapping"))
+    finally:
+        gc.enable()
+        gc.collect()
+        handle.close()
+
+
+def test_idle_worker_collects_garbage_of_a_transfer_that_ends_later():
+    member = _worker.Worker(_worker.Settings("host", 8 * MIB))
+    loop = Loop(gpumem.empty((100,), "uint8", resource=member.resource))
+    seen = weakref.ref(loop)
+    member.give_back()
+    gc.disable()  # until the worker does
+    try:
+        member.give_back()
+        assert seen() is loop
+        del loop
+        member.give_back()
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_idle_worker_keeps_no_tensor_in_its_log_and_the_text_of_the_exception():
+    def send(tensor):
+        raise OSError("the receiver is gone")
+
+    async def live():
+        worker = FakeWorker()
+        log = [logging.LogRecord("x", logging.ERROR, "x", 1, "before", None, None)]
+        worker.logs = log
+        _worker.setup(worker, _worker.Settings("host", 8 * MIB))
+        member = _worker.current()
+        try:
+            send(gpumem.empty((100,), "uint8", resource=member.resource))
+        except OSError:
+            log.append(
+                logging.LogRecord("x", logging.ERROR, "x", 1, "failed", None, sys.exc_info())
+            )
+        member.give_back()
+        assert member.arena.stats().in_use
+        member.give_back()
+        assert not member.arena.stats().in_use
+        texts = [logging.Formatter().format(each) for each in log]
+        assert texts[0] == "before"
+        assert "OSError: the receiver is gone" in texts[1]
+        _worker.teardown(worker)
+
+    asyncio.run(live())

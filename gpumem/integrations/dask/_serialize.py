@@ -131,6 +131,8 @@ def collected(name: str, token: str, contents: bytes) -> Tensor:
                     raise
                 except GpumemError as error:
                     raise BadHandleError(EBADF, f"cannot be mapped here: {error}") from error
+                if member is not None:
+                    member.follow(tensor.buffer)
                 return tensor
     raise BadHandleError(EBADF, f"{name} sent no descriptor")
 
@@ -147,6 +149,9 @@ def frames_of(tensor: Tensor) -> list[Any]:
     if tensor.nbytes == 0:
         return []
     whole = tensor.contiguous() if tensor.memory.host_accessible else pinned_copy(tensor)
+    member = current()
+    if member is not None and whole.memory != tensor.memory:
+        member.follow(whole.buffer)
     return [memoryview(flat(whole))]
 
 
@@ -161,7 +166,9 @@ def from_frames(said: Described, frames: Iterable[Any]) -> Tensor | Away:
             return filled(empty(said.shape, said.dtype, resource=member.resource), frames)
         except MemoryError:
             pinned = MemoryInfo(member.arena.memory.device, MemoryKind.HOST_ACCESSIBLE)
-            return Away(filled(empty(said.shape, said.dtype, memory=pinned), frames))
+            tensor = filled(empty(said.shape, said.dtype, memory=pinned), frames)
+            member.follow(tensor.buffer)
+            return Away(tensor)
     return filled(empty(said.shape, said.dtype, resource=resource_for(said.memory)), frames)
 
 

@@ -13,6 +13,7 @@ from threading import RLock
 from typing import Any
 
 from gpumem._budget import Budget, Reservation
+from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._tensor import Tensor, copy, empty
 from gpumem.device import MemoryInfo, MemoryKind
@@ -152,6 +153,14 @@ class Store(MutableMapping[Any, Any]):
         """Bytes of the tensors that are away from the device."""
         with self._lock:
             return sum(self._away.values())
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """The memory on the device that results lie in, each block once."""
+        with self._lock:
+            leaves = [leaf for each in self._here.values() for leaf in _leaves(each.value)]
+        found = [each.buffer for each in leaves if self._is_here(each)]
+        return list({id(each): each for each in found if not each.closed}.values())
 
     @property
     def imported(self) -> int:

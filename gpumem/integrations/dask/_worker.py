@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from typing import Any
@@ -32,6 +33,7 @@ ANNOUNCED = "gpumem"  # in what a worker says of itself when it connects; and of
 OFFER = "offer"  # of a descriptor, in requests to `_descriptors`
 MOST_SECONDS = 10**6  # that an offer waits
 INTERVAL = 1000  # ms between two looks for what has expired, and for idle memory
+LAST_LOOK = 64  # of an idle worker: by then every transfer has ended
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,10 @@ class Worker:
         self.sent_bytes = 0
         self.store: Store | None = None
         self.received = 0  # descriptors that were asked for here
+        self._outside: set[int] = set()  # ids of transfers' buffers since the last collection
         self._activity = (0, 0)  # allocations and `received` at the last look
-        self._was_idle = True
+        self._idle_looks = 0  # since then
+        self._log: Iterable[logging.LogRecord] = ()  # that Dask's worker keeps
 
     def memory_now(self) -> WorkerMemory:
         """Return the numbers of this moment."""
@@ -194,13 +198,35 @@ class Worker:
         """
         stats = self.arena.stats()
         activity = (stats.num_allocs, self.received)
-        is_idle, was_idle = activity == self._activity, self._was_idle
-        self._activity, self._was_idle = activity, is_idle
-        if is_idle and not was_idle:
-            gc.collect()  # a transfer that failed leaves tensors in the frames of its exception
+        is_idle = activity == self._activity
+        self._activity, self._idle_looks = activity, self._idle_looks + 1 if is_idle else 0
+        if is_idle:
+            self._collect_garbage()
         release_retired()
         if is_idle and stats.reserved > stats.in_use:
             self.arena.shrink()
+
+    def follow(self, buffer: Buffer) -> None:
+        """Know of memory outside the arena that a transfer has made or mapped."""
+        self._outside.add(id(buffer))
+
+    def _collect_garbage(self) -> None:
+        # A transfer that failed leaves tensors in the frames of its exception, when it ends, which
+        # may be long after the worker's last allocation. To collect them stops the event loop for
+        # tens of milliseconds: only if there is memory without a result, and at the looks 1, 2, 4,
+        # 8, ... of an idle worker, which may be running a long task.
+        if self._idle_looks & (self._idle_looks - 1):
+            return
+        buffers = self.store.buffers if self.store is not None else []
+        results = {id(each) for each in buffers}
+        places = (self.arena, self.resource)
+        own = sum(each.nbytes > 0 and each.resource in places for each in buffers)
+        stats = self.arena.stats()
+        if stats.num_allocs - stats.num_frees > own or not self._outside <= results:
+            drop_frames(self._log)
+            gc.collect()
+        if self._idle_looks >= LAST_LOOK:
+            self._outside &= results
 
     # ---- of Dask's worker ------------------------------------------------------------------------
 
@@ -209,6 +235,7 @@ class Worker:
         from tornado.ioloop import PeriodicCallback
 
         self.store = Store(worker.data, self.resource, self.budget)
+        self._log = worker.logs
         # Both read it: tasks through the one, the state machine through the other.
         worker.memory_manager.data = worker.state.data = self.store
         self.budget.on_pressure = self.spill
@@ -231,6 +258,20 @@ class Worker:
         if look is not None:
             look.stop()
         self.offers.close()
+
+
+def drop_frames(log: Iterable[logging.LogRecord]) -> None:
+    """Turn exceptions of a log into their text.
+
+    Dask's worker logs a transfer that failed, and keeps the record; the exception in it has the
+    frames, and they have the tensors that were to be sent.
+    """
+    for record in list(log):
+        if record.exc_info:
+            record.exc_text = record.exc_text or logging.Formatter().formatException(
+                record.exc_info
+            )
+            record.exc_info = None
 
 
 _lock = ForkLock()
