@@ -21,7 +21,7 @@ event::
     16  8   requested bytes; 0 in free_completed
     24  6   bytes of the block
     30  2   number of the resource
-    32  8   handle of the stream
+    32  8   handle of the stream; of a move the address that the page left, in older files 0
     40  1   kind
     41  1   number of the framework that called, 0: none
     42  2   number of the thread
@@ -38,7 +38,8 @@ kind    action              what happened
 5       failure             an allocation of the requested bytes failed; no address
 6       reserve             memory was reserved from the driver: a region, or a page
 7       release             memory was released to the driver
-8       move                a page was moved to the address
+8       move                a page was moved to the address: mapped there, or its old mapping there
+                            is in use again
 9       shrink              a shrink has released so many bytes
 10      reset               the stream was declared drained
 255     (a part of a name)  below
@@ -64,8 +65,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,7 +180,8 @@ class AllocationEvent:
     allocated_nbytes : int
         Bytes of the block, padding included; of a failure the arena's status.
     stream : int
-        Handle of the stream.
+        Handle of the stream; of a move the address that the page left, 0 where an older file does
+        not tell it.
     thread : int
         The system's id of the thread; 0 if it is not known.
     tag : str or None
@@ -216,6 +218,8 @@ class AllocationEvent:
 @dataclass(frozen=True)
 class Events:
     """Events in the order in which they were written; a sequence of `AllocationEvent`.
+
+    A slice is again `Events`.
 
     Attributes
     ----------
@@ -267,7 +271,13 @@ class Events:
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, index: int) -> AllocationEvent:
+    @overload
+    def __getitem__(self, index: int) -> AllocationEvent: ...
+    @overload
+    def __getitem__(self, index: slice) -> Events: ...
+    def __getitem__(self, index: int | slice) -> AllocationEvent | Events:
+        if isinstance(index, slice):
+            return replace(self, records=self.records[index])
         return self._event(self.records[index].item())
 
     def __iter__(self) -> Iterator[AllocationEvent]:

@@ -181,9 +181,12 @@ def _record_event(
     if kind in (RESERVE, RELEASE, MOVE):
         if kind != MOVE:
             builder.hold(where, nbytes if kind == RESERVE else -nbytes)
+        # Of a move, `stream` is the address that the page left; 0: an older file does not tell it.
+        if kind == MOVE and stream:
+            builder.segment_end(resource << 64 | stream, nbytes)
         if kind == RELEASE:
             builder.segment_end(place, nbytes)
-        else:  # a move does not tell where its page was; that place stays a segment
+        else:
             builder.segment_begin(place, nbytes)
         return
     key = _stream_key(stream, thread)

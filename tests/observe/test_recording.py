@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -118,21 +119,48 @@ def test_region_events_are_exact_to_the_byte(make_arena, backing):
     assert told(recording.events(), "shrink") == [("shrink", released)]
 
 
-def test_page_moves_are_recorded(make_arena):
-    arena = make_arena({"backing": "virtual", "page_move_threshold": 0.0, "page_move_budget": 1.0})
-    rng = random.Random(7)
+def test_slice_of_events_is_events(make_arena):
+    arena = make_arena(REGIONS)
     with observe.record(arena) as recording:
-        live = []
-        for _ in range(400):
+        arena.allocate(1000).close()
+    events = recording.events()
+    assert list(events[-2:]) == [events[-2], events[-1]]
+    assert events[-2:].resources == events.resources
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["", "calls are refused"])
+def test_page_events_tell_where_every_page_is(make_arena, host, refused):
+    arena = make_arena({"backing": "virtual", "page_move_threshold": 0.0, "page_move_budget": 1.0})
+    rng, live, pages, moves, read = random.Random(0), [], {}, 0, 0
+    with observe.record(arena) as recording:
+        for step in range(400):
+            if refused and step % 5 == 0:
+                host.clear_faults()
+                call = rng.choice(["cuMemMap", "cuMemUnmap", "cuMemSetAccess"])
+                host.fail(call, rng.randrange(1, 7), 2)  # CUDA_ERROR_OUT_OF_MEMORY
             if live and rng.random() < 0.5:
                 live.pop(rng.randrange(len(live))).close()
+            elif rng.random() < 0.02:
+                arena.shrink()
             else:
-                live.append(arena.allocate(rng.randrange(1, 12 << 20)))
-        for buffer in live:
-            buffer.close()
-    moved = arena.stats().pages_moved
-    assert moved > 0
-    assert len(told(recording.events(), "move")) == moved
+                with contextlib.suppress(gpumem.OutOfMemoryError, errors.DriverError):
+                    live.append(arena.allocate(rng.randrange(1, 100 << 20)))
+            events = recording.events()
+            for event in events[read:]:
+                if event.action == "reserve":
+                    assert event.address not in pages
+                elif event.action == "move":
+                    assert pages.pop(event.stream) == event.nbytes
+                    moves += 1
+                elif event.action == "release":
+                    assert pages.pop(event.address) == event.nbytes
+                if event.action in ("reserve", "move"):
+                    pages[event.address] = event.nbytes
+            read = len(events)
+            (found,) = arena.snapshot().resources
+            assert pages == dict(found.pages.tolist())
+    # Each move that called the driver, and those back to an address that was still mapped.
+    assert moves > arena.stats().pages_moved > 0
 
 
 def test_failed_allocation_is_recorded_with_its_request(make_arena):

@@ -8,6 +8,7 @@ import pytest
 import gpumem
 from gpumem import observe
 from gpumem.errors import TraceError
+from gpumem.observe.events import _SLOT, ALLOC, HEADER_BYTES, MOVE, RESERVE
 from gpumem.traces import load_trace, load_traces
 from gpumem.traces.builder import SegmentLog, TraceBuilder
 
@@ -159,6 +160,50 @@ def test_recording_gives_regions_as_segments(tmp_path):
         kept.close()
         arena.shrink()
     assert rows_of(load_trace(tmp_path / "events").details.segments) == [(address, nbytes, 0, 2)]
+
+
+def recording_of_pages(path, *events):
+    """Write (kind, address, bytes, stream) of an arena's events, and the block that names it."""
+    arena = gpumem.Arena("host")
+    with observe.record(arena, path):
+        arena.allocate(MIB).close()
+    data = path.read_bytes()
+    slots = np.frombuffer(data, _SLOT, offset=HEADER_BYTES).copy()
+    (alloc,) = slots[slots["kind"] == ALLOC]
+    rows = np.repeat(slots[slots["kind"] == ALLOC], len(events))
+    for row, (kind, address, nbytes, stream) in zip(rows, events, strict=True):
+        row["kind"], row["address"], row["nbytes"], row["stream"] = kind, address, nbytes, stream
+    names = slots[slots["kind"] == 255]
+    path.write_bytes(
+        data[:32]
+        + bytes(8)
+        + data[40:HEADER_BYTES]
+        + names.tobytes()
+        + rows.tobytes()
+        + alloc.tobytes()
+    )
+
+
+def test_segment_of_a_page_ends_at_the_address_that_it_left(tmp_path):
+    low, high = 1 << 30, 1 << 31
+    moved = [(RESERVE, low, 2 * MIB, 0), (MOVE, high, 2 * MIB, low)]
+    recording_of_pages(tmp_path / "events", *moved)
+    assert rows_of(load_trace(tmp_path / "events").details.segments) == [
+        (low, 2 * MIB, 0, 0),
+        (high, 2 * MIB, 0, -1),
+    ]
+
+
+def test_segment_of_a_moved_page_stays_where_an_older_file_does_not_name_the_address_it_left(
+    tmp_path,
+):
+    low, high = 1 << 30, 1 << 31
+    moved = [(RESERVE, low, 2 * MIB, 0), (MOVE, high, 2 * MIB, 0)]
+    recording_of_pages(tmp_path / "events", *moved)
+    assert rows_of(load_trace(tmp_path / "events").details.segments) == [
+        (low, 2 * MIB, 0, -1),
+        (high, 2 * MIB, 0, -1),
+    ]
 
 
 # ---------------------------------------------------------------------------------------- memories

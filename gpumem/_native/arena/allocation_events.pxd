@@ -7,7 +7,6 @@ called with the arena lock and do not wait.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote
-from gpumem._native.pages cimport Plan, Space
 from gpumem._support.events cimport RecNoted
 
 # A block was handed out. Also notes it beside its chunk, for snapshots.
@@ -22,11 +21,9 @@ cdef RecNoted note_event(ArenaCore* arena, uint32_t kind, uint64_t address, uint
 # The same about the chunk of a block.
 cdef void note_chunk(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
                      bint may_wait) noexcept nogil
-# Locked: memory came from the driver, or goes back to it.
+# Locked: memory came from the driver, or goes back to it. Pages are recorded by their space.
 cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil
-# Locked: what a plan for pages did.
-cdef void note_plan(ArenaCore* arena, const Space* space, const Plan* plan) noexcept nogil
 
 # Copies what was recorded of a chunk of the second table (`small`) or the first; False: nothing.
 cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_t generation,

@@ -4,14 +4,11 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote, IN_SMALL, index_of, table_of
 from gpumem._native.bfc cimport (
-    BFC_OK, bfc_resolve, Chunk, CHUNK_USED, MAX_CHUNKS, NIL, SLOT_RELEASED,
-)
-from gpumem._native.pages cimport (
-    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Plan, Space,
+    BFC_OK, bfc_resolve, Chunk, CHUNK_USED, MAX_CHUNKS, SLOT_RELEASED,
 )
 from gpumem._support.atomics cimport load8, pointer_try, publish32, version_begin, version_of
 from gpumem._support.events cimport (
-    event_source_note, REC_ALLOC, REC_FREE, REC_MOVE, REC_RELEASE, REC_RESERVE, RecEvent, RecNoted,
+    event_source_note, REC_ALLOC, REC_FREE, RecEvent, RecNoted,
 )
 from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
 
@@ -56,22 +53,6 @@ cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil:
     # Slot 0: memory is no stream's. Not waiting: a lock is held.
     note_event(arena, kind, address, nbytes, nbytes, SLOT_RELEASED, False)
-
-
-cdef void note_plan(ArenaCore* arena, const Space* space, const Plan* plan) noexcept nogil:
-    cdef const Action* action
-    cdef uint64_t nbytes
-    cdef uint32_t i
-    for i in range(plan.count):
-        # A dropped view is no event: its page keeps its memory.
-        action = &plan.actions[i]
-        nbytes = bytes_of(&space.page[action.page])
-        if action.kind == ACTION_CREATE:
-            note_memory(arena, REC_RESERVE, address_of(space, action.to), nbytes)
-        elif action.kind == ACTION_MOVE:
-            note_memory(arena, REC_MOVE, address_of(space, action.to), nbytes)
-        elif action.kind == ACTION_RELEASE and action.origin != NIL:
-            note_memory(arena, REC_RELEASE, address_of(space, action.origin), nbytes)
 
 
 # ---- by chunk ------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
 cdef void create_space(ArenaCore* arena, int number, Bfc* table,
                        uint64_t first_bytes) noexcept nogil:
     space_create(&arena.spaces[number], table, arena.context, &arena.access, &arena.backing.calls,
-                 first_bytes, number != SMALL_SPACE)
+                 &arena.events, first_bytes, number != SMALL_SPACE)
 
 
 cdef void forget(ArenaCore* arena) noexcept nogil:

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from gpumem._native.arena.allocation_events cimport note_memory, note_plan
+from gpumem._native.arena.allocation_events cimport note_memory
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_charge_region, arena_claim, arena_claim_region, arena_reconcile,
     arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved,
@@ -43,7 +43,7 @@ from gpumem._native.driver cimport (
 from gpumem._native.pages cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, budget_allows, budget_spend,
     bytes_of, Demand, GRANULE, MappedPage, MAX_PAGE_GRANULES, orphans_release, Piece, Plan,
-    plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range, range_reserve,
+    plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, plan_note, PLAN_OK, PlanResult, Range, range_reserve,
     round_to_granule, Space, space_add_range, space_allocate_lower, space_execute, space_finish,
     space_page_around, space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
 )
@@ -682,9 +682,8 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     code = space_execute(space, &plan)
     lock_acquire(&arena.lock)
     budget_spend(&arena.move_budget, plan.move_ns)
+    plan_note(space, &plan)
     if code == CUDA_SUCCESS:
-        if is_recorded(&arena.events):
-            note_plan(arena, space, &plan)
         # Last, because nothing takes a wait back.
         in_order = not demand.unfinished or wait_behind_plan(arena, &plan, demand.stream_slot)
     if code == CUDA_SUCCESS and in_order:
@@ -856,9 +855,8 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
         return
     code = space_execute(space, &plan)
     lock_acquire(&arena.lock)
+    plan_note(space, &plan)
     if code == CUDA_SUCCESS:
-        if is_recorded(&arena.events):
-            note_plan(arena, space, &plan)
         space_finish(space, &plan, NULL, 0)
     else:
         space_undo(space, &plan)

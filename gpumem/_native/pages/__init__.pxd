@@ -1,7 +1,7 @@
 """Physical pages that move under reserved addresses."""
 
 from gpumem._native.pages.execute cimport (
-    space_drop_dormant, space_execute, space_finish, space_list_pages, space_undo,
+    plan_note, space_drop_dormant, space_execute, space_finish, space_list_pages, space_undo,
 )
 from gpumem._native.pages.plan cimport (
     plan_free, space_allocate_lower, space_plan, space_plan_trim,

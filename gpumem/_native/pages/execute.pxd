@@ -7,9 +7,11 @@ from gpumem._native.pages.sleep cimport Sleeper
 from gpumem._native.pages.types cimport Demand, Plan, Space
 from gpumem._support.lock cimport Lock
 
-# Without the arena lock. If it fails, plan.refused names the driver's call: undo; else finish. Both
-# with the lock, and without a driver call.
+# Without the arena lock. If it fails, plan.refused names the driver's call: undo; else finish. All
+# below are called with the lock, and make no driver call.
 cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil
+# Before finish or undo: records which pages came, moved and went, also where a call was refused.
+cdef void plan_note(const Space* space, const Plan* plan) noexcept nogil
 cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
                        uint64_t epoch) noexcept nogil
 cdef void space_undo(Space* space, Plan* plan) noexcept nogil

@@ -13,13 +13,15 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page
 from gpumem._native.pages.space cimport (
-    fill_granules, hole_at, orphan_add, page_create, page_give_slot, view_set, view_unmap,
+    fill_granules, hole_at, orphan_add, page_create, page_give_slot, page_note, view_set,
+    view_unmap,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand,
     granule_of, is_backed, Page, page_over, Plan, Space,
 )
 from gpumem._support.atomics cimport sum_add
+from gpumem._support.events cimport is_recorded, REC_MOVE, REC_RELEASE, REC_RESERVE
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 
@@ -171,6 +173,24 @@ cdef void release_page(Space* space, Page* page) noexcept nogil:
     if space.context.table.cuMemRelease(page.memory) != CUDA_SUCCESS:
         orphan_add(space, page.memory)
     page.memory = 0
+
+
+cdef void plan_note(const Space* space, const Plan* plan) noexcept nogil:
+    # A dropped view is no event: its page keeps its memory.
+    cdef const Action* action
+    cdef const Page* page
+    cdef uint32_t i
+    if not is_recorded(space.events):
+        return
+    for i in range(plan.count):
+        action = &plan.actions[i]
+        page = &space.page[action.page]
+        if action.done and action.kind == ACTION_CREATE:
+            page_note(space, page, REC_RESERVE, action.to, NIL)
+        elif action.done:
+            page_note(space, page, REC_MOVE, action.to, action.origin)
+        elif action.unmapped[1]:        # the active view, and with it the memory
+            page_note(space, page, REC_RELEASE, action.origin, NIL)
 
 
 cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,

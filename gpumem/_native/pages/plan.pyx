@@ -14,8 +14,8 @@ from gpumem._native.bfc cimport (
     Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL, SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, granules_ready, may_use, note_dormant, page_slot, pages_ready, see_above,
-    see_idle_chunks, see_idle_pages, take_out, view_set,
+    fill_granules, granules_ready, may_use, note_dormant, page_note, page_slot, pages_ready,
+    see_above, see_idle_chunks, see_idle_pages, take_out, view_set,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of,
@@ -25,6 +25,7 @@ from gpumem._native.pages.types cimport (
     PLANNED_SLOTS, PlanResult, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
+from gpumem._support.events cimport REC_MOVE
 
 
 # The cheapest place found so far.
@@ -165,6 +166,7 @@ cdef void swap_page(Space* space, Page* page) noexcept nogil:
     fill_granules(space, target, page.granules, stream_slot, epoch)
     page.seen_idle = 0
     space.swapped += 1
+    page_note(space, page, REC_MOVE, target, page.dormant)
 
 
 cdef void fill_missing(Space* space, Plan* plan, uint64_t begin, uint64_t end,

@@ -5,6 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.bfc cimport Bfc, Chunk
 from gpumem._native.driver cimport Access, CUmemAccessDesc, CUresult, DeviceContext
 from gpumem._native.pages.types cimport Page, Range, Space
+from gpumem._support.events cimport EventSource
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil
 cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil
@@ -24,7 +25,12 @@ cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_
 cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil
 # An empty space; no driver call. `first_bytes` of addresses are reserved at the first need.
 cdef void space_create(Space* space, Bfc* table, DeviceContext* context, const Access* access,
-                       uint64_t* calls, uint64_t first_bytes, bint large) noexcept nogil
+                       uint64_t* calls, EventSource* events, uint64_t first_bytes,
+                       bint large) noexcept nogil
+# Records what happened to a page, if anything records: memory came or went at a granule, or moved
+# there from `origin` (NIL: it is no move). With the arena lock.
+cdef void page_note(const Space* space, const Page* page, uint32_t kind, uint32_t at,
+                    uint32_t origin) noexcept nogil
 # Reserves addresses that hold a block of `size` bytes; less than planned if they are scarce.
 cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil
 # Adds what was reserved. False: out of host memory, the reservation is still the caller's.

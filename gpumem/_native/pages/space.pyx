@@ -19,6 +19,9 @@ from gpumem._native.pages.types cimport (
     is_idle, MAX_RANGES, Page, page_mapped_at, page_over, Range, round_to_granule, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
+from gpumem._support.events cimport (
+    event_source_note, EventSource, is_recorded, RecEvent, RecNoted,
+)
 
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil:
@@ -161,14 +164,30 @@ cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil:
 
 
 cdef void space_create(Space* space, Bfc* table, DeviceContext* context, const Access* access,
-                       uint64_t* calls, uint64_t first_bytes, bint large) noexcept nogil:
+                       uint64_t* calls, EventSource* events, uint64_t first_bytes,
+                       bint large) noexcept nogil:
     memset(space, 0, sizeof(Space))
     space.table = table
     space.context = context
     space.access = access
     space.calls = calls
+    space.events = events
     space.large = large
     space.first_bytes = first_bytes
+
+
+cdef void page_note(const Space* space, const Page* page, uint32_t kind, uint32_t at,
+                    uint32_t origin) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted _noted
+    if not is_recorded(space.events):
+        return
+    event.kind = kind
+    event.address = address_of(space, at)
+    event.nbytes = event.block = bytes_of(page)
+    event.stream = 0 if origin == NIL else address_of(space, origin)
+    # Not waiting: the arena lock is held.
+    event_source_note(space.events, &event, False, &_noted)
 
 
 cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil:

@@ -28,6 +28,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.bfc cimport Bfc, Chunk, NIL, SLOT_RELEASED
 from gpumem._native.driver cimport Access, DeviceContext
+from gpumem._support.events cimport EventSource
 
 cdef enum:
     GRANULE_BITS = 21
@@ -61,9 +62,10 @@ cdef struct Range:
 
 cdef struct Space:
     Bfc* table
-    DeviceContext* context      # of the arena, as the three others; NULL: nothing was reserved yet
+    DeviceContext* context      # of the arena, as the four others; NULL: nothing was reserved yet
     const Access* access        # who may touch the pages
     uint64_t* calls             # where calls of the driver are counted
+    EventSource* events
     Range ranges[MAX_RANGES]
     uint32_t range_count
     uint64_t first_bytes        # of addresses, for the first range

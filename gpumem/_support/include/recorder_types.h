@@ -18,7 +18,7 @@ enum {
     REC_FAILURE = 5,        /* nothing could be handed out; `block` is the status */
     REC_RESERVE = 6,        /* memory came from the driver: a region, or a page at its place */
     REC_RELEASE = 7,        /* and went back */
-    REC_MOVE = 8,           /* a page was moved; `address` is where to */
+    REC_MOVE = 8,           /* a page was moved; `address` is where to, `stream` where from */
     REC_SHRINK = 9,         /* a shrink gave back so many bytes */
     REC_RESET = 10,         /* a stream was declared drained */
     REC_DEFINE = 255,       /* a part of a name */
@@ -79,7 +79,7 @@ typedef struct RecEvent {
     uint64_t address;
     uint64_t nbytes; /* as asked for */
     uint64_t block;  /* bytes of the block */
-    uint64_t stream; /* handle */
+    uint64_t stream; /* handle; of a move the address that the page left */
 } RecEvent;
 
 /* What was noted of an allocation; no seal: nothing. */
