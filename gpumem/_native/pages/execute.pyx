@@ -13,12 +13,12 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page
 from gpumem._native.pages.space cimport (
-    fill_granules, hole_at, orphan_add, page_create, page_give_slot, page_note, view_set,
-    view_unmap,
+    fill_granules, hole_at, orphan_add, page_create, page_give_slot, page_note, retired_add,
+    space_drop_retired, view_set, view_unmap,
 )
 from gpumem._native.pages.types cimport (
-    Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand,
-    granule_of, is_backed, Page, page_over, Plan, Space,
+    Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
+    address_of, bytes_of, Demand, granule_of, is_backed, Page, page_over, Plan, Space,
 )
 from gpumem._support.atomics cimport sum_add
 from gpumem._support.events cimport is_recorded, REC_MOVE, REC_RELEASE, REC_RESERVE
@@ -239,6 +239,10 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
         if not action.unmapped[0]:
             show_dormant(space, action, page)
         return
+    if action.kind == ACTION_DROP_RETIRED:
+        if not action.unmapped[0]:      # it is quiet, or it would not have been in the plan
+            retired_add(space, action.page, action.unmap[0], SLOT_RELEASED, 0)
+        return
     # A move gives up its new place; a released page counts as physical memory again.
     if action.kind == ACTION_MOVE:
         view_set(space, action.to, page.granules, NIL)
@@ -311,9 +315,11 @@ cdef inline void refill_part(Space* space, uint64_t begin, uint64_t end, uint32_
 
 cdef CUresult space_drop_dormant(Space* space, Lock* lock) noexcept nogil:
     # A refusal leaves pages that still have their memory and place.
-    cdef CUresult code = CUDA_SUCCESS
+    cdef CUresult code = space_drop_retired(space, lock)
     cdef uint32_t i
     cdef Page* page
+    if code != CUDA_SUCCESS:
+        return code
     for i in range(space.page_count):
         page = &space.page[i]
         if page.granules == 0 or page.memory == 0 or page.dormant == NIL:

@@ -14,15 +14,17 @@ from gpumem._native.bfc cimport (
     Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL, SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, granules_ready, may_use, note_dormant, page_note, page_slot, pages_ready,
-    see_above, see_idle_chunks, see_idle_pages, take_out, view_set,
+    fill_granules, granules_ready, has_retired, may_use, note_dormant, page_note, page_slot,
+    pages_ready, retired_add, retired_ready, retired_remove, see_above, see_idle_chunks,
+    see_idle_pages, take_out, view_set,
 )
 from gpumem._native.pages.types cimport (
-    Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of,
-    bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed, is_idle,
-    is_movable, is_quiet, KEEP_VIEW_PERCENT, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at,
-    page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
-    PLANNED_SLOTS, PlanResult, Space,
+    Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
+    ActionKind, address_of, bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_from,
+    granule_of, is_backed, is_dormant_quiet, is_idle, is_movable, is_quiet, KEEP_VIEW_PERCENT,
+    MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES, Piece, Plan,
+    PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, RETIRED,
+    RetiredView, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
 from gpumem._support.events cimport REC_MOVE
@@ -52,7 +54,9 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     # All host memory is acquired before anything changes, so that a plan that begins can be
     # carried through.
     if (not granules_ready(space, last_granule) or not pages_ready(space, count)
-            or not actions_ready(plan, 3 * count)     # drop, release and create for each
+            or not retired_ready(space, count)
+            # Drop, release and create for each.
+            or not actions_ready(plan, 3 * count + space.retired_count)
             or not holes_prepare(space.table, PLANNED_SLOTS + 8 * count)):
         return PLAN_NO_METADATA
     if not supply_suffices(space, demand, site.missing, begin, end):
@@ -65,6 +69,7 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     plan.chunk = holes_allocate(space.table, chunk_at(space, site.anchor, begin), begin, end,
                                 demand.requested, demand.stream_slot)
     see_above(space, plan.chunk)
+    drop_retired(space, plan)
     fill_missing(space, plan, begin, end, demand)
     return PLAN_OK
 
@@ -204,6 +209,18 @@ cdef void drop_dormant(Space* space, Plan* plan, uint32_t index) noexcept nogil:
     unmap_dormant(space, action_add(plan, ACTION_DROP, index), &space.page[index])
 
 
+cdef void drop_retired(Space* space, Plan* plan) noexcept nogil:
+    # All that are quiet. Whatever is found for this plan lies elsewhere.
+    cdef const RetiredView* view
+    cdef uint32_t i = space.retired_count
+    while i > 0:
+        i -= 1
+        view = &space.retired[i]
+        if is_quiet(space, view.stream_slot, view.epoch):
+            action_add(plan, ACTION_DROP_RETIRED, view.page).unmap[0] = view.first
+            retired_remove(space, i)
+
+
 cdef void unmap_dormant(Space* space, Action* action, Page* page) noexcept nogil:
     action.unmap[0] = page.dormant
     if page.dormant != NIL:
@@ -302,12 +319,20 @@ cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
     cdef const Page* page
     for i in range(space.page_count):
         page = &space.page[i]
-        if (is_movable(space, page, begin, end)
+        if (is_releasable(space, i, begin, end)
                 and is_quiet(space, space.table.chunks[page.chunk].stream_slot,
                              space.table.chunks[page.chunk].epoch)
                 and (best == NIL or page.granules < space.page[best].granules)):
             best = i
     return best
+
+
+cdef bint is_releasable(const Space* space, uint32_t index, uint64_t begin,
+                        uint64_t end) noexcept nogil:
+    # Idle, outside [begin, end), and no work is queued through any view but the active one.
+    cdef const Page* page = &space.page[index]
+    return (is_movable(space, page, begin, end) and is_dormant_quiet(space, page)
+            and not has_retired(space, index))
 
 
 cdef uint32_t plan_create(Space* space, Plan* plan, uint32_t at, uint32_t granules,
@@ -336,15 +361,20 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
     plan.moves += 1
     action.to = at
     action.origin = page.active
-    unmap_dormant(space, action, page)
+    if is_dormant_quiet(space, page):
+        unmap_dormant(space, action, page)
+    else:
+        retired_add(space, index, page.dormant, page.dormant_stream_slot, page.dormant_epoch)
     # The old view stays mapped while work that was queued before may still use it.
     take_out(space, page, &action.stream_slot, &action.epoch)
     page.dormant = page.active
     page.dormant_stream_slot = action.stream_slot
     page.dormant_epoch = action.epoch
     # A view that nothing uses only stays for large demands, where the same place is soon wanted
-    # again and a swap saves the map and unmap.
-    if not keep and is_quiet(space, action.stream_slot, action.epoch):
+    # again and a swap saves the map and unmap; and where the page has a retired view, which needs
+    # it: without a view it would be given back if the driver refuses the move.
+    if (not keep and is_quiet(space, action.stream_slot, action.epoch)
+            and not has_retired(space, index)):
         action.unmap[1] = page.active
         view_set(space, page.active, page.granules, NIL)
         page.dormant = NIL
@@ -374,17 +404,16 @@ cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
     # SLOT_RELEASED: idle for every stream, since no stream's order protects an unmapped page.
     cdef Demand demand
     cdef uint32_t i
-    cdef const Page* page
     memset(plan, 0, sizeof(Plan))
     memset(&demand, 0, sizeof(Demand))
     plan.chunk = NIL
     see_idle_pages(space, SLOT_RELEASED)
-    if (not actions_ready(plan, space.page_count)
+    if (not actions_ready(plan, space.page_count + space.retired_count)
             or not holes_prepare(space.table, 3 * space.page_count + 1)):
         return False
+    drop_retired(space, plan)
     for i in range(space.page_count):
-        page = &space.page[i]
-        if is_movable(space, page, 0, 0):
+        if is_releasable(space, i, 0, 0):
             plan_release(space, plan, i, &demand)
     return plan.count != 0
 
@@ -476,7 +505,7 @@ cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size,
     while g < last and g < space.granules:
         page = page_over(space, g)
         if page != NULL and is_idle(space, page):
-            g = page.dormant + page.granules        # in a hole every view is a dormant one
+            g = page.dormant + page.granules    # in a hole every other view is a dormant one
         elif address_of(space, g) >= begin[0] + size:
             break
         else:
@@ -538,14 +567,18 @@ cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, cons
     cdef uint32_t g = granule_of(space, hole.address)
     cdef uint32_t last = min(granule_of(space, end_of(hole)), space.granules)
     cdef const Page* page
+    cdef bint quiet
     while g < last:
         page = page_over(space, g)
-        if page == NULL:
+        if page != NULL:
+            g = page.dormant + page.granules    # in a hole every other view is a dormant one
+            quiet = is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)
+        else:
+            quiet = page_mapped_at(space, g) == NIL
             g += 1
-            continue
-        g = page.dormant + page.granules        # in a hole every view is a dormant one
-        if (not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)
-                and address_of(space, g) + demand.claim <= gap.end):
+            while not quiet and g < last and page_mapped_at(space, g) == RETIRED:
+                g += 1
+        if not quiet and address_of(space, g) + demand.claim <= gap.end:
             try_site(space, gap, address_of(space, g), demand, best)
 
 
@@ -609,7 +642,8 @@ cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t be
         if page != NULL and can_swap(space, page, begin, end):
             g = page.dormant + page.granules
             continue
-        if page != NULL and not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch):
+        if page_mapped_at(space, g) == RETIRED or page != NULL and not is_quiet(
+                space, page.dormant_stream_slot, page.dormant_epoch):
             return IMPOSSIBLE
         missing += 1
         g += 1

@@ -6,6 +6,7 @@ from gpumem._native.bfc cimport Bfc, Chunk
 from gpumem._native.driver cimport Access, CUmemAccessDesc, CUresult, DeviceContext
 from gpumem._native.pages.types cimport Page, Range, Space
 from gpumem._support.events cimport EventSource
+from gpumem._support.lock cimport Lock
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil
 cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil
@@ -43,7 +44,14 @@ cdef void orphans_release(Space* space) noexcept nogil
 # Room in the arrays, so that what follows cannot fail.
 cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil
 cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil
+cdef bint retired_ready(Space* space, uint32_t count) noexcept nogil
 cdef uint32_t page_slot(Space* space) noexcept nogil
+# A page's view is retired, after retired_ready.
+cdef void retired_add(Space* space, uint32_t page, uint32_t first, uint32_t stream_slot,
+                      uint64_t epoch) noexcept nogil
+# Number `i` of the retired views is unmapped, or will be before anything is mapped there.
+cdef void retired_remove(Space* space, uint32_t i) noexcept nogil
+cdef bint has_retired(const Space* space, uint32_t page) noexcept nogil
 # The page is gone, and its slot unused.
 cdef void page_give_slot(Space* space, Page* page) noexcept nogil
 
@@ -85,6 +93,9 @@ cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* mem
 cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil
 # The page whose active view an address lies in; False: none. With the grow lock.
 cdef bint space_page_around(const Space* space, uint64_t address, MappedPage* found) noexcept nogil
+# Unmaps all retired views, through which no work is queued; stops where the driver refuses. Each is
+# forgotten under the lock, unless it is NULL: nobody else looks at the space.
+cdef CUresult space_drop_retired(Space* space, Lock* lock) noexcept nogil
 # Unmaps one view of a page.
 cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil
 

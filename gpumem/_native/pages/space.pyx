@@ -16,12 +16,14 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages.types cimport (
     address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed,
-    is_idle, MAX_RANGES, Page, page_mapped_at, page_over, Range, round_to_granule, Space,
+    is_idle, MAX_RANGES, Page, page_mapped_at, page_over, Range, RETIRED, RetiredView,
+    round_to_granule, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
 from gpumem._support.events cimport (
     event_source_note, EventSource, is_recorded, RecEvent, RecNoted,
 )
+from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil:
@@ -236,6 +238,7 @@ cdef void space_destroy(Space* space) noexcept nogil:
             context_leave(space.context)
     free(space.page)
     free(space.page_at)
+    free(space.retired)
     free(space.orphans)
     memset(space, 0, sizeof(Space))
 
@@ -243,6 +246,7 @@ cdef void space_destroy(Space* space) noexcept nogil:
 cdef void pages_forget(Space* space) noexcept nogil:
     cdef uint32_t i
     cdef Page* page
+    space_drop_retired(space, NULL)
     for i in range(space.page_count):
         page = &space.page[i]
         if page.granules == 0:
@@ -319,6 +323,44 @@ cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil:
     space.page = page
     space.page_capacity = capacity
     return True
+
+
+cdef bint retired_ready(Space* space, uint32_t count) noexcept nogil:
+    cdef uint32_t capacity = max(64, space.retired_capacity)
+    cdef RetiredView* retired
+    if space.retired_capacity - space.retired_count >= count:
+        return True
+    while capacity - space.retired_count < count:
+        capacity *= 2
+    retired = <RetiredView*>realloc(space.retired, capacity * sizeof(RetiredView))
+    if retired == NULL:
+        return False
+    space.retired = retired
+    space.retired_capacity = capacity
+    return True
+
+
+cdef void retired_add(Space* space, uint32_t page, uint32_t first, uint32_t stream_slot,
+                      uint64_t epoch) noexcept nogil:
+    space.retired[space.retired_count] = RetiredView(epoch, stream_slot, first, page)
+    space.retired_count += 1
+    view_set(space, first, space.page[page].granules, RETIRED)
+
+
+cdef void retired_remove(Space* space, uint32_t i) noexcept nogil:
+    # The last one takes its number.
+    cdef const RetiredView* view = &space.retired[i]
+    view_set(space, view.first, space.page[view.page].granules, NIL)
+    space.retired_count -= 1
+    space.retired[i] = space.retired[space.retired_count]
+
+
+cdef bint has_retired(const Space* space, uint32_t page) noexcept nogil:
+    cdef uint32_t i
+    for i in range(space.retired_count):
+        if space.retired[i].page == page:
+            return True
+    return False
 
 
 cdef uint32_t page_slot(Space* space) noexcept nogil:
@@ -456,6 +498,22 @@ cdef bint space_page_around(const Space* space, uint64_t address, MappedPage* fo
     return False
 
 
+cdef CUresult space_drop_retired(Space* space, Lock* lock) noexcept nogil:
+    cdef CUresult code = CUDA_SUCCESS
+    cdef const RetiredView* view
+    while space.retired_count and code == CUDA_SUCCESS:
+        view = &space.retired[space.retired_count - 1]
+        code = view_unmap(space, view.first, space.page[view.page].granules)
+        sum_add(space.calls, 1)
+        if code == CUDA_SUCCESS:
+            if lock != NULL:
+                lock_acquire(lock)
+            retired_remove(space, space.retired_count - 1)
+            if lock != NULL:
+                lock_release(lock)
+    return code
+
+
 cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil:
     return space.context.table.cuMemUnmap(address_of(space, first),
                                           <uint64_t>granules << GRANULE_BITS)
@@ -483,6 +541,12 @@ cdef int pages_check(const Space* space) noexcept nogil:
             return 40
     if physical != space.physical:
         return 41
+    for i in range(space.retired_count):
+        page = &space.page[space.retired[i].page]
+        mapped += page.granules
+        if page.granules == 0 or not check_view(space, space.retired[i].first, page.granules,
+                                                RETIRED):
+            return 46
     # No granule may name a page beyond those that their pages' views account for.
     for i in range(space.granules):
         mapped -= space.page_at[i] != NIL
@@ -534,6 +598,7 @@ cdef extern from *:
             "chunks have memory and holes have none",
             "chunks and pages of a space have the same bytes",
             "every slot of a page below page_unused is in use",
+            "every granule of a retired view is marked, and its page exists",
         };
         return number - 40 < sizeof texts / sizeof *texts ? texts[number - 40]
                                                           : "unknown invariant";

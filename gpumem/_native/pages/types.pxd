@@ -4,15 +4,16 @@ A *space* is reserved address space, cut into granules of 2 MiB. It is made of *
 reserved with the first block, each further one, when none has a place left, as large as all
 before it: an arena of a few kilobytes takes few addresses, and thousands fit into a process. A
 *page* is one physical handle of 1 to 16 granules; the driver maps it whole or not at all, so it is
-the unit that moves. A mapping of a page is a *view*. A page has at most two views: its memory
-counts in the *active* one; the *dormant* one is left from before a move and is a hole for the chunk
-table, until the page is idle and something is wanted there again: then the two change places
-without a driver call.
+the unit that moves. A mapping of a page is a *view*. The memory of a page counts in its *active*
+view. The *dormant* one is left from before a move and is a hole for the chunk table, until the page
+is idle and something is wanted there again: then the two change places without a driver call.
 
 An idle page (no live byte; it lies inside a free chunk) may be mapped at a second address while
 work on it is still queued, for the stream that freed it: that is ordered by the stream itself
 (measured on an H200). Other streams' pages count as idle only once their work has completed. A view
-is unmapped only after the epoch in which it fell dormant has completed: an unmap does not wait.
+is unmapped only after the epoch in which it fell dormant has completed: an unmap does not wait. A
+page may move again before that: then its dormant view is *retired*. Nothing is placed there until a
+later plan unmaps it.
 
 Growing means building a window for the block: a run of free chunks and holes. What is missing
 in it is supplied by new pages while reserved memory stays within a share of the live peak; beyond
@@ -36,6 +37,8 @@ cdef enum:
     MAX_PAGE_GRANULES = 16      # 32 MiB: up to there a mapping costs the same whatever its size
     PEAK_PAGES = 224            # the live peak is at least so many pages: rounding stays small
     KEEP_VIEW_PERCENT = 2       # of the live peak: blocks from here on leave a dormant view behind
+    MOST_RETIRED = 4096         # views; each plan looks at all of them
+    RETIRED = 0xFFFFFFFE        # in Space.page_at: a retired view
     MAX_RANGES = 24             # they double, so this is more than there are addresses
     PLANNED_SLOTS = 96          # chunk slots that one plan may need besides two per granule
 
@@ -51,6 +54,13 @@ cdef struct Page:
     uint8_t busy                # had a live byte at the last plan
     uint64_t dormant_epoch
     uint64_t memory             # physical handle of the driver
+
+# A view that a page left two moves ago or earlier, while work was still queued through it.
+cdef struct RetiredView:
+    uint64_t epoch              # what may still be queued through it
+    uint32_t stream_slot
+    uint32_t first              # granule
+    uint32_t page               # it exists: a page with a retired view is not given back
 
 # One reservation. Granules of all ranges are numbered in one row; each range has one number, and
 # one granule of addresses, more than it uses, so that its end is no other range's beginning.
@@ -69,12 +79,15 @@ cdef struct Space:
     Range ranges[MAX_RANGES]
     uint32_t range_count
     uint64_t first_bytes        # of addresses, for the first range
-    uint32_t* page_at           # page mapped at each granule; NIL: none
+    uint32_t* page_at           # page mapped at each granule; NIL: none; RETIRED
     uint32_t granules           # of page_at
     Page* page                  # page_capacity slots
     uint32_t page_count         # slots ever used
     uint32_t page_capacity
     uint32_t page_unused        # slots below it are in use
+    RetiredView* retired
+    uint32_t retired_count
+    uint32_t retired_capacity
     uint64_t physical           # bytes of all pages
     uint64_t plans
     bint large                  # holds blocks from 256 KiB on, in pages of more than one granule
@@ -91,6 +104,7 @@ cdef enum ActionKind:
     ACTION_MOVE = 1             # an idle page from `origin` to `to`
     ACTION_RELEASE = 2          # an idle page given back to the driver
     ACTION_DROP = 3             # a dormant view that is in the way is unmapped
+    ACTION_DROP_RETIRED = 4     # a retired view is unmapped
 
 # One step of a plan, with what is needed to take it back before anything was done.
 cdef struct Action:
@@ -171,9 +185,9 @@ cdef inline uint32_t page_mapped_at(const Space* space, uint32_t granule) noexce
     return space.page_at[granule] if granule < space.granules else NIL
 
 cdef inline Page* page_over(const Space* space, uint32_t granule) noexcept nogil:
-    # The page that has a view of the granule, the active one or not; NULL: none has.
+    # The page whose active or dormant view has the granule; NULL: none has.
     cdef uint32_t mapped = page_mapped_at(space, granule)
-    if mapped == NIL:
+    if mapped == NIL or mapped == RETIRED:
         return NULL
     return &space.page[mapped]
 
@@ -197,11 +211,15 @@ cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
 
 cdef inline bint is_movable(const Space* space, const Page* page, uint64_t begin,
                             uint64_t end) noexcept nogil:
-    # Idle, outside [begin, end), and its dormant view, if any, can be unmapped now. Plans ask this
-    # of every page, of which few are idle.
+    # Idle, outside [begin, end), and its dormant view, if any, can be unmapped or retired. Plans
+    # ask this of every page, of which few are idle.
     return (page.granules and is_idle(space, page) and not overlaps(space, page, begin, end)
-            and (page.dormant == NIL
-                 or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)))
+            and (space.retired_count < MOST_RETIRED or is_dormant_quiet(space, page)))
+
+cdef inline bint is_dormant_quiet(const Space* space, const Page* page) noexcept nogil:
+    # Can the dormant view, if any, be unmapped now?
+    return (page.dormant == NIL
+            or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch))
 
 cdef inline bint is_backed(const Space* space, uint32_t granule) noexcept nogil:
     cdef const Page* page = page_over(space, granule)

@@ -1,0 +1,127 @@
+"""Pages that move again while work is still queued through the mapping they left."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+from gpumem._testing.arenas import release_retired
+
+MIB = 1 << 20
+INVALID_VALUE = 1
+MOVES_ALL = {"backing": "virtual", "page_move_threshold": 0, "page_move_budget": 1}
+STEPS = 120
+MOST_LIVE = 40 * MIB  # at which a step frees
+
+
+def alive(host):
+    release_retired()
+    return {name: host.live()[name] for name in ("handles", "mappings", "reservations")}
+
+
+def run(arena, stream, seed):
+    """Allocate and free whole pages, each filled on the stream; return the live blocks' values.
+
+    What the driver refuses is left out.
+    """
+    driver, rng, live = HostDriver(), random.Random(seed), {}
+    for step in range(STEPS):
+        total = sum(block.nbytes for block in live)
+        if live and (total > MOST_LIVE or rng.random() < 0.45):
+            block = rng.choice(list(live))
+            del live[block]
+            block.close()
+            continue
+        nbytes = rng.choice([2, 4, 6, 8, 12]) * MIB
+        try:
+            block = arena.allocate(nbytes, stream)
+        except gpumem.errors.DriverError:
+            continue
+        driver.fill(block, step + 1, stream)
+        live[block] = step + 1
+    return live
+
+
+def held(live):
+    """Whether each block has its bytes; the blocks are closed."""
+    right = all(set(bytes(block)) == {value} for block, value in live.items())
+    while live:
+        live.popitem()[0].close()
+    return right
+
+
+@pytest.fixture
+def stream():
+    return gpumem.Stream("host")
+
+
+@pytest.mark.parametrize("seed", [5, 7, 10])
+def test_pages_move_again_before_the_work_of_their_stream_is_done(make_arena, stream, seed):
+    arena = make_arena(MOVES_ALL)
+    with HostDriver().block(stream):
+        live = run(arena, stream, seed)
+        arena.check_invariants()
+        # Blocks are whole pages and no work ends: idle pages serve every block.
+        assert arena.stats().max_reserved == arena.stats().max_in_use
+    stream.synchronize()
+    assert held(live)
+
+
+@pytest.mark.parametrize("seed", [5, 10])
+def test_shrink_gives_back_pages_that_moved_again_once_the_work_is_done(
+    make_arena, host, stream, seed
+):
+    arena = make_arena(MOVES_ALL)
+    before = alive(host)["mappings"]
+    with HostDriver().block(stream):
+        live = run(arena, stream, seed)
+        used = arena.stats().in_use
+        arena.shrink()
+        assert arena.stats().reserved > used  # work is queued through what is idle
+    stream.synchronize()
+    arena.shrink()
+    arena.check_invariants()
+    assert arena.stats().reserved == used
+    # Each page keeps at most the mapping from before its last move.
+    assert alive(host)["mappings"] - before <= 2 * used // (2 * MIB)
+    assert held(live)
+
+
+def test_pages_that_moved_again_sleep_and_wake_with_their_bytes(make_arena, stream):
+    arena = make_arena(MOVES_ALL)
+    with HostDriver().block(stream):
+        live = run(arena, stream, 5)
+    arena.sleep()
+    assert arena.stats().reserved == 0
+    arena.wake()
+    arena.check_invariants()
+    assert held(live)
+
+
+@pytest.mark.parametrize("call", ["cuMemMap", "cuMemSetAccess", "cuMemUnmap"])
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 11])
+def test_refused_call_loses_no_byte_and_no_mapping_of_pages_that_moved_again(
+    host, stream, call, number
+):
+    gc.collect()
+    before = alive(host)
+    arena = gpumem.Arena("host", MOVES_ALL)
+    with HostDriver().block(stream):
+        live = run(arena, stream, 10)
+    stream.synchronize()
+    host.fail(call, number, INVALID_VALUE, 0)
+    more = run(arena, stream, 5)
+    refused = host.last_fault()
+    host.clear_faults()
+    assert refused == call
+    arena.check_invariants()
+    stream.synchronize()
+    assert held(live)
+    assert held(more)
+    arena.close()
+    del arena
+    assert alive(host) == before
