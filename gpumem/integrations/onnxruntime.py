@@ -225,6 +225,10 @@ def allocator(resource: Arena) -> SessionMemory:
 
     A refused allocation is an exception of ONNX Runtime's, without gpumem's report.
 
+    Of weights that ONNX Runtime reserves apart (``session.use_device_allocator_for_initializers``)
+    it asks after each free that idle memory goes back. It does where that is more than 1/64 of what
+    is in use; `SessionMemory.shrink` gives back the rest.
+
     It was not run with a CUDA provider yet: tests call the functions as ONNX Runtime does.
     """
     if not isinstance(resource, Arena):
@@ -345,9 +349,15 @@ template <int N> void release(void *block) {
     gpumem_arena *arena = arenas[N];
     if (arena) arena->calls->deallocate(arena, block);
 }
+/* Called for each weight of a session that ends, with a lock of ONNX Runtime's held: a shrink looks
+ * at the whole arena. So only where more could go back than 1/64 of what is in use. */
 template <int N> void empty_cache() {
     gpumem_arena *arena = arenas[N];
-    if (arena) arena->calls->shrink(arena, nullptr);
+    gpumem_stats now{};
+    now.size = sizeof now;
+    if (arena && arena->calls->stats(arena, &now) == GPUMEM_OK &&
+        now.reserved > now.in_use + now.in_use / 64)
+        arena->calls->shrink(arena, nullptr);
 }
 
 struct Functions {

@@ -18,6 +18,7 @@ from helpers.driver import HostDriver
 
 import gpumem
 import gpumem.integrations.onnxruntime as integration
+from gpumem import observe
 from gpumem.errors import ConfigError, IntegrationError, InUseError, MissingFrameworkError
 
 MIB = 1 << 20
@@ -223,6 +224,25 @@ def test_empty_cache_gives_memory_back_as_shrink_does(memory, arena):
     LEGACY.synchronize()
     provider.empty_cache()
     assert arena.stats().reserved == 0
+
+
+def test_empty_cache_after_each_weight_shrinks_only_where_more_than_a_64th_is_idle(memory, arena):
+    provider = Provider(memory.provider_options)
+    others = provider.alloc(8 * MIB)
+    weights = [provider.alloc(MIB) for _ in range(300)]
+    shrinks = 0
+    for weight in weights:
+        provider.free(weight)
+        LEGACY.synchronize()
+        before = arena.stats()
+        with observe.record(arena) as recording:
+            provider.empty_cache()
+        found = [each.action for each in recording.events()].count("shrink")
+        assert found == (before.reserved > before.in_use + before.in_use // 64)
+        shrinks += found
+    assert 0 < shrinks < len(weights)
+    assert arena.stats().reserved == 8 * MIB
+    provider.free(others)
 
 
 def test_sessions_and_others_have_one_limit(memory, arena):
