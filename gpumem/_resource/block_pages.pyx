@@ -11,7 +11,9 @@ from errno import EINVAL
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
-from gpumem._native.arena cimport arena_drop, arena_page_around, ArenaCore, hook_arena, hook_share
+from gpumem._native.arena cimport (
+    arena_drop, ARENA_NO_METADATA, ARENA_OK, arena_page_around, ArenaCore, hook_arena, hook_share,
+)
 from gpumem._native.driver cimport (
     Access, access_apply, access_init, check, context_enter, context_is_dead, context_leave,
     context_relax, context_restore, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_SUCCESS,
@@ -77,8 +79,13 @@ def keep_awake(uint64_t address):
     ------
     UnsupportedHandleTypeError
         As `pages_of`.
+    MemoryError
+        Out of host memory.
     """
-    if not hook_share(address):
+    cdef int status = hook_share(address)
+    if status == ARENA_NO_METADATA:
+        raise MemoryError("out of host memory while noting that other processes have a block")
+    if status != ARENA_OK:
         raise no_block(address)
 
 

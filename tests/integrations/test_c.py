@@ -347,6 +347,49 @@ def test_reference_keeps_the_arena_usable_until_any_thread_drops_it():
     assert CArena(Arena("host")).deallocate(address) is None
 
 
+def test_arena_without_references_ends_with_its_last_block():
+    device, other = gpumem.Device("host"), CArena(Arena("host"))
+    before = device.free_bytes
+    c = CArena(Arena("host"))
+    blocks = [c.allocate(1000) for _ in range(300)]
+    del c
+    gc.collect()
+    for address in blocks:
+        assert device.free_bytes < before
+        other.deallocate(address)
+    assert refusal(other.deallocate, blocks[0]) == NOT_FOUND
+    assert device.free_bytes == before
+
+
+def test_reference_may_be_dropped_while_threads_free_blocks():
+    device, other = gpumem.Device("host"), CArena(Arena("host"))
+    before = device.free_bytes
+    refused = []
+    for _ in range(30):
+        c = CArena(Arena("host"))
+        blocks = [c.allocate(1000) for _ in range(300)]
+        ready = threading.Barrier(3)
+
+        def free(addresses, ready=ready):
+            ready.wait()
+            for address in addresses:
+                try:
+                    other.deallocate(address)
+                except Failed as failed:
+                    refused.append(failed)
+
+        threads = [threading.Thread(target=free, args=[blocks[i::2]]) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        del c
+        for thread in threads:
+            thread.join()
+    gc.collect()
+    assert refused == []
+    assert device.free_bytes == before
+
+
 def test_closed_arena_is_refused_to_c_and_refuses_c(c, arena):
     arena.close()
     assert refusal(c.allocate, 1000) == CLOSED

@@ -6,6 +6,9 @@ and every function may be called from any thread.
 
 It is a hash table with linear probing, in shards with a lock each; an entry is taken out
 before its block is freed, so that an address that is handed out again never meets its old entry.
+The block is then freed with the shard's lock, in the order shard, cache, arena. So a live block
+takes no reference to its hook: the end of a hook visits every shard. As long as one thread alone
+calls hooks, a pair of calls has no atomic operation.
 """
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
@@ -15,6 +18,7 @@ from gpumem._native.driver cimport CUstream
 from gpumem._support.lock cimport Lock
 
 cdef enum:
+    HOOK_SHARDS = 64        # of the table
     HOOK_STREAMS = 64       # a hook remembers by handle; others are looked up at every use
 
 cdef struct StreamName:
@@ -46,7 +50,11 @@ cdef struct HookCounts:
 
 cdef struct AllocatorHook:
     ArenaCore* arena        # a reference
-    int32_t references      # the owner's and each live block's (atomic)
+    int32_t owners          # who may allocate (atomic); the last one's end hands over to the blocks
+    # To its memory: the owners' one, those of `hooks_of`, of calls that free; once the owners have
+    # ended, each live block's (atomic).
+    int32_t references
+    uint32_t live[HOOK_SHARDS]  # blocks in each shard, with its lock
     uint8_t framework       # that calls it, by its number in _support/events
     uint64_t label[2]       # what its caller knows it by; gpumem does not look at it
     AllocatorHook* counted  # another hook that counts its blocks, a reference; NULL: none
@@ -65,13 +73,15 @@ cdef struct HookBlock:
     uint64_t label[2]       # of its hook
     int32_t device          # ordinal
 
-# NULL: out of host memory. `hook_drop` ends the owner's reference. `counts`: whether sums and peaks
+# NULL: out of host memory. `hook_drop` ends an owner's reference. `counts`: whether sums and peaks
 # of its blocks are kept, which are six atomic additions for a pair of calls; `counted`: the hook
 # that keeps them, NULL: the new one.
 cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint counts,
                                 uint8_t framework) noexcept nogil
 cdef void hook_retain(AllocatorHook* hook) noexcept nogil
 cdef void hook_drop(AllocatorHook* hook) noexcept nogil
+# Ends a reference of `hooks_of`.
+cdef void hook_let_go(AllocatorHook* hook) noexcept nogil
 
 # A block of at least one byte for work on the stream; an ArenaStatus. `flags` are AllocateFlags: a
 # persistent block is also given to a stream that captures.
@@ -95,9 +105,10 @@ cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil
 # for the block; NULL: no live block of a hook begins there.
 cdef ArenaCore* hook_arena(uint64_t address, uint64_t* nbytes) noexcept nogil
 # Other processes are given the block's memory: until its free its arena counts it among
-# `shared_blocks`. False: no live block of a hook begins there.
-cdef bint hook_share(uint64_t address) noexcept nogil
-# Up to `most` hooks of a framework, each with a reference for the caller; returns how many.
+# `shared_blocks`. ARENA_STALE: no live block of a hook begins there. ARENA_NO_METADATA.
+cdef int hook_share(uint64_t address) noexcept nogil
+# Up to `most` hooks of a framework, ended ones with live blocks too, each with a reference for the
+# caller, who may not allocate by it; returns how many.
 cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) noexcept nogil
 # Copies address and framework (NULL: not asked) of up to `most` live blocks of an arena; returns
 # how many there are.
@@ -108,7 +119,7 @@ cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept n
 # The arena's slot of a stream, for reports.
 cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil
 cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil
-# How many live blocks a hook has, if its owner has the only other reference.
+# How many live blocks a hook has that has an owner.
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil
 # The sum of two kinds of blocks.
 cdef HookSums sums_of(const HookCounts* counts) noexcept nogil

@@ -1,7 +1,7 @@
 """Allocator hooks and the table of their blocks."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from gpumem._native.arena.debug_heap.heap cimport heap_bad_free
@@ -12,10 +12,11 @@ from gpumem._native.arena.planned cimport arena_allocate_range
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
-    ARENA_STALE, ArenaCore, Block, IN_SMALL, is_graph_pool, root_of,
+    ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK,
+    ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of,
+    table_of,
 )
-from gpumem._native.bfc cimport ABSURD
+from gpumem._native.bfc cimport ABSURD, Chunk
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport (
     count_add, count_now, count_retain_live, load64, peak_try, publish32, published32, store64,
@@ -23,40 +24,52 @@ from gpumem._support.atomics cimport (
 )
 from gpumem._support.events cimport is_recorded, thread_set_framework
 from gpumem._support.lease cimport Uses
-from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.lock cimport (
+    first_enter, first_leave, first_lock_init, FirstLock, lock_acquire, lock_init, lock_release,
+    Lock, owner_is_biased,
+)
 from gpumem._support.memory cimport lines_alloc
 from gpumem._support.process cimport on_fork, process, process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 
-cdef enum:
-    SHARDS = 64
-    FIRST_ENTRIES = 64          # of a shard; a power of two
+cdef extern from *:
+    bint unlikely(bint condition) noexcept nogil
 
-cdef struct Entry:              # a cache line
+cdef enum:
+    FIRST_ENTRIES = 64          # of a shard; a power of two
+    HANDED_OVER = 0xFFFFFFFF    # instead of a count of live blocks: each has a reference
+
+# Two to a cache line, since a search of a large table waits for memory. What the block's chunk says
+# is read there, with the shard's lock: the block is live.
+cdef struct Entry:
     uint64_t address            # 0: free
     uint64_t handle             # of the block
-    uint64_t nbytes             # as requested
-    uint64_t size               # with padding
     AllocatorHook* hook
+    Extra* extra                # NULL: the arena is the hook's, and the chunk says all else
+
+cdef struct Extra:              # of a tag's blocks, a debug heap's, those with uses, shared ones
     ArenaCore* arena            # the hook's, or a tag's, then a reference
     Uses* uses                  # streams recorded for the block; NULL: none
+    uint64_t nbytes             # as requested
+    uint64_t size               # with padding
     uint32_t slot               # of the stream it was allocated for
     bint shared                 # another process was given its memory; its arena counts it
 
 cdef struct Shard:
-    Lock lock
+    FirstLock lock
     uint64_t mask               # entries - 1
     uint64_t count
     Entry* entries              # NULL: none yet
-    uint64_t padding[4]         # a cache line each
+    uint64_t padding[2]         # a cache line each
 
-cdef Shard shards[SHARDS]
-memset(shards, 0, sizeof(shards))
+cdef bint biased = owner_is_biased()
+cdef Shard shards[HOOK_SHARDS]
 
 cdef AllocatorHook* hooks = NULL    # all of them, the newest first
 cdef Lock hooks_lock
 lock_init(&hooks_lock)
+empty_shards()
 
 
 # ---- hooks ---------------------------------------------------------------------------------------
@@ -70,7 +83,8 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint c
     lock_init(&hook.lock)
     arena_retain(arena)
     hook.arena = arena
-    hook.references = 1         # the owner's; each live block adds one
+    hook.owners = 1
+    hook.references = 1         # the owners'
     hook.counted = counted
     hook.framework = framework
     if counts:
@@ -85,10 +99,28 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint c
 
 
 cdef void hook_retain(AllocatorHook* hook) noexcept nogil:
-    count_add(&hook.references, 1)
+    count_add(&hook.owners, 1)
 
 
 cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
+    if count_add(&hook.owners, -1) == 0:
+        hand_over(hook)
+        hook_let_go(hook)
+
+
+cdef void hand_over(AllocatorHook* hook) noexcept nogil:
+    # Nobody allocates any more: from here on each live block keeps the hook. A free that found the
+    # hook's count in a shard has either ended with the shard's lock, or taken a reference.
+    cdef int number
+    cdef bint owned
+    for number in range(HOOK_SHARDS):
+        owned = first_enter(&shards[number].lock)
+        count_add(&hook.references, hook.live[number])
+        hook.live[number] = HANDED_OVER
+        first_leave(&shards[number].lock, owned)
+
+
+cdef void hook_let_go(AllocatorHook* hook) noexcept nogil:
     cdef uint32_t i
     if count_add(&hook.references, -1) != 0:
         return
@@ -128,34 +160,65 @@ cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) 
     return count
 
 
+# ---- what an entry says --------------------------------------------------------------------------
+
+cdef inline ArenaCore* arena_of(const Entry* entry) noexcept nogil:
+    return entry.extra.arena if entry.extra != NULL else entry.hook.arena
+
+
+cdef inline const Chunk* chunk_of(const Entry* entry) noexcept nogil:
+    return &table_of(entry.hook.arena, entry.handle).chunks[index_of(entry.handle)]
+
+
+cdef inline uint64_t nbytes_of(const Entry* entry) noexcept nogil:
+    return entry.extra.nbytes if entry.extra != NULL else chunk_of(entry).requested
+
+
+cdef inline uint64_t size_of(const Entry* entry) noexcept nogil:
+    return entry.extra.size if entry.extra != NULL else chunk_of(entry).size
+
+
+cdef inline uint32_t slot_of(const Entry* entry) noexcept nogil:
+    return entry.extra.slot if entry.extra != NULL else chunk_of(entry).stream_slot
+
+
+cdef Extra* extra_of(Entry* entry) noexcept nogil:
+    # Made at the first need; NULL: out of host memory.
+    if entry.extra == NULL:
+        entry.extra = extra_make(entry.hook.arena, nbytes_of(entry), size_of(entry), slot_of(entry))
+    return entry.extra
+
+
+cdef Extra* extra_make(ArenaCore* arena, uint64_t nbytes, uint64_t size,
+                       uint32_t slot) noexcept nogil:
+    cdef Extra* extra = <Extra*>malloc(sizeof(Extra))
+    if extra != NULL:
+        extra[0] = Extra(arena, NULL, nbytes, size, slot, False)
+    return extra
+
+
 # ---- counting ------------------------------------------------------------------------------------
 
-cdef inline HookKind kind_of(const Entry* entry) noexcept nogil:
-    return HOOK_SMALL if entry.handle & IN_SMALL else HOOK_LARGE
+cdef inline HookKind kind_of(uint64_t handle) noexcept nogil:
+    return HOOK_SMALL if handle & IN_SMALL else HOOK_LARGE
 
 
-cdef inline void count_allocate(const Entry* entry) noexcept nogil:
+cdef void count_allocate(AllocatorHook* hook, const Block* block, uint64_t nbytes) noexcept nogil:
     # Two rising sums instead of one of live bytes: each is written by one atomic addition.
-    cdef HookCounts* counts = entry.hook.counter
-    cdef HookKind kind = kind_of(entry)
-    cdef HookSums* sums
-    if counts == NULL:
-        return
-    sums = &counts.sums[<int>kind]
+    cdef HookCounts* counts = hook.counter
+    cdef HookKind kind = kind_of(block.handle)
+    cdef HookSums* sums = &counts.sums[<int>kind]
     sum_add(&sums.allocs, 1)
-    sum_add(&sums.requested, entry.nbytes)
-    sum_add(&sums.allocated, entry.size)
+    sum_add(&sums.requested, nbytes)
+    sum_add(&sums.allocated, block.size)
     raise_peaks(&counts.peaks[<int>kind], live_of(sums))
     raise_peaks(&counts.peaks[<int>HOOK_KINDS], live_of_both(counts))
 
 
-cdef inline void count_free(const Entry* entry) noexcept nogil:
-    cdef HookSums* sums
-    if entry.hook.counter == NULL:
-        return
-    sums = &entry.hook.counter.sums[<int>kind_of(entry)]
-    sum_add(&sums.requested_freed, entry.nbytes)
-    sum_add(&sums.allocated_freed, entry.size)
+cdef void count_free(const Entry* entry) noexcept nogil:
+    cdef HookSums* sums = &entry.hook.counter.sums[<int>kind_of(entry.handle)]
+    sum_add(&sums.requested_freed, nbytes_of(entry))
+    sum_add(&sums.allocated_freed, size_of(entry))
     sum_add(&sums.frees, 1)
 
 
@@ -190,7 +253,14 @@ cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil:
 
 
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil:
-    return published32(<const uint32_t*>&hook.references) - 1
+    cdef uint64_t count = 0
+    cdef int number
+    cdef bint owned
+    for number in range(HOOK_SHARDS):
+        owned = first_enter(&shards[number].lock)
+        count += hook.live[number]
+        first_leave(&shards[number].lock, owned)
+    return count
 
 
 cdef HookSums sums_of(const HookCounts* counts) noexcept nogil:
@@ -216,8 +286,8 @@ cdef void set_peaks(HookLive* peaks, HookLive now) noexcept nogil:
 
 # ---- streams -------------------------------------------------------------------------------------
 
-cdef bint remembered(const AllocatorHook* hook, uint64_t handle,
-                     uint32_t* stream_slot) noexcept nogil:
+cdef inline bint remembered(const AllocatorHook* hook, uint64_t handle,
+                            uint32_t* stream_slot) noexcept nogil:
     # Without the lock: entries never change, and the count rises after its entry is written.
     cdef uint32_t i
     for i in range(published32(&hook.count)):
@@ -227,15 +297,18 @@ cdef bint remembered(const AllocatorHook* hook, uint64_t handle,
     return False
 
 
-cdef int slot_for(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot,
-                  bint* retained) noexcept nogil:
+cdef inline int slot_for(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot,
+                         bint* retained) noexcept nogil:
     # `retained`: the caller drops the slot after use.
     cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
-    cdef int status
     retained[0] = False
-    if remembered(hook, handle, stream_slot):
-        return ARENA_OK
-    status = arena_retain_stream(hook.arena, stream, stream_slot)
+    return ARENA_OK if remembered(hook, handle, stream_slot) else look_up(
+        hook, stream, handle, stream_slot, retained)
+
+
+cdef int look_up(AllocatorHook* hook, CUstream stream, uint64_t handle, uint32_t* stream_slot,
+                 bint* retained) noexcept nogil:
+    cdef int status = arena_retain_stream(hook.arena, stream, stream_slot)
     if status == ARENA_OK:
         retained[0] = not remember(hook, handle, stream_slot[0])
     return status
@@ -280,38 +353,37 @@ cdef bint remember(AllocatorHook* hook, uint64_t handle, uint32_t stream_slot) n
 
 cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, uint32_t flags,
                        uint64_t* address) noexcept nogil:
-    cdef Entry entry
+    cdef ArenaCore* arena
     cdef Block block
+    cdef uint32_t slot
     cdef bint retained
     cdef uint8_t before
     cdef int status
     if context_is_dead(hook.arena.context):
         return ARENA_DEAD
-    entry.arena = arena_for(hook.arena)
-    if entry.arena == NULL:
+    arena = arena_for(hook.arena)
+    if arena == NULL:
         return ARENA_NO_METADATA
-    if not arena_is_open(entry.arena):
+    if not arena_is_open(arena):
         return ARENA_CLOSED
     if nbytes > ABSURD:
         return ARENA_OVER_LIMIT
-    status = slot_of_arena(hook, entry.arena, stream, &entry.slot, &retained)
+    status = slot_of_arena(hook, arena, stream, &slot, &retained)
     if status != ARENA_OK:
         return status
-    if not is_recorded(&entry.arena.events):
-        status = block_allocate(entry.arena, nbytes, entry.slot, flags, &block)
+    if not is_recorded(&arena.events):
+        status = block_allocate(arena, nbytes, slot, flags, &block)
     else:
         # The recorder reads the caller from the thread, whichever call writes the event.
         before = thread_set_framework(hook.framework)
-        status = block_allocate(entry.arena, nbytes, entry.slot, flags, &block)
+        status = block_allocate(arena, nbytes, slot, flags, &block)
         thread_set_framework(before)
     if status == ARENA_OK:
-        entry.nbytes = nbytes
-        entry.hook = hook
-        status = enter_block(&entry, &block)
+        status = enter(hook, arena, nbytes, slot, &block)
         address[0] = block.address
     # The block's chunk keeps the slot from here on.
     if retained:
-        slot_drop(entry.arena, entry.slot)
+        slot_drop(arena, slot)
     return status
 
 
@@ -324,21 +396,6 @@ cdef inline ArenaCore* arena_for(ArenaCore* arena) noexcept nogil:
         return pool_for_tag(arena)
     tagged = tag_now(arena)
     return tagged if tagged != NULL else arena
-
-
-cdef inline int enter_block(Entry* entry, const Block* block) noexcept nogil:
-    # Completes an entry by its block, which is freed if no table takes it.
-    entry.address = block.address
-    entry.handle = block.handle
-    entry.size = block.size
-    entry.uses = NULL
-    entry.shared = False
-    if not enter(entry):
-        # It could not be freed by its address.
-        arena_free(entry.arena, block.handle, entry.slot)
-        return ARENA_NO_METADATA
-    count_allocate(entry)
-    return ARENA_OK
 
 
 cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t size, uint64_t nbytes,
@@ -358,23 +415,20 @@ cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t siz
 
 cdef int allocate_range(AllocatorHook* hook, ArenaCore* arena, uint64_t address, uint64_t size,
                         uint64_t nbytes, CUstream stream) noexcept nogil:
-    cdef Entry entry
     cdef Block block
+    cdef uint32_t slot
     cdef bint retained
     cdef int status
     if context_is_dead(hook.arena.context):
         return ARENA_DEAD
-    entry.arena = arena
-    entry.hook = hook
-    entry.nbytes = nbytes
-    status = slot_of_arena(hook, entry.arena, stream, &entry.slot, &retained)
+    status = slot_of_arena(hook, arena, stream, &slot, &retained)
     if status != ARENA_OK:
         return status
-    status = arena_allocate_range(entry.arena, address, size, nbytes, entry.slot, &block)
+    status = arena_allocate_range(arena, address, size, nbytes, slot, &block)
     if status == ARENA_OK:
-        status = enter_block(&entry, &block)
+        status = enter(hook, arena, nbytes, slot, &block)
     if retained:
-        slot_drop(entry.arena, entry.slot)
+        slot_drop(arena, slot)
     return status
 
 
@@ -390,48 +444,54 @@ cdef int hook_free(uint64_t address) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef Entry entry
     cdef Entry* found
-    lock_acquire(&shard.lock)
+    cdef uint32_t slot = 0
+    cdef int status = ARENA_STALE
+    cdef bint owned = first_enter(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        entry = take_out(shard, found)
-    lock_release(&shard.lock)
+        slot = slot_of(found)
+        status = take_out(shard, found, slot, &entry)
+    first_leave(&shard.lock, owned)
+    if status == ARENA_OK:
+        return ARENA_OK
     if found == NULL:
         heap_bad_free(address)
-        return freed(ARENA_STALE)
-    return freed(free_entry(&entry))
+    elif status == ARENA_MISS:
+        status = free_entry(&entry, slot)
+    return freed(status)
 
 
 cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
     cdef Shard* shard = shard_of(address)
-    cdef ArenaCore* arena
+    cdef ArenaCore* arena = NULL
     cdef Entry entry
     cdef Entry* found
-    cdef uint32_t stream_slot
+    cdef uint32_t slot = 0      # of a dead arena: nobody asks
+    cdef int status = ARENA_STALE
     cdef bint retained = False
-    cdef int status = ARENA_OK
-    # Under the shard's lock, so that a block whose stream cannot be named stays in the table.
-    lock_acquire(&shard.lock)
+    cdef bint named = True
+    cdef bint owned = first_enter(&shard.lock)
     found = find(shard, address)
-    if found != NULL and not context_is_dead(found.arena.context):
-        status = slot_of_arena(found.hook, found.arena, stream, &stream_slot, &retained)
-        if status == ARENA_OK:
-            found.slot = stream_slot
-    if found != NULL and status == ARENA_OK:
-        entry = take_out(shard, found)
-    lock_release(&shard.lock)
-    if found == NULL:
-        heap_bad_free(address)
-        return freed(ARENA_STALE)
-    if status != ARENA_OK:
+    if found != NULL:
+        arena = arena_of(found)
+        # With the shard's lock, so that a block whose stream cannot be named stays in the table.
+        if not context_is_dead(arena.context):
+            status = slot_of_arena(found.hook, arena, stream, &slot, &retained)
+            named = status == ARENA_OK
+        if unlikely(retained):
+            arena_retain(arena)     # the slot lies in it, and the entry's may be the last reference
+        if named:
+            status = take_out(shard, found, slot, &entry)
+    first_leave(&shard.lock, owned)
+    if unlikely(not named):
         return status
-    if not retained:
-        return freed(free_entry(&entry))
-    # The entry may have had the last reference to its arena, which the slot lies in.
-    arena = entry.arena
-    arena_retain(arena)
-    status = free_entry(&entry)
-    slot_drop(arena, stream_slot)
-    arena_drop(arena)
+    if unlikely(found == NULL):
+        heap_bad_free(address)
+    elif unlikely(status == ARENA_MISS):
+        status = free_entry(&entry, slot)
+    if unlikely(retained):
+        slot_drop(arena, slot)
+        arena_drop(arena)
     return freed(status)
 
 
@@ -444,65 +504,83 @@ cdef inline int freed(int status) noexcept nogil:
     return status
 
 
-cdef inline Entry take_out(Shard* shard, Entry* found) noexcept nogil:
-    # With the shard's lock, before the block is freed: its address may be handed out again at once,
-    # and the new entry must not meet the old one.
-    cdef Entry entry = found[0]
-    close_gap(shard, found - shard.entries)
-    shard.count -= 1
-    return entry
+cdef inline int take_out(Shard* shard, Entry* found, uint32_t slot, Entry* entry) noexcept nogil:
+    # With the shard's lock: out of the table before the block is freed, since its address may be
+    # handed out again at once, and the new entry must not meet the old one. The lock keeps the
+    # block's hook, so that an ordinary free takes no reference. ARENA_MISS: the rest may call other
+    # code, and is for `free_entry` without the lock, which `entry` has a reference to its hook for.
+    cdef AllocatorHook* hook = found.hook
+    cdef ArenaCore* arena = hook.arena
+    cdef uint64_t handle = found.handle
+    cdef uint32_t* live = &hook.live[shard - shards]
+    if unlikely(hook.counter != NULL):
+        count_free(found)
+    if unlikely(found.extra != NULL or live[0] == HANDED_OVER or count_now(&arena.detour)
+                or is_recorded(&arena.events) or context_is_dead(arena.context)):
+        entry[0] = found[0]
+        if live[0] != HANDED_OVER:
+            count_add(&hook.references, 1)
+            live[0] -= 1
+        remove(shard, found)
+        return ARENA_MISS
+    live[0] -= 1
+    remove(shard, found)
+    return arena_free(arena, handle, slot)
 
 
-cdef int free_entry(Entry* entry) noexcept nogil:
-    # Every block is freed here, once it is out of the table.
-    cdef ArenaCore* arena = entry.arena
+cdef int free_entry(Entry* entry, uint32_t slot) noexcept nogil:
+    cdef Extra* extra = entry.extra
+    cdef ArenaCore* arena = arena_of(entry)
     cdef int status = ARENA_DEAD
     if not context_is_dead(arena.context):
-        if entry.uses != NULL:
-            status = arena_free_used(arena, entry.handle, entry.slot, entry.uses)
+        if extra != NULL and extra.uses != NULL:
+            status = arena_free_used(arena, entry.handle, slot, extra.uses)
         else:
-            status = arena_free(arena, entry.handle, entry.slot)
-    count_free(entry)
-    if entry.shared:
+            status = arena_free(arena, entry.handle, slot)
+    if extra != NULL and extra.shared:
         count_add(&arena.shared_blocks, -1)
     if arena != entry.hook.arena:
         arena_drop(arena)
-    hook_drop(entry.hook)
+    free(extra)
+    hook_let_go(entry.hook)
     return status
 
 
 cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef Entry* found
-    cdef uint32_t stream_slot
+    cdef uint32_t slot
     cdef bint retained
     cdef int status = ARENA_STALE
     # Under the shard's lock, so that the block is not freed while its list of uses changes.
-    lock_acquire(&shard.lock)
+    cdef bint owned = first_enter(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        status = slot_of_arena(found.hook, found.arena, stream, &stream_slot, &retained)
+        status = slot_of_arena(found.hook, arena_of(found), stream, &slot, &retained)
     if status == ARENA_OK:
-        status = arena_record(found.arena, &found.uses, stream_slot)
+        if extra_of(found) != NULL:
+            status = arena_record(found.extra.arena, &found.extra.uses, slot)
+        else:
+            status = ARENA_NO_METADATA
         if retained:
-            slot_drop(found.arena, stream_slot)
-    lock_release(&shard.lock)
+            slot_drop(arena_of(found), slot)
+    first_leave(&shard.lock, owned)
     return status
 
 
 cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef const Entry* entry
-    lock_acquire(&shard.lock)
+    cdef bint owned = first_enter(&shard.lock)
     entry = find(shard, address)
     if entry != NULL:
         block.address = address
-        block.nbytes = entry.nbytes
-        block.size = entry.size
-        block.stream = <uint64_t>entry.arena.streams[entry.slot].handle
+        block.nbytes = nbytes_of(entry)
+        block.size = size_of(entry)
+        block.stream = <uint64_t>arena_of(entry).streams[slot_of(entry)].handle
         block.label = entry.hook.label
-        block.device = entry.arena.context.ordinal
-    lock_release(&shard.lock)
+        block.device = entry.hook.arena.context.ordinal
+    first_leave(&shard.lock, owned)
     return entry != NULL
 
 
@@ -510,26 +588,31 @@ cdef ArenaCore* hook_arena(uint64_t address, uint64_t* nbytes) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef ArenaCore* arena = NULL
     cdef Entry* entry
-    lock_acquire(&shard.lock)
+    cdef bint owned = first_enter(&shard.lock)
     entry = find(shard, address)
     if entry != NULL:
-        arena = entry.arena
-        nbytes[0] = entry.nbytes
+        arena = arena_of(entry)
+        nbytes[0] = nbytes_of(entry)
         arena_retain(arena)
-    lock_release(&shard.lock)
+    first_leave(&shard.lock, owned)
     return arena
 
 
-cdef bint hook_share(uint64_t address) noexcept nogil:
+cdef int hook_share(uint64_t address) noexcept nogil:
     cdef Shard* shard = shard_of(address)
+    cdef Extra* extra
     cdef Entry* entry
-    lock_acquire(&shard.lock)
+    cdef int status = ARENA_STALE
+    cdef bint owned = first_enter(&shard.lock)
     entry = find(shard, address)
-    if entry != NULL and not entry.shared:
-        entry.shared = True
-        count_add(&entry.arena.shared_blocks, 1)
-    lock_release(&shard.lock)
-    return entry != NULL
+    if entry != NULL:
+        extra = extra_of(entry)
+        status = ARENA_OK if extra != NULL else ARENA_NO_METADATA
+        if extra != NULL and not extra.shared:
+            extra.shared = True
+            count_add(&extra.arena.shared_blocks, 1)
+    first_leave(&shard.lock, owned)
+    return status
 
 
 # Where a visit of an arena's live blocks stores its results.
@@ -557,14 +640,15 @@ cdef void visit_blocks(const ArenaCore* arena, Visit* visit) noexcept nogil:
     # One shard at a time: each block is seen as it was at some moment of the call.
     cdef uint64_t i
     cdef int number
+    cdef bint owned
     cdef Shard* shard
-    for number in range(SHARDS):
+    for number in range(HOOK_SHARDS):
         shard = &shards[number]
-        lock_acquire(&shard.lock)
+        owned = first_enter(&shard.lock)
         for i in range(shard.mask + 1 if shard.entries != NULL else 0):
-            if shard.entries[i].address != 0 and shard.entries[i].arena == arena:
+            if shard.entries[i].address != 0 and arena_of(&shard.entries[i]) == arena:
                 visit_one(&shard.entries[i], visit)
-        lock_release(&shard.lock)
+        first_leave(&shard.lock, owned)
 
 
 cdef inline void visit_one(const Entry* entry, Visit* visit) noexcept nogil:
@@ -573,7 +657,7 @@ cdef inline void visit_one(const Entry* entry, Visit* visit) noexcept nogil:
     if visit.count < visit.most and visit.frameworks != NULL:
         visit.frameworks[visit.count] = entry.hook.framework
     if visit.by_framework != NULL:
-        visit.by_framework[entry.hook.framework] += entry.nbytes
+        visit.by_framework[entry.hook.framework] += nbytes_of(entry)
     visit.count += 1
 
 
@@ -593,9 +677,16 @@ cdef inline Shard* shard_of(uint64_t address) noexcept nogil:
 
 
 cdef void forget_after_fork() noexcept nogil:
-    # In a fork's child the blocks are the parent's. Zeroed shards are empty, their locks free.
-    memset(shards, 0, sizeof(shards))
+    # In a fork's child the blocks are the parent's.
+    empty_shards()
     lock_init(&hooks_lock)
+
+
+cdef void empty_shards() noexcept nogil:
+    cdef int number
+    memset(shards, 0, sizeof(shards))
+    for number in range(HOOK_SHARDS):
+        first_lock_init(&shards[number].lock, biased)
 
 
 on_fork(NULL, NULL, forget_after_fork)
@@ -614,28 +705,55 @@ cdef Entry* find(Shard* shard, uint64_t address) noexcept nogil:
     return NULL
 
 
-cdef bint enter(const Entry* entry) noexcept nogil:
-    # False: out of host memory for a larger table.
-    cdef Shard* shard = shard_of(entry.address)
-    cdef bint entered = False
-    lock_acquire(&shard.lock)
-    # At most three quarters full, so that linear probing stays short.
-    if shard.entries != NULL and 4 * shard.count <= 3 * shard.mask or enlarge(shard):
-        put(shard, entry)
-        hook_retain(entry.hook)
-        if entry.arena != entry.hook.arena:
-            arena_retain(entry.arena)
-        entered = True
-    lock_release(&shard.lock)
-    return entered
+cdef inline int enter(AllocatorHook* hook, ArenaCore* arena, uint64_t nbytes, uint32_t slot,
+                      const Block* block) noexcept nogil:
+    # Without host memory for the entry the block is freed: nobody could free it by its address.
+    cdef Shard* shard = shard_of(block.address)
+    cdef Extra* extra = NULL
+    cdef bint owned, entered
+    if unlikely(arena != hook.arena or arena.heap != NULL):
+        extra = extra_make(arena, nbytes, block.size, slot)
+        if extra == NULL:
+            return refuse(arena, slot, block)
+    owned = first_enter(&shard.lock)
+    # At most half full: linear probing mostly ends at its first look, which then is foreseen.
+    entered = shard.entries != NULL and 2 * shard.count <= shard.mask
+    if unlikely(not entered):
+        entered = enlarge(shard)
+    if entered:
+        put(shard, hook, block, extra)
+        if unlikely(hook.counter != NULL):
+            count_allocate(hook, block, nbytes)
+    first_leave(&shard.lock, owned)
+    if unlikely(not entered):
+        free(extra)
+        return refuse(arena, slot, block)
+    return ARENA_OK
 
 
-cdef void put(Shard* shard, const Entry* entry) noexcept nogil:
-    cdef uint64_t i = bucket_of(shard, entry.address)
+cdef int refuse(ArenaCore* arena, uint32_t slot, const Block* block) noexcept nogil:
+    arena_free(arena, block.handle, slot)
+    return ARENA_NO_METADATA
+
+
+cdef inline void put(Shard* shard, AllocatorHook* hook, const Block* block,
+                     Extra* extra) noexcept nogil:
+    cdef Entry* entry = vacancy(shard, block.address)
+    entry.address = block.address
+    entry.handle = block.handle
+    entry.hook = hook
+    entry.extra = extra
+    shard.count += 1
+    hook.live[shard - shards] += 1
+    if unlikely(extra != NULL) and extra.arena != hook.arena:
+        arena_retain(extra.arena)
+
+
+cdef inline Entry* vacancy(const Shard* shard, uint64_t address) noexcept nogil:
+    cdef uint64_t i = bucket_of(shard, address)
     while shard.entries[i].address != 0:
         i = (i + 1) & shard.mask
-    shard.entries[i] = entry[0]
-    shard.count += 1
+    return &shard.entries[i]
 
 
 cdef bint enlarge(Shard* shard) noexcept nogil:
@@ -648,18 +766,19 @@ cdef bint enlarge(Shard* shard) noexcept nogil:
         return False
     shard.entries = entries
     shard.mask = larger - 1
-    shard.count = 0
     for i in range(capacity):
         if before[i].address != 0:
-            put(shard, &before[i])
+            vacancy(shard, before[i].address)[0] = before[i]
     free(before)
     return True
 
 
-cdef void close_gap(Shard* shard, uint64_t gap) noexcept nogil:
+cdef inline void remove(Shard* shard, const Entry* entry) noexcept nogil:
     # An entry that was pushed past the gap moves back into it (D. Knuth, TAOCP 6.4, algorithm R).
+    cdef uint64_t gap = entry - shard.entries
     cdef uint64_t i = gap
     cdef uint64_t bucket
+    shard.count -= 1
     while True:
         i = (i + 1) & shard.mask
         if shard.entries[i].address == 0:

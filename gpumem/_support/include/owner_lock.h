@@ -14,6 +14,7 @@
 #define GPUMEM_OWNER_LOCK_H
 
 #include <linux/membarrier.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
 #include <sys/syscall.h>
@@ -81,6 +82,57 @@ static inline void visitor_enter(OwnerLock *lock) {
 static inline void visitor_leave(OwnerLock *lock) {
     if (lock->visited == 1) __atomic_store_n(&lock->visited, 0, __ATOMIC_RELEASE);
     lock_release(&lock->visitors);
+}
+
+/* A lock whose owner is the first thread that takes it, until a second one comes: from then on all
+ * threads take the visitors' lock, since the second one's call is hardly its last, and each visit
+ * costs microseconds. */
+typedef struct FirstLock {
+    uintptr_t owner; /* thread_word() of it, which a thread may have again once it has ended; 0: none */
+    OwnerLock lock;
+} FirstLock;
+
+/* Not 0, and different for threads that live at once. */
+static inline uintptr_t thread_word(void) {
+#if defined(__x86_64__) && defined(__GNUC__) && (__GNUC__ >= 11 || defined(__clang__))
+    return (uintptr_t)__builtin_thread_pointer();
+#else
+    return (uintptr_t)pthread_self();
+#endif
+}
+
+static inline void first_lock_init(FirstLock *lock, int biased) {
+    lock->owner = 0;
+    owner_lock_init(&lock->lock, biased);
+}
+
+static __attribute__((noinline, unused)) int first_enter_other(FirstLock *lock, uintptr_t self) {
+    uintptr_t none = 0;
+    if (__atomic_load_n(&lock->owner, __ATOMIC_RELAXED) == none &&
+        __atomic_compare_exchange_n(&lock->owner, &none, self, 0, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED)) {
+        owner_enter(&lock->lock);
+        return 1;
+    }
+    visitor_enter(&lock->lock);
+    __atomic_store_n(&lock->lock.visited, 2, __ATOMIC_RELAXED);
+    return 0;
+}
+
+/* Returns whether the caller is the owner, which `first_leave` is told. */
+static inline int first_enter(FirstLock *lock) {
+    uintptr_t self = thread_word();
+    if (__builtin_expect(__atomic_load_n(&lock->owner, __ATOMIC_RELAXED) != self, 0))
+        return first_enter_other(lock, self);
+    owner_enter(&lock->lock);
+    return 1;
+}
+
+static inline void first_leave(FirstLock *lock, int owned) {
+    if (__builtin_expect(owned, 1))
+        owner_leave(&lock->lock);
+    else
+        visitor_leave(&lock->lock);
 }
 
 #endif

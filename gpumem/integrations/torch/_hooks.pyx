@@ -13,9 +13,10 @@ from gpumem._native.arena cimport (
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit, arena_shrink,
     arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures, arenas_release_retired, backing_calls,
     caches_flush, family_held, hook_allocate, hook_allocate_range, hook_counts, hook_create,
-    hook_drop, hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_record, hook_reset_peak,
-    hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of,
-    HookSums, part_next, pool_begin, pool_create, sums_of, TableCopy, tag_next,
+    hook_drop, hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_let_go, hook_record,
+    hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive,
+    hooks_blocks, hooks_of, HookSums, part_next, pool_begin, pool_create, sums_of, TableCopy,
+    tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
@@ -197,7 +198,7 @@ cdef void shrink_pool(const uint64_t* id) noexcept nogil:
         if found[i].label[0] == id[0] and found[i].label[1] == id[1]:
             pool_begin(found[i].arena)      # no graph uses it any more
             each_part(found[i].arena, shrink_part, NULL, NULL)
-        hook_drop(found[i])
+        hook_let_go(found[i])
     arenas_release_retired(True)            # of pools without a block
 
 
@@ -321,7 +322,7 @@ cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t most) noexcept 
                 found[count].pool[1] = hooks[i].label[1]
                 found[count].reserved = figures.reserved[0] + figures.reserved[1]
             count += 1
-        hook_drop(hooks[i])
+        hook_let_go(hooks[i])
     return count
 
 
@@ -347,7 +348,7 @@ cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcep
             else:
                 each_tag(arena, visit, first, second)
     for i in range(count):
-        hook_drop(found[i])
+        hook_let_go(found[i])
 
 
 cdef bint seen(AllocatorHook** found, uint64_t number) noexcept nogil:
@@ -427,7 +428,7 @@ cdef TorchBlock* blocks(size_t* count) noexcept nogil:
         else:
             each_tag(hooks[i].arena, add_blocks, &found, hooks[i])
     for i in range(many):
-        hook_drop(hooks[i])
+        hook_let_go(hooks[i])
     if found.failed:
         free(found.at)
         found.at = NULL
