@@ -8,10 +8,10 @@ printed when a step ends; of one that was ended by the limit it has what was mea
 
 Sizes are of live blocks; `--dead` of them as much again is freed and cached. "first" makes pinned
 memory, "again" copies into what was kept, "drop" copies nothing. "bare" are the driver's own calls
-for as many handles of 32 MiB: unmap and release, then create, map and set access. "peer" sleeps on
-the next GPU. torch_memory_saver is measured on a GPU, where it is installed. The machine's memory
-is touched beforehand: what it never had costs its host too. Figures are medians, of "first" the
-only one.
+for handles of the sizes that the arena has: unmap and release, then create, map and set access.
+"peer" sleeps on the next GPU. torch_memory_saver is measured on a GPU, where it is installed. The
+machine's memory is touched beforehand: what it never had costs its host too. Figures are medians,
+of "first" the only one.
 
 Two tenants whose peaks are out of phase share a limit of `--gib`: each has its blocks awake in
 turn, and drops its bytes, since only addresses count. The last line tells the largest peaks that
@@ -41,7 +41,6 @@ from bench.virtual import Bare
 
 MIB, GIB = 1 << 20, 1 << 30
 BLOCKS = 64  # live blocks
-HANDLE = 32 * MIB
 TENANT = 8  # blocks of a tenant
 STEP = TENANT << 21  # bytes, to which the largest peak is searched for
 PART = 256 * MIB  # touched by a thread at a time
@@ -113,10 +112,14 @@ def cycles(
 
 
 def bare(device: str, nbytes: int, repeats: int) -> Figures:
-    """Call the driver for as many handles, without an arena."""
-    calls = Bare(device, nbytes)
+    """Call the driver for the same handles, without an arena."""
+    with gpumem.Arena(device) as arena:
+        live = [arena.allocate(nbytes // BLOCKS) for _ in range(BLOCKS)]
+        pages = [size for _, size in arena.snapshot().resources[0].pages]
+        del live
+    calls = Bare(device, sum(pages))
     for turn in range(repeats + 1):
-        wake, sleep = calls.seconds(nbytes, HANDLE)
+        wake, sleep = calls.seconds(pages)
         yield ("again" if turn else "first"), sleep
         yield "wake", wake
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,16 @@ class Bare:
         assert reserve(ctypes.byref(base), nbytes, 32 * MIB, 0, 0) == 0
         self.base = base.value
 
-    def seconds(self, nbytes: int, page: int) -> tuple[float, float]:
-        """Return the time to put memory behind so many bytes, and to take it away."""
-        handles = [ctypes.c_uint64() for _ in range(nbytes // page)]
+    def seconds(self, pages: Sequence[int]) -> tuple[float, float]:
+        """Return the time to map handles of these sizes side by side, and to take them away."""
+        handles = [ctypes.c_uint64() for _ in pages]
+        offsets = list(itertools.accumulate(pages, initial=self.base))
+        nbytes = offsets.pop() - self.base
         begin = time.perf_counter()
-        for handle in handles:
+        for handle, page in zip(handles, pages, strict=True):
             assert self.create(ctypes.byref(handle), page, self.allocation, 0) == 0
-        for number, handle in enumerate(handles):
-            assert self.map(self.base + number * page, page, 0, handle.value, 0) == 0
+        for handle, page, offset in zip(handles, pages, offsets, strict=True):
+            assert self.map(offset, page, 0, handle.value, 0) == 0
         assert self.set_access(self.base, nbytes, self.access, 1) == 0
         there = time.perf_counter()
         assert self.unmap(self.base, nbytes) == 0
@@ -94,7 +97,8 @@ def commits(device: str, nbytes: int, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for page in (2 * MIB, 32 * MIB):
         rows = arena.virtual((nbytes // page, page), "uint8", step=1)
-        runs = [(ours(arena, rows), bare.seconds(nbytes, page)) for _ in range(rounds + 1)][1:]
+        pages = [page] * (nbytes // page)
+        runs = [(ours(arena, rows), bare.seconds(pages)) for _ in range(rounds + 1)][1:]
         rows.close()
         found[f"{page // MIB} MiB"] = {
             "commit_ms": 1e3 * statistics.median(own[0] for own, _ in runs),
