@@ -71,7 +71,7 @@ def passes(memory: str, nbytes: int, rounds: int, *, bytes_too: bool = True) -> 
         Client(cluster) as client,
     ):
         client.register_plugin(gpumem_dask.plugin(memory, budget=6 * nbytes))
-        one, other = sorted(client.scheduler_info()["workers"])
+        one, other = sorted(gpumem_dask.cluster_memory(client))
         whole = client.submit(made, nbytes, workers=[one], pure=False)
         wait(whole)
         said = client.run(announce, None, one, workers=[other])[other]

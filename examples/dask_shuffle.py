@@ -50,7 +50,7 @@ def main(memory: str) -> int:
         Client(cluster) as client,
     ):
         client.register_plugin(gpumem_dask.plugin(memory, budget="32MiB"))
-        first, second = sorted(client.scheduler_info()["workers"])
+        first, second = sorted(gpumem_dask.cluster_memory(client))
         tensors = [client.submit(make, value, workers=[first]) for value in range(TENSORS)]
         wait(tensors)
         spilled = gpumem_dask.cluster_memory(client)[first].spilled

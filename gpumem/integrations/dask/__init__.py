@@ -122,7 +122,7 @@ def cluster_memory(client: Any) -> Any:
     """Ask every worker of a cluster for its memory, in one call through the scheduler.
 
     The same numbers travel with each worker's heartbeat: ``worker.metrics["gpumem"]`` of
-    ``client.scheduler_info()["workers"]``.
+    ``client.scheduler_info(n_workers=-1)["workers"]``.
 
     Parameters
     ----------
