@@ -12,6 +12,7 @@ from gpumem._native.driver cimport (
     synchronize_event, synchronize_stream,
 )
 
+from gpumem._support.notebooks import html_table
 from gpumem._support.signatures import ClassSignature
 from gpumem.device import Device, devices
 from gpumem.errors import ClosedError
@@ -268,6 +269,11 @@ cdef class Event:
 
     def __repr__(self):
         return f"<gpumem.Event {<uintptr_t>self.handle:#x} on {self.device}>"
+
+    def _repr_html_(self):
+        # Not whether it is reached: a query can fail, and invalidates a capture.
+        rows = {"device": str(self.device), "handle": f"{<uintptr_t>self.handle:#x}"}
+        return html_table("gpumem.Event", rows)
 
 
 # ---- around a call of the driver -----------------------------------------------------------------

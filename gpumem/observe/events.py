@@ -65,12 +65,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._support.notebooks import html_table
+from gpumem._support.sizes import format_size
 from gpumem.errors import EventFileError
 
 if TYPE_CHECKING:
@@ -213,6 +215,24 @@ class AllocationEvent:
     tag: str | None
     framework: str | None
     stack: tuple[Frame, ...]
+
+    def __repr__(self) -> str:
+        at = f" at {self.address:#x}" if self.address else ""
+        return (
+            f"<gpumem.observe.AllocationEvent: {self.action} of {format_size(self.nbytes)}{at} on "
+            f"{self.resource.memory}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        rows["time"] = f"{self.time / 1e6:,.3f} ms"
+        rows["resource"] = " ".join((self.resource.memory, self.resource.kind, self.resource.name))
+        rows |= {name: f"{getattr(self, name):#x}" for name in ("address", "stream")}
+        rows["nbytes"] = format_size(self.nbytes)
+        if self.action != "failure":  # of which it is a status
+            rows["allocated_nbytes"] = format_size(self.allocated_nbytes)
+        rows["stack"] = ", ".join(f"{name} ({file}:{line})" for file, line, name in self.stack)
+        return html_table("gpumem.observe.AllocationEvent", rows)
 
 
 @dataclass(frozen=True)

@@ -262,6 +262,13 @@ class Unfinished(gpumem.Stream):
         pass
 
 
+def test_event_is_a_table_in_a_notebook():
+    event = gpumem.Event("host")
+    table = event._repr_html_()
+    for text in ("host:0", f"{event.ptr:#x}"):
+        assert f"<td>{text}</td>" in table, text
+
+
 class UnfinishedEvent(gpumem.Event):
     def __init__(self):
         pass

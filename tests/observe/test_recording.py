@@ -119,6 +119,28 @@ def test_region_events_are_exact_to_the_byte(make_arena, backing):
     assert told(recording.events(), "shrink") == [("shrink", released)]
 
 
+def test_event_is_short_as_text_and_a_table_in_a_notebook(make_arena):
+    arena = make_arena(REGIONS, name="<mine>")
+    with observe.record(arena) as recording:
+        address = arena.allocate(1000).ptr
+    event = recording.events()[-2]
+    shown = f"<gpumem.observe.AllocationEvent: alloc of 1000 B at {address:#x} on host:0>"
+    assert repr(event) == shown
+    table = event._repr_html_()
+    for text in ("alloc", "host:0 arena &lt;mine&gt;", f"{address:#x}", "1000 B", "1.0 KiB"):
+        assert f"<td>{text}</td>" in table, text
+
+
+def test_failure_shows_its_status_as_a_number_and_not_as_a_size(make_arena):
+    arena = make_arena({**REGIONS, "max_mem": "4MiB"})
+    with observe.record(arena) as recording, pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate("1GiB")
+    failure = next(event for event in recording.events() if event.action == "failure")
+    table = failure._repr_html_()
+    assert f"<td>{failure.allocated_nbytes}</td>" in table
+    assert "<td>1.0 GiB</td>" in table
+
+
 def test_slice_of_events_is_events(make_arena):
     arena = make_arena(REGIONS)
     with observe.record(arena) as recording:
