@@ -198,10 +198,10 @@ class RegisteredSource:
 
     Notes
     -----
-    Regions grow by the arena's settings: ``initial_chunk`` and ``max_growth`` bound how many there
-    are, and each costs NCCL an exchange of handles at the first collective that uses it. A region
-    that NCCL refuses to deregister stays allocated and registered, and the error is reported as
-    unraisable.
+    Regions grow by the arena's settings: ``initial_chunk_size_bytes`` and
+    ``max_power_of_two_extend_bytes`` bound how many there are, and each costs NCCL an exchange of
+    handles at the first collective that uses it. A region that NCCL refuses to deregister stays
+    allocated and registered, and the error is reported as unraisable.
     """
 
     def __init__(self, upstream: Arena, communicators: Any) -> None:

@@ -1,7 +1,7 @@
 """Where regions come from."""
 
 from gpumem._native.backing.device cimport (
-    Backing, backing_frees_in_order, backing_init, backing_note, backing_release, backing_reserve,
+    Backing, backing_frees_in_order, backing_init, backing_release, backing_reserve,
     backing_set_access, HOST_SIDE, listed_init, managed_advise, managed_init, managed_prefetch,
     Mapped, mapped_add, mapped_around, mapped_find,
 )

@@ -8,7 +8,7 @@ from gpumem._native.pages.plan cimport (
 )
 from gpumem._native.pages.sleep cimport (
     Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
-    sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPage, SleepPiece,
+    sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPiece,
     STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
 )
 from gpumem._native.pages.space cimport (
