@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.threads import with_a_context_stack_of_its_own
+from helpers.waiting import wait_until
 
 import gpumem
 
@@ -73,7 +74,7 @@ def test_small_pinned_region_is_allocated_by_the_driver(make_arena, host):
 def test_page_population_leaves_no_thread(make_arena):
     before = set(os.listdir("/proc/self/task"))  # some of earlier tests may just be ending
     make_arena(EXACT, PINNED).allocate(200 * MIB).close()
-    assert set(os.listdir("/proc/self/task")) <= before
+    wait_until(lambda: set(os.listdir("/proc/self/task")) <= before)
 
 
 def test_released_pinned_region_is_unmapped(make_arena, host):
@@ -202,3 +203,53 @@ def test_fork_and_exit_with_pinned_memory_are_quiet():
             assert os.wait()[1] == 0
             view[:] = bytes(4 << 20)
     """)
+
+
+# ---- Copies of sleeping memory -------------------------------------------------------------------
+
+
+def words(buffer):
+    return np.frombuffer(buffer, "uint64")
+
+
+@pytest.fixture
+def awake(make_arena):
+    """An arena and its 600 MiB that are used, so that their copy has three parts."""
+    arena = make_arena({"sleep_keep_bytes": 0})
+    with arena.allocate(600 * MIB) as buffer:
+        words(buffer)[:] = np.arange(buffer.nbytes // 8)
+        yield arena, buffer
+        if arena.asleep:
+            arena.wake()
+        assert (words(buffer) == np.arange(buffer.nbytes // 8)).all()
+
+
+def test_pinned_copy_of_sleeping_memory_is_registered_in_parts(awake, host):
+    arena, buffer = awake
+    before, calls = mapped_bytes(), host.call_count("cuMemHostRegister")
+    arena.sleep()
+    assert mapped_bytes() - before == buffer.nbytes
+    assert host.call_count("cuMemHostRegister") - calls == 3
+    arena.wake()
+    assert mapped_bytes() == before
+
+
+def test_refused_sleep_leaves_no_page_and_no_thread(awake, faults):
+    arena, _ = awake
+    before, threads = held(faults), set(os.listdir("/proc/self/task"))
+    faults.fail("cuMemcpyDtoHAsync", 1, UNKNOWN)
+    with pytest.raises(gpumem.errors.DriverError, match="cuMemcpyDtoHAsync"):
+        arena.sleep()
+    assert held(faults) == before
+    wait_until(lambda: set(os.listdir("/proc/self/task")) <= threads)
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_part_of_a_copy_that_cannot_be_registered_comes_from_the_driver(awake, faults, part):
+    arena, _ = awake
+    before, calls = held(faults), faults.call_count("cuMemHostAlloc")
+    faults.fail("cuMemHostRegister", part, NOT_SUPPORTED, 2)
+    arena.sleep()
+    assert faults.call_count("cuMemHostAlloc") == calls + 1
+    arena.wake()
+    assert held(faults) == before

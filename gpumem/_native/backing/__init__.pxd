@@ -8,4 +8,6 @@ from gpumem._native.backing.device cimport (
 from gpumem._native.backing.physical cimport (
     file_init, numa_init, numa_try, shared_export, shared_init, THE_DEVICE,
 )
-from gpumem._native.backing.pinned cimport pages_exist, pinned_init
+from gpumem._native.backing.pinned cimport (
+    host_pages_end, host_pages_left, HostPages, pages_exist, pinned_begin, pinned_init, pinned_take,
+)

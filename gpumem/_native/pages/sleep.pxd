@@ -5,8 +5,8 @@ its regions, a tensor for its own. It names the handles (`SleepPage`) and the li
 (`SleepPiece`); the rest is done here, alike for all. Addresses stay reserved, the owner's.
 
 Going down: bytes are copied in the order of addresses, some groups of handles ahead; once a group's
-copies have ended, its handles are unmapped and released behind them. Pinned memory is made by
-several threads, a chunk at a time, while the copies before it run. Coming up: handles are made and
+copies have ended, its handles are unmapped and released behind them. Several threads make the pages
+of pinned memory meanwhile; they are registered a chunk at a time. Coming up: handles are made and
 mapped, a run at a time, and the copies of one run go on while the next is made.
 
 The store is pinned memory of the host, memory of another device, or a file. What was copied stays
@@ -16,7 +16,7 @@ again.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.backing cimport Backing
+from gpumem._native.backing cimport Backing, HostPages
 from gpumem._native.driver cimport Access, CUresult, DeviceContext
 
 # One mapped physical handle.
@@ -58,6 +58,7 @@ cdef struct Store:
     StoreChunk* chunks      # of 256 MiB each, but the last
     uint32_t count
     uint64_t nbytes         # wanted now; kept chunks may have more
+    HostPages ahead         # of chunks of pinned memory that are not there yet, during a sleep
 
 cdef struct Sleeper:
     DeviceContext* context

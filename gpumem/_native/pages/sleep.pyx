@@ -5,13 +5,14 @@ from libc.stdlib cimport free, qsort, realloc
 from libc.string cimport memset
 
 from gpumem._native.backing cimport (
-    Backing, backing_release, numa_init, pinned_init, THE_DEVICE,
+    Backing, backing_release, host_pages_end, host_pages_left, numa_init, pinned_begin,
+    pinned_init, pinned_take, THE_DEVICE,
 )
 from gpumem._native.driver cimport (
     access_apply, access_init, access_next, context_enter, context_leave,
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN,
-    CUDA_SUCCESS,
-    CUevent, CUresult, CUstream, DeviceContext,
+    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUevent, CUresult, CUstream,
+    DeviceContext,
 )
 from gpumem._native.pages.space cimport page_create
 from gpumem._support.atomics cimport store64, sum_add
@@ -131,10 +132,13 @@ cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
     if code != CUDA_SUCCESS:
         call[0] = "cuCtxPushCurrent"
         return code
+    if place != NULL and place.kind == STORE_HOST:
+        pinned_begin(&sleeper.store.backing, &sleeper.store.ahead, store_lacks(&sleeper.store))
     code = copies_begin(sleeper, &copies, call)
     if code == CUDA_SUCCESS:
         code = copy_down(sleeper, &copies, call)
     code = copies_end(sleeper, &copies, code, call)
+    host_pages_end(&sleeper.store.ahead)
     context_leave(sleeper.context)
     return code
 
@@ -494,11 +498,8 @@ cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) n
     # Makes the chunk if it is not there, or too small.
     cdef Store* store = &sleeper.store
     cdef StoreChunk* chunk = &store.chunks[index]
-    cdef uint64_t nbytes = min(<uint64_t>CHUNK, store.nbytes - index * CHUNK)
+    cdef uint64_t nbytes = chunk_bytes(store, index)
     cdef CUresult code = CUDA_SUCCESS
-    cdef uint64_t granule = FILE_PAGE if store.place.kind == STORE_FILE else max(
-        store.backing.granule, <uint64_t>FILE_PAGE)
-    nbytes = (nbytes + granule - 1) // granule * granule
     if chunk.address and chunk.nbytes >= nbytes:
         return CUDA_SUCCESS
     if chunk.address and not chunk_end(store, chunk):
@@ -509,7 +510,7 @@ cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) n
                                                store.place.offset + index * CHUNK)
         code = CUDA_ERROR_OUT_OF_MEMORY if chunk.address == 0 else CUDA_SUCCESS
     else:
-        code = chunk_reserve(&store.backing, nbytes, &chunk.address, call)
+        code = chunk_reserve(store, nbytes, &chunk.address, call)
     chunk.nbytes = nbytes
     if code != CUDA_SUCCESS:
         chunk.address = 0
@@ -518,16 +519,38 @@ cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) n
     return code
 
 
-cdef CUresult chunk_reserve(Backing* backing, uint64_t nbytes, uint64_t* address,
+cdef CUresult chunk_reserve(Store* store, uint64_t nbytes, uint64_t* address,
                             const char** call) noexcept nogil:
+    cdef Backing* backing = &store.backing
     cdef CUresult code = context_enter(backing.context)
     call[0] = "cuCtxPushCurrent"
     if code != CUDA_SUCCESS:
         return code
-    code = backing.reserve(backing, nbytes, address)
+    code = CUDA_ERROR_NOT_SUPPORTED
+    if host_pages_left(&store.ahead) >= nbytes:
+        code = pinned_take(backing, &store.ahead, nbytes, address)
+    if code != CUDA_SUCCESS and code != CUDA_ERROR_OUT_OF_MEMORY:
+        code = backing.reserve(backing, nbytes, address)
     call[0] = backing.call
     context_leave(backing.context)
     return code
+
+
+cdef uint64_t chunk_bytes(const Store* store, uint64_t index) noexcept nogil:
+    cdef uint64_t granule = FILE_PAGE if store.place.kind == STORE_FILE else max(
+        store.backing.granule, <uint64_t>FILE_PAGE)
+    cdef uint64_t nbytes = min(<uint64_t>CHUNK, store.nbytes - index * CHUNK)
+    return (nbytes + granule - 1) // granule * granule
+
+
+cdef uint64_t store_lacks(const Store* store) noexcept nogil:
+    # Bytes of the chunks that are not there yet, or too small.
+    cdef uint64_t nbytes = 0
+    cdef uint32_t i
+    for i in range(<uint32_t>((store.nbytes + CHUNK - 1) // CHUNK)):
+        if store.chunks[i].address == 0 or store.chunks[i].nbytes < chunk_bytes(store, i):
+            nbytes += chunk_bytes(store, i)
+    return nbytes
 
 
 cdef bint chunk_end(Store* store, StoreChunk* chunk) noexcept nogil:
