@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -26,7 +27,7 @@ __all__ = ["run"]
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PAGE",
-    help="Write a page about the run at its end; a child adds its number to PAGE's name.",
+    help="Write a page about the run, to which each process adds itself as it ends.",
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as of python -m.")
 @click.argument("program", type=click.Path())
@@ -43,11 +44,12 @@ def run(
     PROGRAM is a script, or a launcher such as torchrun or accelerate. It replaces this process. A
     folder of gpumem's in front of PYTHONPATH lets each Python that it starts enable gpumem once
     PyTorch has been imported; a Python that ignores its environment (-I, -E, -S) does not. Nothing
-    is written but the pages. Without a GPU, PyTorch keeps its own memory, and a page shows the
+    is written but the page. Without a GPU, PyTorch keeps its own memory, and a page shows the
     arenas that the program makes itself.
     """
     command = _command(program, module)
-    options = Options(os.getpid(), max_mem or 0, str(report.absolute()) if report else "")
+    page = str(report.absolute()) if report else ""
+    options = Options(os.getpid(), max_mem or 0, page, time.time_ns())
     path = os.environ.get("PYTHONPATH")
     environment = {
         **os.environ,

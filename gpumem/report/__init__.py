@@ -16,10 +16,10 @@ from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
 from gpumem.errors import TraceError
 from gpumem.observe import Snapshot
-from gpumem.replay.policies import Policy, policies
+from gpumem.replay.policies import Policy
 from gpumem.report import page
 from gpumem.report.blocks import blocks_of
-from gpumem.report.data import Figures, figures_of, notice_of, recorded_policy, run_data
+from gpumem.report.data import Figures, figures_of, notice_of, policies_of, run_data
 from gpumem.traces import Trace, load_traces
 from gpumem.traces.formats import busiest
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
@@ -157,21 +157,24 @@ def write_report(
         doing(f"reading {getattr(each, 'name', each)}")
         found.append(_traces_of(each, device))
     first = busiest(found[0])
-    runs = [(trace, label) for traces in found for trace, label in _labelled(traces, len(found))]
+    runs = [
+        (trace, label, file)
+        for file, traces in enumerate(found)
+        for trace, label in _labelled(traces, len(found))
+    ]
     data: list[dict[str, Any]] = []
     served: list[Policy] = []
-    for trace, label in runs:
-        ways = list(_policies_of(trace, doing))
-        data.append(run_data(trace, ways, label))
+    for trace, label, file in runs:
+        ways = list(policies_of(trace, doing))
+        data.append(run_data(trace, ways, label, file))
         if trace is first:
             served = ways
     doing("writing the page")
-    shown = next(n for n, (trace, _) in enumerate(runs) if trace is first)
+    shown = next(n for n, (trace, _, _) in enumerate(runs) if trace is first)
     facts = {"runs": data, "shown": shown}
     text = page.page(title or _title(first, len(found)), gpumem.__version__, facts)
-    # A title is often a file's name, which need not be UTF-8.
-    written = _write_whole(Path(path), text.encode("utf-8", "replace"))
-    figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _ in runs)
+    written = page.write_page(Path(path), text)
+    figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _, _ in runs)
     return Report(
         path=Path(path),
         nbytes=written,
@@ -191,15 +194,6 @@ def _traces_of(source: Source, device: int | None) -> list[Trace]:
     return load_traces(source, device=device)
 
 
-def _policies_of(trace: Trace, doing: Callable[[str], None]) -> Iterator[Policy]:
-    """Serve a trace in every way, first as recorded if the log tells that."""
-    if recorded := recorded_policy(trace):
-        yield recorded
-    for each in policies(trace):
-        doing(f"{each.name}: done")
-        yield each
-
-
 def _labelled(traces: Sequence[Trace], files: int) -> Iterator[tuple[Trace, str]]:
     """Name the traces of one file on a page of so many files."""
     for trace in traces:
@@ -215,14 +209,3 @@ def _labelled(traces: Sequence[Trace], files: int) -> Iterator[tuple[Trace, str]
 def _title(first: Trace, files: int) -> str:
     name = first.name or "memory"
     return name if files == 1 else f"{name} and {files - 1} more"
-
-
-def _write_whole(path: Path, data: bytes) -> int:
-    """Write a file under another name first, so that a reader never finds half of it."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return len(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpumem.errors import TraceError
-from gpumem.replay.policies import PAGES, Policy, policy
+from gpumem.replay.policies import PAGES, Policy, policies, policy
 from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import Curve, Segments, Trace
 from gpumem.traces.trace import Frames
 
-__all__ = ["Figures", "column", "figures_of", "notice_of", "recorded_policy", "run_data"]
+__all__ = [
+    "Figures",
+    "column",
+    "figures_of",
+    "notice_of",
+    "policies_of",
+    "recorded_policy",
+    "run_data",
+]
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,18 @@ def recorded_policy(trace: Trace) -> Policy | None:
     return policy(trace, "as recorded", "at least" if before else "recorded", held)
 
 
-def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[str, Any]:
+def policies_of(trace: Trace, doing: Callable[[str], None]) -> Iterator[Policy]:
+    """Serve a trace in every way, first as recorded if the log tells that."""
+    if recorded := recorded_policy(trace):
+        yield recorded
+    for each in policies(trace):
+        doing(f"{each.name}: done")
+        yield each
+
+
+def run_data(
+    trace: Trace, served: Sequence[Policy], label: str = "", file: int = 0
+) -> dict[str, Any]:
     """Collect everything that a page draws of one run.
 
     Parameters
@@ -125,6 +144,8 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
         The policies to show; the first is drawn first.
     label : str, optional
         What the page calls the run, beside others.
+    file : int, optional
+        The same for runs of one recording, which ends for all of them at one time.
     """
     blocks = blocks_of(trace)
     kept = blocks.largest(MOST_BLOCKS)
@@ -141,6 +162,7 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
     frames, stack_frames = _frames_of(stacks)
     return {
         "label": label or trace.name,
+        "file": file,
         "figures": vars(figures_of(trace, blocks)),
         "kept": int(np.count_nonzero(kept)),
         "blocks": blocks.count,

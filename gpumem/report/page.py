@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-__all__ = ["page"]
+__all__ = ["facts_of", "page", "write_page"]
 
 # A script uses those before it.
 _SCRIPTS = (
@@ -17,6 +19,7 @@ _SCRIPTS = (
     "figures link main"
 )
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
+_FACTS = re.compile(rb'<script id="facts" type="application/json">([^<]*)</script>')
 
 
 def page(title: str, version: str, data: Mapping[str, Any]) -> str:
@@ -29,7 +32,8 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
     version : str
         gpumem's.
     data : mapping
-        ``runs``, what `run_data` collected of each, and ``shown``, the number of the first shown.
+        ``runs``, what `run_data` collected of each, and ``shown``, the number of the first shown;
+        ``job``, of a page that the processes of a job write together.
     """
     parts = {
         "title": html.escape(title),
@@ -42,6 +46,28 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
         "facts": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     return _PLACE.sub(lambda found: parts[found[1]], _text("page.html"))
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Read back what `page` was given as data; nothing, if the file is no such page."""
+    try:
+        found = _FACTS.search(path.read_bytes())
+        facts = json.loads(found[1]) if found else {}
+    except (FileNotFoundError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def write_page(path: Path, text: str) -> int:
+    """Write a page under another name first, so that a reader never finds half of it."""
+    data = text.encode("utf-8", "replace")  # a title is often a file's name: not always UTF-8
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return len(data)
 
 
 def _text(name: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpumem.report import page
+
 TORCH = Path(__file__).parents[1] / "helpers" / "fake_torch"
 
 # What a program sees of gpumem, which it does not import itself.
@@ -149,7 +151,13 @@ def test_limit_is_the_arenas(gpumem, tmp_path):
     assert answer(gpumem("--max-mem", "20GiB", path)) == 20 << 30
 
 
-def test_report_is_written_at_the_end_by_each_process_that_allocated(gpumem, tmp_path):
+def runs_of(path):
+    """Give the label and the peak of each run of a page."""
+    runs = page.facts_of(path)["runs"]
+    return {run["label"]: run["figures"]["peak_live_bytes"] for run in runs}
+
+
+def test_page_has_a_run_of_each_process_that_allocated(gpumem, tmp_path):
     script(tmp_path, "import torch, gpumem; gpumem.Arena('host').allocate(5000)", "child.py")
     path = script(
         tmp_path,
@@ -161,13 +169,40 @@ def test_report_is_written_at_the_end_by_each_process_that_allocated(gpumem, tmp
         child = subprocess.Popen([sys.executable, "../child.py"])
         child.wait()
         subprocess.run([sys.executable, "-c", "import torch"])       # allocates nothing
-        print(json.dumps(child.pid))
+        print(json.dumps([os.getpid(), child.pid]))
         """,
     )
-    process = answer(gpumem("--report", "out.html", path))
-    pages = {page.name for page in tmp_path.rglob("*.html")}
-    assert pages == {"out.html", f"out-{process}.html"}
-    assert "<html" in (tmp_path / "out.html").read_text()
+    out = tmp_path / "out.html"
+    for _ in range(2):  # the second one's page replaces the first one's
+        parent, child = answer(gpumem("--report", "out.html", path))
+        assert runs_of(out) == {f"process {child}": 5000, f"process {parent}": 1000}
+        os.rmdir("elsewhere")
+    assert page.facts_of(out)["shown"] == 0  # the busiest
+    assert {entry.name for entry in tmp_path.iterdir()} == {"out.html", "script.py", "child.py"}
+
+
+def test_ranks_that_end_together_are_all_on_the_page(gpumem, tmp_path):
+    # Each rank waits for the end of its input, which all have in common; a launcher that imports
+    # neither PyTorch nor gpumem has nothing to tell.
+    rank = "import gpumem; kept = gpumem.Arena('host').allocate(1000); sys.stdin.read()"
+    script(tmp_path, rank, "rank.py")
+    path = script(
+        tmp_path,
+        """
+        import os, subprocess
+        reads, writes = os.pipe()
+        command = [sys.executable, "rank.py"]
+        ranks = [
+            subprocess.Popen(command, stdin=reads, env={**os.environ, "RANK": str(rank)})
+            for rank in range(4)
+        ]
+        os.close(writes)
+        print(json.dumps([rank.wait() for rank in ranks]))
+        """,
+    )
+    assert answer(gpumem("--report", "out.html", path)) == [0] * 4
+    assert runs_of(tmp_path / "out.html") == {f"rank {rank}": 1000 for rank in range(4)}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"out.html", "script.py", "rank.py"}
 
 
 def test_pytorch_that_cannot_be_switched_is_told_and_used(gpumem, tmp_path):

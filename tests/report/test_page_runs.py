@@ -61,6 +61,18 @@ def test_link_keeps_the_run_and_what_it_is_compared_with(open_page, two):
     assert "compared: 7 MiB" in again.text("#figures")
 
 
+@pytest.mark.parametrize(("seconds", "most"), [(1, 13), (10, 7)])
+def test_bytes_of_a_run_are_added_to_anothers_until_its_recording_ends(
+    open_page, tmp_path, seconds, most
+):
+    # Each has 4, 6, 7, 5 and 4 MiB live, a second apart.
+    clock = 1_700_000_000_000_000
+    runs = [told_run(first_us=clock), told_run(first_us=clock + seconds * 1_000_000)]
+    write_report(runs, tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert f"at most {most} MiB live at one time" in page.text("#runs-sum")
+
+
 def test_devices_of_a_torch_snapshot_are_runs_of_one_page(open_page, tmp_path):
     def entry(size, address, line):
         frames = [{"filename": "/job/train.py", "line": line, "name": "step"}]

@@ -40,12 +40,15 @@ class Options(NamedTuple):
     max_mem : int
         Bytes that the arena of each GPU may hold in each process; 0 is unlimited.
     report : str
-        The page that is written at exit; empty: none.
+        The page to which each process adds its run at exit; empty: none.
+    began : int
+        When, in nanoseconds since 1970.
     """
 
     process: int
     max_mem: int
     report: str
+    began: int
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -56,12 +59,9 @@ class Options(NamedTuple):
         """Return them as the variable holds them."""
         return json.dumps(self)
 
-    def page(self) -> Path:
-        """Return the page of this process: the named one, or in a child one beside it."""
-        page = Path(self.report)
-        if os.getpid() == self.process:
-            return page
-        return page.with_name(f"{page.stem}-{os.getpid()}{page.suffix}")
+    def job(self) -> str:
+        """Name what was started, as no other command does."""
+        return f"{self.process} {self.began}"
 
 
 def begin() -> None:
@@ -80,7 +80,7 @@ def begin() -> None:
 
 
 def record() -> None:
-    """Record everything that is allocated through gpumem, and write the page as Python ends."""
+    """Record everything that is allocated through gpumem; as Python ends, add it to the page."""
     # A page is made with the host device, whose workers stop at exit: that is registered here, so
     # that it comes after the page.
     Device("host")._open()
@@ -89,20 +89,30 @@ def record() -> None:
 
 
 def _write(recording: observe.Recording, options: Options) -> None:
+    from gpumem.report import joined
+
+    page = Path(options.report)
     try:
         recording.stop()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of events that a ring has lost: the page says so
-            recording.report(options.page())
+            joined.add_runs(recording._traces(None), page, job=options.job(), label=_label())
     except TraceError:
         # A launcher and its helpers have PyTorch enabled and allocate nothing: that is no news.
-        if not torch.status().enabled and os.getpid() == options.process:
+        alone = os.getpid() == options.process and joined.job_of(page) != options.job()
+        if alone and not torch.status().enabled:
             _tell(
-                f"{options.page()}: not written: nothing was allocated through gpumem; without a "
+                f"{page}: not written: nothing was allocated through gpumem; without a "
                 "GPU, a page shows the arenas that the program makes itself"
             )
     except OSError as error:
-        _tell(f"{options.page()}: cannot be written: {error.strerror}")
+        _tell(f"{page}: cannot be written: {error.strerror}")
+
+
+def _label() -> str:
+    """Name this process on the page."""
+    rank = os.environ.get("RANK", "")
+    return f"rank {rank}" if rank.isdigit() else f"process {os.getpid()}"
 
 
 def _tell(text: str) -> None:

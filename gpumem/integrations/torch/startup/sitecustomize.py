@@ -10,6 +10,7 @@ brings is run afterwards, as it would have been.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import importlib.abc
 import importlib.util
@@ -67,12 +68,15 @@ class _Loader(importlib.abc.Loader):
             getattr(startup, _STEPS[module.__name__])()
 
 
-def _tell_of_no_page(process: int, page: str) -> None:
-    """Tell why there is no page of `process`, which the user has started."""
+def _tell_of_no_page(process: int, page: str, began: int) -> None:
+    """Tell why `process`, which the user has started, and its children have written no page."""
     if _STEPS.keys().isdisjoint(sys.modules) and os.getpid() == process:
+        with contextlib.suppress(OSError):
+            if os.stat(page).st_mtime_ns >= began:
+                return
         print(
-            f"gpumem: {page}: not written: this process has imported neither PyTorch nor gpumem; "
-            "pages of its children have their number in the name",
+            f"gpumem: {page}: not written: this process has imported neither PyTorch nor gpumem, "
+            "nor has any that it started and that has ended",
             file=sys.stderr,
         )
 
@@ -90,9 +94,9 @@ def _run_the_programs_own() -> None:
 
 
 if "GPUMEM_RUN" in os.environ:  # not where a parent has cleared it for a child
-    _process, _, _page = json.loads(os.environ["GPUMEM_RUN"])  # _startup.Options
+    _process, _, _page, _began = json.loads(os.environ["GPUMEM_RUN"])  # _startup.Options
     sys.meta_path.insert(0, _AfterImport("torch"))
     if _page:
         sys.meta_path.insert(0, _AfterImport("gpumem"))
-        atexit.register(_tell_of_no_page, _process, _page)
+        atexit.register(_tell_of_no_page, _process, _page, _began)
 _run_the_programs_own()

@@ -1,0 +1,90 @@
+"""A page that the processes of a job write together, each when it ends.
+
+The page itself holds the runs of those that have ended, so no other file is needed, and the last
+one writes the whole page, whether or not it is the process that started the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpumem.report import page
+from gpumem.report.data import policies_of, run_data
+from gpumem.traces import Trace
+
+__all__ = ["add_runs", "job_of"]
+
+
+def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> None:
+    """Add the memories of one process to the page of its job.
+
+    The first process of a job replaces the page, if there is one.
+
+    Parameters
+    ----------
+    traces : sequence of Trace
+        One for each memory.
+    path : Path
+        The page.
+    job : str
+        The same for all processes of the job, and for no other.
+    label : str
+        What the page calls the process.
+
+    Raises
+    ------
+    TraceError
+        More is live at once than a replay can place.
+    OSError
+        The page cannot be written.
+    """
+    import gpumem
+
+    added = []
+    for trace in traces:
+        memory = f", {trace.meta.get('memory')}" if len(traces) > 1 else ""
+        added.append(run_data(trace, list(policies_of(trace, lambda _: None)), label + memory))
+    with _locked(path.with_name(f"{path.name}.lock")):
+        facts = page.facts_of(path)
+        runs: list[dict[str, Any]] = facts["runs"] if facts.get("job") == job else []
+        file = 1 + max((run["file"] for run in runs), default=-1)
+        runs += [{**run, "file": file} for run in added]
+        shown = max(range(len(runs)), key=lambda n: runs[n]["figures"]["peak_live_bytes"])
+        facts = {"runs": runs, "shown": shown, "job": job}
+        page.write_page(path, page.page(path.stem, gpumem.__version__, facts))
+
+
+def job_of(path: Path) -> str | None:
+    """Return the job whose processes have written a page, if there is one."""
+    job = page.facts_of(path).get("job")
+    return job if isinstance(job, str) else None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, which the holder removes."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, path):
+                try:
+                    yield
+                finally:
+                    path.unlink()
+                return
+        finally:
+            os.close(descriptor)  # ends the lock
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether the file still has this name: a holder before may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
