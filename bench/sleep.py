@@ -9,9 +9,9 @@ printed when a step ends; of one that was ended by the limit it has what was mea
 Sizes are of live blocks; `--dead` of them as much again is freed and cached. "first" makes pinned
 memory, "again" copies into what was kept, "drop" copies nothing. "bare" are the driver's own calls
 for handles of the sizes that the arena has: unmap and release, then create, map and set access.
-"peer" sleeps on the next GPU. torch_memory_saver is measured on a GPU, where it is installed. The
-machine's memory is touched beforehand: what it never had costs its host too. Figures are medians,
-of "first" the only one.
+"peer" sleeps on the next GPU. torch_memory_saver is measured on a GPU, where it is installed.
+Before a first copy to the host its process touches as much memory and lets it go: what the machine
+never had, or returned to its host, costs that too. Figures are medians, of "first" the only one.
 
 Two tenants whose peaks are out of phase share a limit of `--gib`: each has its blocks awake in
 turn, and drops its bytes, since only addresses count. The last line tells the largest peaks that
@@ -45,12 +45,13 @@ TENANT = 8  # blocks of a tenant
 STEP = TENANT << 21  # bytes, to which the largest peak is searched for
 PART = 256 * MIB  # touched by a thread at a time
 TOUCHED = 1.25  # of the live bytes, so that what else the machine needs is there too
-STEPS = ("touch", "keep", "saver", "keep-dead", "saver-dead", "drop", "bare", "peer", "tenants")
+STEPS = ("keep", "saver", "keep-dead", "saver-dead", "drop", "bare", "peer", "tenants")
 SORTS = ("first", "again", "wake")
 Figures = Iterator[tuple[str, float]]  # what was measured, and its seconds
 SAVER = """
 import json, sys, time, torch
 from torch_memory_saver import torch_memory_saver as saver
+from bench.sleep import touch
 saver.hook_mode = "torch"
 nbytes, dead, blocks, repeats = map(int, sys.argv[1:])
 def made(nbytes):
@@ -59,6 +60,7 @@ with saver.region(tag="bench", enable_cpu_backup=True):
     held = made(nbytes)
     cached = made(dead)
 del cached
+touch(nbytes)
 def timed(name, call):
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -74,9 +76,9 @@ for turn in range(repeats + 1):
 # ---- what is measured ----------------------------------------------------------------------------
 
 
-def touch(nbytes: int) -> Figures:
-    """Let the machine have so much memory, in huge pages and by several threads."""
-    begin = time.perf_counter()
+def touch(copied: int) -> None:
+    """Let the machine have memory for a copy, in huge pages and by several threads."""
+    nbytes = int(TOUCHED * copied)
     with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
         pages.madvise(mmap.MADV_HUGEPAGE)
         word = ctypes.c_char.from_buffer(pages)
@@ -85,7 +87,6 @@ def touch(nbytes: int) -> Figures:
             for offset in range(0, nbytes, PART):
                 threads.submit(ctypes.memset, address + offset, 1, min(PART, nbytes - offset))
         del word  # it holds the mapping
-    yield "first", time.perf_counter() - begin
 
 
 def seconds(call: Callable[..., object], *arguments: Any) -> float:
@@ -104,6 +105,8 @@ def cycles(
         cached = [arena.allocate(int(nbytes * dead) // BLOCKS) for _ in range(BLOCKS) if dead]
     del cached
     gpumem.Device(device).synchronize()
+    if mode == "keep" and to == "host":
+        touch(nbytes)
     for turn in range(repeats + 1):
         yield ("again" if turn else "first"), seconds(lambda: arena.sleep(to=to))
         yield "wake", seconds(arena.wake)
@@ -160,7 +163,6 @@ def measured(step: str, device: str, nbytes: int, dead: float, repeats: int) -> 
     """Measure one step in this process."""
     index = gpumem.Device(device).index
     steps: dict[str, Callable[[], Figures]] = {
-        "touch": lambda: touch(int(TOUCHED * nbytes)),
         "keep": lambda: cycles(device, nbytes, 0, repeats, "keep"),
         "keep-dead": lambda: cycles(device, nbytes, dead, repeats, "keep"),
         "drop": lambda: cycles(device, nbytes, 0, repeats, "drop"),
@@ -280,8 +282,7 @@ def main() -> None:
             sums = dict(figures)
             line = f"{ {name: int(each) >> 20 for name, each in sums.items()} } MiB"
         else:
-            size = TOUCHED * nbytes if step == "touch" else nbytes
-            rates[step] = {sort: size / each / 1e9 for sort, each in medians(figures).items()}
+            rates[step] = {sort: nbytes / each / 1e9 for sort, each in medians(figures).items()}
             line = ", ".join(f"{sort} {rate:.1f} GB/s" for sort, rate in rates[step].items())
         spent = time.monotonic() - begin
         print(f"{step}: {line or 'nothing'} ({ended}, {spent:.1f} s)", file=sys.stderr, flush=True)

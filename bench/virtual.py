@@ -5,8 +5,9 @@
 Commits and the bare calls (create, map, set access; unmap, release) have the same number of handles
 of the same size, alternate, and begin with the same state. The bare calls go through ctypes, which
 adds some tenths of a microsecond to each. The rate is that of handles of 32 MiB over 2 MiB.
-Attention needs a GPU and PyTorch. The trace is that of tests/kv; what is held without any move is
-beside what is held when at most 64 blocks move before a step.
+Attention needs a GPU and PyTorch: its SDPA, and flex attention, which it compiles with Triton. The
+trace is that of tests/kv; what is held without any move is beside what is held when at most 64
+blocks move before a step.
 """
 
 from __future__ import annotations
@@ -133,9 +134,10 @@ def steps(device: str) -> dict[str, Any]:
 
 
 def attention(device: str, rounds: int) -> dict[str, float] | None:
-    """Time PyTorch's attention over a virtual tensor and over torch.empty, in turn."""
+    """Time attention over a virtual tensor and over torch.empty, in turn: SDPA and in Triton."""
     try:
         import torch
+        from torch.nn.attention.flex_attention import flex_attention
     except ImportError:
         return None
     if not device.startswith("cuda") or not torch.cuda.is_available():
@@ -150,18 +152,29 @@ def attention(device: str, rounds: int) -> dict[str, float] | None:
     for own, other in zip(*kinds.values(), strict=True):
         other.copy_(own)
     query = torch.randn(16, 8, 128, 128, device=device, dtype=torch.float16)
+    kernels = {
+        "SDPA": torch.nn.functional.scaled_dot_product_attention,
+        "Triton": torch.compile(flex_attention, dynamic=False),  # compiled to a kernel of its own
+    }
 
-    def seconds(tensors: list[Any]) -> float:
+    def seconds(kernel: Callable[..., Any], tensors: list[Any]) -> float:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(20):
-            torch.nn.functional.scaled_dot_product_attention(query, *tensors)
+            kernel(query, *tensors)
         last.record()
         last.synchronize()
         return float(first.elapsed_time(last))
 
-    runs = [{kind: seconds(each) for kind, each in kinds.items()} for _ in range(rounds + 1)][1:]
-    return {"virtual / torch.empty": statistics.median(r["virtual"] / r["torch"] for r in runs)}
+    found = {}
+    for name, kernel in kernels.items():
+        runs = [
+            {kind: seconds(kernel, each) for kind, each in kinds.items()} for _ in range(rounds + 1)
+        ][1:]
+        found[f"{name}, virtual / torch.empty"] = statistics.median(
+            run["virtual"] / run["torch"] for run in runs
+        )
+    return found
 
 
 def trace(device: str) -> dict[str, float]:
