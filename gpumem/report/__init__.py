@@ -157,24 +157,20 @@ def write_report(
         doing(f"reading {getattr(each, 'name', each)}")
         found.append(_traces_of(each, device))
     first = busiest(found[0])
-    runs = [
-        (trace, label, file)
-        for file, traces in enumerate(found)
-        for trace, label in _labelled(traces, len(found))
-    ]
+    runs = [(trace, label) for traces in found for trace, label in _labelled(traces, len(found))]
     data: list[dict[str, Any]] = []
     served: list[Policy] = []
-    for trace, label, file in runs:
+    for trace, label in runs:
         ways = list(policies_of(trace, doing))
-        data.append(run_data(trace, ways, label, file))
+        data.append(run_data(trace, ways, label))
         if trace is first:
             served = ways
     doing("writing the page")
-    shown = next(n for n, (trace, _, _) in enumerate(runs) if trace is first)
+    shown = next(n for n, (trace, _) in enumerate(runs) if trace is first)
     facts = {"runs": data, "shown": shown}
     text = page.page(title or _title(first, len(found)), gpumem.__version__, facts)
     written = page.write_page(Path(path), text)
-    figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _, _ in runs)
+    figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _ in runs)
     return Report(
         path=Path(path),
         nbytes=written,

@@ -131,9 +131,7 @@ def policies_of(trace: Trace, doing: Callable[[str], None]) -> Iterator[Policy]:
         yield each
 
 
-def run_data(
-    trace: Trace, served: Sequence[Policy], label: str = "", file: int = 0
-) -> dict[str, Any]:
+def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[str, Any]:
     """Collect everything that a page draws of one run.
 
     Parameters
@@ -144,8 +142,6 @@ def run_data(
         The policies to show; the first is drawn first.
     label : str, optional
         What the page calls the run, beside others.
-    file : int, optional
-        The same for runs of one recording, which ends for all of them at one time.
     """
     blocks = blocks_of(trace)
     kept = blocks.largest(MOST_BLOCKS)
@@ -162,7 +158,6 @@ def run_data(
     frames, stack_frames = _frames_of(stacks)
     return {
         "label": label or trace.name,
-        "file": file,
         "figures": vars(figures_of(trace, blocks)),
         "kept": int(np.count_nonzero(kept)),
         "blocks": blocks.count,

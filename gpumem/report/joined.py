@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ __all__ = ["add_runs", "job_of"]
 
 
 def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> None:
-    """Add the memories of one process to the page of its job.
+    """Add the memories of one process, which ends now, to the page of its job.
 
     The first process of a job replaces the page, if there is one.
 
@@ -45,15 +46,17 @@ def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> No
     """
     import gpumem
 
+    stopped_us = time.time_ns() // 1000
     added = []
     for trace in traces:
         memory = f", {trace.meta.get('memory')}" if len(traces) > 1 else ""
-        added.append(run_data(trace, list(policies_of(trace, lambda _: None)), label + memory))
+        run = run_data(trace, list(policies_of(trace, lambda _: None)), label + memory)
+        run["meta"]["stopped_us"] = stopped_us
+        added.append(run)
     with _locked(path.with_name(f"{path.name}.lock")):
         facts = page.facts_of(path)
         runs: list[dict[str, Any]] = facts["runs"] if facts.get("job") == job else []
-        file = 1 + max((run["file"] for run in runs), default=-1)
-        runs += [{**run, "file": file} for run in added]
+        runs += added
         shown = max(range(len(runs)), key=lambda n: runs[n]["figures"]["peak_live_bytes"])
         facts = {"runs": runs, "shown": shown, "job": job}
         page.write_page(path, page.page(path.stem, gpumem.__version__, facts))

@@ -25,12 +25,12 @@ LOAD = (("/job/train.py", 3, "load"), ("/job/train.py", 40, "main"))
 FORWARD = (("/lib/torch/nn.py", 9, "call"), ("/job/model.py", 7, "forward"), *LOAD[1:])
 
 
-def told_run(name: str = "told", more: int = 0, first_us: int = 0) -> Trace:
+def told_run(name: str = "told", more: int = 0, **meta: int) -> Trace:
     """Make a run with owners, stacks, addresses and segments; 7 MiB live at most, at event 3.
 
     4 MiB of weights, which stay, and 2 MiB of activations lie in a segment of 8 MiB; 1 MiB of a
     workspace, without a stack, in a segment of 4 MiB that comes and goes with it. `more` is added
-    to the bytes of the activations; `first_us` is the clock's time at its beginning.
+    to the bytes of the activations.
     """
     base, far = 0x10000000, 0x40000000
     details = Details(
@@ -56,7 +56,7 @@ def told_run(name: str = "told", more: int = 0, first_us: int = 0) -> Trace:
         stream=[0, 0, 1, 0, 1],
         time_us=[0, 1_000_000, 2_000_000, 3_000_000, 4_000_000],
         name=name,
-        meta={"first_us": first_us},
+        meta=meta,
         details=details,
     )
 

@@ -61,14 +61,13 @@ def test_link_keeps_the_run_and_what_it_is_compared_with(open_page, two):
     assert "compared: 7 MiB" in again.text("#figures")
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(1, 13), (10, 7)])
-def test_bytes_of_a_run_are_added_to_anothers_until_its_recording_ends(
-    open_page, tmp_path, seconds, most
-):
+@pytest.mark.parametrize(("seconds", "ended", "most"), [(1, 5, 13), (10, 5, 7), (10, None, 11)])
+def test_sum_of_runs_leaves_out_processes_that_had_ended(open_page, tmp_path, seconds, ended, most):
     # Each has 4, 6, 7, 5 and 4 MiB live, a second apart.
-    clock = 1_700_000_000_000_000
-    runs = [told_run(first_us=clock), told_run(first_us=clock + seconds * 1_000_000)]
-    write_report(runs, tmp_path / "page.html")
+    clock = 1_700_000_000
+    told = {} if ended is None else {"stopped_us": (clock + ended) * 1_000_000}
+    first = told_run(first_us=clock * 1_000_000, **told)
+    write_report([first, told_run(first_us=(clock + seconds) * 1_000_000)], tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
     assert f"at most {most} MiB live at one time" in page.text("#runs-sum")
 

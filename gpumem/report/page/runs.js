@@ -56,19 +56,17 @@ function sparkline(app, canvas, run, shift, width, most) {
   ctx.fill();
 }
 
-// The most that all runs together hold at one time, where their clocks can be compared. A run's bytes
-// count up to the last event of its file: a program may have ended before the next one began.
+// The most that all runs together hold at one time, where their clocks can be compared. What is live
+// at the end of a run counts until its process has ended, if that is known, else on.
 function sumText(runs, first) {
   const hint = "Select a run to show it below; tick another one to compare it.";
   if (!runs[0].starts || runs.some((run) => run.facts.moment)) return hint;
   const changes = runs.flatMap((run) => Array.from({ length: run.moves }, (_, i) =>
     [run.starts - first + run.time[i] / 1e6, run.all[i] - (i ? run.all[i - 1] : 0)]));
-  const ends = new Map();
   for (const run of runs) {
-    const { file } = run.facts, end = run.starts - first + run.extent("time")[1];
-    ends.set(file, Math.max(ends.get(file) ?? 0, end));
+    const stopped = run.facts.meta.stopped_us;
+    if (stopped && run.moves) changes.push([stopped / 1e6 - first, -run.all[run.moves - 1]]);
   }
-  for (const run of runs) if (run.moves) changes.push([ends.get(run.facts.file), -run.all[run.moves - 1]]);
   changes.sort((a, b) => a[0] - b[0]);
   let now = 0, most = 0;
   for (const [, change] of changes) most = Math.max(most, (now += change));
