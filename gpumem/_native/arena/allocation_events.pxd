@@ -1,7 +1,7 @@
 """The events of an arena, for the recorder attached to its `events`.
 
-Each function is called only where `is_recorded(&arena.events)`. Those marked *locked* are
-called with the arena lock and do not wait.
+Each function is called only where `is_recorded(&arena.events)`, unless its comment says otherwise.
+Those marked *locked* are called with the arena lock and do not wait.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -23,6 +23,10 @@ cdef void note_chunk(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t 
                      bint may_wait) noexcept nogil
 # Locked: memory came from the driver, or goes back to it. Pages are recorded by their space.
 cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
+                      uint64_t nbytes) noexcept nogil
+# Locked, recorded or not: a region came, or goes back. One that is cut from pages is recorded page
+# by page.
+cdef void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil
 
 # Copies what was recorded of a chunk of the second table (`small`) or the first; False: nothing.

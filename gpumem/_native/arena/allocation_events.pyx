@@ -2,13 +2,15 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote, IN_SMALL, index_of, table_of
+from gpumem._native.arena.types cimport (
+    apart_from, ArenaCore, Block, BlockNote, IN_SMALL, index_of, table_of,
+)
 from gpumem._native.bfc cimport (
     BFC_OK, bfc_resolve, Chunk, CHUNK_USED, MAX_CHUNKS, SLOT_RELEASED,
 )
 from gpumem._support.atomics cimport load8, pointer_try, publish32, version_begin, version_of
 from gpumem._support.events cimport (
-    event_source_note, REC_ALLOC, REC_FREE, RecEvent, RecNoted,
+    event_source_note, is_recorded, REC_ALLOC, REC_FREE, RecEvent, RecNoted,
 )
 from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
 
@@ -53,6 +55,13 @@ cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil:
     # Slot 0: memory is no stream's. Not waiting: a lock is held.
     note_event(arena, kind, address, nbytes, nbytes, SLOT_RELEASED, False)
+
+
+cdef void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
+                      uint64_t nbytes) noexcept nogil:
+    if is_recorded(&arena.events) and (
+            not arena.settings.paged or apart_from(arena, address) != NULL):
+        note_memory(arena, kind, address, nbytes)
 
 
 # ---- by chunk ------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from gpumem._native.arena.family cimport (
     arena_drop, arena_retain, arena_retain_live, arena_retire, arenas_take_retired, child_leave,
 )
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_free_uncharged
-from gpumem._native.arena.growth cimport (
-    prepare_pages, release_all_idle, release_idle, release_one, release_retired, shrink_may_help,
-    trim_pages,
-)
+from gpumem._native.arena.growth cimport prepare_pages, shrink_may_help
 from gpumem._native.arena.metadata_copy cimport BlockCopy, chunk_copy
+from gpumem._native.arena.release cimport (
+    release_all_idle, release_idle, release_one, release_retired, trim_pages,
+)
 from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (

@@ -11,7 +11,7 @@ from gpumem._native.arena.bookkeeping cimport (
     charge_padding, charge_request, count_out, counted_bytes, finish_allocate, table_free,
 )
 from gpumem._native.arena.debug_heap.heap cimport heap_free
-from gpumem._native.arena.growth cimport release_retired
+from gpumem._native.arena.release cimport release_retired
 from gpumem._native.arena.streams cimport free_later, switch_needs_event
 from gpumem._native.arena.family cimport tag_now
 from gpumem._native.arena.thread_cache cimport (

@@ -1,4 +1,4 @@
-"""Growing and shrinking an arena: with the grow lock held, the arena lock not, unless said."""
+"""Growing an arena: with the grow lock held, the arena lock not, unless said."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -20,20 +20,6 @@ cdef bint miss_may_wait(ArenaCore* arena, uint32_t flags) noexcept nogil
 # A block's region counts as made for transports from here on, and goes back as those do.
 # CUDA_ERROR_OUT_OF_MEMORY: the host has no memory for that.
 cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept nogil
-# Gives back what holds no used block and has no unfinished work; returns the bytes. `may_wait`:
-# also regions whose release waits for the device, without a bound. `tries`: 2 asks once more for
-# what the driver refused.
-cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil
-# The same of the arenas that share this one's limit: its tags, or its parent and the other tags.
-cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogil
-# Both: what an allocation that a limit or the driver refused does before it grows once more.
-cdef uint64_t release_all_idle(ArenaCore* arena, bint may_wait) noexcept nogil
-# Gives back the regions of persistent blocks that were freed.
-cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil
-# Has it an idle region whose release waits for the device?
-cdef bint holds_back(ArenaCore* arena) noexcept nogil
-# Gives one idle region back, persistent or not; 0: there is none.
-cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noexcept nogil
 # Lets a further device touch what the driver maps for the arena, now and later. A refusal of
 # cuMemSetAccess leaves the list of devices as it was.
 cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil
@@ -44,12 +30,5 @@ cdef bint arena_page_around(ArenaCore* arena, uint64_t address, MappedPage* foun
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 # Is memory out, so that others' memory, once it is free, may serve the block?
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
-
-
-# ---- More and less memory for a paged arena: with the grow lock held, the arena lock not ---------
-
-
-# Makes pages for so many bytes more, free for every stream.
+# Of a paged arena: makes pages for so many bytes more, free for every stream.
 cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil
-# Gives back every page that is idle and has no queued work; returns the bytes.
-cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil

@@ -1,29 +1,26 @@
-"""Growing and shrinking an arena, by regions or by pages; with the grow lock held."""
+"""Growing an arena, by regions or by pages; with the grow lock held."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from gpumem._native.arena.allocation_events cimport note_memory
+from gpumem._native.arena.allocation_events cimport note_region
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_charge_region, arena_claim, arena_claim_region, arena_reconcile,
     arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved,
 )
-from gpumem._native.arena.spans cimport spans_trim
+from gpumem._native.arena.release cimport release_idle_beside, release_memory_of
 from gpumem._native.arena.streams cimport (
-    allow_waits, cover_others, find_idle, forget_waits, has_unknown_work, query_stream,
-    release_completed, share_rests, wait_behind,
+    allow_waits, cover_others, forget_waits, release_completed, share_rests, wait_behind,
 )
 from gpumem._native.arena.family cimport arena_drop, has_relatives, pool_next, tag_next
-from gpumem._native.arena.thread_cache cimport (
-    cache_find, cache_publish, caches_freeze, caches_thaw,
-)
+from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE,
     APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED,
     arena_in_use, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
     arena_reserved, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
     family_held, is_graph_pool, LARGE_SPACE, last_refusal, PERSISTENT_SPACE, REUSE_NEVER,
-    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot, table_for, ThreadCache,
+    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for, ThreadCache,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,
@@ -31,8 +28,7 @@ from gpumem._native.backing cimport (
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_add_region, bfc_allocate, bfc_allocate_at, bfc_allocate_from, bfc_allocate_persistent,
-    bfc_free, bfc_lowest, bfc_note_swap, BFC_OK, bfc_region_is_idle, bfc_remove_region, Chunk,
-    CHUNK_USED, NIL, QUANTUM, round_to_quantum, SLOT_RELEASED,
+    bfc_free, bfc_lowest, bfc_note_swap, BFC_OK, NIL, QUANTUM, round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport budget_ceiling, budget_room
 from gpumem._native.driver cimport (
@@ -42,17 +38,16 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, budget_allows, budget_spend,
-    bytes_of, Demand, GRANULE, MappedPage, MAX_PAGE_GRANULES, orphans_release, Piece, Plan,
-    plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, plan_note, PLAN_OK, PlanResult, Range, range_reserve,
+    bytes_of, Demand, GRANULE, MappedPage, MAX_PAGE_GRANULES, Piece, Plan, plan_free,
+    PLAN_NO_MEMORY, PLAN_NO_PLACE, plan_note, PLAN_OK, PlanResult, Range, range_reserve,
     round_to_granule, Space, space_add_range, space_allocate_lower, space_execute, space_finish,
-    space_page_around, space_plan, space_plan_trim, space_set_access, space_undo, span_set_access,
+    space_page_around, space_plan, space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport (
-    load32, load64, locked_add64, peak_try, publish32, published_pointer, store32, store64, sum_add,
+    load64, locked_add64, peak_try, publish32, published_pointer, store64, sum_add,
 )
-from gpumem._support.events cimport is_recorded, REC_RELEASE, REC_RESERVE
-from gpumem._support.lease cimport Uses
-from gpumem._support.lock cimport lock_acquire, lock_release, lock_try
+from gpumem._support.events cimport REC_RESERVE
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 
 cdef enum:
@@ -154,159 +149,6 @@ cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t siz
 cdef inline uint64_t whole_granules(const Backing* backing, uint64_t nbytes) noexcept nogil:
     # Bytes of the least region that holds so many.
     return round_to_quantum(nbytes + backing.granule - QUANTUM) & ~(backing.granule - 1)
-
-
-cdef uint64_t release_all_idle(ArenaCore* arena, bint may_wait) noexcept nogil:
-    # One call that the driver refuses does not end it.
-    return release_idle(arena, may_wait, 2) + release_idle_beside(arena, may_wait)
-
-
-cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil:
-    # With the grow lock: gives back every region without a used block, except persistent ones.
-    # Those with unfinished work stay.
-    cdef uint64_t total = trim_pages(arena) + spans_trim(arena)
-    cdef uint64_t bytes_released
-    cdef uint64_t regions = 0
-    cdef int _i
-    poll_idle_regions(arena)
-    for _i in range(tries):
-        bytes_released = release_one(arena, False, may_wait)
-        while bytes_released:
-            regions += 1
-            total += bytes_released
-            bytes_released = release_one(arena, False, may_wait)
-    lock_acquire(&arena.lock)
-    locked_add64(&arena.stats.num_shrinkages, regions)
-    lock_release(&arena.lock)
-    return total
-
-
-cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil:
-    # With the grow lock: gives back the regions of persistent blocks that were freed. Looks without
-    # the arena lock: one that is being freed now goes back the next time.
-    cdef uint64_t before = arena_reserved(arena)
-    # A block that was passed through is found by no search, which would poll its streams.
-    if load32(&arena.retired) or arena.settings.passthrough:
-        poll_idle_regions(arena)
-    while load32(&arena.retired) and release_one(arena, True, may_wait):
-        pass
-    return before - arena_reserved(arena)
-
-
-cdef void poll_idle_regions(ArenaCore* arena) noexcept nogil:
-    # Nothing is polled where no unfinished work keeps memory from going back.
-    cdef uint32_t i
-    cdef const Uses* uses
-    cdef bint polls
-    lock_acquire(&arena.lock)
-    for i in range(1, arena.table.stream_slot_count):
-        arena.streams[i].holds_region = False
-    # Once the recorded streams are done, the block's own one may still hold its region.
-    uses = arena.pending_free
-    polls = uses != NULL
-    while uses != NULL:
-        arena.streams[uses.stream_slot].holds_region = True
-        uses = uses.next
-    for i in range(arena.table.region_count):
-        if bfc_region_is_idle(&arena.table, i) and not region_is_done(arena, i):
-            polls = True
-    for i in range(1, arena.table.stream_slot_count):
-        if arena.streams[i].holds_region and has_unknown_work(arena, i):
-            query_stream(arena, i)
-    lock_release(&arena.lock)
-    if polls:
-        release_completed(arena, SLOT_RELEASED)
-
-
-cdef bint region_is_done(ArenaCore* arena, uint32_t region) noexcept nogil:
-    # Is all work known to be done that was queued when its blocks were freed? Notes on whose work
-    # it waits.
-    cdef const Chunk* chunk
-    cdef StreamSlot* stream
-    cdef uint32_t index = arena.table.regions[region].first
-    cdef bint done = True
-    while index != NIL:
-        chunk = &arena.table.chunks[index]
-        stream = &arena.streams[chunk.stream_slot]
-        if chunk.stream_slot != SLOT_RELEASED and chunk.epoch > stream.done:
-            stream.holds_region = True
-            done = False
-        index = chunk.next
-    return done
-
-
-cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
-                             uint64_t nbytes) noexcept nogil:
-    # Locked. Memory that is cut from pages is recorded page by page.
-    if is_recorded(&arena.events) and (
-            not arena.settings.paged or apart_from(arena, address) != NULL):
-        note_memory(arena, kind, address, nbytes)
-
-
-cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noexcept nogil:
-    # Takes one idle region out of the table, then releases it to the driver; if that is refused it
-    # returns to the table, to which nothing has been added since. Returns its bytes. `may_wait`:
-    # also one whose release waits for the device.
-    cdef uint32_t region
-    cdef uint64_t address = 0
-    cdef uint64_t size = 0
-    lock_acquire(&arena.lock)
-    for region in range(arena.table.region_count):
-        if (bfc_region_is_idle(&arena.table, region)
-                and (arena.table.regions[region].persistent != 0) == persistent
-                and (may_wait or not release_waits(arena, arena.table.regions[region].address))
-                and region_is_done(arena, region)):
-            address = arena.table.regions[region].address
-            size = arena.table.regions[region].size
-            bfc_remove_region(&arena.table, region)
-            charge_parent(arena)
-            note_region(arena, REC_RELEASE, address, size)
-            if persistent:
-                store32(&arena.retired, arena.retired - 1)
-            break
-    lock_release(&arena.lock)
-    if size == 0 or release_memory_of(arena, address, size):
-        arena_reconcile(arena)
-        return size
-    lock_acquire(&arena.lock)
-    bfc_add_region(&arena.table, address, size, persistent, &region)
-    charge_parent(arena)
-    note_region(arena, REC_RESERVE, address, size)
-    store32(&arena.retired, arena.retired + persistent)
-    lock_release(&arena.lock)
-    return 0
-
-
-cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil:
-    cdef Backing* backing = backing_of(arena, address)
-    if backing == NULL:
-        return persistent_release(arena, address)
-    return backing_release(backing, address, size) == CUDA_SUCCESS
-
-
-cdef bint release_waits(ArenaCore* arena, uint64_t address) noexcept nogil:
-    cdef const Backing* backing = backing_of(arena, address)
-    return backing != NULL and backing.waits
-
-
-cdef bint holds_back(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t region
-    cdef bint found = False
-    lock_acquire(&arena.lock)
-    for region in range(arena.table.region_count):
-        if (bfc_region_is_idle(&arena.table, region)
-                and release_waits(arena, arena.table.regions[region].address)):
-            found = True
-    lock_release(&arena.lock)
-    return found
-
-
-cdef Backing* backing_of(ArenaCore* arena, uint64_t address) noexcept nogil:
-    # NULL: a region that is cut from pages.
-    cdef Backing* apart = apart_from(arena, address)
-    if apart != NULL:
-        return apart
-    return NULL if arena.settings.paged else &arena.backing
 
 
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
@@ -491,7 +333,7 @@ cdef bint region_around(const Backing* backing, uint64_t address, MappedPage* fo
     return True
 
 
-# ---- A paged arena: grows, gives back, keeps persistent regions; see _native/pages/types.pxd -----
+# ---- A paged arena: grows, keeps persistent regions; see _native/pages/types.pxd -----------------
 
 cdef enum:
     SMALL_RANGE_FROM = 67108864     # bytes in use from which small blocks have their own range
@@ -829,64 +671,7 @@ cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil
     return ARENA_OK if added else ARENA_NO_METADATA
 
 
-# ---- giving back ---------------------------------------------------------------------------------
-
-cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
-    cdef uint64_t before = arena_reserved(arena)
-    cdef int i
-    if not arena.settings.paged:
-        return 0
-    for i in range(SPACES):
-        trim_space(arena, &arena.spaces[i])
-    arena_reconcile(arena)
-    return before - arena_reserved(arena)
-
-
-cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
-    # Addresses stay. What the driver refuses to unmap or take back stays too, for the next time.
-    cdef Plan plan
-    cdef CUresult code
-    cdef bint any_idle
-    lock_acquire(&arena.lock)
-    any_idle = space_plan_trim(space, &plan)
-    lock_release(&arena.lock)
-    if not any_idle:
-        plan_free(&plan)
-        return
-    code = space_execute(space, &plan)
-    lock_acquire(&arena.lock)
-    plan_note(space, &plan)
-    if code == CUDA_SUCCESS:
-        space_finish(space, &plan, NULL, 0)
-    else:
-        space_undo(space, &plan)
-    charge_parent(arena)
-    lock_release(&arena.lock)
-    plan_free(&plan)
-    # The driver is tried again with memory that it refused to take back earlier.
-    if space.orphan_count and context_enter(arena.context) == CUDA_SUCCESS:
-        orphans_release(space)
-        context_leave(arena.context)
-
-
 # ---- an arena and its tags -----------------------------------------------------------------------
-
-cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogil:
-    # With the grow lock: the same of the arenas that share this one's limit. One that is growing
-    # itself is left alone, as two threads would wait for each other.
-    cdef uint64_t total = 0
-    cdef ArenaCore* other
-    if not has_relatives(arena) and not is_graph_pool(arena):
-        return 0
-    other = tag_next(arena, NULL)
-    while other != NULL:
-        if other != arena and lock_try(&other.grow_lock):
-            find_idle(other)
-            total += release_idle(other, may_wait, 1)
-            lock_release(&other.grow_lock)
-        other = tag_next(arena, other)
-    return total
-
 
 cdef void release_beyond_share(ArenaCore* arena, uint64_t size) noexcept nogil:
     # Pages of other tags cannot move here: where all tags together would hold more than their share
@@ -956,14 +741,3 @@ cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) 
     return status
 
 
-cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
-    cdef Bfc* table = &arena.persistent
-    cdef uint32_t index
-    lock_acquire(&arena.lock)
-    for index in range(table.count):
-        if table.chunks[index].state == CHUNK_USED and table.chunks[index].address == address:
-            bfc_free(table, index, SLOT_RELEASED, 0)
-            break
-    lock_release(&arena.lock)
-    trim_space(arena, &arena.spaces[PERSISTENT_SPACE])
-    return True

@@ -6,7 +6,7 @@ from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_claim, arena_reconcile, charge_parent, note_reserved,
 )
 from gpumem._native.arena.family cimport arena_drop, pool_next
-from gpumem._native.arena.growth cimport release_idle_beside, trim_pages
+from gpumem._native.arena.release cimport release_idle_beside, trim_pages
 from gpumem._native.arena.spans cimport spans_settle, spans_trim
 from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
 from gpumem._native.arena.thread_cache cimport caches_flush

@@ -5,7 +5,8 @@ from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.arena cimport arenas_release_retired
 from gpumem._native.arena.family cimport arena_drop, arena_retain
-from gpumem._native.arena.growth cimport memory_is_out, release_all_idle, shrink_may_help
+from gpumem._native.arena.growth cimport memory_is_out, shrink_may_help
+from gpumem._native.arena.release cimport release_all_idle
 from gpumem._native.arena.spans cimport (
     OF_ALL, OF_NOTHING, span_note, span_release, span_stamp, span_take, spans_poll, spans_sweep,
 )
