@@ -4,8 +4,9 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._buffer cimport Buffer
 from gpumem._core cimport Arena
-from gpumem._native.arena cimport arena_free, ARENA_OK
+from gpumem._native.arena cimport arena_free, ARENA_OK, move_clock
 from gpumem._native.driver.host cimport host_controls
+from gpumem._native.pages cimport budget_allows, budget_spend
 
 from gpumem._native.driver.host import (    # for the callers of this module
     advance_clock, capacity, device_count, imports_windows_handles, load,   # no-cython-lint
@@ -215,3 +216,14 @@ def block_handle(Buffer buffer not None):
 def free_block(Arena arena not None, uint64_t handle):
     """Free a block on the arena's first stream as a C caller does; False: the handle is stale."""
     return arena_free(arena.core, handle, 1) == ARENA_OK
+
+
+def spend_move_time(Arena arena not None, uint64_t nanoseconds):
+    """Let moves of an arena's pages have taken so much time; no other thread uses the arena."""
+    budget_allows(&arena.core.move_budget, move_clock(arena.core))      # adds what is saved up now
+    budget_spend(&arena.core.move_budget, nanoseconds)
+
+
+def saved_move_time(Arena arena not None):
+    """Return how many nanoseconds of moves were saved up at the latest look; below 0: overdrawn."""
+    return arena.core.move_budget.saved

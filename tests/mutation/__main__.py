@@ -36,6 +36,8 @@ CORE = (
     "gpumem/_native/arena/fast_path.pyx",
     "gpumem/_native/arena/slow_path.pyx",
     "gpumem/_native/arena/growth.pyx",
+    "gpumem/_native/arena/release.pyx",
+    "gpumem/_native/arena/release.pxd",
     "gpumem/_native/arena/bookkeeping.pyx",
     "gpumem/_native/arena/bookkeeping.pxd",
     "gpumem/_native/arena/types.pxd",

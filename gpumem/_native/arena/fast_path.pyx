@@ -11,7 +11,7 @@ from gpumem._native.arena.bookkeeping cimport (
     charge_padding, charge_request, count_out, counted_bytes, finish_allocate, table_free,
 )
 from gpumem._native.arena.debug_heap.heap cimport heap_free
-from gpumem._native.arena.release cimport release_retired
+from gpumem._native.arena.release cimport beyond_count_search, release_retired
 from gpumem._native.arena.streams cimport free_later, switch_needs_event
 from gpumem._native.arena.family cimport tag_now
 from gpumem._native.arena.thread_cache cimport (
@@ -84,7 +84,9 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
         cache_publish(arena, cache)
         cache_free_last(arena, cache)
         table = table_for(arena, nbytes)
-        index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
+        # Giving back needs the driver, too: then the slow path searches, with the same result.
+        if not beyond_count_search(arena):
+            index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
         if index != NIL:
             finish_allocate(arena, cache, table, index, block)
     lock_release(&arena.lock)

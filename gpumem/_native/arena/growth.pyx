@@ -8,7 +8,7 @@ from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_charge_region, arena_claim, arena_claim_region, arena_reconcile,
     arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved,
 )
-from gpumem._native.arena.release cimport release_idle_beside, release_memory_of
+from gpumem._native.arena.release cimport beyond_note, release_idle_beside, release_memory_of
 from gpumem._native.arena.streams cimport (
     allow_waits, cover_others, forget_waits, release_completed, share_rests, wait_behind,
 )
@@ -19,8 +19,9 @@ from gpumem._native.arena.types cimport (
     APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED,
     arena_in_use, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
     arena_reserved, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
-    family_held, is_graph_pool, LARGE_SPACE, last_refusal, PERSISTENT_SPACE, REUSE_NEVER,
-    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for, ThreadCache,
+    family_held, is_graph_pool, LARGE_SPACE, last_refusal, live_peak, move_clock, PERSISTENT_SPACE,
+    REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for, ThreadCache,
+    with_share,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,
@@ -532,6 +533,9 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         if space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch):
             arena.streams[demand.stream_slot].rest = True
         note_reserved(arena)
+        # What is prepared, for no stream yet, is there to stay.
+        if demand.stream_slot != SLOT_RELEASED:
+            beyond_note(arena, &plan, demand.live_peak)
         index[0] = plan.chunk
     else:
         if code != CUDA_SUCCESS:
@@ -642,18 +646,16 @@ cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil
 
 
 cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexcept nogil:
-    demand.live_peak = max(arena_in_use(arena) + demand.size, load64(&arena.stats.max_in_use),
-                           load64(&arena.block_peak))
+    demand.live_peak = max(arena_in_use(arena) + demand.size, live_peak(arena))
     demand.reserved = arena_reserved(arena)
     if space == &arena.spaces[PERSISTENT_SPACE]:
         demand.share_limit = demand.hard_limit      # nothing in it is idle for long
         return
-    demand.share_limit = min(demand.hard_limit, demand.live_peak + <uint64_t>(
-        <double>demand.live_peak * arena.settings.move_share))
-    # The clock is read only where something might move. A replay is faster than the program was.
+    demand.share_limit = min(demand.hard_limit, with_share(arena, demand.live_peak))
+    # The clock is read only where something might move.
     demand.spare_moves = (
         demand.reserved + demand.claim > demand.share_limit
-        and not budget_allows(&arena.move_budget, arena.replayed_at or arena.context.now()))
+        and not budget_allows(&arena.move_budget, move_clock(arena)))
 
 
 cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil:
@@ -683,7 +685,7 @@ cdef void release_beyond_share(ArenaCore* arena, uint64_t size) noexcept nogil:
     live = family_in_use(arena) + size
     reserved = family_held(arena)
     peak = max(load64(&root.family_peak), live)
-    if reserved + size > peak + <uint64_t>(<double>peak * arena.settings.move_share):
+    if reserved + size > with_share(arena, peak):
         release_idle_beside(arena, False)
 
 
@@ -739,5 +741,3 @@ cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) 
     if status == ARENA_OK:
         address[0] = table.chunks[index].address
     return status
-
-

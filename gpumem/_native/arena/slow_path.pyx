@@ -13,7 +13,10 @@ from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
     allocate_lower, grow, memory_is_out, miss_may_wait, shrink_may_help,
 )
-from gpumem._native.arena.release cimport holds_back, release_all_idle, release_retired
+from gpumem._native.arena.release cimport (
+    beyond_count_search, beyond_release, beyond_is_due, holds_back, release_all_idle,
+    release_retired,
+)
 from gpumem._native.arena.streams cimport (
     allocate_behind, find_idle, release_completed, switch_stream, wait_for_streams,
 )
@@ -174,6 +177,7 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
         lock_release(&arena.lock)
         return ARENA_CLOSED
     cache_publish(arena, cache)         # before the table changes, so that the peak is exact
+    beyond_count_search(arena)
     if unfinished:
         index = allocate_behind(arena, table, nbytes, stream_slot, &refused)
     else:
@@ -217,6 +221,10 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
                                allocate_charged, block)
     else:
         status = allocate_charged(arena, nbytes, stream_slot, flags, block)
+    # Not in a capture: its graph may use what is idle now.
+    if (beyond_is_due(arena) and status == ARENA_OK
+            and not stream_slot_captures(arena, stream_slot)):
+        beyond_release(arena)
     if not is_recorded(&arena.events):
         return status
     if status == ARENA_OK:

@@ -41,6 +41,8 @@ cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Polls the event of every other stream once; what has completed becomes free for every stream,
 # pending-free blocks for their own.
 cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil
+# With the lock: how many streams have freed memory that is not free for every stream?
+cdef uint32_t streams_with_free(const ArenaCore* arena) noexcept nogil
 cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil
 # What threads have cached, and what no stream is at work with any more, becomes free for every
 # stream, so that regions and pages without a block are seen to be idle.

@@ -220,6 +220,19 @@ cdef struct ArenaSpan:
     Lock lock               # of `views`
     SpanView* views
 
+# Memory that a paged arena made beyond its share of the live peak, because the time for moving was
+# used up. Idle memory goes back for it once there is time, in rounds. Arena lock; times are
+# readings of move_clock, in ns.
+cdef struct BeyondShare:
+    uint64_t nbytes         # made, and not given back since
+    uint64_t since          # from then on no more was made, and the live peak, `peak` then, has not
+    uint64_t peak           # risen by more than the share; and no round ended
+    uint64_t pause          # how long that has to last before a round begins
+    uint64_t step           # bytes that a round may give back
+    uint64_t left           # of them in this round
+    uint64_t released_at    # when some went back, if no more was made since; 0: never
+    uint32_t looks          # of this round
+
 # What the fast path reads without the lock comes first; a cache line apart, what threads change.
 cdef struct ArenaCore:
     uint64_t serial         # of this arena, never used again
@@ -238,6 +251,7 @@ cdef struct ArenaCore:
     Lock grow_lock
     Lock caches_lock
     uint32_t last_stream    # slot served last
+    uint32_t searches_left  # of the table until `beyond` is looked at; 1: now; 0: nothing is beyond
     ThreadCache* caches
     uint64_t cached_bytes   # bytes in caches, which the tables count as used
     int32_t references      # the Arena object and every lease (atomic)
@@ -246,6 +260,7 @@ cdef struct ArenaCore:
     Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
     Space spaces[SPACES]    # of a paged arena: where the blocks of these three live
     MoveBudget move_budget
+    BeyondShare beyond
     uint64_t replayed_at    # ns of the time of the trace that a replay runs; 0: none does
     BudgetCore* held_account    # of the budget that what it holds is charged to; NULL: none
     BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none
@@ -330,6 +345,18 @@ cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
     # Persistent regions are cut from pages: what those have besides counts too.
     return (load64(&arena.table.reserved) + load64(&arena.small.reserved)
             + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))
+
+cdef inline uint64_t live_peak(const ArenaCore* arena) noexcept nogil:
+    # In bytes, of blocks alone.
+    return max(load64(&arena.stats.max_in_use), load64(&arena.block_peak))
+
+cdef inline uint64_t with_share(const ArenaCore* arena, uint64_t peak) noexcept nogil:
+    # What may be reserved for this live peak before idle pages move.
+    return peak + <uint64_t>(<double>peak * arena.settings.move_share)
+
+cdef inline uint64_t move_clock(const ArenaCore* arena) noexcept nogil:
+    # In ns; of the trace where one is replayed, as a replay is faster than the program was.
+    return arena.replayed_at or arena.context.now()
 
 cdef inline uint64_t arena_reserved_now(const ArenaCore* arena) noexcept nogil:
     # What the driver has given it now: of a sleeping arena's pages nothing.

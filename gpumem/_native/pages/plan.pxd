@@ -11,6 +11,8 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
 # driver call, and no grow lock. Its chunk; NIL: there is no such place.
 cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
                                    uint64_t below) noexcept nogil
-# Plans to give every page back that is idle and has no queued work; execute and finish as any.
-cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil
+# Plans to give back pages that are idle and have no queued work: at most so many, of at most so
+# many bytes together. Execute and finish as any.
+cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
+                          uint64_t nbytes) noexcept nogil
 cdef void plan_free(Plan* plan) noexcept nogil

@@ -240,6 +240,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     if demand.spare_moves and (
             demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit):
         sum_add(&space.spared, 1)
+        plan.spares = True
         return plan_create(space, plan, at, granules, demand)
     # 3. Move an idle page here: driver calls, but no more memory.
     chosen = longest_idle(space, plan, wanted, begin, end)
@@ -350,6 +351,8 @@ cdef uint32_t plan_create(Space* space, Plan* plan, uint32_t at, uint32_t granul
     view_set(space, at, granules, index)
     space.physical += bytes_of(page)
     demand.reserved += bytes_of(page)
+    if demand.reserved > demand.share_limit:
+        plan.beyond_share += min(bytes_of(page), demand.reserved - demand.share_limit)
     return granules
 
 
@@ -400,7 +403,8 @@ cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand)
     demand.reserved -= bytes_of(page)
 
 
-cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
+cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
+                          uint64_t nbytes) noexcept nogil:
     # SLOT_RELEASED: idle for every stream, since no stream's order protects an unmapped page.
     cdef Demand demand
     cdef uint32_t i
@@ -413,7 +417,9 @@ cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
         return False
     drop_retired(space, plan)
     for i in range(space.page_count):
-        if is_releasable(space, i, 0, 0):
+        if (plan.moves < pages and bytes_of(&space.page[i]) <= nbytes
+                and is_releasable(space, i, 0, 0)):
+            nbytes -= bytes_of(&space.page[i])
             plan_release(space, plan, i, &demand)
     return plan.count != 0
 

@@ -70,6 +70,8 @@ cdef struct MoveBudget:
 
 cdef void budget_init(MoveBudget* budget, double share) noexcept nogil
 cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil
+# Is half of it saved up? Then there is time for what can wait.
+cdef bint budget_rested(MoveBudget* budget, uint64_t now) noexcept nogil
 cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
 
 

@@ -406,6 +406,10 @@ cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil:
     return budget.saved > 0
 
 
+cdef bint budget_rested(MoveBudget* budget, uint64_t now) noexcept nogil:
+    return budget_allows(budget, now) and (budget.share >= 1 or budget.saved * 2 >= SAVED_NS)
+
+
 cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
     budget.saved -= <double>nanoseconds     # below zero: nothing moves until it has filled
 

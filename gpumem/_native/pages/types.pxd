@@ -139,6 +139,8 @@ cdef struct Plan:
     Action* actions
     uint32_t count
     bint over_limit             # not to be carried out: it needs more than the hard limit
+    bint spares                 # some are made for lack of time to move any
+    uint64_t beyond_share       # bytes of new pages that pass the share limit
     uint32_t creates            # how many of the actions make a page
     uint32_t moves              # how many move or release one
     uint64_t move_ns            # what those took at the driver
