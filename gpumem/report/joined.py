@@ -57,6 +57,7 @@ def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> No
         facts = page.facts_of(path)
         runs: list[dict[str, Any]] = facts["runs"] if facts.get("job") == job else []
         runs += added
+        runs.sort(key=lambda run: (len(run["label"]), run["label"]))  # rank 2 before rank 10
         shown = max(range(len(runs)), key=lambda n: runs[n]["figures"]["peak_live_bytes"])
         facts = {"runs": runs, "shown": shown, "job": job}
         page.write_page(path, page.page(path.stem, gpumem.__version__, facts))
