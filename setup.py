@@ -226,7 +226,7 @@ class Wheel(bdist_wheel):
 
     auditwheel reads which symbols of the C library the modules use, and writes the oldest version
     that has them into the name, as manylinux_2_34. Without it the name says "linux", which package
-    indexes refuse.
+    indexes refuse and pip installs.
     """
 
     def run(self) -> None:
@@ -234,13 +234,22 @@ class Wheel(bdist_wheel):
         super().run()
         if SANITIZED or not (importlib.util.find_spec("auditwheel") and shutil.which("patchelf")):
             return
-        made = Path(self.distribution.dist_files[-1][2])
-        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-            command = [sys.executable, "-m", "auditwheel", "repair", "-w", folder, str(made)]
-            subprocess.run(command, check=True)
-            (repaired,) = Path(folder).glob("*.whl")
-            made.unlink()
-            repaired.rename(made.with_name(repaired.name))
+        name_its_linux(Path(self.distribution.dist_files[-1][2]))
+
+
+def name_its_linux(made: Path) -> None:
+    """Replace a wheel by the one that auditwheel makes of it, or leave it if auditwheel refuses.
+
+    It refuses where the C library is newer than those it knows; the wheel runs on this machine.
+    """
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+        command = [sys.executable, "-m", "auditwheel", "repair", "-w", folder, str(made)]
+        if subprocess.run(command, check=False).returncode:
+            print(f"{made.name} is for this machine: auditwheel refuses it", file=sys.stderr)
+            return
+        (repaired,) = Path(folder).glob("*.whl")
+        made.unlink()
+        repaired.rename(made.with_name(repaired.name))
 
 
 class BuildModules(build_ext):

@@ -129,6 +129,28 @@ def test_module_made_before_setup_py_changed_is_made_anew(script, modules, tmp_p
     assert not script["is_outdated"](module)
 
 
+@pytest.mark.parametrize(
+    ("does", "platform"),
+    [
+        ("open(sys.argv[3] + '/a-manylinux_2_34_x86_64.whl', 'w')", "manylinux_2_34_x86_64"),
+        ("sys.exit('too-recent versioned symbols')", "linux_x86_64"),
+    ],
+    ids=["renamed", "refused"],
+)
+def test_wheel_that_auditwheel_refuses_keeps_its_name(
+    script, tmp_path, monkeypatch, does, platform
+):
+    stand_in = tmp_path / "modules" / "auditwheel" / "__main__.py"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.write_text(f"import sys; {does}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    made = tmp_path / "a-linux_x86_64.whl"
+    made.touch()
+    script["name_its_linux"](made)
+    assert [path.name for path in tmp_path.glob("*.whl")] == [f"a-{platform}.whl"]
+    assert len(list(tmp_path.iterdir())) == 2  # no folder is left
+
+
 def test_source_archives_of_equal_files_are_equal(script, tmp_path, monkeypatch):
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     found = []
