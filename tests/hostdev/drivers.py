@@ -13,6 +13,7 @@ import threading
 BLOCK = 2 << 20
 NON_BLOCKING = 1
 DISABLE_TIMING = 2
+LEGACY_STREAM = 1
 GEQ, EQ, AND, NOR = 0, 1, 2, 3
 
 
@@ -117,7 +118,9 @@ class Driver:
     # ---- bytes ----
 
     def write(self, pointer: int, data: bytes) -> None:
+        # A GPU's copy of so little returns when the data is read, perhaps before it has arrived.
         self.cuMemcpyHtoD(pointer, data, len(data))
+        self.cuStreamSynchronize(LEGACY_STREAM)
 
     def read(self, pointer: int, size: int) -> bytes:
         buffer = bytearray(size)
