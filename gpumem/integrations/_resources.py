@@ -106,7 +106,7 @@ class Resources:
             )
         memory = resource.memory
         if memory.device.type != self._type or memory.kind not in self._kinds:
-            accepted = " or ".join(kind.name for kind in self._kinds)
+            accepted = " or ".join(kind.name.lower() for kind in self._kinds)
             hint = ""
             if memory.device.type == "host":
                 hint = (

@@ -45,8 +45,8 @@ def script(tmp_path, body, name="script.py"):
     return path
 
 
-def answer(done):
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+def answer(done, *told):
+    assert (done.returncode, done.stderr.splitlines()) == (0, list(told)), done.stderr
     return json.loads(done.stdout)
 
 
@@ -174,7 +174,7 @@ def test_page_has_a_run_of_each_process_that_allocated(gpumem, tmp_path):
     )
     out = tmp_path / "out.html"
     for _ in range(2):  # the second one's page replaces the first one's
-        parent, child = answer(gpumem("--report", "out.html", path))
+        parent, child = answer(gpumem("--report", "out.html", path), f"gpumem: wrote {out}")
         assert runs_of(out) == {f"process {child}": 5000, f"process {parent}": 1000}
         os.rmdir("elsewhere")
     facts = page.facts_of(out)
@@ -225,7 +225,9 @@ def test_report_without_an_enabled_pytorch_shows_the_programs_own_arenas(gpumem,
     body = "import torch, gpumem; gpumem.Arena('host').allocate({})"
     done = gpumem("--report", "out.html", script(tmp_path, body.format(5000)))
     assert done.returncode == 0
-    assert done.stderr.count("\n") == 1  # not enabled
+    first, second = done.stderr.splitlines()
+    assert first.startswith("gpumem: not enabled for PyTorch: ")
+    assert second == f"gpumem: wrote {tmp_path / 'out.html'}"
     assert "<html" in (tmp_path / "out.html").read_text()
     done = gpumem("--report", "none.html", script(tmp_path, body.format(0)))
     assert not (tmp_path / "none.html").exists()
@@ -238,8 +240,19 @@ def test_report_shows_the_arenas_of_a_program_without_pytorch(gpumem, tmp_path):
         "out.html",
         script(tmp_path, "import gpumem; kept = gpumem.Arena('host').allocate(5000)"),
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"gpumem: wrote {tmp_path / 'out.html'}\n")
     assert "<html" in (tmp_path / "out.html").read_text()
+
+
+def test_process_that_ends_before_its_launcher_does_not_tell_of_the_page(gpumem, tmp_path):
+    body = "import {} gpumem; kept = gpumem.Arena('host').allocate({})"
+    script(tmp_path, body.format("", 5000), "child.py")
+    launch = "; import subprocess; subprocess.run([sys.executable, 'child.py'])"
+    for needed in (0, 1000):  # one that allocates nothing tells of it too
+        path = script(tmp_path, body.format("torch,", needed) + launch)
+        done = gpumem("--report", "out.html", path)
+        lines = [line for line in done.stderr.splitlines() if "wrote" in line]
+        assert lines == [f"gpumem: wrote {tmp_path / 'out.html'}"]
 
 
 def test_missing_report_of_a_program_without_pytorch_and_gpumem_is_told(gpumem, tmp_path):

@@ -59,7 +59,7 @@ def test_equal_resource_choices_compare_equal(arena):
 
 
 def test_host_memory_is_refused_for_a_device(arena):
-    with pytest.raises(ConfigError, match=r"CuPy needs DEVICE or .* such as cuda:0; without a GPU"):
+    with pytest.raises(ConfigError, match=r"CuPy needs device or .* such as cuda:0; without a GPU"):
         Resources("CuPy", arena)
 
 

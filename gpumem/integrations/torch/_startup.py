@@ -92,6 +92,7 @@ def _write(recording: observe.Recording, options: Options) -> None:
     from gpumem.report import joined
 
     page = Path(options.report)
+    started = os.getpid() == options.process  # mostly the last one to end
     try:
         recording.stop()
         with warnings.catch_warnings():
@@ -99,14 +100,18 @@ def _write(recording: observe.Recording, options: Options) -> None:
             joined.add_runs(recording._traces(None), page, job=options.job(), label=_label())
     except TraceError:
         # A launcher and its helpers have PyTorch enabled and allocate nothing: that is no news.
-        alone = os.getpid() == options.process and joined.job_of(page) != options.job()
-        if alone and not torch.status().enabled:
-            _tell(
-                f"{page}: not written: nothing was allocated through gpumem; without a "
-                "GPU, a page shows the arenas that the program makes itself"
-            )
+        if started and joined.job_of(page) != options.job():
+            if not torch.status().enabled:
+                _tell(
+                    f"{page}: not written: nothing was allocated through gpumem; without a "
+                    "GPU, a page shows the arenas that the program makes itself"
+                )
+            return
     except OSError as error:
         _tell(f"{page}: cannot be written: {error.strerror}")
+        return
+    if started:
+        _tell(f"wrote {page}")
 
 
 def _label() -> str:
