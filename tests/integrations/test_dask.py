@@ -518,7 +518,7 @@ def test_worker_is_set_up_once_and_torn_down_to_what_it_was():
 
 def test_library_that_cannot_be_enabled_leaves_the_worker_as_it_was():
     worker = FakeWorker()
-    with pytest.raises(ConfigError, match="RMM needs DEVICE"):
+    with pytest.raises(ConfigError, match="RMM needs device"):
         _worker.setup(worker, _worker.Settings("host", MIB, enable=("rmm",)))
     assert _worker.current() is None
     assert worker.metrics == {}
