@@ -668,9 +668,13 @@ cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
 
 cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil:
     # Each by an event behind its frees. A stream that cannot be named any more, by the device.
+    # Streams that other threads name meanwhile are not waited for.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
-    cdef uint32_t stream_slot
-    for stream_slot in range(1, arena.table.stream_slot_count):
+    cdef uint32_t count, stream_slot
+    lock_acquire(&arena.lock)
+    count = arena.table.stream_slot_count
+    lock_release(&arena.lock)
+    for stream_slot in range(1, count):
         wait_for_stream(arena, stream_slot, interrupted)
         if interrupted != NULL and interrupted[0]:
             break
