@@ -417,7 +417,9 @@ cdef object device_of_stream(object stream):
         number = getattr(holder, attribute, None)       # the last is CuPy's; -1: it does not know
         if isinstance(number, int) and number >= 0:
             return Device(f"cuda:{number}")
-    if hasattr(stream, "__index__") or sum(each.type == "cuda" for each in devices()) != 1:
+    if stream is None or hasattr(stream, "__index__"):
+        return None
+    if sum(each.type == "cuda" for each in devices()) != 1:
         return None
     _native_handle(stream)      # raises for anything but a stream
     return Device("cuda:0")     # only CUDA's streams have objects of other libraries

@@ -13,8 +13,8 @@ from gpumem._buffer cimport (
 )
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
-    ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
-    slot_drop, slot_retain, span_close, span_commit, span_drop, span_is_held, span_open,
+    ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
+    room_for_streams, slot_drop, slot_retain, span_close, span_commit, span_drop, span_is_held, span_open,
     span_record, span_release, span_view, span_view_end, SpanView,
 )
 from gpumem._native.driver cimport DriverDevice
@@ -24,7 +24,7 @@ from gpumem._resource.arena cimport (
 )
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.instances cimport forbid_instantiation
-from gpumem._support.lease cimport Lease, lease_create, Uses
+from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._support.process cimport raise_interrupt
 from gpumem._tensor.layout cimport (
     element_of, ElementType, layout_c_strides, layout_size, MAX_RANK, shape_from,
@@ -334,11 +334,12 @@ cdef class VirtualTensor:
         ((0, 4), (8, 10))
         """
         cdef uint64_t begin, end
+        cdef Uses* room = NULL
         self.read_rows(first, last, &begin, &end)
         with self.lock:
             self.require_usable()
             self.require_free(begin, end)
-            self.take_away(begin, end)
+            self.take_away(begin, end, &room)
 
     def resize(self, rows):
         """Commit the first `rows` rows, and release all behind them.
@@ -359,14 +360,22 @@ cdef class VirtualTensor:
         (((0, 4),), 4194304)
         """
         cdef uint64_t begin, end
+        cdef Uses* room
         self.read_rows(0, rows, &begin, &end)
         with self.lock:
             self.require_usable()
             self.require_free(end, self.max_rows)
-        self.bring(begin, end)
-        with self.lock:
-            self.require_free(end, self.max_rows)
-            self.take_away(end, self.max_rows)
+        # Before rows are committed, so that the release behind them does not fail for it.
+        room = room_for_streams(self.span, NULL)
+        if room == NULL:
+            raise_status(self.arena, 0, 0, self.slot, ARENA_NO_METADATA)
+        try:
+            self.bring(begin, end)
+            with self.lock:
+                self.require_free(end, self.max_rows)
+                self.take_away(end, self.max_rows, &room)
+        finally:
+            uses_free(room)
 
     cdef int bring(self, uint64_t first, uint64_t last) except -1:
         cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
@@ -400,8 +409,10 @@ cdef class VirtualTensor:
         tell_errors(errors)
         return 0
 
-    cdef int take_away(self, uint64_t first, uint64_t last) except -1:
-        # Of the pages that the rows lie in, the first and the last may have others.
+    cdef int take_away(self, uint64_t first, uint64_t last, Uses** room) except -1:
+        # Of the pages that the rows lie in, the first and the last may have others. Takes the room,
+        # if there is some.
+        cdef Uses* taken
         cdef list edges = list(self.edges)
         cdef uint32_t begin, end, ahead, ahead_end
         cdef uint64_t behind
@@ -416,8 +427,10 @@ cdef class VirtualTensor:
         behind = edges[len(edges) - 1] if edges else 0
         ahead = self.page_behind(behind)
         ahead_end = self.page_behind(min(behind + self.ahead, self.max_rows))
+        taken = room[0]
+        room[0] = NULL
         with nogil:
-            status = span_release(self.span, begin, end, ahead, ahead_end)
+            status = span_release(self.span, begin, end, ahead, ahead_end, taken)
         if status != ARENA_OK:
             raise_status(self.arena, 0, 0, self.slot, status)
         self.edges = edges

@@ -107,16 +107,22 @@ def test_attention_over_moved_blocks_is_that_of_before(arena):
     pool.free(np.delete(blocks, np.s_[::16]))
     query = torch.randn(1, 8, 1, 64, device="cuda", dtype=torch.float16)
 
-    def attend(table):
-        picked = (rows[table].reshape(1, -1, 8, 64).transpose(1, 2) for rows in (keys, values))
+    def picked(table):
+        return [rows[table].reshape(1, -1, 8, 64).transpose(1, 2) for rows in (keys, values)]
+
+    def attend(picked):
         return torch.nn.functional.scaled_dot_product_attention(query, *picked)
 
     kept = blocks[::16]
-    before = attend(kept)
+    at_first = picked(kept)
+    before = attend(at_first)
     moves = pool.compact()
     for rows in (keys, values):
         rows[moves[:, 1]] = rows[moves[:, 0]]
     there = dict(moves.tolist())
     pool.moved(moves)
     assert pool.floor_nbytes == sum(t.used_nbytes for t in tensors)
-    assert torch.equal(attend([there.get(int(block), int(block)) for block in kept]), before)
+    moved = picked([there.get(int(block), int(block)) for block in kept])
+    assert all(map(torch.equal, moved, at_first))
+    # cuDNN's attention differs in the last bit now and then, also of the same memory.
+    assert torch.allclose(attend(moved), before, atol=1e-4)

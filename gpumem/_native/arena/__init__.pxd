@@ -38,7 +38,7 @@ from gpumem._native.arena.metadata_copy cimport (
 )
 from gpumem._native.arena.planned cimport arena_place_fast, arena_place_slow, arena_places_init
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
-from gpumem._native.arena.spans cimport span_release
+from gpumem._native.arena.spans cimport room_for_streams, span_release
 from gpumem._native.arena.streams cimport (
     arena_record, arena_reset_stream, arena_stream, slot_drop, slot_retain,
 )

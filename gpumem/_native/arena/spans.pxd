@@ -17,9 +17,11 @@ from gpumem._support.lease cimport Uses
 # With the grow lock: memory for pages [first, last), of which those up to `spare` come into use.
 cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil
 # Pages [first, last) leave, and spare ones wherever they are; those of [spare, spare_end) become or
-# stay spare. Gives back what can go at once.
+# stay spare. Gives back what can go at once. Takes `room`, which may be NULL.
 cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
-                      uint32_t spare_end) noexcept nogil
+                      uint32_t spare_end, Uses* room) noexcept nogil
+# Room that a release needs, made of `uses` or anew; NULL, and `uses` is freed: out of host memory.
+cdef Uses* room_for_streams(ArenaSpan* span, Uses* uses) noexcept nogil
 
 # With the grow lock: lets spare pages leave, and gives back those whose work is done; the bytes.
 cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil

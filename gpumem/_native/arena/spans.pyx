@@ -107,10 +107,10 @@ cdef void count_spans(ArenaCore* arena) noexcept nogil:
 # ---- less ----------------------------------------------------------------------------------------
 
 cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
-                      uint32_t spare_end) noexcept nogil:
+                      uint32_t spare_end, Uses* room) noexcept nogil:
     # Host memory first: nothing is changed without it.
     cdef ArenaCore* arena = span.arena
-    cdef Uses* uses = room_for_streams(span)
+    cdef Uses* uses = room_for_streams(span, room)
     cdef CUstreamCaptureMode mode
     cdef uint64_t used
     if uses == NULL:
@@ -132,13 +132,16 @@ cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t s
     return ARENA_OK
 
 
-cdef Uses* room_for_streams(ArenaSpan* span) noexcept nogil:
-    # For every stream of the span; a stamp takes those that use what leaves. NULL: out of host
-    # memory.
-    cdef Uses* uses = NULL
+cdef Uses* room_for_streams(ArenaSpan* span, Uses* uses) noexcept nogil:
+    # For every stream of the span; a stamp takes those that use what leaves. `uses`: room that was
+    # made earlier, or NULL. Returns NULL, and frees it, where the host has no memory.
+    cdef bint is_ready
     lock_acquire(&span.arena.lock)
-    uses_reserve(&uses, span.note_count + 1)
+    is_ready = uses_reserve(&uses, span.note_count + 1)
     lock_release(&span.arena.lock)
+    if not is_ready:
+        uses_free(uses)
+        uses = NULL
     return uses
 
 
@@ -208,7 +211,7 @@ cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil:
     cdef Uses* uses
     while span != NULL:
         # Without host memory for it, spare pages stay.
-        uses = room_for_streams(span)
+        uses = room_for_streams(span, NULL)
         if uses != NULL and leave(span, 0, 0, 0, 0, span.releases + 1):
             lock_acquire(&arena.lock)
             span_stamp(span, uses, OF_PAGES)

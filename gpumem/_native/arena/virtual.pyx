@@ -110,7 +110,7 @@ cdef int span_close(ArenaSpan* span) noexcept nogil:
         return ARENA_IN_USE
     store32(&span.closed, True)
     lock_release(&span.lock)
-    status = span_release(span, 0, span.pages.count, 0, 0)
+    status = span_release(span, 0, span.pages.count, 0, 0, NULL)
     if status == ARENA_OK:
         count_add(&span.arena.live_spans, -1)
     else:
