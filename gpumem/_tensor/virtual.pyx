@@ -14,8 +14,8 @@ from gpumem._buffer cimport (
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
-    room_for_streams, slot_drop, slot_retain, span_close, span_commit, span_drop, span_is_held, span_open,
-    span_record, span_release, span_view, span_view_end, SpanView,
+    room_for_streams, slot_drop, slot_retain, span_close, span_commit, span_drop, span_is_held,
+    span_open, span_record, span_release, span_view, span_view_end, SpanView,
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
