@@ -6,7 +6,7 @@ from threading import Lock
 
 cimport cython
 from cpython.exc cimport PyErr_Occurred
-from libc.errno cimport EBUSY
+from libc.errno cimport EBUSY, ENOMEM
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport strerror
 
@@ -393,4 +393,6 @@ cdef int raise_refusal(int code, object resource) except -1:
     if code == EBUSY:
         which = "a resource" if resource is None else repr(resource)
         raise InUseError(f"{which} is being recorded already: one recording at a time")
+    if code == ENOMEM:
+        raise MemoryError("out of host memory while attaching a recording")
     raise OSError(code, (<bytes>strerror(code)).decode())

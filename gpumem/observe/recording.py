@@ -204,17 +204,17 @@ class Recording:
         OSError
             The file cannot be cut behind its last event; its events can be read all the same.
         """
-        self._stop(keep_live=True)
-
-    def _stop(self, *, keep_live: bool) -> None:
         if not self._handle.running:
             return
         # Before the end: blocks have their tags only while something is recorded.
-        live = self._live_now() if keep_live else None
+        live = self._live_now()
         self._handle.end()
         if self._slots:
             self._taken = self.events()
             self._live = live if live is not None and self._covers(live) else None
+        self._finish_file()
+
+    def _finish_file(self) -> None:
         try:
             if self._file >= 0:
                 self._handle.finish_file()
@@ -278,9 +278,11 @@ class Recording:
             self._file = -1
 
     def __del__(self) -> None:
-        if hasattr(self, "_handle"):
+        # Nobody can read the ring's events any more, and NumPy may be gone.
+        if hasattr(self, "_handle") and self._handle.running:
+            self._handle.end()
             with contextlib.suppress(OSError):
-                self._stop(keep_live=False)
+                self._finish_file()
 
 
 def record(
@@ -328,6 +330,8 @@ def record(
         A resource is being recorded already, or another recording writes into the file.
     OSError
         The file cannot be made, or the disk is full.
+    MemoryError
+        The host has no memory for the ring, or to attach the recording.
 
     Notes
     -----

@@ -64,6 +64,18 @@ builtins.kept = [gpumem.Arena("host").allocate(10), gpumem.Stream("host")]
 """)
 
 
+def test_exit_with_a_recording_in_a_cycle():
+    """It ends after NumPy's modules are gone."""
+    ends_quietly("""
+from gpumem import observe
+class Holder: pass
+holder = Holder()
+holder.all = [holder, observe.record(arena, capacity=64)]
+sys.modules["holder"] = holder
+arena.allocate(100)
+""")
+
+
 def test_exit_with_queued_work():
     ends_quietly("""
 for _ in range(100):
