@@ -1,4 +1,4 @@
-"""Runs a scenario once for every driver call and error, and compares what is left of each run."""
+"""Runs a scenario once for every call and error, and compares what is left of each run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gpumem._testing import host_device
 from ..helpers.descriptors import open_descriptors
 from ..helpers.given_out import bring_to_rest, given_out
 from ..helpers.threads import in_a_thread
-from .stage import Fault, Stage, Wrong
+from .kinds import DriverCalls, Fault, Kind
+from .stage import Stage, Wrong
 
 # What a refusal of these functions may leave with the driver: it has no memory, nothing refers to
 # it, and a driver that refuses such a call has lost its context.
@@ -54,19 +55,21 @@ def search(
     errors_of: Callable[[int], Iterable[int]],
     choose: Callable[[int], Iterable[int]] = lambda total: count(1),
     tell: Callable[[str], None] = lambda text: None,
+    kind: Kind | None = None,
 ) -> Outcome:
-    """Let each driver call fail that `choose` names, given how many there are.
+    """Let each call fail that `choose` names, given how many there are.
 
     By default these are call 1, call 2, ..., until a run has no such call.
     """
     outcome = Outcome()
+    kind = kind or DriverCalls()
     for _ in range(2):  # what is made once per process is there from now on
-        stage, _problem = perform(scenario, None, seed)
+        stage, _problem = perform(scenario, None, seed, kind)
         expected = left()
     for number in choose(stage.calls):
         for error in errors_of(number):
             tell(f"call {number}, error {error}")
-            stage, problem = perform(scenario, Fault(number, error), seed)
+            stage, problem = perform(scenario, Fault(number, error), seed, kind)
             found = left()
             outcome.note(stage, problem or leaked(stage, expected, found))
             expected = found
@@ -76,20 +79,22 @@ def search(
     return outcome
 
 
-def perform(scenario: Scenario, fault: Fault | None, seed: int) -> tuple[Stage, str | None]:
+def perform(
+    scenario: Scenario, fault: Fault | None, seed: int, kind: Kind
+) -> tuple[Stage, str | None]:
     """Run once, in a thread of its own: a pop that fails leaves its context on the stack."""
-    stage = Stage(fault, random.Random(seed))
+    stage = Stage(fault, random.Random(seed), kind)
     problem = None
     try:
         in_a_thread(lambda: scenario(stage))
     except Exception as error:
         if fault is None:
             raise
-        kind = "" if isinstance(error, Wrong) else f"{type(error).__name__}: "
-        problem = f"{kind}{error}"
+        name = "" if isinstance(error, Wrong) else f"{type(error).__name__}: "
+        problem = f"{name}{error}"
         error.__traceback__ = error.__cause__ = error.__context__ = None
     finally:
-        host_device.clear_faults()
+        kind.disarm()
         stage.held.clear()
         stage.resources.clear()
     return stage, problem

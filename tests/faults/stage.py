@@ -1,4 +1,4 @@
-"""Performs a scenario's operations, lets one driver call fail, and compares before and after."""
+"""Performs a scenario's operations, lets one call fail, and compares before and after."""
 
 from __future__ import annotations
 
@@ -10,33 +10,12 @@ from typing import Any, TypeVar
 
 import gpumem
 from gpumem._testing import host_device
-from gpumem.errors import (
-    BadHandleError,
-    BudgetExceededError,
-    ConfigError,
-    DriverError,
-    OutOfMemoryError,
-    UnsupportedHandleTypeError,
-)
+
+from .kinds import DriverCalls, Fault, Kind
 
 EDGE = 64  # bytes at either end of a block that are written and compared
-INVALID_VALUE, OUT_OF_MEMORY = 1, 2
-ERRORS = {
-    "OUT_OF_MEMORY": OUT_OF_MEMORY,
-    "INVALID_VALUE": INVALID_VALUE,
-    "NOT_SUPPORTED": 801,
-    "UNKNOWN": 999,
-}
 
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """The driver call of a scenario that fails, from 1, and the driver's error."""
-
-    call: int
-    error: int
 
 
 @dataclass
@@ -44,7 +23,7 @@ class Happened:
     """What a fault led to."""
 
     step: str
-    function: str  # of the driver
+    function: str  # that failed
     raised: str | None  # class of the error; None: the operation succeeded all the same
 
 
@@ -73,7 +52,8 @@ class Stage:
 
     fault: Fault | None
     rng: random.Random
-    calls: int = 0  # of the driver, by operations so far
+    kind: Kind = field(default_factory=DriverCalls)
+    calls: int = 0  # that could fail, by operations so far
     happened: Happened | None = None
     resources: list[Any] = field(default_factory=list)
     budgets: list[gpumem.Budget] = field(default_factory=list)
@@ -122,18 +102,18 @@ class Stage:
     def _under_fault(
         self, step: str, operation: Callable[..., Made], *arguments: Any, **named: Any
     ) -> Made:
-        count = _driver_calls()
+        count = self.kind.count()
         due = self.fault.call - self.calls if self.fault and not self.happened else 0
         if due > 0:
             assert self.fault
-            host_device.fail(None, due, self.fault.error)
+            self.kind.arm(due, self.fault.error)
         try:
             return operation(*arguments, **named)
         finally:
-            if due > 0 and (function := host_device.last_fault()):
+            if due > 0 and (function := self.kind.failed()):
                 self.happened = Happened(step, function, None)
-            host_device.clear_faults()
-            self.calls += _driver_calls() - count
+            self.kind.disarm()
+            self.calls += self.kind.count() - count
 
     # ---- blocks ----
 
@@ -213,25 +193,5 @@ class Stage:
             raise error
         assert self.fault
         self.happened.raised = type(error).__name__
-        if isinstance(error, DriverError):
-            explained = error.code == self.fault.error
-        elif isinstance(error, OutOfMemoryError):
-            # What relieves a budget may have failed; then the budget is exceeded.
-            of_budget = isinstance(error, BudgetExceededError)
-            explained = self.fault.error == OUT_OF_MEMORY or of_budget
-        elif isinstance(error, ConfigError | UnsupportedHandleTypeError | BadHandleError):
-            # The driver was asked what the device can, or what a handle stands for; INVALID_VALUE
-            # is its answer about an attribute that it does not know, which means no.
-            asked = self.happened.function == "cuDeviceGetAttribute"
-            explained = f"({self.fault.error})" in str(error) or (
-                asked and self.fault.error == INVALID_VALUE
-            )
-        else:
-            explained = False
-        if not explained:
+        if not self.kind.explains(error, self.happened.function, self.fault.error):
             raise Wrong(f"{step}: {self.happened.function}: not this error: {error!r}") from error
-
-
-def _driver_calls() -> int:
-    texts = sum(map(host_device.call_count, ("cuGetErrorName", "cuGetErrorString")))
-    return host_device.call_count() - texts  # a fault of "any" call leaves these out

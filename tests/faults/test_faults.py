@@ -1,5 +1,8 @@
-"""Driver calls of each scenario fail, with one error or another; planted faults are found."""
+"""Calls of each scenario fail, with one error or another; planted faults are found."""
 
+import ctypes
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +24,8 @@ SCENARIOS = (
     "debugging",
     "budgets",
     "adapted",
+    "planned",
+    "external",
 )
 
 PLANTED = """
@@ -88,6 +93,19 @@ def test_program_survives_a_failure_of_any_driver_call(rng, scenario):
     seed = str(rng.randrange(1 << 32))
     short = ("--once", "--sample", "120")
     done = run("-m", "tests.faults", *short, "--scenario", scenario, "--seed", seed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" 0 problems\n")
+
+
+@pytest.mark.skipif(
+    shutil.which("gcc") is None
+    or not hasattr(ctypes.CDLL(None), "__libc_malloc")
+    or "LD_PRELOAD" in os.environ,
+    reason="the C library's malloc cannot be replaced: no gcc, not glibc, or replaced already",
+)
+def test_programs_survive_a_failure_of_any_call_for_host_memory(rng):
+    seed = str(rng.randrange(1 << 32))
+    done = run("-m", "tests.faults", "--kind", "heap", "--sample", "10", "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 problems\n")
 

@@ -128,7 +128,11 @@ cdef class PlannedResource(MemoryResource):
         self.plan = plan
         self.upstream = upstream
         self.inner = block_arena(upstream, plan, stream_reuse)
-        self.read(plan)
+        try:
+            self.read(plan)
+        except BaseException:
+            self.inner.close()  # a caller that keeps the exception would keep the block
+            raise
 
     def __dealloc__(self):
         places_free(&self.places)
