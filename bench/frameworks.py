@@ -54,7 +54,10 @@ def cupy_empty() -> Timing:
 
 
 def torch_empty(device: str = "cuda") -> Timing:
-    """Make 1 MiB tensors in processes with one allocator each, in turn."""
+    """Make 1 MiB tensors in processes with one allocator each, in turn.
+
+    "full, one block" is gpumem's allocator with nothing behind it: every tensor has one address.
+    """
     if importlib.util.find_spec("torch") is None:
         raise ImportError("torch is not installed")
     request = {"do": "empty", "count": TORCH_BATCH}
@@ -65,7 +68,12 @@ def torch_empty(device: str = "cuda") -> Timing:
             if "error" in answer:
                 print(f"torch.empty, {name}: {answer['error']}", file=sys.stderr)
         children = [child for child in started if "error" not in warm[child.configuration]]
-        rounds = [ask_in_turn(children, request) for _ in range(ROUNDS)]
+        rounds = []
+        for _ in range(ROUNDS):
+            rounds.append(ask_in_turn(children, request))
+            for child in children:
+                if child.configuration == "full":
+                    rounds[-1]["full, one block"] = child.ask(request | {"stub": True})
     samples = {name: [answers[name]["nanoseconds"] for answers in rounds] for name in rounds[0]}
     return timing_of(samples, "native")
 

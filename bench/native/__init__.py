@@ -19,6 +19,7 @@ SOURCES = {
     "_native": ("_native.pyx", "harness.cpp", "baselines.cpp"),
     "_exchange": ("_exchange.pyx",),
     "_budgets": ("_budgets.pyx",),
+    "_stub": ("_stub.pyx",),
 }
 
 

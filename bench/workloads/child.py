@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from bench.harness import net_nanoseconds
 from bench.workloads import CONFIGURATIONS, allocators
 from bench.workloads.limits import largest_scale
+from bench.workloads.shares import passes
 from bench.workloads.workload import Run, be_deterministic
 
 EMPTY_BYTES = 1 << 20
@@ -38,9 +40,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             if commands is None:  # here, so that a failure is an answer, too
-                commands = commands_over(
-                    allocators.install(chosen.configuration, device, chosen.limit), device
-                )
+                commands = commands_over(chosen.configuration, device, chosen.limit)
             request = json.loads(line)
             answer = commands[request.pop("do")](**request)
         except Exception as error:
@@ -59,8 +59,9 @@ def own_output() -> Any:
 
 
 def commands_over(
-    allocator: allocators.Allocator, device: torch.device
+    configuration: str, device: torch.device, limited: int
 ) -> dict[str, Callable[..., Any]]:
+    allocator = allocators.install(configuration, device, limited)
     run = Run(at_rest=allocator.reset_peaks)
 
     def begin(workload: str, size: str, seed: int) -> dict[str, Any]:
@@ -81,10 +82,27 @@ def commands_over(
 
     empty = partial(torch.empty, EMPTY_BYTES, dtype=torch.uint8, device=device)
 
-    def empties(count: int) -> dict[str, Any]:
-        return {"nanoseconds": net_nanoseconds(empty, count)}
+    def empties(count: int, stub: bool = False) -> dict[str, Any]:
+        with one_block(empty()) if stub else nullcontext():
+            return {"nanoseconds": net_nanoseconds(empty, count)}
 
-    return {"begin": begin, "step": step, "end": end, "limit": limit, "empty": empties}
+    return {
+        "begin": begin,
+        "step": step,
+        "end": end,
+        "limit": limit,
+        "empty": empties,
+        "share": partial(passes, configuration, device),
+    }
+
+
+def one_block(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Let gpumem's allocator hand out a tensor's block, and nothing else."""
+    from bench.native import load
+    from gpumem.integrations.torch import _hooks
+
+    stub: AbstractContextManager[None] = load("_stub").Stub(_hooks.table(), tensor.data_ptr())
+    return stub
 
 
 if __name__ == "__main__":
