@@ -15,7 +15,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.driver cimport CUstream
-from gpumem._support.lock cimport Lock
+from gpumem._support.lock cimport FirstLock, Lock
 
 cdef enum:
     HOOK_SHARDS = 64        # of the table
@@ -43,7 +43,7 @@ cdef struct HookLive:       # differences of those sums
     uint64_t requested
     uint64_t allocated
 
-# Counts of one hook, of all that its arena serves. Exact while no call runs; all atomic.
+# Counts of one hook, of all that its arena serves.
 cdef struct HookCounts:
     HookSums sums[2]        # by HookKind
     HookLive peaks[3]       # the highest, by HookKind; the last: of both together
@@ -59,7 +59,8 @@ cdef struct AllocatorHook:
     uint64_t label[2]       # what its caller knows it by; gpumem does not look at it
     AllocatorHook* counted  # another hook that counts its blocks, a reference; NULL: none
     AllocatorHook* next     # in the list of all hooks
-    HookCounts* counter     # where its blocks are counted: here or in `counted`; NULL: nowhere
+    AllocatorHook* counter  # whose counts its blocks are in: this one, `counted`, or NULL: none
+    FirstLock counting      # of `counts`; the last to be taken
     HookCounts counts
     uint32_t count          # of `names`; only rises, read without the lock
     Lock lock               # of adding one
@@ -74,8 +75,8 @@ cdef struct HookBlock:
     int32_t device          # ordinal
 
 # NULL: out of host memory. `hook_drop` ends an owner's reference. `counts`: whether sums and peaks
-# of its blocks are kept, which are six atomic additions for a pair of calls; `counted`: the hook
-# that keeps them, NULL: the new one.
+# of its blocks are kept, for which each call takes one more lock; `counted`: the hook that keeps
+# them, NULL: the new one.
 cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint counts,
                                 uint8_t framework) noexcept nogil
 cdef void hook_retain(AllocatorHook* hook) noexcept nogil
@@ -118,7 +119,7 @@ cdef uint64_t hooks_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t*
 cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil
 # The arena's slot of a stream, for reports.
 cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil
-cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil
+cdef HookCounts hook_counts(AllocatorHook* hook) noexcept nogil
 # How many live blocks a hook has that has an owner.
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil
 # The sum of two kinds of blocks.

@@ -1,6 +1,6 @@
 """Allocator hooks and the table of their blocks."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
@@ -19,8 +19,7 @@ from gpumem._native.arena.types cimport (
 from gpumem._native.bfc cimport ABSURD, Chunk
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport (
-    count_add, count_now, count_retain_live, load64, peak_try, publish32, published32, store64,
-    sum_add,
+    count_add, count_now, count_retain_live, publish32, published32,
 )
 from gpumem._support.events cimport is_recorded, thread_set_framework
 from gpumem._support.lease cimport Uses
@@ -81,6 +80,7 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint c
     if hook == NULL:
         return NULL
     lock_init(&hook.lock)
+    first_lock_init(&hook.counting, biased)
     arena_retain(arena)
     hook.arena = arena
     hook.owners = 1
@@ -88,7 +88,7 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint c
     hook.counted = counted
     hook.framework = framework
     if counts:
-        hook.counter = &counted.counts if counted != NULL else &hook.counts
+        hook.counter = counted if counted != NULL else hook
     if counted != NULL:
         hook_retain(counted)
     lock_acquire(&hooks_lock)
@@ -204,28 +204,33 @@ cdef inline HookKind kind_of(uint64_t handle) noexcept nogil:
 
 
 cdef void count_allocate(AllocatorHook* hook, const Block* block, uint64_t nbytes) noexcept nogil:
-    # Two rising sums instead of one of live bytes: each is written by one atomic addition.
-    cdef HookCounts* counts = hook.counter
+    cdef HookCounts* counts = &hook.counter.counts
     cdef HookKind kind = kind_of(block.handle)
     cdef HookSums* sums = &counts.sums[<int>kind]
-    sum_add(&sums.allocs, 1)
-    sum_add(&sums.requested, nbytes)
-    sum_add(&sums.allocated, block.size)
+    cdef bint owned = first_enter(&hook.counter.counting)
+    sums.allocs += 1
+    sums.requested += nbytes
+    sums.allocated += block.size
     raise_peaks(&counts.peaks[<int>kind], live_of(sums))
     raise_peaks(&counts.peaks[<int>HOOK_KINDS], live_of_both(counts))
+    first_leave(&hook.counter.counting, owned)
 
 
 cdef void count_free(const Entry* entry) noexcept nogil:
-    cdef HookSums* sums = &entry.hook.counter.sums[<int>kind_of(entry.handle)]
-    sum_add(&sums.requested_freed, nbytes_of(entry))
-    sum_add(&sums.allocated_freed, size_of(entry))
-    sum_add(&sums.frees, 1)
+    cdef AllocatorHook* counter = entry.hook.counter
+    cdef HookSums* sums = &counter.counts.sums[<int>kind_of(entry.handle)]
+    cdef uint64_t nbytes = nbytes_of(entry)
+    cdef uint64_t size = size_of(entry)
+    cdef bint owned = first_enter(&counter.counting)
+    sums.frees += 1
+    sums.requested_freed += nbytes
+    sums.allocated_freed += size
+    first_leave(&counter.counting, owned)
 
 
 cdef inline HookLive live_of(const HookSums* sums) noexcept nogil:
-    return HookLive(load64(&sums.allocs) - load64(&sums.frees),
-                    load64(&sums.requested) - load64(&sums.requested_freed),
-                    load64(&sums.allocated) - load64(&sums.allocated_freed))
+    return HookLive(sums.allocs - sums.frees, sums.requested - sums.requested_freed,
+                    sums.allocated - sums.allocated_freed)
 
 
 cdef inline HookLive live_of_both(const HookCounts* counts) noexcept nogil:
@@ -236,20 +241,17 @@ cdef inline HookLive live_of_both(const HookCounts* counts) noexcept nogil:
 
 
 cdef inline void raise_peaks(HookLive* peaks, HookLive now) noexcept nogil:
-    raise_peak(&peaks.blocks, now.blocks)
-    raise_peak(&peaks.requested, now.requested)
-    raise_peak(&peaks.allocated, now.allocated)
+    peaks.blocks = max(peaks.blocks, now.blocks)
+    peaks.requested = max(peaks.requested, now.requested)
+    peaks.allocated = max(peaks.allocated, now.allocated)
 
 
-cdef inline void raise_peak(uint64_t* peak, uint64_t now) noexcept nogil:
-    cdef uint64_t seen = load64(peak)
-    # Beside frees of other threads a difference may be negative for a moment.
-    while <int64_t>now > <int64_t>seen and not peak_try(peak, &seen, now):
-        pass
-
-
-cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil:
-    return hook.counts
+cdef HookCounts hook_counts(AllocatorHook* hook) noexcept nogil:
+    cdef HookCounts counts
+    cdef bint owned = first_enter(&hook.counting)
+    counts = hook.counts
+    first_leave(&hook.counting, owned)
+    return counts
 
 
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil:
@@ -272,16 +274,13 @@ cdef HookSums sums_of(const HookCounts* counts) noexcept nogil:
 
 
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
+    cdef HookCounts* counts = &hook.counts
+    cdef bint owned = first_enter(&hook.counting)
     cdef int kind
     for kind in range(<int>HOOK_KINDS):
-        set_peaks(&hook.counts.peaks[kind], live_of(&hook.counts.sums[kind]))
-    set_peaks(&hook.counts.peaks[<int>HOOK_KINDS], live_of_both(&hook.counts))
-
-
-cdef void set_peaks(HookLive* peaks, HookLive now) noexcept nogil:
-    store64(&peaks.blocks, now.blocks)
-    store64(&peaks.requested, now.requested)
-    store64(&peaks.allocated, now.allocated)
+        counts.peaks[kind] = live_of(&counts.sums[kind])
+    counts.peaks[<int>HOOK_KINDS] = live_of_both(counts)
+    first_leave(&hook.counting, owned)
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -678,8 +677,13 @@ cdef inline Shard* shard_of(uint64_t address) noexcept nogil:
 
 cdef void forget_after_fork() noexcept nogil:
     # In a fork's child the blocks are the parent's.
+    cdef AllocatorHook* hook = hooks
     empty_shards()
     lock_init(&hooks_lock)
+    while hook != NULL:
+        lock_init(&hook.lock)
+        first_lock_init(&hook.counting, biased)
+        hook = hook.next
 
 
 cdef void empty_shards() noexcept nogil:
