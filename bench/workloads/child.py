@@ -21,7 +21,7 @@ import torch
 from bench.harness import net_nanoseconds
 from bench.workloads import CONFIGURATIONS, allocators
 from bench.workloads.limits import largest_scale
-from bench.workloads.shares import passes
+from bench.workloads.shares import Reader
 from bench.workloads.workload import Run, be_deterministic
 
 EMPTY_BYTES = 1 << 20
@@ -92,7 +92,7 @@ def commands_over(
         "end": end,
         "limit": limit,
         "empty": empties,
-        "share": partial(passes, configuration, device),
+        "share": Reader(configuration, device).passes,
     }
 
 
