@@ -168,3 +168,32 @@ def test_request_waits_when_the_driver_is_out_of_memory(make_arena, streams, hos
     rest.close()
     arena.allocate(MIB - 256, streams[1]).close()
     pin.close()
+
+
+@pytest.mark.parametrize("backing", ["virtual", "regions"])
+@pytest.mark.parametrize("change", ["free", "reset", "limit"])
+def test_waiting_request_takes_what_another_thread_makes_free(
+    make_arena, streams, host, backing, change
+):
+    """The stream that it waits for never ends meanwhile."""
+    arena = make_arena({"max_mem": 12 * MIB, "backing": backing, "oom_wait_ms": HOUR_MS})
+    pending, between, held = (arena.allocate(4 * MIB, stream) for stream in streams)
+    gate = HostDriver().block(streams[0])
+    pending.close()
+    taken = []
+    waiter = threading.Thread(target=lambda: taken.append(arena.allocate(4 * MIB, streams[1])))
+    looks = host.call_count("cuEventQuery")
+    waiter.start()
+    while host.call_count("cuEventQuery") < looks + 5:  # it looks at the event again and again
+        pass
+    if change == "free":
+        held.close()
+    elif change == "limit":
+        arena.set_limit(24 * MIB)
+    else:
+        arena.reset_stream(streams[0])  # nothing that was queued there uses the block
+    waiter.join(60)
+    assert not waiter.is_alive()
+    assert taken[0].nbytes == 4 * MIB
+    gate.open()
+    between.close()

@@ -117,8 +117,12 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 # ---- what users change while it lives ------------------------------------------------------------
 
 cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    # Without a lock: a growth under way may keep to the limit before.
+    # Without the grow lock: a growth under way may keep to the limit before. An allocation that
+    # waits for memory tries again.
     store64(&arena.settings.max_mem, nbytes)
+    lock_acquire(&arena.lock)
+    store64(&arena.completions, arena.completions + 1)
+    lock_release(&arena.lock)
 
 
 cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:

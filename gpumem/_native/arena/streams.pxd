@@ -136,8 +136,9 @@ cdef enum:
     LONGEST_PAUSE = 1000000
 
 # For work that holds memory which a block of `nbytes` may have once it is done. ARENA_OK: something
-# has become free since, try again. ARENA_OVER_LIMIT: nothing has. `flags` are AllocateFlags.
-# `until` is 0 at first, then the moment (ns of the monotonic clock) at which the allocation fails.
+# has become free since, by that work or by another thread, or the limit has changed: try again.
+# ARENA_OVER_LIMIT: nothing has. `flags` are AllocateFlags. `until` is 0 at first, then the moment
+# (ns of the monotonic clock) at which the allocation fails.
 cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                           uint64_t* until) noexcept nogil
 # A pause; True: Ctrl-C ends the wait that it is a part of.

@@ -6,7 +6,8 @@ from libc.stdlib cimport calloc, free
 from gpumem._native.arena.allocation_events cimport note_chunk, note_event
 from gpumem._native.arena.bookkeeping cimport padding_has_room
 from gpumem._native.arena.thread_cache cimport (
-    cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
+    cache_find, cache_publish, caches_count_frees, caches_flush, thread_drop, thread_now,
+    thread_retain,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK,
@@ -596,8 +597,10 @@ cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
                           uint64_t* until) noexcept nogil:
     cdef uint32_t taker = slot_not_waited_for(arena, nbytes, stream_slot, flags)
     cdef uint64_t before = load64(&arena.completions)
+    cdef uint64_t frees = caches_count_frees(arena)
     cdef uint64_t next_pause = FIRST_PAUSE
     cdef uint64_t now = clock_ns()
+    cdef bint in_time = until[0] == 0 or now < until[0]
     if until[0] == 0:
         until[0] = now + arena.settings.oom_wait
         share_rests(arena, taker)
@@ -605,12 +608,16 @@ cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
         release_completed(arena, taker)
         if load64(&arena.completions) != before:
             return ARENA_OK
+        # What other threads freed meanwhile. Not once the time is over: they may go on for ever.
+        if in_time and caches_count_frees(arena) != frees:
+            return ARENA_OK
         # Out of time: these events are not waited for again until they have completed.
         if now >= until[0]:
             note_waits_in_vain(arena)
             return ARENA_OVER_LIMIT
         if not is_worth_waiting(arena, taker):
-            return ARENA_OVER_LIMIT
+            # A reset of a stream since the look above leaves nothing to wait for.
+            return ARENA_OK if load64(&arena.completions) != before else ARENA_OVER_LIMIT
         if pause(next_pause if next_pause < until[0] - now else until[0] - now, flags):
             return ARENA_INTERRUPTED
         next_pause = next_pause * 2 if next_pause < LONGEST_PAUSE else LONGEST_PAUSE
@@ -759,6 +766,7 @@ cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     caches_flush(arena)
     lock_acquire(&arena.lock)
     stream.done = stream.epoch
+    store64(&arena.completions, arena.completions + 1)
     release_epochs(arena, stream_slot, stream.epoch)
     store32(&stream.dirty, False)
     stream.rest = False

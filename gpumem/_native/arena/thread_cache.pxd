@@ -116,6 +116,8 @@ cdef void thread_drop(ThreadMark* thread) noexcept nogil
 cdef bint cache_flush(ArenaCore* arena) noexcept nogil
 # Every cached block becomes free, and every count is the arena's.
 cdef void caches_flush(ArenaCore* arena) noexcept nogil
+# How many blocks were freed so far; beside frees of other threads about.
+cdef uint64_t caches_count_frees(ArenaCore* arena) noexcept nogil
 # No cache changes until it is thawed; the arena lock is not held yet.
 cdef void caches_hold(ArenaCore* arena) noexcept nogil
 # The same, and every cached block becomes free first.

@@ -290,6 +290,19 @@ cdef void caches_flush(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.caches_lock)
 
 
+cdef uint64_t caches_count_frees(ArenaCore* arena) noexcept nogil:
+    cdef const ThreadCache* cache
+    cdef uint64_t count
+    lock_acquire(&arena.caches_lock)
+    count = load64(&arena.stats.num_frees)
+    cache = arena.caches
+    while cache != NULL:
+        count += load64(&cache.frees)
+        cache = cache.next
+    lock_release(&arena.caches_lock)
+    return count
+
+
 cdef void caches_freeze(ArenaCore* arena) noexcept nogil:
     # Every cache's lock before the first arena lock, so that the order of locks holds.
     cdef ThreadCache* cache

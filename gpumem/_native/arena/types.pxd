@@ -278,7 +278,7 @@ cdef struct ArenaCore:
     uint32_t stream_capacity
     uint32_t vacant_slots
     uint32_t reclaim_at     # slots from which on unused ones are looked for before adding one
-    uint64_t completions    # how often something became free because work had ended
+    uint64_t completions    # how often work had ended, or the limit changed: a wait looks again
     Uses* pending_free      # freed blocks that wait for the streams recorded for them
     uint32_t retired        # persistent regions whose block is gone, to be given back
     ArenaCore* parent       # of a graph pool and of a tag's arena; a reference; NULL for all others
