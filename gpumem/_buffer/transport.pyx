@@ -201,10 +201,17 @@ cdef class Registration:
 
 def register(Buffer buffer not None):
     """Make the registration of a buffer that is open and not empty; see `Buffer.register`."""
-    cdef Registration registration
     require_block(buffer)
     buffer.home.before_registration(buffer)
-    registration = Registration.__new__(Registration)
+    return hold(buffer)
+
+
+def hold(Buffer buffer not None):
+    """Keep the memory of an open buffer that is not empty: a registration with no transport.
+
+    Whoever made other blocks in that memory holds it, so that it cannot sleep under them.
+    """
+    cdef Registration registration = Registration.__new__(Registration)
     registration.share = buffer_share(buffer)
     registration.home = buffer.home.registrar()
     registration.address = buffer.address

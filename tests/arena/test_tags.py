@@ -20,6 +20,7 @@ from gpumem.errors import (
     OutOfMemoryError,
     SuspendedError,
 )
+from gpumem.planning import IterationPlan, PlannedResource
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -432,6 +433,37 @@ def test_out_of_memory_report_adds_up_tags_and_names_those_asleep(make_arena):
         assert report.asleep == {"b": 2 * MIB}
     arena.wake()
     del plain, tagged, asleep
+
+
+def arena_over(upstream):
+    return gpumem.Arena("host", source=upstream)
+
+
+def plan_over(upstream):
+    plan = IterationPlan([MIB], [0], offsets=[0], first=[0], last=[1])
+    return PlannedResource(plan, upstream)
+
+
+@pytest.mark.parametrize("over", [arena_over, plan_over])
+def test_memory_of_another_arena_or_plan_refuses_a_sleep_or_keeps_its_tag_awake(arena, over):
+    """The arena does not know of the blocks in it, nor of their views."""
+    with arena.tag("a"):
+        tagged = arena.allocate(MIB)
+    other = over(arena)
+    block = other.allocate(MIB)
+    fill(block, 7)
+    with pytest.raises(InUseError, match="arenas and plans that have their memory from it"):
+        arena.sleep()
+    assert arena.asleep == ()
+    arena.sleep(registered="stay")
+    assert arena.asleep == ("a",)
+    assert holds(block, 7)
+    block.close()
+    other.close()
+    arena.sleep()
+    assert arena.asleep == ("default", "a")
+    arena.wake()
+    del tagged
 
 
 def test_registered_block_refuses_a_sleep_or_keeps_its_tag_awake(arena):

@@ -127,7 +127,8 @@ cdef class SleepingArena(ArenaBase):
             exist, and which `wake` removes. A text with a slash is a path.
         registered : {"refuse", "stay"}
             What a registration of a block does (see `Buffer.register`), other than of a block for
-            ``transport="ipc"``, and a tensor of PyTorch's that was sent to another process: it
+            ``transport="ipc"``; a block that is the memory of another arena (`source`) or of a
+            `PlannedResource`; and a tensor of PyTorch's that was sent to another process: it
             refuses this call, or its whole tag stays awake.
 
         Returns
@@ -599,7 +600,8 @@ cdef bint stays(ArenaCore* core, uint64_t address) noexcept:
 cdef int require_untouched(ArenaBase arena, str name) except -1:
     what = f"arena {arena.name!r} cannot sleep"
     if arena.registered:
-        raise InUseError(f"{what}: {counted(arena.registered, 'registration')} of its blocks held; "
+        raise InUseError(f"{what}: {counted(arena.registered, 'registration')} of its blocks held, "
+                         "by transports, or by arenas and plans that have their memory from it; "
                          "release them, or call sleep(registered=\"stay\")")
     # A registration counts as a view; those left are of blocks that a sleep leaves.
     views = views_alive(&arena.core.views) - arena.registered_fixed

@@ -25,6 +25,7 @@ from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.instances cimport forbid_instantiation
 
 from gpumem._buffer.stream import Stream
+from gpumem._buffer.transport import hold
 from gpumem._support.sizes import exact_size
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, GpumemError, SourceError
@@ -102,13 +103,15 @@ class Upstream:
         """Return the address of a new buffer of the resource."""
         buffer = self.resource.allocate(nbytes, self.stream)
         self.stream.synchronize()
-        # More than one only if the resource gives an address twice: the first is in use.
-        self.buffers.setdefault(buffer.ptr, []).append(buffer)
+        # More than one only if the resource gives an address twice: the first is in use. Held,
+        # because the resource does not know of the blocks in it, and may be an arena that sleeps.
+        self.buffers.setdefault(buffer.ptr, []).append((buffer, hold(buffer)))
         return buffer.ptr
 
     def free(self, address, nbytes):
         """Close the buffer, whose users are done."""
-        for buffer in self.buffers.pop(address):
+        for buffer, held in self.buffers.pop(address):
+            held.release()
             buffer.close()
 
 
