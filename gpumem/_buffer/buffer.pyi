@@ -1,6 +1,9 @@
 from collections.abc import Sequence
 from typing import Any, Self, SupportsIndex, final
 
+import numpy as np
+import numpy.typing as npt
+
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _StreamLike
 from gpumem._buffer.transport import Registration, Transports
@@ -40,6 +43,9 @@ class Buffer:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None
+    ) -> np.ndarray[Any, np.dtype[Any]]: ...
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __dlpack__(

@@ -424,6 +424,14 @@ cdef class Buffer:
     def __releasebuffer__(self, Py_buffer* view):
         drop_share(view.internal)
 
+    def __array__(self, dtype=None, *, copy=None):
+        """Return the bytes as a NumPy array of uint8; NumPy's own way is the buffer protocol.
+
+        Where that fails NumPy asks here, and passes the exception on.
+        """
+        import numpy
+        return numpy.array(memoryview(self), dtype, copy=copy)
+
     def __dlpack_device__(self):
         """Return DLPack's (device type, device id)."""
         cdef ResourceBase resource = made(self)

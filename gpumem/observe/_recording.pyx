@@ -386,6 +386,8 @@ cdef EventSource* source_of(object resource) except NULL:
         return &(<Arena>resource).core.events
     if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
         return &(<MemoryResource>resource).ledger.events
+    if hasattr(resource, "upstream"):
+        raise TypeError(f"{resource!r} has no blocks of its own: expected its upstream")
     raise TypeError(f"{resource!r} was never initialised, or does not allocate blocks")
 
 

@@ -7,6 +7,8 @@ import io
 import numpy as np
 import pytest
 
+from gpumem.errors import ClosedError, SuspendedError
+
 
 def test_memoryview_has_the_requested_bytes(arena):
     buffer = arena.allocate(1000)
@@ -47,6 +49,26 @@ def test_numpy_views_any_dtype_over_a_buffer(arena, dtype):
     array = np.ndarray(1024 // np.dtype(dtype).itemsize, dtype, buffer)
     array[:] = np.ones(array.shape, dtype)
     assert (np.frombuffer(buffer, dtype) == array).all()
+
+
+def test_asarray_is_a_view_of_the_bytes(arena):
+    buffer = arena.allocate(100)
+    array = np.asarray(buffer)
+    array[:] = 3
+    assert (array.dtype, array.shape, set(memoryview(buffer))) == (np.uint8, (100,), {3})
+    assert np.array(buffer, "u2").tolist() == [3] * 100
+
+
+def test_asarray_of_a_buffer_without_bytes_raises(arena):
+    """In place of an array of objects that has the buffer in it."""
+    sleeping, closed = arena.allocate(100), arena.allocate(100)
+    closed.close()
+    with pytest.raises(ClosedError):
+        np.asarray(closed)
+    arena.sleep()
+    with pytest.raises(SuspendedError):
+        np.asarray(sleeping)
+    arena.wake()
 
 
 def test_several_views_coexist(arena):

@@ -147,6 +147,8 @@ def describe(resource):
         return describe_adaptor(resource)
     if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
         return describe_source(&(<MemoryResource>resource).ledger.events)
+    if hasattr(resource, "upstream"):
+        raise TypeError(f"{resource!r} has no blocks of its own: expected its upstream")
     raise TypeError(f"{resource!r} is not a resource, or was never initialised")
 
 
