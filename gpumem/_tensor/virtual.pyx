@@ -14,8 +14,9 @@ from gpumem._buffer cimport (
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
-    room_for_streams, slot_drop, slot_retain, span_close, span_commit, span_drop, span_is_held,
-    span_open, span_record, span_release, span_view, span_view_end, SpanView,
+    Lack, room_for_streams, slot_drop, slot_retain, span_close, span_commit, span_drop,
+    span_is_held, span_open, span_record, span_release, span_view, span_view_end, SpanView,
+    span_wait,
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
@@ -383,7 +384,9 @@ cdef class VirtualTensor:
         cdef uint32_t begin, end, ahead
         cdef list errors = []
         cdef int status
+        cdef Lack lack
         cdef uint64_t nbytes
+        cdef uint64_t until = 0
         begin = self.page_at(first)
         end = self.page_behind(last) if last > first else begin
         ahead = self.page_behind(min(last + self.ahead, self.max_rows)) if last > first else begin
@@ -391,12 +394,19 @@ cdef class VirtualTensor:
             with self.lock:
                 self.require_usable()
                 with nogil:
-                    status = span_commit(self.span, begin, end, ahead)
+                    status = span_commit(self.span, begin, end, ahead, &lack)
                 if status == ARENA_OK:
                     with_rows(self.edges, first, last)
                     break
+            # Without the lock: the memory may come from a release of another thread, and while
+            # Ctrl-C's exception is set, nothing of Python may be called.
+            with nogil:
+                status = span_wait(self.span, status, &lack, &until)
             if status == ARENA_INTERRUPTED:
                 raise_interrupt()
+            if status == ARENA_OK:
+                continue
+            until = 0       # after a callback it waits anew
             nbytes = rows_missing(self.edges, first, last) * self.row_nbytes
             # Callbacks run without the lock: they may release rows of any tensor.
             if tensors_relieve(self.arena, status, nbytes, self, &asking):

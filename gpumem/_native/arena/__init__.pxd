@@ -57,6 +57,6 @@ from gpumem._native.arena.types cimport (
     SMALL_SPACE, SpanView, STATE_ASLEEP, STATE_CLOSED, ThreadCache,
 )
 from gpumem._native.arena.virtual cimport (
-    span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,
-    span_view_end,
+    Lack, span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,
+    span_view_end, span_wait,
 )

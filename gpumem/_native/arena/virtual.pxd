@@ -23,6 +23,16 @@ cdef void span_view_end(void* view) noexcept nogil
 # Does a view hold any of these bytes?
 cdef bint span_is_held(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil
 
+# What a commit lacked.
+cdef struct Lack:
+    uint64_t missing        # bytes that it had to make
+    uint64_t completions    # the arena's, when it began
+
 # Brings pages [first, spare) into use, and maps those up to `last` ahead if there is room. Makes
-# room as an allocation does, and waits as that does for work of other streams.
-cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil
+# room as an allocation does, but does not wait.
+cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last,
+                     Lack* lack) noexcept nogil
+# Waits as an allocation does for work of other streams, if the commit's `status` says that memory
+# is out. ARENA_OK: commit again. Otherwise ARENA_INTERRUPTED, or `status`. `until`: 0 at the first
+# wait; the time at which all of them end.
+cdef int span_wait(ArenaSpan* span, int status, const Lack* lack, uint64_t* until) noexcept nogil

@@ -12,47 +12,55 @@ from gpumem._native.arena.spans cimport (
 )
 from gpumem._native.arena.streams cimport find_idle, slot_retain, wait_for_streams
 from gpumem._native.arena.types cimport (
-    ALLOCATE_INTERRUPTIBLE, ARENA_DEAD, ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA,
-    ARENA_OK, ArenaCore, ArenaSpan, driver_refused, SpanView,
+    ALLOCATE_INTERRUPTIBLE, ARENA_DEAD, ARENA_IN_USE, ARENA_NO_METADATA, ARENA_OK,
+    ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, driver_refused, SpanView,
 )
 from gpumem._native.bfc cimport SLOT_RELEASED
 from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUDA_SUCCESS, CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport Span, span_lacks, span_reserve
-from gpumem._support.atomics cimport count_add, load32, store32
+from gpumem._support.atomics cimport count_add, load32, load64, store32
 from gpumem._support.lease cimport uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 
 
 # ---- a commit ------------------------------------------------------------------------------------
 
-cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
+cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last,
+                     Lack* lack) noexcept nogil:
     # The steps of an allocation that reaches the driver, see slow_path.
     cdef ArenaCore* arena = span.arena
-    cdef uint64_t until = 0
-    cdef uint64_t missing
     cdef CUstreamCaptureMode mode
-    cdef int status, waited
-    while True:
-        if context_is_dead(arena.context):
-            return ARENA_DEAD
-        mode = context_relax(arena.context)
-        arenas_release_retired(False)
-        lock_acquire(&arena.grow_lock)
-        missing = span_lacks(&span.pages, first, spare)
-        status = take_ahead(span, first, spare, last)
-        if missing and shrink_may_help(arena, missing, status):
-            find_idle(arena)
-            release_all_idle(arena, False)
-            status = span_take(span, first, spare, spare)
-        lock_release(&arena.grow_lock)
-        context_restore(arena.context, mode)
-        if missing == 0 or not memory_is_out(arena, missing, status):
-            return status
-        waited = wait_for_streams(arena, missing, SLOT_RELEASED, ALLOCATE_INTERRUPTIBLE, &until)
-        if waited != ARENA_OK:
-            return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
+    cdef int status
+    lack.missing = 0
+    lack.completions = load64(&arena.completions)
+    if context_is_dead(arena.context):
+        return ARENA_DEAD
+    mode = context_relax(arena.context)
+    arenas_release_retired(False)
+    lock_acquire(&arena.grow_lock)
+    lack.missing = span_lacks(&span.pages, first, spare)
+    status = take_ahead(span, first, spare, last)
+    if lack.missing and shrink_may_help(arena, lack.missing, status):
+        find_idle(arena)
+        release_all_idle(arena, False)
+        status = span_take(span, first, spare, spare)
+    lock_release(&arena.grow_lock)
+    context_restore(arena.context, mode)
+    return status
+
+
+cdef int span_wait(ArenaSpan* span, int status, const Lack* lack, uint64_t* until) noexcept nogil:
+    cdef int waited
+    if lack.missing == 0 or not memory_is_out(span.arena, lack.missing, status):
+        return status
+    # Another thread's release may have ended since the commit was refused.
+    if load64(&span.arena.completions) != lack.completions:
+        return ARENA_OK
+    waited = wait_for_streams(span.arena, lack.missing, SLOT_RELEASED, ALLOCATE_INTERRUPTIBLE,
+                              until)
+    return status if waited == ARENA_OVER_LIMIT else waited
 
 
 cdef int take_ahead(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
