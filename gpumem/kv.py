@@ -7,10 +7,8 @@ numbers have memory; it never touches bytes and queues no work. The engine does 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +16,9 @@ import numpy.typing as npt
 from gpumem._support.arguments import is_integer, refuse, require
 from gpumem._support.forks import ForkLock
 from gpumem._support.sizes import format_size
-from gpumem.errors import ClosedError, OutOfMemoryError
-
-if TYPE_CHECKING:
-    from gpumem._tensor import VirtualTensor
+from gpumem._tensor import VirtualTensor
+from gpumem._tensor.row_groups import BARE, COMING, HELD, RowGroups, blocks_of_pages
+from gpumem.errors import OutOfMemoryError
 
 __all__ = ["BlockPool"]
 
@@ -29,7 +26,8 @@ Blocks: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
 OnEvict: TypeAlias = Callable[[Blocks], object]
 
-FREE, LIVE, CACHED, TARGET = range(4)  # of a block; TARGET: bytes are about to be copied there
+# Of a block. TARGET: bytes are about to be copied there; GOING: `on_evict` is told of it.
+FREE, LIVE, CACHED, TARGET, GOING = range(5)
 
 
 class BlockPool:
@@ -48,7 +46,7 @@ class BlockPool:
     first.
 
     Safe to use from many threads; it is their engine's matter that work on freed blocks is queued
-    before.
+    before. An `allocate` that waits for memory holds up only others that lack memory.
 
     Parameters
     ----------
@@ -61,7 +59,8 @@ class BlockPool:
         blocks does not call the driver each time.
     on_evict : callable, optional
         ``on_evict(blocks)`` is called with cached blocks that the pool is about to give to others,
-        so that the engine forgets their contents. It must not use the pool.
+        so that the engine forgets their contents; if it raises, they stay cached. It may use the
+        pool, but must not wait for another thread's `allocate`.
 
     Attributes
     ----------
@@ -116,7 +115,7 @@ class BlockPool:
         self.block_rows = block_rows
         self.capacity = most // block_rows
         self.block_nbytes = sum(tensor.row_nbytes * block_rows for tensor in self.tensors)
-        self.group_blocks = min(_group_of(self.tensors, block_rows), self.capacity)
+        self.group_blocks = min(blocks_of_pages(self.tensors, block_rows), self.capacity)
         self.spare = spare
         self.on_evict = on_evict
         groups = -(-self.capacity // self.group_blocks)
@@ -126,9 +125,12 @@ class BlockPool:
         self._states = np.zeros(self.capacity, np.int8)
         self._freed_at = np.zeros(self.capacity, np.int64)  # of cached blocks, a running number
         self._taken = np.zeros(groups, np.int64)  # blocks of each group that are not free
-        self._has_memory = np.zeros(groups, bool)
+        most -= most % block_rows  # rows in blocks
+        self._groups = RowGroups(self.tensors, self.group_blocks * block_rows, most)
+        self._memory = self._groups.memory
         self._turn = 0
-        self._lock = ForkLock()
+        self._growth = ForkLock()  # giving memory to groups; taken before the other one
+        self._lock = ForkLock()  # all of the above: no wait for memory, no callback under it
 
     # ---- what it holds ---------------------------------------------------------------------------
 
@@ -189,6 +191,8 @@ class BlockPool:
         OutOfMemoryError
             There are not so many numbers, or the tensors got no memory; nothing but cached blocks
             has changed.
+        DriverError, SuspendedError, ClosedError
+            As `VirtualTensor.commit`.
 
         Examples
         --------
@@ -200,11 +204,23 @@ class BlockPool:
         """
         _require_number("count", count, 0, None)
         with self._lock:
-            self._make_room(count)
-            found = self._choose(count)
-            self._states[found] = LIVE
-            self._references[found] = 1
-            np.add.at(self._taken, found // self.group_blocks, 1)
+            found = self._take(count)
+        if found is not None:
+            return found
+        # One thread at a time gives memory to groups: the next one takes what this one leaves.
+        with self._growth:
+            while found is None:
+                try:
+                    found = self._grow(count)
+                except OutOfMemoryError:
+                    with self._lock:
+                        found = self._take(count)  # other threads may have freed some meanwhile
+                        missing = self._missing(count) if found is None else 0
+                        going = self._begin_eviction(self._eviction_order()[0][:missing])
+                        if found is None and not len(going):
+                            self._groups.give_back(self._idle(self.spare))  # of earlier turns
+                            raise
+                    self._evict(going)
             return found
 
     def share(self, blocks: Numbers) -> None:
@@ -246,6 +262,9 @@ class BlockPool:
         ------
         TypeError, ValueError
             No such blocks, or more than there are references; nothing is changed.
+        InUseError
+            A group would lose its memory, but a tensor of some of its rows, or a view of one, is
+            alive; nothing is changed.
 
         Examples
         --------
@@ -266,8 +285,12 @@ class BlockPool:
             dropped, times = np.unique(found, return_counts=True)
             if (self._references[dropped] < times).any():
                 raise ValueError("blocks are freed more often than they have references")
+            ended = dropped[self._references[dropped] == times]
+            if not cache:  # what may be refused comes first
+                idle = self._idle(self.spare, ended)
+                idle = idle[np.isin(idle, ended // self.group_blocks)]
+                self._groups.release(idle)
             self._references[dropped] -= times.astype(np.int32)
-            ended = dropped[self._references[dropped] == 0]
             if cache:
                 self._states[ended] = CACHED
                 self._turn += 1
@@ -311,7 +334,8 @@ class BlockPool:
     def evict(self, count: int) -> Blocks:
         """Free up to so many cached blocks, in `eviction_order`, and return them.
 
-        Groups that have no block left lose their memory. Calls `on_evict` before.
+        Groups that have no block left lose their memory, later if a tensor of some of their rows is
+        alive. Calls `on_evict` before.
 
         Examples
         --------
@@ -319,14 +343,28 @@ class BlockPool:
         """
         _require_number("count", count, 0, None)
         with self._lock:
-            return self._evict(self._eviction_order()[0][:count])
+            going = self._begin_eviction(self._eviction_order()[0][:count])
+        self._evict(going)
+        return going
 
-    def _evict(self, found: Blocks) -> Blocks:
-        if len(found):
+    def _begin_eviction(self, blocks: Blocks) -> Blocks:
+        self._states[blocks] = GOING
+        return blocks
+
+    def _evict(self, going: Blocks) -> int:
+        """Free them, without the lock; return the bytes of the groups that lost their memory."""
+        if not len(going):
+            return 0
+        try:
             if self.on_evict is not None:
-                self.on_evict(found)
-            self._release(found)
-        return found
+                self.on_evict(going)
+            with self._lock:
+                groups = self._release(going)
+        except BaseException:
+            with self._lock:
+                self._states[going[self._states[going] == GOING]] = CACHED
+            raise
+        return int(self._sizes[groups].sum()) * self.block_nbytes
 
     def relieve(self, nbytes: int) -> int:
         """Evict cached blocks until pages of so many bytes are unused; return the bytes.
@@ -348,12 +386,11 @@ class BlockPool:
         """
         _require_number("nbytes", nbytes, 0, None)
         with self._lock:
-            before = sum(tensor.used_nbytes for tensor in self.tensors)
             order, useful = self._eviction_order()
             groups = order[:useful] // self.group_blocks
             count = min(-(-nbytes // self.block_nbytes), useful)
-            self._evict(order[:useful][np.isin(groups, groups[:count])])
-            return before - sum(tensor.used_nbytes for tensor in self.tensors)
+            going = self._begin_eviction(order[:useful][np.isin(groups, groups[:count])])
+        return self._evict(going)
 
     # ---- compaction ------------------------------------------------------------------------------
 
@@ -440,79 +477,63 @@ class BlockPool:
     # ---- memory ----------------------------------------------------------------------------------
 
     def trim(self) -> None:
-        """Take the memory of all groups without blocks, the spare ones too."""
+        """Take the memory of all groups without blocks, or live tensors of rows; spare ones too."""
         with self._lock:
-            self._give_back(0)
+            # Those too for which the host had no memory when they were to lose it.
+            self._groups.give_back(np.flatnonzero((self._taken == 0) & (self._memory != COMING)))
 
-    def _make_room(self, count: int) -> None:
-        """See to it that so many free blocks have memory."""
-        while True:
-            missing = count - int((self._sizes - self._taken)[self._has_memory].sum())
-            if missing <= 0:
-                return
-            try:
-                self._grow(missing)
-            except OutOfMemoryError:
-                if not len(self._evict(self._eviction_order()[0][:missing])):
-                    raise
+    def _missing(self, count: int) -> int:
+        return count - int((self._sizes - self._taken)[self._memory == HELD].sum())
 
-    def _grow(self, missing: int) -> None:
-        empty = np.flatnonzero(~self._has_memory)
-        groups = _enough(self._sizes[empty], missing)
-        if groups > len(empty):
-            raise OutOfMemoryError(
-                f"a BlockPool of {self.capacity} blocks lacks {missing} of those asked for: "
-                f"{self.live} are live and {self.cached} cached; free blocks, or make a larger pool"
-            )
-        chosen = empty[:groups]
-        done: list[VirtualTensor] = []
-        runs = self._runs(chosen)
+    def _take(self, count: int) -> Blocks | None:
+        """Hand out free blocks with memory, of the fullest groups first; None if there are less."""
+        if self._missing(count) > 0:
+            return None
+        found = self._free_in(np.flatnonzero(self._memory == HELD), count)
+        self._states[found] = LIVE
+        self._references[found] = 1
+        np.add.at(self._taken, found // self.group_blocks, 1)
+        return found
+
+    def _grow(self, count: int) -> Blocks | None:
+        """Give memory to groups and hand out blocks; None if others took too many meanwhile."""
+        with self._lock:
+            found = self._take(count)
+            if found is not None:
+                return found
+            missing = self._missing(count)
+            bare = np.flatnonzero(self._memory == BARE)
+            groups = bare[: _enough(self._sizes[bare], missing)]
+            if self._sizes[groups].sum() < missing:
+                raise OutOfMemoryError(
+                    f"a BlockPool of {self.capacity} blocks lacks {missing} of those asked for: "
+                    f"{self.live} are live, {self.cached} cached; free some, or make a larger pool"
+                )
+            self._memory[groups] = COMING
         try:
-            for tensor in self.tensors:
-                done.append(tensor)
-                for first, last in runs:
-                    tensor.commit(first, last)
+            # Without the lock: it may wait for what another thread frees, and calls other pools.
+            self._groups.commit(groups)
+            with self._lock:
+                self._memory[groups] = HELD
+                return self._take(count)
         except BaseException:
-            for tensor in done:
-                self._release_rows(tensor, runs)
+            with self._lock:
+                groups = groups[self._memory[groups] == COMING]
+                self._memory[groups] = BARE
+                self._groups.give_back(groups)
             raise
-        self._has_memory[chosen] = True
 
-    def _release(self, blocks: Blocks) -> None:
+    def _release(self, blocks: Blocks) -> Blocks:
+        """Make blocks free; return the groups that lost their memory."""
         self._states[blocks] = FREE
         np.subtract.at(self._taken, blocks // self.group_blocks, 1)
-        self._give_back(self.spare)
+        return self._groups.give_back(self._idle(self.spare))
 
-    def _give_back(self, spare: int) -> None:
-        # The highest ones, so that what is left stays low.
-        idle = np.flatnonzero(self._has_memory & (self._taken == 0))[spare:]
-        runs = self._runs(idle)
-        for tensor in self.tensors:
-            self._release_rows(tensor, runs)
-        self._has_memory[idle] = False
-
-    def _release_rows(self, tensor: VirtualTensor, runs: list[tuple[int, int]]) -> None:
-        for first, last in runs:
-            try:
-                tensor.release(first, last)
-            except ClosedError:
-                return  # the engine has closed it: its memory is gone
-
-    def _runs(self, groups: Blocks) -> list[tuple[int, int]]:
-        """Return the rows of groups, those side by side in one piece."""
-        if not len(groups):
-            return []
-        cuts = [0, *(np.flatnonzero(np.diff(groups) != 1) + 1), len(groups)]
-        rows = self.group_blocks * self.block_rows
-        most = self.capacity * self.block_rows
-        return [
-            (int(groups[a]) * rows, min((int(groups[b - 1]) + 1) * rows, most))
-            for a, b in pairwise(cuts)
-        ]
-
-    def _choose(self, count: int) -> Blocks:
-        """Return free blocks with memory: of the fullest groups first, low numbers first."""
-        return self._free_in(np.flatnonzero(self._has_memory), count)
+    def _idle(self, spare: int, without: Blocks | tuple[()] = ()) -> Blocks:
+        """Return groups that have memory and, without some blocks, none; not the lowest `spare`."""
+        gone = np.asarray(without, np.int64) // self.group_blocks
+        taken = self._taken - np.bincount(gone, minlength=len(self._taken))
+        return np.flatnonzero((self._memory == HELD) & (taken == 0))[spare:]
 
     def _free_in(self, groups: Blocks, count: int) -> Blocks:
         room = self._sizes[groups] - self._taken[groups]
@@ -541,15 +562,6 @@ class BlockPool:
         wrong = blocks[~np.isin(self._states[blocks], states)]
         if len(wrong):
             raise ValueError(f"block {wrong[0]} cannot be {what}: it is not handed out")
-
-
-def _group_of(tensors: tuple[VirtualTensor, ...], block_rows: int) -> int:
-    """Return the blocks that fill whole pages in every tensor."""
-    sizes = (
-        tensor.page_nbytes // math.gcd(tensor.page_nbytes, tensor.row_nbytes * block_rows)
-        for tensor in tensors
-    )
-    return math.lcm(*sizes)
 
 
 def _enough(sizes: npt.NDArray[np.int64], count: int) -> int:

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, SupportsIndex, TypeAlias, final
 
 import numpy as np
@@ -73,3 +73,4 @@ def make_virtual(
     on_pressure: _OnPressure,
     name: str | None,
 ) -> VirtualTensor: ...
+def release_together(tensors: Iterable[VirtualTensor], runs: Sequence[tuple[int, int]]) -> None: ...

@@ -1,10 +1,12 @@
 """VirtualTensor: a tensor whose rows get memory and give it back, at addresses that stay."""
 
 from bisect import bisect_left, bisect_right
+from contextlib import ExitStack
 from weakref import ref
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
 
 from gpumem._budget cimport Relief, tell_errors
 from gpumem._buffer cimport (
@@ -664,6 +666,66 @@ cdef class VirtualTensor:
 
     def __exit__(self, *exception):
         self.close()
+
+
+def release_together(tensors, runs):
+    """Release runs of rows, (first, last) pairs, in all tensors or none; closed ones are left out.
+
+    Raises
+    ------
+    InUseError
+        As `VirtualTensor.release`; nothing is changed.
+    MemoryError
+        Out of host memory; nothing is changed, unless a stream is noted at the same time.
+    """
+    cdef VirtualTensor tensor
+    cdef Uses** rooms = NULL
+    cdef size_t count, i
+    cdef uint64_t first, last
+    cdef list parts = []
+    with ExitStack() as locks:
+        # In one order: another thread may release rows of the same tensors.
+        for each in sorted(tensors, key=id):
+            tensor = <VirtualTensor?>each
+            locks.enter_context(tensor.lock)
+            try:
+                tensor.require_usable()
+            except ClosedError:
+                continue
+            for begin, end in runs:
+                tensor.read_rows(begin, end, &first, &last)
+                tensor.require_free(first, last)
+                parts.append((tensor, first, last))
+        count = len(parts)
+        try:
+            # Host memory for all, before rows are released, so that no release fails for it.
+            rooms = rooms_for(parts)
+            for i in range(count):
+                tensor, first, last = parts[i]
+                tensor.take_away(first, last, &rooms[i])
+        finally:
+            for i in range(count if rooms != NULL else 0):
+                uses_free(rooms[i])
+            free(rooms)
+
+
+cdef Uses** rooms_for(list parts) except NULL:
+    cdef VirtualTensor tensor
+    cdef Uses** rooms = <Uses**>calloc(len(parts) + 1, sizeof(Uses*))
+    cdef size_t i
+    for i in range(len(parts) if rooms != NULL else 0):
+        tensor = parts[i][0]
+        rooms[i] = room_for_streams(tensor.span, NULL)
+        if rooms[i] == NULL:
+            while i:
+                i -= 1
+                uses_free(rooms[i])
+            free(rooms)
+            rooms = NULL
+            break
+    if rooms == NULL:
+        raise MemoryError("out of host memory while releasing rows of virtual tensors")
+    return rooms
 
 
 # ---- rows ----------------------------------------------------------------------------------------

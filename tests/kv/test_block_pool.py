@@ -7,6 +7,8 @@ import threading
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.interrupting import interrupted, more_calls
+from helpers.waiting import wait_until, without_waiting
 
 import gpumem
 from gpumem.errors import InUseError, OutOfMemoryError
@@ -14,6 +16,7 @@ from gpumem.kv import BlockPool
 
 KIB, MIB = 1 << 10, 1 << 20
 INVALID_VALUE = 1
+HOUR_MS = 3_600_000
 
 
 def pool_of(arena, blocks=64, row=512 * KIB, tensors=2, **settings):
@@ -179,6 +182,145 @@ def test_compaction_keeps_to_its_limit_and_empties_groups_whole(arena):
     assert pool.tensors[0].rows == ((0, 8),)
 
 
+# ---- threads and callbacks -----------------------------------------------------------------------
+
+
+def run(call):
+    """Run it in a thread; what it returns comes into the list."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def ends(thread):
+    """Wait for a thread, which may be stuck."""
+    wait_until(lambda: not thread.is_alive(), 30)
+
+
+@pytest.fixture
+def full_pool(host, make_arena):
+    """A pool of 16 MiB at most, of which 8 are left behind work that a gate holds."""
+    arena, stream = make_arena({"max_mem": 16 * MIB, "oom_wait_ms": HOUR_MS}), gpumem.Stream("host")
+    other = arena.virtual((8, MIB), "uint8", step=2, committed=8, stream=stream)
+    pool = pool_of(arena)
+    with HostDriver().block(stream) as gate:
+        HostDriver().fill(other.tensor(0, 1), 1, stream)
+        other.release(0, 8)
+        yield pool, gate
+    stream.synchronize()
+    for tensor in pool.tensors:
+        tensor.close()
+
+
+def test_free_of_another_thread_ends_the_wait_for_memory(host, full_pool):
+    pool, gate = full_pool
+    held = pool.allocate(8)
+    waits = more_calls(host, "cuEventQuery", 20)
+    thread, results = run(lambda: pool.allocate(4))
+    with without_waiting(gate):
+        wait_until(waits)
+        pool.free(held[4:])
+        ends(thread)
+    assert results[0].tolist() == [8, 9, 10, 11]
+
+
+def test_calls_that_need_no_memory_go_on_while_one_waits_for_it(host, full_pool):
+    pool, gate = full_pool
+    held = pool.allocate(7)
+    waits = more_calls(host, "cuEventQuery", 20)
+    thread, results = run(lambda: pool.allocate(5))
+    with without_waiting(gate):
+        wait_until(waits)
+        assert pool.allocate(1).tolist() == [7]
+        pool.share(held)
+        pool.free(held)
+        assert len(pool.compact()) == 0
+        pool.trim()
+        assert not results
+    gate.open()
+    ends(thread)
+    assert len(results[0]) == 5
+    assert pool.live == 13
+
+
+def test_threads_that_lack_memory_fill_one_group(host, full_pool):
+    pool, gate = full_pool
+    pool.allocate(8)
+    waits = more_calls(host, "cuEventQuery", 20)
+    threads = [run(lambda: pool.allocate(1)) for _ in range(4)]
+    wait_until(waits)
+    gate.open()
+    for thread, _ in threads:
+        ends(thread)
+    assert sorted(int(results[0][0]) for _, results in threads) == [8, 9, 10, 11]
+    assert pool.held_nbytes == 12 * MIB
+
+
+def test_interrupt_ends_the_wait_for_memory(host, full_pool):
+    pool, gate = full_pool
+    pool.allocate(8)
+    before = [tensor.rows for tensor in pool.tensors]
+    with interrupted(more_calls(host, "cuEventQuery", 20), gate):
+        pool.allocate(4)
+    assert [tensor.rows for tensor in pool.tensors] == before
+    gate.open()
+    assert pool.allocate(4).tolist() == [8, 9, 10, 11]
+
+
+def test_pools_relieve_each_other_at_the_same_time(make_arena):
+    arena = make_arena({"max_mem": 16 * MIB, "oom_wait_ms": 0})
+    pools = [pool_of(arena, tensors=1) for _ in range(2)]
+    both, told = threading.Barrier(2), set()
+
+    def relieve(pool, nbytes):
+        if pool not in told:
+            told.add(pool)
+            both.wait(30)  # until the commit of either thread has been refused
+        return pool.relieve(nbytes)
+
+    for pool in pools:
+        pool.free(pool.allocate(16), cache=True)
+        pool.tensors[0].on_pressure = lambda tensor, nbytes, pool=pool: relieve(pool, nbytes)
+    threads = [run(lambda pool=pool: pool.allocate(12)) for pool in pools]
+    for thread, _ in threads:
+        ends(thread)
+    assert [pool.live for pool in pools] == [12, 12]
+    for pool in pools:
+        pool.tensors[0].on_pressure = None
+
+
+def test_engine_may_use_the_pool_while_it_is_told_of_evicted_blocks(make_arena):
+    arena = make_arena({"max_mem": 8 * MIB, "oom_wait_ms": 0})
+    kept = []
+
+    def forget(blocks):
+        with pytest.raises(ValueError, match=f"block {blocks[0]} cannot be shared"):
+            pool.share(blocks)
+        thread, _ = run(lambda: pool.free([kept.pop()]))
+        ends(thread)
+
+    pool = pool_of(arena, on_evict=forget)
+    kept.append(int(pool.allocate(8)[0]))
+    pool.free(range(1, 8), cache=True)
+    assert pool.evict(7).tolist() == [4, 5, 6, 7, 1, 2, 3]
+    assert (pool.live, pool.cached, pool.held_nbytes) == (0, 0, 0)
+    pool.on_evict = None  # it has this frame
+
+
+def test_blocks_stay_cached_if_the_engine_refuses_their_eviction(arena):
+    def fail(blocks):
+        raise LookupError(blocks)
+
+    pool = pool_of(arena, on_evict=fail)
+    pool.free(pool.allocate(4), cache=True)
+    for call in (lambda: pool.evict(2), lambda: pool.relieve(MIB)):
+        with pytest.raises(LookupError):
+            call()
+        assert (pool.cached, pool.held_nbytes) == (4, 4 * MIB)
+    pool.share([0, 1, 2, 3])
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -233,14 +375,37 @@ def test_pages_leave_behind_the_work_of_their_streams(arena):
     assert pool.held_nbytes == 0
 
 
-def test_rows_in_a_live_tensor_cannot_be_freed(arena):
+def test_free_of_rows_in_a_live_tensor_changes_nothing(arena):
     pool = pool_of(arena)
-    blocks = pool.allocate(4)
+    blocks = pool.allocate(5)
     view = pool.tensors[1].tensor(0, 2)
     with pytest.raises(InUseError):
         pool.free(blocks)
+    assert pool.references(blocks).tolist() == [1] * 5
+    assert [tensor.rows for tensor in pool.tensors] == [((0, 8),)] * 2
+    pool.free(blocks[4:])
     del view
+    pool.free(blocks[:4])
+    assert pool.held_nbytes == 0
+
+
+def test_evicted_group_with_a_live_view_keeps_its_memory_in_every_tensor(arena):
+    pool = pool_of(arena)
+    pool.free(pool.allocate(12), cache=True)
+    view = pool.tensors[1].tensor(5, 6)
+    assert pool.relieve(12 * MIB) == 8 * MIB
+    assert [tensor.rows for tensor in pool.tensors] == [((4, 8),)] * 2
+    assert pool.allocate(2).tolist() == [4, 5]
+    for tensor in pool.tensors:
+        tensor.tensor(4, 6).numpy()[:] = 1
+    pool.free([4, 5], cache=True)
+    pool.evict(2)
+    pool.allocate(8)
+    pool.free([0, 1, 2, 3])  # of which there is no view
     pool.trim()
+    assert pool.tensors[0].rows == ((4, 8),)
+    del view
+    pool.free([4, 5, 6, 7])
     assert pool.held_nbytes == 0
 
 
