@@ -51,7 +51,7 @@ class BlockPool:
     Parameters
     ----------
     tensors : sequence of VirtualTensor
-        All with the same number of rows; nothing else commits or releases their rows.
+        Different ones, with the same number of rows; nothing else commits or releases their rows.
     block_rows : int, optional
         Rows of a block.
     spare : int, optional
@@ -108,6 +108,9 @@ class BlockPool:
         most = min(len(tensor) for tensor in self.tensors)
         if most != max(len(tensor) for tensor in self.tensors):
             raise ValueError("the tensors of a BlockPool have the same number of rows")
+        for number, tensor in enumerate(self.tensors):
+            if any(tensor is other for other in self.tensors[:number]):
+                raise ValueError(f"{tensor!r} is there twice: a BlockPool needs different tensors")
         _require_number("block_rows", block_rows, 1, most)
         _require_number("spare", spare, 0, most)
         if on_evict is not None and not callable(on_evict):
@@ -128,6 +131,10 @@ class BlockPool:
         most -= most % block_rows  # rows in blocks
         self._groups = RowGroups(self.tensors, self.group_blocks * block_rows, most)
         self._memory = self._groups.memory
+        # The moves that are planned: where a TARGET's bytes come from, and where an origin's go to,
+        # as long as it is not freed; -1: nowhere.
+        self._planned_from = np.full(self.capacity, -1, np.int64)
+        self._planned_to = np.full(self.capacity, -1, np.int64)
         self._turn = 0
         self._growth = ForkLock()  # giving memory to groups; taken before the other one
         self._lock = ForkLock()  # all of the above: no wait for memory, no callback under it
@@ -349,6 +356,7 @@ class BlockPool:
 
     def _begin_eviction(self, blocks: Blocks) -> Blocks:
         self._states[blocks] = GOING
+        self._planned_to[blocks] = -1
         return blocks
 
     def _evict(self, going: Blocks) -> int:
@@ -439,8 +447,9 @@ class BlockPool:
             count = 0
             for group in emptied:
                 inside = self._blocks_of(np.array([group]))
-                # What is being copied to cannot be copied from.
-                blocks = inside[(self._states[inside] == LIVE) | (self._states[inside] == CACHED)]
+                # What is being copied to cannot be copied from, and nothing moves twice.
+                blocks = inside[np.isin(self._states[inside], (LIVE, CACHED))]
+                blocks = blocks[self._planned_to[blocks] < 0]
                 more = count + len(blocks)
                 if more > len(targets) or (limit is not None and more > limit):
                     break
@@ -449,30 +458,41 @@ class BlockPool:
             origin = np.concatenate([np.empty(0, np.int64), *sources])
             targets = targets[:count]
             self._states[targets] = TARGET
+            self._planned_from[targets], self._planned_to[origin] = origin, targets
             np.add.at(self._taken, targets // self.group_blocks, 1)
             return np.stack([origin, targets], axis=1)
 
     def moved(self, moves: Blocks | Sequence[Sequence[int]]) -> None:
         """End the moves that `compact` planned: references go to the new numbers.
 
-        A block that was freed meanwhile is not moved; the number that it would have got is free.
+        A block that was freed meanwhile is not moved, whoever has its number by now; the number
+        that it would have got is free.
 
         Raises
         ------
         TypeError, ValueError
-            Not moves of `compact`; nothing is changed.
+            Not moves of `compact`, or some that were ended before; nothing is changed.
         """
+        pairs = np.asarray(moves)
+        if pairs.size and (pairs.ndim != 2 or pairs.shape[1] != 2):
+            raise ValueError(f"invalid shape of moves = {pairs.shape}: expected (moves, 2)")
+        origin, targets = self._read(pairs).reshape(-1, 2).T
         with self._lock:
-            pairs = np.asarray(moves, np.int64).reshape(-1, 2)
-            origin, targets = self._read(pairs[:, 0]), self._read(pairs[:, 1])
-            self._require(targets, "moved to", TARGET)
-            states, references = self._states[origin], self._references[origin]
-            self._references[targets] = references
-            self._freed_at[targets] = self._freed_at[origin]
-            self._states[targets] = states
-            self._references[origin] = 0
-            there = (states == LIVE) | (states == CACHED)
-            self._release(np.concatenate([origin[there], targets[~there]]))
+            wrong = self._planned_from[targets] != origin
+            once = np.unique(targets, return_index=True)[1]
+            wrong[np.setdiff1d(np.arange(len(targets)), once)] = True
+            if wrong.any():
+                here, there = origin[wrong][0], targets[wrong][0]
+                raise ValueError(
+                    f"block {here} cannot be moved to {there}: expected pairs of compact, each once"
+                )
+            kept = self._planned_to[origin] == targets  # the others were freed
+            here, there = origin[kept], targets[kept]
+            for values in (self._references, self._freed_at, self._states):
+                values[there] = values[here]
+            self._references[here] = 0
+            self._planned_from[targets] = -1
+            self._release(np.concatenate([here, targets[~kept]]))
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -526,6 +546,7 @@ class BlockPool:
     def _release(self, blocks: Blocks) -> Blocks:
         """Make blocks free; return the groups that lost their memory."""
         self._states[blocks] = FREE
+        self._planned_to[blocks] = -1
         np.subtract.at(self._taken, blocks // self.group_blocks, 1)
         return self._groups.give_back(self._idle(self.spare))
 
@@ -552,11 +573,12 @@ class BlockPool:
     def _read(self, blocks: Numbers) -> Blocks:
         found = np.asarray(blocks)
         if found.size and found.dtype.kind not in "iu":
-            raise TypeError(f"blocks are {found.dtype}: expected integers")
-        found = found.astype(np.int64).reshape(-1)
-        if found.size and not (found.min() >= 0 and found.max() < self.capacity):
-            raise ValueError(f"invalid blocks: expected numbers from 0 to {self.capacity - 1}")
-        return found
+            refuse("blocks", blocks, "integers")
+        found = found.reshape(-1)
+        wrong = found[(found < 0) | (found >= self.capacity)]
+        if len(wrong):
+            raise ValueError(f"invalid block = {wrong[0]}: expected 0 to {self.capacity - 1}")
+        return found.astype(np.int64)
 
     def _require(self, blocks: Blocks, what: str, *states: int) -> None:
         wrong = blocks[~np.isin(self._states[blocks], states)]

@@ -171,6 +171,55 @@ def test_blocks_freed_during_a_compaction_are_not_moved(arena):
         pool.moved(moves)
 
 
+def test_number_that_is_handed_out_anew_is_not_moved(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(8)
+    pool.free(blocks[[0, 1, 6, 7]])
+    moves = pool.compact()
+    assert moves.tolist() == [[4, 0], [5, 1]]
+    pool.free([4], cache=True)
+    assert pool.evict(1).tolist() == [4]
+    pool.free([5])
+    new = pool.allocate(4).tolist()
+    assert {4, 5} < set(new)
+    pool.moved(moves[:1])
+    assert pool.references(new).tolist() == [1] * 4
+    assert pool.allocate(1).tolist() == [0]
+    pool.moved(moves[1:])
+    assert pool.references(new).tolist() == [1] * 4
+    assert pool.live == 7
+
+
+def test_block_is_moved_by_the_plan_of_its_present_owner(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(8)
+    pool.free(blocks[[0, 1, 5, 6, 7]])
+    old = pool.compact()
+    assert old.tolist() == [[4, 0]]
+    pool.free([4])
+    assert pool.allocate(2).tolist() == [1, 4]
+    pool.free([1])
+    new = pool.compact()
+    assert new.tolist() == [[4, 1]]
+    pool.moved(old)
+    assert pool.references([0, 1, 4]).tolist() == [0, 0, 1]
+    pool.moved(new)
+    assert pool.references([0, 1, 4]).tolist() == [0, 1, 0]
+
+
+def test_blocks_are_cached_or_shared_while_they_move(arena):
+    pool = pool_of(arena)
+    blocks = pool.allocate(8)
+    pool.free(blocks[[0, 1, 6, 7]])
+    moves = pool.compact()
+    pool.free([4], cache=True)
+    pool.share([5])
+    pool.moved(moves[::-1])  # in any order
+    assert pool.references([0, 1]).tolist() == [0, 2]
+    assert pool.eviction_order().tolist() == [0]
+    assert pool.tensors[0].rows == ((0, 4),)
+
+
 def test_compaction_keeps_to_its_limit_and_empties_groups_whole(arena):
     pool = pool_of(arena)
     blocks = pool.allocate(12)
@@ -437,6 +486,39 @@ def test_many_threads_never_share_a_block(arena, rng):
 
 
 @pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (
+            lambda moves: [*moves, *moves],
+            ValueError,
+            "block 4 cannot be moved to 0: expected pairs",
+        ),
+        (lambda moves: [[2, 0]], ValueError, "block 2 cannot be moved to 0"),
+        (lambda moves: [[0, 0]], ValueError, "block 0 cannot be moved to 0"),
+        (lambda moves: [[40, 0]], ValueError, "block 40 cannot be moved to 0"),
+        (lambda moves: [*moves, [3, 2]], ValueError, "block 3 cannot be moved to 2"),
+        (lambda moves: [[4, 64]], ValueError, "invalid block = 64: expected 0 to 63"),
+        (lambda moves: [4, 0], ValueError, r"shape of moves = \(2,\): expected \(moves, 2\)"),
+        (lambda moves: [[4, 0, 4]], ValueError, r"shape of moves = \(1, 3\)"),
+        (lambda moves: moves + 0.5, TypeError, "4.5.*: expected integers"),
+        (lambda moves: [["4", "0"]], TypeError, "'4'.*: expected integers"),
+    ],
+)
+def test_moves_that_were_not_planned_change_nothing(arena, wrong, error, text):
+    pool = pool_of(arena)
+    blocks = pool.allocate(8)
+    pool.free(blocks[[0, 1, 5, 6, 7]])
+    moves = pool.compact()
+    with pytest.raises(error, match=text):
+        pool.moved(wrong(moves))
+    assert pool.references(range(8)).tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
+    pool.moved([])
+    pool.moved(moves)
+    assert pool.references(range(8)).tolist() == [1, 0, 1, 1, 0, 0, 0, 0]
+    assert pool.tensors[0].rows == ((0, 4),)
+
+
+@pytest.mark.parametrize(
     ("call", "error", "text"),
     [
         (lambda pool: pool.allocate(-1), ValueError, "invalid count = -1: expected 0 or more"),
@@ -445,6 +527,7 @@ def test_many_threads_never_share_a_block(arena, rng):
         (lambda pool: pool.free([0.5]), TypeError, "expected integers"),
         (lambda pool: pool.free([0], cache=1), TypeError, "invalid cache = 1"),
         (lambda pool: BlockPool([]), ValueError, "at least one"),
+        (lambda pool: BlockPool([*pool.tensors] * 2), ValueError, "'0'.* is there twice"),
         (lambda pool: BlockPool(pool.tensors, block_rows=0), ValueError, "invalid block_rows = 0"),
         (lambda pool: BlockPool(pool.tensors, on_evict=3), TypeError, "invalid on_evict = 3"),
     ],
