@@ -303,8 +303,19 @@ def _checked_alignment(given: object) -> int:
 
 
 _KINDS = "|".join(kind.value for kind in MemoryKind)
+_OWN_KINDS = ("", "device", "host")  # of a device's own memory, in a name
 # What keys of settings call a memory: group 1 is the type, 2 the ordinal, 3 the kind.
 _MEMORY_NAME = re.compile(rf"(cuda|host)(?::([0-9]{{1,4}}))?(?:/({_KINDS}))?\Z", re.IGNORECASE)
+
+
+def _plain_name(name: str) -> str:
+    """Return a name in keys as its memory is written, in lower case: "host:0" for "HOST:00"."""
+    match = _MEMORY_NAME.match(name)
+    if match is None:
+        return name.lower()
+    ordinal = "" if match[2] is None else f":{int(match[2])}"
+    kind = (match[3] or "").lower()
+    return match[1].lower() + ordinal + (f"/{kind}" if kind not in _OWN_KINDS else "")
 
 
 def _means(name: str, memory: str) -> bool | None:
@@ -315,12 +326,11 @@ def _means(name: str, memory: str) -> bool | None:
     given, meant = _MEMORY_NAME.match(name), _MEMORY_NAME.match(memory)
     if given is None or meant is None:
         return None
-    own = (None, "device", "host")
-    kinds = [each[3] and each[3].lower() for each in (given, meant)]
+    kinds = [(each[3] or "").lower() for each in (given, meant)]
     return (
         given[1].lower() == meant[1].lower()
         and (given[2] is None or int(given[2]) == int(meant[2] or 0))
-        and (kinds[0] == kinds[1] or (kinds[0] in own and kinds[1] in own))
+        and (kinds[0] == kinds[1] or (kinds[0] in _OWN_KINDS and kinds[1] in _OWN_KINDS))
     )
 
 

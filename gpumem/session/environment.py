@@ -22,7 +22,7 @@ from gpumem._factory import resource_from_config
 from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
 from gpumem.config import ArenaConfig
-from gpumem.device import _MEMORY_NAME, Device, MemoryInfo, MemoryKind
+from gpumem.device import _MEMORY_NAME, Device, MemoryInfo, MemoryKind, _plain_name
 from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
 
 __all__ = ["Environment"]
@@ -441,14 +441,14 @@ class Environment:
 
 
 def read_prefixes(config: Any) -> Prefixed:
-    """Sort settings by prefix and lower-case name, and check every key and value."""
+    """Sort settings by prefix and plain name, and check every key and value."""
     if not isinstance(config, Mapping):
         kind = type(config).__name__
         raise TypeError(f"settings must be a mapping or an ArenaConfig, not {kind}")
     found: Prefixed = {}
     for key, value in config.items():
         match = _PREFIXED.match(key) if isinstance(key, str) else None
-        which = (match[1], match[2].lower()) if match else BARE
+        which = (match[1], _plain_name(match[2])) if match else BARE
         found.setdefault(which, []).append((key, value))
     for items in found.values():
         ArenaConfig._values(items)
@@ -503,14 +503,14 @@ def without_other_devices(config: Mapping[Any, Any], device: Device) -> dict[Any
 
 
 def names_of(memory: MemoryInfo) -> set[str]:
-    """Return the names of a memory in keys, in lower case."""
+    """Return the plain names of a memory in keys."""
     names = {str(memory)}
     if str(memory) == str(memory.device):
         names.add(memory.device.type)
     else:
         names.add(f"{memory.device.type}/{memory.kind.value}")
     if memory.name is not None:
-        names.add(memory.name.lower())
+        names.add(_plain_name(memory.name))
     return names
 
 

@@ -11,7 +11,7 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
 from gpumem._support.texts import shown, visible
 from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once
-from gpumem.device import Device
+from gpumem.device import Device, _plain_name
 from gpumem.errors import ConfigError
 from gpumem.session.environment import is_elsewhere, read_prefixes
 
@@ -195,7 +195,7 @@ class SessionOptions:
         others: dict[str, list[tuple[str, object]]] = {}
         for key, value in _require_mapping(mapping).items():
             match = _NAMED.match(key) if isinstance(key, str) else None
-            name = match[1].lower() if match else None
+            name = _plain_name(match[1]) if match else None
             if name is not None and is_elsewhere(name, device):
                 others.setdefault(name, []).append((key, value))
                 continue

@@ -157,6 +157,19 @@ def test_named_options_override_bare_ones():
     assert host.extend_strategy == "next_power_of_two"
 
 
+@pytest.mark.parametrize("name", ["host:00", "HOST:0000", "host:0/host", "Host"])
+def test_a_device_has_one_name_however_it_is_written(name):
+    key = f"{name}.arena.max_mem"
+    with gpumem.Environment({f"ep_factory.{key}": MIB, f"ep.{key}": 2 * MIB}) as environment:
+        assert environment.register("host").config.max_mem == MIB
+        with gpumem.Session("host", {"private_arena": True}, environment) as session:
+            assert session.allocator().config.max_mem == 2 * MIB
+    options = {f"ep.{key}": MIB, f"ep.{name}.enable_cuda_graph": True}
+    with gpumem.Session("host", options) as session:
+        assert session.allocator().config.max_mem == MIB
+        assert session.options.enable_cuda_graph
+
+
 def test_memory_name_selects_its_options():
     with gpumem.Environment({"ep_factory.Weights.arena.max_mem": "1048576"}) as environment:
         info = gpumem.MemoryInfo(gpumem.Device("host"), name="weights")
