@@ -76,7 +76,8 @@ cdef class Arena(SleepingArena):
     memory : MemoryInfo, Device or str
         Where the bytes live: ``"cuda:0"``, ``"cuda:0/host_accessible"``, ``"host"``.
     config : ArenaConfig or Mapping, optional
-        Settings; a mapping is read by `ArenaConfig.from_mapping`.
+        Settings; a mapping is read by `ArenaConfig.from_mapping`, for this memory: keys of another
+        one are checked and left out.
     **settings
         Fields of `ArenaConfig` by name, as ``max_mem="1GiB"``. They replace those of an ArenaConfig
         in `config`; a mapping there may not give them other values.
@@ -142,7 +143,7 @@ cdef class Arena(SleepingArena):
         cdef ArenaSettings settings
         cdef Backing backing
         resource_init(self, memory, name)
-        self.config = ArenaConfig._given(config, given)
+        self.config = ArenaConfig._given(config, given, self.memory)
         self.config._require_arena()
         settings_from(self.config, &settings)
         self.extra = extra_for(alignment_in(self.memory))

@@ -23,8 +23,8 @@ def resource_from_config(
     **options: Any,
 ) -> Arena | DriverPool:
     """Make the resource that `MemoryResource.from_config` describes, which has the `options`."""
-    settings = config if isinstance(config, ArenaConfig) else ArenaConfig.from_mapping(config or {})
     where = MemoryInfo.parse(memory)
+    settings = ArenaConfig._given(config, {}, where)
     if not settings.use_cuda_mempool:
         return Arena(where, settings, **options)
     pool_settings = PoolConfig.from_arena(settings)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 from gpumem._support.arguments import is_integer
 from gpumem._support.sizes import MOST_BYTES, is_size_with_unit, parse_size
 from gpumem._support.texts import shown, visible
-from gpumem.device import Device, _means
+from gpumem.device import Device, MemoryInfo, _means
 from gpumem.errors import ConfigError
 
 __all__ = ["ArenaConfig", "PoolConfig"]
@@ -144,14 +144,17 @@ def _enter_once(
     values[name], given[name] = value, text
 
 
-def _applies(key: object, whose: str | None, name: str | None) -> bool:
-    """Tell whether a key under a name applies to `name`; refuse one that is of no memory."""
-    if whose is None or name is None or whose.lower() == name.lower():
+def _applies(key: object, whose: str | None, names: Collection[str]) -> bool:
+    """Tell whether a key under a name applies to what has these names, or to anything without.
+
+    A key under a name that is neither one of them nor of any memory is refused.
+    """
+    if whose is None or not names or whose.lower() in (name.lower() for name in names):
         return True
-    applies = _means(whose, name)
-    if applies is None:
-        raise ConfigError(f"key {key!r} is for {whose!r}, not for {name!r}")
-    return applies
+    applies = {_means(whose, name) for name in names}
+    if applies == {None}:
+        raise ConfigError(f"key {key!r} is for {whose!r}, not for {' or '.join(map(repr, names))}")
+    return True in applies
 
 
 def _setting(default: Any, parse: Parser) -> Any:
@@ -188,7 +191,9 @@ class _Settings:
             Take prefixed keys for this name only, without regard to case: a memory's name, as
             ``cuda:1``, to which ``cuda`` applies too, or any other. Keys of another memory are
             checked and left out, so that one mapping may hold the settings of several; other names
-            are an error, since nothing is ignored silently. None takes any name.
+            are an error, since nothing is ignored silently. None takes keys under any name, as if
+            they had none; two names with two values are one option given twice then. What is made
+            from a mapping for a memory takes the keys of that memory.
 
         Raises
         ------
@@ -197,15 +202,19 @@ class _Settings:
         ConfigError
             Unknown key, bad value, or one option given twice with different values.
         """
-        return cls(**cls._values(cls._items_of(mapping), name))
+        return cls(**cls._values(cls._items_of(mapping), () if name is None else (name,)))
 
     @classmethod
     def _given(
-        cls, config: Self | Mapping[str, object] | None, settings: Mapping[str, object]
+        cls,
+        config: Self | Mapping[str, object] | None,
+        settings: Mapping[str, object],
+        memory: MemoryInfo,
     ) -> Self:
         """Return `config` with the settings that a constructor was given as keywords.
 
-        They replace those of an object; a mapping may give none of them with another value.
+        They replace those of an object; a mapping may give none of them with another value. Of a
+        mapping only the keys of this memory apply.
         """
         for name in settings:
             if name not in cls._parsers():
@@ -217,7 +226,8 @@ class _Settings:
             return replace(config, **settings) if settings else config
         if config is None:
             return cls(**settings)
-        return cls(**cls._values([*cls._items_of(config), *settings.items()]))
+        names = [str(memory)] if memory.name is None else [str(memory), memory.name]
+        return cls(**cls._values([*cls._items_of(config), *settings.items()], names))
 
     @classmethod
     def _items_of(cls, mapping: object) -> Iterable[tuple[object, object]]:
@@ -246,20 +256,21 @@ class _Settings:
         for key, equals, value in parts:
             if not equals:
                 raise ConfigError(f"invalid {key + value!r}: expected key=value")
-        return cls(**cls._values(((key, value) for key, _, value in parts), name))
+        items = ((key, value) for key, _, value in parts)
+        return cls(**cls._values(items, () if name is None else (name,)))
 
     @classmethod
     def _values(
-        cls, items: Iterable[tuple[object, object]], name: str | None = None
+        cls, items: Iterable[tuple[object, object]], names: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return the fields that the keys name, and no others."""
+        """Return the fields that the keys set for what has these names; without, all of them."""
         parsers = cls._parsers() | cls._IMPLIED
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
         for key, text in items:
             field, whose = cls._field_of(key)
             value = parsers[field](str(key), text)
-            if _applies(key, whose, name):
+            if _applies(key, whose, names):
                 _enter_once(values, given, field, value, f"{visible(str(key))} = {shown(text)}")
         return {field: value for field, value in values.items() if field not in cls._IMPLIED}
 

@@ -411,9 +411,49 @@ def test_settings_do_not_depend_on_which_class_was_used_first():
 def test_arena_accepts_a_config_or_a_mapping(make_arena):
     config = ArenaConfig(max_mem=MIB)
     assert make_arena(config).config is config
-    assert make_arena({"ep_factory.cuda.arena.max_mem": str(MIB)}).config == config
+    assert make_arena({"ep_factory.host.arena.max_mem": str(MIB)}).config == config
     assert make_arena().config == ArenaConfig()
     assert make_arena(config).stats().limit == MIB
+
+
+MAKERS = [gpumem.Arena, gpumem.MemoryResource.from_config]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("prefix", ["ep", "ep_factory"])
+def test_keys_of_other_memory_do_not_apply(make, prefix):
+    key = f"{prefix}.{{}}.arena.max_mem"
+    for other in ("cuda", "cuda:0", "host:1", "host/managed", "host:00/host_accessible"):
+        assert make("host", {key.format(other): MIB}).config.max_mem == 0
+        both = {key.format(other): MIB, key.format("host:00"): 2 * MIB}
+        assert make("host", both).config.max_mem == 2 * MIB
+        with pytest.raises(ConfigError, match="max_mem = '-1'"):
+            make("host", {key.format(other): "-1"})
+    assert make("host/managed", {key.format("host/managed"): MIB}).config.max_mem == MIB
+    assert make("host/managed", {key.format("host"): MIB}).config.max_mem == 0
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_keys_of_a_memorys_own_name_apply_and_names_of_no_memory_are_refused(make):
+    named = gpumem.MemoryInfo("host", name="Mine")
+    for name in ("mine", "host", "host:0"):
+        assert make(named, {f"ep.{name}.arena.max_mem": MIB}).config.max_mem == MIB
+    assert make(named, {"ep.cuda.arena.max_mem": MIB}).config.max_mem == 0
+    for memory, names in (("host", "'host:0'"), (named, "'host:0' or 'Mine'")):
+        with pytest.raises(ConfigError, match=f"is for 'gpu', not for {names}"):
+            make(memory, {"ep.gpu.arena.max_mem": MIB})
+
+
+def test_pool_takes_the_keys_of_its_memory():
+    keys = {"ep.cuda.arena.max_size": 2 * MIB, "ep.host.arena.max_size": 4 * MIB}
+    assert gpumem.DriverPool("host", keys).config.max_size == 4 * MIB
+
+
+def test_without_a_name_two_names_with_two_values_are_refused():
+    keys = {"ep.cuda.arena.max_mem": "1", "ep.host.arena.max_mem": "2"}
+    with pytest.raises(ConfigError, match="given twice"):
+        ArenaConfig.from_mapping(keys)
+    assert ArenaConfig.from_mapping(keys, "host").max_mem == 2
 
 
 def test_arena_refuses_an_invalid_option():

@@ -152,8 +152,8 @@ cdef class MemoryResource(ResourceBase):
         memory : MemoryInfo, Device or str
             Where the bytes live.
         config : ArenaConfig or Mapping, optional
-            Settings; a mapping is read by `ArenaConfig.from_mapping`. With ``use_cuda_mempool`` a
-            `DriverPool` is made (see `PoolConfig.from_arena`).
+            Settings; a mapping is read by `ArenaConfig.from_mapping`, for this memory. With
+            ``use_cuda_mempool`` a `DriverPool` is made (see `PoolConfig.from_arena`).
         budget, count : optional
             What it charges, and for what: see `Arena` and `DriverPool`.
         default_stream : stream, optional

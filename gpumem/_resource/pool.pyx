@@ -61,7 +61,7 @@ cdef class DriverPool(MemoryResource):
     device : Device, MemoryInfo or str
         A device whose capability ``memory_pools`` holds.
     config : PoolConfig or Mapping, optional
-        Settings of a private pool; a mapping is read by `PoolConfig.from_mapping`.
+        Settings of a private pool; a mapping is read by `PoolConfig.from_mapping`, for its memory.
     **settings
         Fields of `PoolConfig` by name, as ``max_size="2GiB"``; as `Arena`.
     handle : int, optional
@@ -120,7 +120,7 @@ cdef class DriverPool(MemoryResource):
         given = None if handle is None else pool_number(handle)
         core = begin(self, memory, default_stream, name, budget, count)
         if given is None:
-            self.config = PoolConfig._given(config, settings)
+            self.config = PoolConfig._given(config, settings, memory)
             core.pool = pool_make(self.driver_device, self.config)
             # Destroyed with the last block, which may outlive this object.
             core.owned = True

@@ -12,7 +12,7 @@ from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
 from gpumem._support.arguments import is_integer
 from gpumem.config import ArenaConfig
-from gpumem.device import Device, default_device
+from gpumem.device import Device, MemoryInfo, default_device
 from gpumem.errors import ConfigError
 from gpumem.replay._replay import run
 from gpumem.replay.unfinished import peak_live_or_unfinished
@@ -163,7 +163,7 @@ def opened(
     lag_us: int = 0,
 ) -> Iterator[Arena]:
     """Open an arena for a replay; a host device is made large enough and, if asked, slow."""
-    settings = config if isinstance(config, ArenaConfig) else ArenaConfig.from_mapping(config or {})
+    settings = ArenaConfig._given(config, {}, MemoryInfo(device))
     if max_mem:
         limited = {**settings.to_mapping(), "arena.max_mem": max_mem}
         settings = ArenaConfig.from_mapping(limited)

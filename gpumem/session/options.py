@@ -184,7 +184,8 @@ class SessionOptions:
             Unknown key, invalid value, one option given twice with different values, or options
             that contradict each other.
         """
-        return cls(**cls._values(_require_mapping(mapping).items(), name))
+        names = () if name is None else (name,)
+        return cls(**cls._values(_require_mapping(mapping).items(), names))
 
     @classmethod
     def _for_memory(
@@ -210,7 +211,7 @@ class SessionOptions:
 
     @classmethod
     def _values(
-        cls, items: Iterable[tuple[str, object]], name: str | None = None
+        cls, items: Iterable[tuple[str, object]], names: Collection[str] = ()
     ) -> dict[str, Any]:
         """Return the fields that the keys set."""
         values: dict[str, Any] = {}
@@ -222,7 +223,7 @@ class SessionOptions:
                 arena_keys[key] = value
                 continue
             parsed = _parse(key, option, value)
-            if _applies(key, whose, name):
+            if _applies(key, whose, names):
                 text = f"{visible(key)} = {shown(value)}"
                 _enter_once(values, given, option, parsed, text)
         if callbacks := {part: values.pop(part) for part in _CALLBACKS if part in values}:

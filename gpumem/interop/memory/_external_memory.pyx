@@ -361,8 +361,7 @@ cdef class ExternalMemory:
             raise ConfigError("read-only memory cannot be handed out")
         # Each region of the arena keeps its memory by a buffer over it.
         slices = Slices(self, grow, keeper)
-        settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
-            config, ArenaConfig) else config
+        settings = ArenaConfig._given(config, {}, self.memory)
         # Other users of the memory may write all of it, so there are no guards.
         return Arena(self.memory, slices.settings(settings), source=slices, debug_heap=False,
                      name=title)
