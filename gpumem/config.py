@@ -123,8 +123,11 @@ def _peers(key: str, value: object) -> str | tuple[Device, ...]:
         return value
     devices = value.split() if isinstance(value, str) else value
     try:
+        # A text without a name is what an unset variable leaves, and no list of devices.
         if isinstance(devices, Device) or not isinstance(devices, Iterable):
             raise TypeError
+        if isinstance(value, str) and not devices:
+            raise ValueError
         return tuple(dict.fromkeys(Device(each) for each in devices)) or "none"
     except (TypeError, ValueError):
         accepted = '"on_use", "none", or devices such as ["cuda:1"]'

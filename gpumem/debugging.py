@@ -67,7 +67,7 @@ class DebugHeapOptions(_Settings):
     guard_bytes : int
         Guard bytes before and behind each block: a multiple of 256, up to 1 MiB.
     guard_byte : int
-        Value of the guard bytes.
+        Value of the guard bytes, and of the padding behind a block.
     fresh_byte : int, optional
         Fill value of a new block, which makes unwritten memory visible: with the default every
         floating point number there is NaN. None (as text "none"): new blocks are not filled.
@@ -76,8 +76,9 @@ class DebugHeapOptions(_Settings):
         only found in their guards.
     quarantine_bytes : int
         Bytes of freed memory in quarantine, guards and padding included; the oldest block leaves
-        first, and all of them before memory is out. More finds later writes. A larger block is
-        watched until its streams are done and the arena is called again.
+        first, and all of them before memory is out. More finds later writes. A larger block, with
+        0 any block, is watched until its streams are done and the arena is called again; it is
+        filled where another stream freed it before its own was done.
     stack_depth : int
         Recorded calls of the Python stack of each allocation and free; 0: no stack, and no native
         one for threads without Python.
@@ -110,6 +111,12 @@ class DebugHeapOptions(_Settings):
 
     _OF: ClassVar[str] = "a debug heap"
     _NONE: ClassVar[str] = "none"
+
+    def _without_effect(self) -> dict[str, str]:
+        """Return the settings other than the defaults that a debug heap does not use, and why."""
+        if self.stack_depth == 0 and self.stack_every != DebugHeapOptions.stack_every:
+            return {"stack_every": "stack_depth = 0 records no stack"}
+        return {}
 
 
 def options_of(debug_heap: object) -> DebugHeapOptions | None:

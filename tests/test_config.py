@@ -456,6 +456,13 @@ def test_without_a_name_two_names_with_two_values_are_refused():
     assert ArenaConfig.from_mapping(keys, "host").max_mem == 2
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_peers_of_an_empty_text_are_refused(text):
+    with pytest.raises(ConfigError, match=r'invalid peers = .* "on_use", "none", or devices'):
+        ArenaConfig(peers=text)
+    assert ArenaConfig(peers=[]).peers == "none"
+
+
 def test_arena_refuses_an_invalid_option():
     with pytest.raises(ConfigError, match="unknown key 'max_memory'") as caught:
         gpumem.Arena("host", {"max_memory": 1})

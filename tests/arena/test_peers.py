@@ -243,6 +243,20 @@ def test_graph_pools_have_their_arenas_peers():
     )
 
 
+def test_peers_that_are_the_arenas_own_device_alone_give_a_warning():
+    run("""
+        for memory in ("host:0", "host:0/managed"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                gpumem.Arena(memory, {"peers": ["host:0"]})
+            (told,) = caught
+            assert told.category is gpumem.errors.ConfigWarning
+            why = "own device" if memory == "host:0" else "every device reaches it"
+            assert "peers = 'host:0' has no effect" in str(told.message)
+            assert why in str(told.message)
+    """)
+
+
 def test_pinned_memory_has_no_list_of_devices():
     run("""
         for kind in ("host_accessible", "managed"):

@@ -1,10 +1,12 @@
 """The debug heap through an arena's life: quarantine, memory out, suspend, capture, close."""
 
+import ctypes
 import gc
 import threading
 import warnings
 
 import pytest
+from helpers.driver import HostDriver
 from helpers.heap import found_by, line_of, number_at_rest
 
 import gpumem
@@ -386,6 +388,30 @@ def test_check_without_a_debug_heap_names_the_setting(make_arena):
 def test_invalid_settings_are_refused_by_name_and_range(options, message):
     with pytest.raises(gpumem.ConfigError, match=message):
         gpumem.Arena("host", debug_heap=options)
+
+
+def test_settings_without_effect_give_a_warning():
+    with pytest.warns(gpumem.errors.ConfigWarning, match="stack_every = 5 .* stack_depth = 0"):
+        gpumem.Arena("host", debug_heap={"stack_depth": 0, "stack_every": 5})
+    for used in ({"stack_depth": 0}, {"stack_every": 5}):
+        gpumem.Arena("host", debug_heap=used)
+
+
+def test_guard_byte_fills_padding_where_there_are_no_guards(make_arena):
+    buffer = make_arena(debug_heap={"guard_bytes": 0, "guard_byte": 0x22}).allocate(100)
+    assert ctypes.string_at(buffer.ptr + 100, 156) == b"\x22" * 156
+
+
+def test_without_a_quarantine_a_block_is_filled_while_its_own_stream_is_at_work(make_arena):
+    arena = make_arena(debug_heap={"quarantine_bytes": 0, "freed_byte": 3})
+    own, other = gpumem.Stream("host"), gpumem.Stream("host")
+    buffer = arena.allocate(1000, own)
+    address = buffer.ptr
+    with HostDriver().block(own):
+        buffer.close(other)
+        arena.allocate(8).close()
+        assert ctypes.string_at(address, 1000) == b"\x03" * 1000
+    own.synchronize()
 
 
 @pytest.mark.parametrize("debug", [1, "yes", [("guard_bytes", 256)], object()])

@@ -30,7 +30,7 @@ from gpumem._support.process cimport process
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
 from gpumem.device import MemoryKind
-from gpumem.errors import HeapCorruptionError, HeapWarning, InvalidFreeError
+from gpumem.errors import ConfigWarning, HeapCorruptionError, HeapWarning, InvalidFreeError
 
 
 cdef extern from "Python.h":
@@ -93,6 +93,9 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     options = debugging.options_of(debug)
     if options is None:
         return None
+    for name, why in options._without_effect().items():
+        warnings.warn(f"{name} = {getattr(options, name)!r} has no effect on the debug heap of "
+                      f"arena {arena.name!r}: {why}", ConfigWarning, stacklevel=1)
     settings.guard = options.guard_bytes
     settings.quarantine = options.quarantine_bytes
     settings.guard_byte = options.guard_byte

@@ -231,9 +231,15 @@ cdef int require_node(MemoryResource arena, int node) except -1:
 
 
 cdef int add_listed_peers(MemoryResource arena, ArenaCore* core, object config) except -1:
+    why = ""
     if config.peers != "on_use" and is_everybodys(arena, core):
+        why = "every device reaches it"
+    elif not isinstance(config.peers, str) and all(
+            [device == arena.memory.device for device in config.peers]):
+        why = 'it is the arena\'s own device; "none" names no other'
+    if why:
         warnings.warn(f"peers = {config._text_of('peers')!r} has no effect on an arena on "
-                      f"{arena.memory}: every device reaches it", ConfigWarning, stacklevel=1)
+                      f"{arena.memory}: {why}", ConfigWarning, stacklevel=1)
     if isinstance(config.peers, str):
         return 0
     for device in config.peers:
