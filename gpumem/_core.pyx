@@ -810,6 +810,10 @@ cdef class Arena(SleepingArena):
             return self.require_own()
         return 0
 
+    cdef int require_awake(self) except -1:
+        cdef ArenaBase tagged = self.tagged()
+        return self.require_present() if tagged is None else tagged.require_present()
+
     def reset_stream(self, stream):
         """Declare a stream drained: what was freed on it is now free for everyone.
 

@@ -43,8 +43,10 @@ cdef class ResourceBase:
     cdef Uses** uses_of(self, Buffer buffer) except NULL
     # Another stream uses a live block, too; `uses` are the notes of its buffer.
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1
-    # Raises if the CPU would find nothing at a block's address now.
+    # Raises if the CPU would find nothing at a block's address now. Of a buffer: by its `home`.
     cdef int require_present(self) except -1
+    # Raises SuspendedError if what the calling thread would be given now is asleep.
+    cdef int require_awake(self) except -1
     # What has to happen before the bytes are touched, beyond the work that gpumem queued: by the
     # CPU, which waits; by work queued on a stream of a device from now on. Of another device than
     # the resource's, that stream is then made to wait for the buffer's own.
@@ -101,7 +103,7 @@ cdef void buffer_end(Buffer buffer) noexcept
 cdef inline int require_open(Buffer buffer) except -1:
     if buffer.is_closed:
         return refuse_closed()
-    return buffer.resource.require_present() if buffer.block_bytes else 0
+    return buffer.home.require_present() if buffer.block_bytes else 0
 
 
 cdef int refuse_closed() except -1

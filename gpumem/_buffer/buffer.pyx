@@ -754,6 +754,9 @@ cdef class ResourceBase:
     cdef int require_present(self) except -1:
         return 0
 
+    cdef int require_awake(self) except -1:
+        return 0
+
     cdef int before_cpu(self, Buffer buffer) except -1:
         return 0
 

@@ -6,9 +6,9 @@ from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
     BorrowedMemory, Buffer, buffer_share, drop_share, finish_stream, host_may_read, host_may_write,
-    is_capturing, order_after, order_before, order_host, order_host_writing, order_read,
-    order_stream, order_written, own_stream, Stream, stream_handle, stream_is_capturing,
-    wait_for_stream,
+    is_capturing, MemoryResource, order_after, order_before, order_host, order_host_writing,
+    order_read, order_stream, order_written, own_stream, require_open, Stream, stream_handle,
+    stream_is_capturing, wait_for_stream,
 )
 from gpumem._copy.driver cimport (
     call_result, CallResult, fill_by_cpu, fill_is_word, fill_queue, Peers, rows_queue,
@@ -637,6 +637,16 @@ def order_behind(Buffer buffer not None, Stream stream not None):
         buffer.home.let_access(stream.driver_device)
     if not is_capturing(stream.driver_device, stream.handle):
         order_stream(buffer, stream.handle, stream.driver_device)
+
+
+def require_usable(Buffer buffer not None):
+    """Raise ClosedError of a closed buffer, SuspendedError of one whose memory is asleep."""
+    require_open(buffer)
+
+
+def require_awake(MemoryResource resource not None):
+    """Raise SuspendedError if what this thread would be given by a resource now is asleep."""
+    resource.require_awake()
 
 
 def retain_until_done(Buffer buffer not None, Stream stream not None):

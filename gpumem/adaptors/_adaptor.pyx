@@ -257,6 +257,9 @@ cdef class Adaptor(MemoryResource):
         block.block.owner = <PyObject*>self
         return lease
 
+    cdef int require_awake(self) except -1:
+        return (<MemoryResource>self.upstreams[0]).require_awake()
+
     cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
         cdef int stop = MemoryResource.visit_block(self, buffer, visit, argument)

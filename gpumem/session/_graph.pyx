@@ -4,7 +4,7 @@ cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 
-from gpumem._buffer cimport Buffer, buffer_share, drop_share, Stream
+from gpumem._buffer cimport Buffer, buffer_share, drop_share, ResourceBase, Stream
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_STREAM_CAPTURE_MODE_RELAXED,
     CUDA_SUCCESS, CUgraph, CUgraphExec, CUresult, DeviceContext, DriverDevice,
@@ -123,14 +123,22 @@ cdef class Leases:
     """Claims on buffers' blocks: they live at least as long as this object."""
 
     cdef list leases            # addresses
+    cdef set homes              # whose memory the blocks lie in
 
     def __cinit__(self):
         self.leases = []
+        self.homes = set()
 
     def add(self, Buffer buffer not None):
         """Keep a buffer's block alive, also when the buffer is closed."""
         if buffer.block_bytes:
+            self.homes.add(buffer.home)
             self.leases.append(<uintptr_t>buffer_share(buffer))
+
+    def _require_awake(self):
+        """Raise SuspendedError if the memory of one of the blocks is asleep."""
+        for home in self.homes:
+            (<ResourceBase>home).require_present()
 
     def __dealloc__(self):
         for lease in self.leases:

@@ -36,8 +36,13 @@ class CapturedRun:
         self._graph: Graph | None = None
         self._context: RunContext | None = None
         self._written: list[Tensor] = []  # by every run of the same work
-        self._kept: object = None  # owner of memory that the graph writes to
+        self._kept: Any = None  # a GraphPool or Leases: owner of memory that the graph writes to
         self._is_captured = False
+
+    def require_awake(self, key: object) -> None:
+        """Raise SuspendedError if a run would launch a graph whose own memory is asleep."""
+        if self._graph is not None and key == self._key:
+            self._kept._require_awake()
 
     def run(self, key: object, stream: Stream, call: Call) -> RunContext:
         """Do the work of `call`, by calling it or by launching its captured work."""

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _native_handle
-from gpumem._copy.copy import order_behind, retain_until_done
+from gpumem._copy.copy import order_behind, require_awake, require_usable, retain_until_done
 from gpumem._defaults import get_default_resource
 from gpumem._factory import resource_from_config
 from gpumem._resource.external import ExternalAllocator
@@ -438,6 +438,10 @@ class Session:
             the stream.
         ClosedError
             The session is closed, or the buffer of a bound array is.
+        SuspendedError
+            Memory of a binding, of the captured work, or the session's own arena is asleep (see
+            `Arena.sleep`): under the thread's tag, where memory is still to be allocated. Nothing
+            is called or queued; after `Arena.wake` the run goes on as before.
 
         Notes
         -----
@@ -504,8 +508,11 @@ class Session:
         used: list[Tensor],
     ) -> RunContext:
         """Queue the copies and the work of one run; `used` gets what the work reads or writes."""
-        _require_memory({name: each.tensor for name, each in inputs.items()})
-        _require_memory({name: each.given for name, each in outputs.items()})
+        key = (fn, bound)
+        launches = None if stream.capturing else self._captured_run
+        self._require_memory(inputs, outputs)
+        if launches is not None:
+            launches.require_awake(key)
         ready = {name: self._fed(each, stream, used) for name, each in inputs.items()}
         for each in outputs.values():
             each.order_behind(stream)
@@ -521,13 +528,26 @@ class Session:
                 raise
             return context
 
-        if self._captured_run is None or stream.capturing:
-            context = call(self._own_memory)
-        else:
-            context = self._captured_run.run((fn, bound), stream, call)
+        context = call(self._own_memory) if launches is None else launches.run(key, stream, call)
         used.extend(context._work.values())
         self._finish(context)
         return context
+
+    def _require_memory(
+        self, inputs: Mapping[str, BoundInput], outputs: Mapping[str, BoundOutput]
+    ) -> None:
+        """Refuse memory that is closed or asleep, before anything of a run is queued."""
+        require_awake(self._own_memory)
+        for name, source in inputs.items():
+            _require_usable(name, source.tensor)
+            _require_kept(source.staged)
+        for name, result in outputs.items():
+            if result.given is not None:
+                _require_usable(name, result.given)
+            elif result.resource is not None:
+                require_awake(result.resource)
+            _require_kept(result.made)
+            _require_kept(result.staged)
 
     def _begin(self) -> tuple[Stream, dict[str, BoundInput], dict[str, BoundOutput], int]:
         with self._lock:
@@ -696,10 +716,16 @@ def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> Non
         raise ValueError(f"the run did not call ctx.output for the bound outputs {missing}")
 
 
-def _require_memory(bound: Mapping[str, Tensor | None]) -> None:
-    for name, tensor in bound.items():
-        if tensor is not None and tensor.buffer.closed:
-            raise ClosedError(f"{name!r} is bound to {tensor.buffer!r}: expected an open one")
+def _require_usable(name: str, tensor: Tensor) -> None:
+    if tensor.buffer.closed:
+        raise ClosedError(f"{name!r} is bound to {tensor.buffer!r}: expected an open one")
+    require_usable(tensor.buffer)
+
+
+def _require_kept(tensor: Tensor | None) -> None:
+    # Of the run before: one that its user closed is made anew.
+    if tensor is not None and not tensor.buffer.closed:
+        require_usable(tensor.buffer)
 
 
 def _require_name(name: object, others: Mapping[str, object], what: str) -> None:

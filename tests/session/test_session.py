@@ -423,6 +423,58 @@ def test_run_refuses_bound_memory_that_was_freed(arena, closed, graph):
         assert session.outputs()["y"].numpy().tolist() == [2] * 4
 
 
+@pytest.mark.parametrize("over", [lambda arena: arena, gpumem.adaptors.track])
+@pytest.mark.parametrize("sleeper", ["input", "output", "output's arena", "own arena"])
+def test_run_refuses_sleeping_memory_before_anything_is_queued(make_arena, host, sleeper, over):
+    arena, awake = make_arena(), make_arena()
+    resource = over(arena)
+    own = resource if sleeper == "own arena" else awake
+    with gpumem.using_resource(own), gpumem.Session("host") as session:
+        x = gpumem.full(4, 3, "u1", resource=resource if sleeper == "input" else awake)
+        session.bind_input("x", x)
+        outputs = {"output": lambda: gpumem.zeros(4, "u1", resource=resource)}
+        outputs["output's arena"] = lambda: resource
+        session.bind_output("y", outputs.get(sleeper, lambda: awake)())
+        calls = []
+
+        def work(ctx):
+            calls.append(1)
+            gpumem.copy(ctx.output("y", 4, "u1"), ctx.inputs["x"], ctx.stream)
+
+        session.run(work)
+        first = session.outputs()["y"]
+        del x
+        gc.collect()
+        arena.sleep()
+        host.reset_counts()
+        with pytest.raises(gpumem.errors.SuspendedError, match="wake"):
+            session.run(work)
+        assert len(calls) == 1
+        assert not sum(host.call_count(f"cuMemcpy{kind}Async") for kind in ("", "DtoD"))
+        assert session.outputs()["y"] is first
+        arena.wake()
+        session.run(work)
+        assert (session.outputs()["y"].numpy() == 3).all()
+        assert len(calls) == 2
+        del first
+    resource.close()
+
+
+def test_run_under_a_tag_that_is_awake_needs_no_other_tag(make_arena):
+    arena = make_arena()
+    with arena.tag("work"):
+        arena.allocate(8).close()
+    with gpumem.using_resource(arena), gpumem.Session("host") as session:
+        session.bind_output("y")
+        arena.sleep("default")
+        with arena.tag("work"):
+            session.run(lambda ctx: ctx.output("y", 4, "u1").numpy().fill(5))
+            assert (session.outputs()["y"].numpy() == 5).all()
+        with pytest.raises(gpumem.errors.SuspendedError):
+            session.run(lambda ctx: ctx.output("y", 4, "u1"))
+        arena.wake()
+
+
 def test_failed_run_leaves_no_memory_in_use():
     def fail(ctx):
         ctx.output("y", 4096, "u1")

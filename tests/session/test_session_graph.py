@@ -174,6 +174,61 @@ def test_captured_scratch_stays_reserved_while_the_graph_may_run(x):
     assert arena.stats().requested_in_use == 0
 
 
+@pytest.mark.parametrize("sleeper", ["output", "kept output", "scratch"])
+def test_launch_over_sleeping_memory_is_refused_and_goes_on_after_a_wake(x, host, sleeper):
+    driver = HostDriver()
+    arena, awake = gpumem.Arena("host"), gpumem.Arena("host")
+    own = arena if sleeper == "scratch" else awake
+    calls = []
+
+    def work(ctx):
+        calls.append(1)
+        with ctx.allocator.allocate(N, ctx.stream) as scratch:
+            driver.fill(scratch, 4, ctx.stream)
+        driver.fill(ctx.output("y", N, "u1").buffer, 5, ctx.stream)
+
+    with gpumem.using_resource(own), session_of(x) as session:
+        places = {"output": gpumem.zeros(N, "u1", resource=arena), "kept output": arena}
+        session.bind_output("y", places.get(sleeper, awake))
+        for _ in range(3):
+            session.run(work)
+        places.clear()
+        gc.collect()
+        arena.sleep()
+        host.reset_counts()
+        for _ in range(2):
+            with pytest.raises(gpumem.errors.SuspendedError, match="wake"):
+                session.run(work)
+        assert host.call_count("cuGraphLaunch") == 0
+        gpumem.Stream("host").synchronize()
+        arena.wake()
+        session.run(work)
+        assert host.call_count("cuGraphLaunch") == 1
+        assert len(calls) == 2
+        assert (session.outputs()["y"].numpy() == 5).all()
+
+
+def test_launch_needs_the_tags_that_its_capture_allocated_under(x):
+    driver, arena = HostDriver(), gpumem.Arena("host")
+    output = gpumem.zeros(N, "u1", memory="host")
+
+    def work(ctx):
+        with arena.tag("scratch"), ctx.allocator.allocate(N, ctx.stream) as scratch:
+            driver.fill(scratch, 4, ctx.stream)
+        driver.fill(ctx.output("y", N, "u1").buffer, 5, ctx.stream)
+
+    with gpumem.using_resource(arena), session_of(x) as session:
+        session.bind_output("y", output)
+        for _ in range(3):
+            session.run(work)
+        gc.collect()
+        arena.sleep("scratch")
+        with pytest.raises(gpumem.errors.SuspendedError, match="graph pool"):
+            session.run(work)
+        arena.wake()
+        session.run(work)
+
+
 def test_function_that_queues_nothing_is_called_every_time(x):
     calls = []
 

@@ -30,7 +30,9 @@ from gpumem._native.arena.family cimport (
     tag_open,
 )
 from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
-from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
+from gpumem._native.arena.graph_pool cimport (
+    pool_adopt, pool_begin, pool_create, pool_retain_with, pool_sleeps,
+)
 from gpumem._native.arena.growth cimport arena_add_peer, arena_page_around, list_for_transport
 from gpumem._native.arena.metadata_copy cimport (
     arena_add_figures, arena_copy, arena_copy_free, ArenaCopy, ArenaFigures, BlockCopy, PageCopy,

@@ -25,5 +25,7 @@ cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noex
 cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil
 # Before a capture, none being under way: what earlier captures freed is free for all its streams.
 cdef void pool_begin(ArenaCore* pool) noexcept nogil
+# Is a part of it asleep, so that its graphs would touch addresses without memory?
+cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil
 # The pool lives as long as the graph and what was instantiated of it. Legal while it is captured.
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil

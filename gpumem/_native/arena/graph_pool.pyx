@@ -9,7 +9,8 @@ from gpumem._native.arena.family cimport (
 )
 from gpumem._native.arena.streams cimport complete_streams
 from gpumem._native.arena.types cimport (
-    ArenaCore, ArenaSettings, EXTEND_SAME_AS_REQUESTED, is_graph_pool, REUSE_NEVER, root_of,
+    arena_state, ArenaCore, ArenaSettings, EXTEND_SAME_AS_REQUESTED, is_graph_pool, REUSE_NEVER,
+    root_of, STATE_ASLEEP,
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
 from gpumem._native.bfc cimport SPLIT_NEVER
@@ -105,6 +106,15 @@ cdef void pool_begin(ArenaCore* pool) noexcept nogil:
     while part != NULL:
         complete_streams(part)
         part = part_next(pool, part)
+
+
+cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil:
+    cdef ArenaCore* part = part_next(pool, NULL)
+    cdef bint asleep = arena_state(pool) == STATE_ASLEEP
+    while part != NULL:
+        asleep = asleep or arena_state(part) == STATE_ASLEEP
+        part = part_next(pool, part)
+    return asleep
 
 
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:

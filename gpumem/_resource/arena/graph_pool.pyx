@@ -7,7 +7,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._native.arena cimport (
-    ArenaCore, pool_adopt, pool_begin, pool_retain_with, slot_drop, slot_retain,
+    ArenaCore, pool_adopt, pool_begin, pool_retain_with, pool_sleeps, slot_drop, slot_retain,
 )
 from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
 from gpumem._resource.arena.reports cimport sum_of_stats
@@ -18,7 +18,7 @@ from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
-from gpumem.errors import ClosedError, InUseError
+from gpumem.errors import ClosedError, InUseError, SuspendedError
 
 
 @cython.final
@@ -172,6 +172,12 @@ cdef class GraphPool:
             require_idle(self)
             for each in self.members():
                 each.close()
+
+    def _require_awake(self):
+        required(self)
+        if pool_sleeps(self.core):
+            raise SuspendedError(f"{self.name!r} is asleep: wake() of arena {self.arena.name!r} "
+                                 "brings its memory back")
 
     cdef ArenaBase part(self, ArenaBase tagged):
         if tagged is None:

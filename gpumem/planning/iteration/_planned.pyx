@@ -387,6 +387,9 @@ cdef class PlannedResource(MemoryResource):
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return self.upstream.stream_at(slot)
 
+    cdef int require_awake(self) except -1:
+        return self.upstream.require_awake()
+
 
 cdef Arena block_arena(MemoryResource upstream, plan, stream_reuse):
     """Make an arena whose one region is a block of the upstream, of the size of the plan."""
