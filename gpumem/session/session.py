@@ -59,28 +59,21 @@ _held_externals: weakref.WeakSet[MemoryResource] = weakref.WeakSet()
 _held_lock = ForkLock()
 
 
-class _Held:
-    """What a session has of others, who get it back from `close` or after the session is gone."""
+def _give_back(
+    resource: weakref.ref[MemoryResource], environment: weakref.ref[Environment] | None
+) -> None:
+    """Give back what a session had of others, in a finalizer: on any thread and under any lock.
 
-    def __init__(self, environment: Environment | None) -> None:
-        self.environment = environment
-        self.shared: MemoryResource | None = None
-        self.external: MemoryResource | None = None
-
-    def release(self) -> None:
-        if self.environment is not None and self.shared is not None:
-            self.environment.release(self.shared)
-        self._release_external()
-
-    def drop(self) -> None:
-        """Release without a wait: in a finalizer, on any thread and under any lock."""
-        if self.environment is not None and self.shared is not None:
-            self.environment._release_soon(self.shared)
-        self._release_external()
-
-    def _release_external(self) -> None:
-        if self.external is not None:
-            _held_externals.discard(self.external)
+    The references are weak because a finalizer keeps its arguments: what they kept could not be
+    collected together with the session. What is collected with it needs no release.
+    """
+    held = resource()
+    if held is None:
+        return
+    if environment is None:
+        _held_externals.discard(held)
+    elif (shared_by := environment()) is not None:
+        shared_by._release_soon(held)
 
 
 class Session:
@@ -144,12 +137,10 @@ class Session:
         self._results: dict[str, Tensor] = {}
         self._bound = 0  # counts bindings
         self._running = 0
-        self._held = _Held(environment)
         self._private: MemoryResource | None = None
+        self._end: weakref.finalize[Any, Session] | None = None  # if it has something of others
         if environment is not None and not isinstance(environment, Environment):
             raise TypeError(f"environment {environment!r} is not an Environment")
-        self._end = weakref.finalize(self, self._held.drop)
-        self._end.atexit = False
         if self.options.enable_cuda_graph:
             self._require_graphs()
         self._set_streams()
@@ -214,8 +205,9 @@ class Session:
         """Return the allocator of the device's memory in this session."""
         options = self.options
         if options.external_allocator is not None:
-            self._held.external = self._take_external(options.external_allocator)
-            return self._held.external
+            external = self._take_external(options.external_allocator)
+            self._gives_back(external, None)
+            return external
         settings = options.arena if isinstance(options.arena, Mapping) else {}
         wanted = without_other_devices({**settings, **options._arena_keys}, self.device)
         given = isinstance(options.arena, ArenaConfig) or wanted
@@ -230,8 +222,13 @@ class Session:
         except BaseException:
             self.environment.release(shared)
             raise
-        self._held.shared = shared
+        self._gives_back(shared, self.environment)
         return shared
+
+    def _gives_back(self, resource: MemoryResource, environment: Environment | None) -> None:
+        shared_by = None if environment is None else weakref.ref(environment)
+        self._end = weakref.finalize(self, _give_back, weakref.ref(resource), shared_by)
+        self._end.atexit = False
 
     def _take_external(self, given: Any) -> MemoryResource:
         if isinstance(given, tuple):
@@ -672,10 +669,14 @@ class Session:
         self._release()
 
     def _release(self) -> None:
-        self._end.detach()
-        self._held.release()
+        if self._end is not None:
+            self._end.detach()
         if self._private is not None:
             close_if_idle(self._private)
+        elif self.options.external_allocator is not None:
+            _held_externals.discard(self._own_memory)
+        elif self.environment is not None:
+            self.environment.release(self._own_memory)
 
     def _require_open(self) -> None:
         if self._closed:
