@@ -1,5 +1,6 @@
 """Arena: argument checks and the interpreter lock's boundary."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 cimport cython
@@ -14,11 +15,12 @@ from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_can_sleep,
     ARENA_CAPTURING, arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD,
-    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
-    arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_peaks, arena_reset_stream,
-    arena_set_limit, arena_shrink, arena_state, arena_stream, ARENA_TAGGED, arenas_release_retired,
-    ArenaSettings, Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
+    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_idle,
+    arena_is_open, arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_peaks,
+    arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream, ARENA_TAGGED,
+    arenas_release_retired, ArenaSettings, Block, devices_are_quiet, slot_drop, slot_retain,
+    STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -920,6 +922,22 @@ cdef class Arena(SleepingArena):
         self.stale = []
         if self.heap is not None:
             self.heap.tell()
+
+    def _close_if_idle(self):
+        cdef ArenaBase each
+        cdef bint quiet
+        if self.tags is not None:       # their close releases what is retired, which may wait
+            with nogil:
+                quiet = devices_are_quiet()
+            if not quiet:
+                return
+        for each in [self, *self._children()]:
+            with nogil:
+                quiet = arena_is_idle(each.core)
+            if not quiet:
+                return
+        with suppress(InUseError):
+            self.close()
 
 
 cdef void open_event_source(Arena arena) except *:

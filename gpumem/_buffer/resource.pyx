@@ -409,6 +409,13 @@ cdef class MemoryResource(ResourceBase):
                              f"{counted(now.live, 'block')}; close these buffers first")
         self.finish_close()
 
+    def _close_if_idle(self):
+        # For who lets go of it and may not wait: one in use ends when nothing refers to it.
+        run_deferred()
+        if (not self.closed and not context_is_dead(&self.driver_device.context)
+                and ledger_close(self.ledger) == LEDGER_OK):
+            self.finish_close()
+
     def __enter__(self):
         return self
 

@@ -68,7 +68,10 @@ class Environment:
     -----
     Each registered allocator counts references: `register` and `acquire` add one, `release`
     removes one, and with the last it is unregistered. An allocator that the environment made is
-    closed then, or with the last of its buffers. A resource that the caller registered stays open.
+    closed then, unless a buffer of it is in use or work of the device still uses its memory. Such a
+    one goes on, and ends when nothing refers to it any more, as a dropped arena does: no call of an
+    environment waits for the streams of its allocators. A resource that the caller registered stays
+    open.
 
     Warns
     -----
@@ -160,13 +163,15 @@ class Environment:
         return resource
 
     def _put(self, info: MemoryInfo, entry: _Entry) -> None:
+        ended: list[MemoryResource] = []
         with self._alone():
             self._require_open()
             before = self._entries.get(_key(info))
             self._entries[_key(info)] = entry
             if before is not None:
                 self._replaced.append(before)
-                self._drop(before)
+                ended = self._drop(before)
+        close_those_idle(ended)
 
     def shared_allocator(self, memory: Memory) -> MemoryResource | None:
         """Return the allocator registered for exactly this memory, its kind included, or None.
@@ -231,7 +236,8 @@ class Environment:
         (True, [])
         """
         with self._alone():
-            self._drop(self._entry_of(allocator))
+            ended = self._drop(self._entry_of(allocator))
+        close_those_idle(ended)
 
     def _release_soon(self, allocator: MemoryResource) -> None:
         self._dropped.append(allocator)
@@ -264,8 +270,8 @@ class Environment:
             while self._dropped:
                 allocator = self._dropped.popleft()
                 with contextlib.suppress(NoAllocatorError):
-                    # Not closed, which may wait: an arena ends when nothing refers to it.
-                    self._drop(self._entry_of(allocator), may_close=False)
+                    # Not closed, in a finalizer: an arena ends when nothing refers to it.
+                    self._drop(self._entry_of(allocator))
             yield
         finally:
             self._is_held = was_held
@@ -292,14 +298,14 @@ class Environment:
             raise NoAllocatorError(f"{allocator} is {why}")
         return found
 
-    def _drop(self, entry: _Entry, *, may_close: bool = True) -> None:
+    def _drop(self, entry: _Entry) -> list[MemoryResource]:
+        """Remove a reference; return what is to be closed, without the lock."""
         entry.references -= 1
         if entry.references:
-            return
+            return []
         self._replaced = [other for other in self._replaced if other is not entry]
         self._entries = {key: other for key, other in self._entries.items() if other is not entry}
-        if entry.made_here and may_close:
-            close_if_idle(entry.resource)
+        return [entry.resource] if entry.made_here else []
 
     def memories(self) -> list[MemoryInfo]:
         """Return the memories that have an allocator."""
@@ -415,8 +421,8 @@ class Environment:
                     "release them first"
                 )
             self._closed = True
-            for entry in list(self._entries.values()):
-                self._drop(entry)
+            ended = [each for entry in list(self._entries.values()) for each in self._drop(entry)]
+        close_those_idle(ended)
         self._warn_of_unclaimed(stacklevel=3)
 
     def __del__(self) -> None:
@@ -529,10 +535,14 @@ def warn_of_other_prefix(given: Prefixed, prefix: str, names: set[str]) -> None:
         )
 
 
-def close_if_idle(resource: MemoryResource) -> None:
-    """Close a resource, unless it is in use: then the last of its buffers closes it."""
-    with contextlib.suppress(InUseError):
-        resource.close()
+def close_those_idle(resources: list[MemoryResource]) -> None:
+    """Close resources, unless they are in use or that would wait: those end by themselves.
+
+    Each is closed, also where a debug heap's findings are raised by the end of another one.
+    """
+    with contextlib.ExitStack() as stack:
+        for resource in resources:
+            stack.callback(resource._close_if_idle)
 
 
 def _key(memory: MemoryInfo) -> tuple[Device, MemoryKind]:

@@ -43,7 +43,6 @@ from gpumem.session.captured import CapturedRun
 from gpumem.session.environment import (
     PRIVATE,
     Environment,
-    close_if_idle,
     named_settings,
     names_of,
     read_prefixes,
@@ -279,6 +278,8 @@ class Session:
         ------
         NoAllocatorError
             The environment has no allocator for it.
+        ClosedError
+            The session is closed.
 
         Examples
         --------
@@ -287,6 +288,7 @@ class Session:
         ...     session.allocator() is gpumem.get_default_resource("host")
         False
         """
+        self._require_open()
         info = self.memory if memory is None else MemoryInfo.parse(memory)
         if (info.device, info.kind) == (self.device, self.memory.kind):
             return self._own_memory
@@ -488,7 +490,7 @@ class Session:
 
     def _to_shrink(self, shrink: Any) -> list[MemoryResource]:
         if isinstance(shrink, bool):
-            return [self._own_memory] if shrink else []
+            return [self.allocator()] if shrink else []
         if isinstance(shrink, MemoryInfo | Device | str) or not isinstance(shrink, Iterable):
             raise TypeError(
                 f"invalid shrink = {shrink!r}: expected True, False, or an iterable of memories"
@@ -639,9 +641,14 @@ class Session:
     def close(self) -> None:
         """Release bindings, results and allocators. Idempotent.
 
-        A private arena is closed with the last of its buffers. The user's stream is not destroyed.
-        A session that is dropped releases the same, except that the arenas close when nothing
-        refers to them any more.
+        Waits for no stream. A private arena is closed, unless a buffer of it is in use or work of
+        the device still uses its memory: then it ends when nothing refers to it any more, as a
+        dropped arena does. So do the arenas of a session that is dropped, which releases the same.
+        The user's stream is not destroyed.
+
+        A session in a cycle of references is dropped when the cycle is collected. While it has a
+        block of an external allocator on its stream, as the outputs of a run, a callable that
+        refers back to the session keeps it: close it.
 
         Raises
         ------
@@ -667,12 +674,15 @@ class Session:
         self._idle = []
         self._captured_run = None
         self._release()
+        # An arena that work of the device still uses ends when nothing refers to it any more.
+        del self._own_memory
+        self._private = None
 
     def _release(self) -> None:
         if self._end is not None:
             self._end.detach()
         if self._private is not None:
-            close_if_idle(self._private)
+            self._private._close_if_idle()
         elif self.options.external_allocator is not None:
             _held_externals.discard(self._own_memory)
         elif self.environment is not None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 import warnings
+import weakref
 
 import pytest
 from helpers import child
 from helpers.resources import Plain
 
 import gpumem
+from gpumem.interop import HostTimeline
 
 MIB = 1 << 20
 
@@ -113,6 +117,74 @@ def test_replaced_allocator_without_holders_is_closed(environment):
     first = environment.register("host")
     environment.register("host")
     assert first.closed
+
+
+ENDS = {
+    "register": lambda environment, arena: environment.register(arena.memory),
+    "release": lambda environment, arena: environment.release(arena),
+    "close": lambda environment, arena: environment.close(),
+}
+
+
+@pytest.mark.parametrize("memory", ["host", "host/host_accessible", "host/managed"])
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_no_call_waits_for_what_this_thread_has_yet_to_signal(
+    host, monkeypatch, end, memory, debug
+):
+    monkeypatch.setenv("GPUMEM_DEBUG_HEAP", debug)
+    stream, value = gpumem.Stream("host"), HostTimeline.create()
+    environment = gpumem.Environment()
+    arena = environment.register(memory)
+    buffer = arena.allocate(MIB, stream)
+    host.reset_counts()
+    value.enqueue_wait(stream, 1)
+    buffer.close()
+    ENDS[end](environment, arena)
+    assert environment.closed == (end == "close")
+    assert environment.shared_allocator(memory) is not arena
+    # It ends as a dropped one does.
+    ended = weakref.ref(arena)
+    del arena, buffer
+    assert ended() is None
+    assert frees(host) == 0
+    value.signal(1)
+    stream.synchronize()
+    assert gpumem.Device("host").free_bytes  # releases what is retired
+    assert frees(host) > 0
+    environment.close()
+
+
+def frees(host):
+    names = ("cuMemRelease", "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost", "cuMemHostUnregister")
+    return sum(host.call_count(name) for name in names)
+
+
+def test_arena_whose_work_is_done_is_closed_at_its_end(environment, host):
+    stream = gpumem.Stream("host")
+    for memory in ("host", "host/host_accessible", "host/managed"):
+        arena = environment.register(memory)
+        with arena.tag("more") if memory == "host" else contextlib.nullcontext():
+            buffer = arena.allocate(MIB, stream)
+        gpumem.full(MIB, 1, "u1", resource=arena, stream=stream)
+        buffer.close()
+        stream.synchronize()
+        environment.release(arena)
+        assert arena.closed
+        assert arena.stats().reserved == 0
+
+
+def test_close_ends_every_allocator_also_where_one_reports_an_error(monkeypatch):
+    monkeypatch.setenv("GPUMEM_DEBUG_HEAP", "1")
+    environment = gpumem.Environment()
+    arenas = [environment.register(memory) for memory in ("host", "host/managed")]
+    buffer = arenas[0].allocate(100)
+    memoryview(buffer)  # the device's memory is the CPU's
+    ctypes.memset(buffer.ptr + 100, 0, 1)
+    buffer.close()
+    with pytest.raises(gpumem.errors.HeapCorruptionError):
+        environment.close()
+    assert all(arena.closed for arena in arenas)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from helpers.waiting import wait_until
 
 import gpumem
 from gpumem.device import decide_copy
+from gpumem.interop import HostTimeline
 
 COPIES = [
     "cuMemcpyAsync",
@@ -919,9 +920,28 @@ def test_closed_session_refuses_every_call(session):
         lambda: session.run(double),
         lambda: session.bind_input("x", np.zeros(4)),
         lambda: session.bind_output("y"),
+        session.allocator,
     ):
         with pytest.raises(gpumem.errors.ClosedError):
             use()
+
+
+def test_close_does_not_wait_for_what_this_thread_has_yet_to_signal():
+    stream, value = gpumem.Stream("host"), HostTimeline.create()
+    options = {"private_arena": True, "user_compute_stream": stream}
+    session = gpumem.Session("host", options)
+    ended = weakref.ref(session.allocator())
+    session.bind_output("y")
+
+    def work(ctx):
+        value.enqueue_wait(ctx.stream, 1)
+        ctx.output("y", 4096, "u1")
+
+    session.run(work, synchronize=False)
+    session.close()
+    assert ended() is None  # what it held goes back once the stream has passed
+    value.signal(1)
+    stream.synchronize()
 
 
 @pytest.mark.parametrize("environment", [3, {}, "host"])

@@ -13,6 +13,9 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil
 # Before a close: waits for the streams that may still use what it will give back; for the device,
 # if it cannot name one of them. ARENA_INTERRUPTED: Ctrl-C ended that, and the exception is set.
 cdef int arena_close_wait(ArenaCore* arena) noexcept nogil
+# Would a close now neither be refused nor wait for the device? Asks the driver; as an allocation,
+# only the streams that arenas know.
+cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil
 # The Arena object ends, and what it kept alive: its blocks may live on.
 cdef void arena_leave(ArenaCore* arena) noexcept nogil
 # Releases the arenas that nothing refers to and whose work is done. `may_wait`: also those whose

@@ -22,8 +22,8 @@ from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
     add_stream, complete_streams, destroy_events, drain_streams, find_idle, FIRST_PAUSE,
-    free_all_pending, leave_streams, LONGEST_PAUSE, pause, slot_retain, streams_are_idle,
-    streams_free, streams_may_work,
+    free_all_pending, leave_streams, LONGEST_PAUSE, pause, slot_retain, streams_are_done,
+    streams_are_idle, streams_free, streams_may_work,
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
@@ -366,6 +366,30 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 cdef inline bint is_used(const ArenaCore* arena) noexcept nogil:
     return (arena.table.used_chunks or arena.small.used_chunks or count_now(&arena.graphs)
             or count_now(&arena.live_spans))
+
+
+cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil:
+    cdef CUstreamCaptureMode mode
+    cdef bint waits, idle
+    if context_is_dead(arena.context) or not arena_is_open(arena):
+        return True
+    # What a debug heap holds back counts as used, and is given up after a wait for the device.
+    waits = arena.heap != NULL and heap_counts(arena.heap).held != 0
+    caches_flush(arena)
+    lock_acquire(&arena.lock)
+    idle = not is_used(arena)
+    lock_release(&arena.lock)
+    if waits:
+        idle = (heap_counts(arena.heap).live == 0 and count_now(&arena.graphs) == 0
+                and count_now(&arena.live_spans) == 0)
+    if not idle:
+        return False
+    mode = context_relax(arena.context)
+    waits = (waits or apart_bytes(arena) != 0
+             or (arena.backing.waits and arena_reserved(arena) != 0))
+    idle = streams_are_done(arena) and (not waits or devices_are_quiet())
+    context_restore(arena.context, mode)
+    return idle
 
 
 cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:

@@ -28,6 +28,9 @@ cdef void complete_streams(ArenaCore* arena) noexcept nogil
 cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil
 # Polls every stream: has one work that is not known to be done?
 cdef bint streams_may_work(ArenaCore* arena) noexcept nogil
+# The opposite. Asks the streams themselves first: an event that is recorded for the question is
+# done some microseconds later.
+cdef bint streams_are_done(ArenaCore* arena) noexcept nogil
 # Nobody keeps the handles of streams alive for the arena from here on: records the events that are
 # missing, and names none but the default streams until a caller does.
 cdef void leave_streams(ArenaCore* arena) noexcept nogil

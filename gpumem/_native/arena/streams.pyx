@@ -727,6 +727,16 @@ cdef bint streams_may_work(ArenaCore* arena) noexcept nogil:
     return unknown
 
 
+cdef bint streams_are_done(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if has_unknown_work(arena, stream_slot):
+            query_stream(arena, stream_slot)
+    lock_release(&arena.lock)
+    return not streams_may_work(arena)
+
+
 cdef void leave_streams(ArenaCore* arena) noexcept nogil:
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef uint32_t stream_slot
