@@ -29,7 +29,7 @@ def test_from_config_makes_an_arena_by_default():
         assert resource.config == gpumem.ArenaConfig()
 
 
-@pytest.mark.parametrize("spelling", ["{}", "arena.{}", "ep.cuda.arena.{}", "ep_factory.CUDA.{}"])
+@pytest.mark.parametrize("spelling", ["{}", "arena.{}", "ep.host.arena.{}", "ep_factory.HOST.{}"])
 def test_from_config_makes_a_driver_pool_on_request(spelling):
     settings = {
         "use_cuda_mempool": "1",
