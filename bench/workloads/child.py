@@ -21,7 +21,6 @@ import torch
 from bench.harness import net_nanoseconds
 from bench.workloads import CONFIGURATIONS, allocators
 from bench.workloads.limits import largest_scale
-from bench.workloads.shares import Reader
 from bench.workloads.workload import Run, be_deterministic
 
 EMPTY_BYTES = 1 << 20
@@ -86,14 +85,7 @@ def commands_over(
         with one_block(empty()) if stub else nullcontext():
             return {"nanoseconds": net_nanoseconds(empty, count)}
 
-    return {
-        "begin": begin,
-        "step": step,
-        "end": end,
-        "limit": limit,
-        "empty": empties,
-        "share": Reader(configuration, device).passes,
-    }
+    return {"begin": begin, "step": step, "end": end, "limit": limit, "empty": empties}
 
 
 def one_block(tensor: torch.Tensor) -> AbstractContextManager[None]:

@@ -21,6 +21,7 @@ SCENARIOS = (
     "sharing",
     "sleeping",
     "growing",
+    "blocks_of_a_cache",
     "debugging",
     "budgets",
     "adapted",
