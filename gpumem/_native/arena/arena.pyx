@@ -13,7 +13,9 @@ from gpumem._native.arena.family cimport (
     arena_drop, arena_retain, arena_retain_live, arena_retire, arenas_take_retired, child_leave,
 )
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_free_uncharged
-from gpumem._native.arena.growth cimport prepare_pages, shrink_may_help
+from gpumem._native.arena.growth cimport (
+    FIRST_PAUSE, LONGEST_PAUSE, pause, prepare_pages, shrink_may_help,
+)
 from gpumem._native.arena.metadata_copy cimport BlockCopy, chunk_copy
 from gpumem._native.arena.release cimport (
     release_all_idle, release_idle, release_one, release_retired, trim_pages,
@@ -21,9 +23,8 @@ from gpumem._native.arena.release cimport (
 from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
-    add_stream, complete_streams, destroy_events, drain_streams, find_idle, FIRST_PAUSE,
-    free_all_pending, leave_streams, LONGEST_PAUSE, pause, slot_retain, streams_are_done,
-    streams_are_idle, streams_free, streams_may_work,
+    add_stream, complete_streams, destroy_events, drain_streams, find_idle, free_all_pending,
+    leave_streams, slot_retain, streams_are_done, streams_are_idle, streams_free, streams_may_work,
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (

@@ -32,3 +32,22 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) n
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 # Of a paged arena: makes pages for so many bytes more, free for every stream.
 cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+
+# ---- Out of memory: waiting on the host for the work of other streams ----------------------------
+#
+# The last resort, when the driver and every other source have refused. No lock is held meanwhile.
+# The wait is bounded, because a stream may itself wait for what this thread does next; an event
+# that did not complete in one wait is not waited for again until it has completed.
+
+cdef enum:
+    FIRST_PAUSE = 20000         # ns between two looks at the driver; doubles
+    LONGEST_PAUSE = 1000000
+
+# For work that holds memory which a block of `nbytes` may have once it is done. ARENA_OK: something
+# has become free since, by that work or by another thread, or the limit has changed: try again.
+# ARENA_OVER_LIMIT: nothing has. `flags` are AllocateFlags. `until` is 0 at first, then the moment
+# (ns of the monotonic clock) at which the allocation fails.
+cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
+                          uint64_t* until) noexcept nogil
+# A pause; True: Ctrl-C ends the wait that it is a part of.
+cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil

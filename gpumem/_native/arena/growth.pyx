@@ -1,4 +1,4 @@
-"""Growing an arena, by regions or by pages; with the grow lock held."""
+"""Growing an arena, by regions or by pages: with the grow lock. And the wait where it cannot."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -10,17 +10,21 @@ from gpumem._native.arena.bookkeeping cimport (
 )
 from gpumem._native.arena.release cimport beyond_note, release_idle_beside, release_memory_of
 from gpumem._native.arena.streams cimport (
-    allow_waits, cover_others, forget_waits, release_completed, share_rests, wait_behind,
+    allow_waits, cover_others, forget_waits, is_worth_polling, release_completed, share_rests,
+    wait_behind,
 )
 from gpumem._native.arena.family cimport arena_drop, has_relatives, pool_next, tag_next
-from gpumem._native.arena.thread_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
+from gpumem._native.arena.thread_cache cimport (
+    cache_find, cache_publish, caches_count_frees, caches_freeze, caches_thaw,
+)
 from gpumem._native.arena.types cimport (
-    ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE,
-    APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED,
-    arena_in_use, arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
-    arena_reserved, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
-    family_held, is_graph_pool, LARGE_SPACE, last_refusal, live_peak, move_clock, PERSISTENT_SPACE,
-    REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for, ThreadCache,
+    ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE,
+    ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE,
+    arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use, ARENA_INTERRUPTED,
+    arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
+    ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED, family_held,
+    is_graph_pool, LARGE_SPACE, last_refusal, live_peak, move_clock, PERSISTENT_SPACE, REUSE_NEVER,
+    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot, table_for, ThreadCache,
     with_share,
 )
 from gpumem._native.backing cimport (
@@ -45,10 +49,12 @@ from gpumem._native.pages cimport (
     space_page_around, space_plan, space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport (
-    load64, locked_add64, peak_try, publish32, published_pointer, store64, sum_add,
+    load32, load64, locked_add64, peak_try, publish32, published_pointer, store64, sum_add,
 )
+from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.events cimport REC_RESERVE
 from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.process cimport process_interrupted
 
 
 cdef enum:
@@ -671,6 +677,90 @@ cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil
     if not added:
         arena.context.table.cuMemAddressFree(fresh.base, fresh.bytes + GRANULE)
     return ARENA_OK if added else ARENA_NO_METADATA
+
+
+# ---- Out of memory: the host waits ---------------------------------------------------------------
+
+cdef enum:
+    SIGNALS_EVERY = 50000000    # ns: a look takes the interpreter lock
+
+
+cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
+                          uint64_t* until) noexcept nogil:
+    cdef uint32_t taker = slot_not_waited_for(arena, nbytes, stream_slot, flags)
+    cdef uint64_t before = load64(&arena.completions)
+    cdef uint64_t frees = caches_count_frees(arena)
+    cdef uint64_t next_pause = FIRST_PAUSE
+    cdef uint64_t now = clock_ns()
+    cdef bint in_time = until[0] == 0 or now < until[0]
+    if until[0] == 0:
+        until[0] = now + arena.settings.oom_wait
+        share_rests(arena, taker)
+    while True:
+        release_completed(arena, taker)
+        if load64(&arena.completions) != before:
+            return ARENA_OK
+        # What other threads freed meanwhile. Not once the time is over: they may go on for ever.
+        if in_time and caches_count_frees(arena) != frees:
+            return ARENA_OK
+        # Out of time: these events are not waited for again until they have completed.
+        if now >= until[0]:
+            note_waits_in_vain(arena)
+            return ARENA_OVER_LIMIT
+        if not is_worth_waiting(arena, taker):
+            # A reset of a stream since the look above leaves nothing to wait for.
+            return ARENA_OK if load64(&arena.completions) != before else ARENA_OVER_LIMIT
+        if pause(next_pause if next_pause < until[0] - now else until[0] - now, flags):
+            return ARENA_INTERRUPTED
+        next_pause = next_pause * 2 if next_pause < LONGEST_PAUSE else LONGEST_PAUSE
+        now = clock_ns()
+
+
+cdef uint32_t slot_not_waited_for(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                                  uint32_t flags) noexcept nogil:
+    # What a stream has freed is its own again at once, in its order. But what lies where the block
+    # cannot be has to go back first, and for that the work must be done: all of it for a block with
+    # a region of its own; a page or more of the other range of a paged arena.
+    cdef const Bfc* other = &arena.small
+    cdef bint lies_elsewhere
+    if table_for(arena, nbytes) == other:
+        other = &arena.table
+    lock_acquire(&arena.lock)
+    lies_elsewhere = other.reserved - other.in_use >= GRANULE
+    lock_release(&arena.lock)
+    return SLOT_RELEASED if flags & ALLOCATE_ALONE or lies_elsewhere else stream_slot
+
+
+cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil:
+    # Most signals cut the pause short; one that comes between two pauses is seen by the clock.
+    cdef uint64_t before = clock_ns() // SIGNALS_EVERY
+    return ((not sleep_ns(nanoseconds) or clock_ns() // SIGNALS_EVERY != before)
+            and flags & ALLOCATE_INTERRUPTIBLE and process_interrupted())
+
+
+cdef bint is_worth_waiting(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    # Does unfinished work hold memory that the taker may have once it is done?
+    cdef uint32_t stream_slot
+    cdef bint hope = False
+    cdef const StreamSlot* stream
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        stream = &arena.streams[stream_slot]
+        if not stream.silent and is_worth_polling(arena, stream_slot, taker):
+            if stream.event_epoch:
+                hope = hope or stream.event_epoch != stream.futile_epoch
+            else:
+                hope = hope or stream.polling or load32(&stream.dirty)
+    lock_release(&arena.lock)
+    return hope
+
+
+cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        arena.streams[stream_slot].futile_epoch = arena.streams[stream_slot].event_epoch
+    lock_release(&arena.lock)
 
 
 # ---- an arena and its tags -----------------------------------------------------------------------

@@ -11,14 +11,14 @@ from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.family cimport has_relatives, tag_next
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
-    allocate_lower, grow, memory_is_out, miss_may_wait, shrink_may_help,
+    allocate_lower, grow, memory_is_out, miss_may_wait, shrink_may_help, wait_for_streams,
 )
 from gpumem._native.arena.release cimport (
     beyond_count_search, beyond_release, beyond_is_due, holds_back, release_all_idle,
     release_retired,
 )
 from gpumem._native.arena.streams cimport (
-    allocate_behind, find_idle, release_completed, switch_stream, wait_for_streams,
+    allocate_behind, find_idle, release_completed, switch_stream,
 )
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_flush, cache_publish, caches_flush,

@@ -47,6 +47,9 @@ cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil
 # With the lock: how many streams have freed memory that is not free for every stream?
 cdef uint32_t streams_with_free(const ArenaCore* arena) noexcept nogil
 cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil
+# With the lock: may a look at the stream's event free something for the taker?
+cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
+                           uint32_t taker) noexcept nogil
 # What threads have cached, and what no stream is at work with any more, becomes free for every
 # stream, so that regions and pages without a block are seen to be idle.
 cdef void find_idle(ArenaCore* arena) noexcept nogil
@@ -127,22 +130,3 @@ cdef bint uses_done(const ArenaCore* arena, const Uses* uses) noexcept nogil
 cdef bint free_completed(ArenaCore* arena) noexcept nogil
 # Without the lock: frees everything, done or not; no block is in use any more.
 cdef void free_all_pending(ArenaCore* arena) noexcept nogil
-
-# ---- Out of memory: waiting on the host for the work of other streams ----------------------------
-#
-# The last resort, when the driver and every other source have refused. No lock is held meanwhile.
-# The wait is bounded, because a stream may itself wait for what this thread does next; an event
-# that did not complete in one wait is not waited for again until it has completed.
-
-cdef enum:
-    FIRST_PAUSE = 20000         # ns between two looks at the driver; doubles
-    LONGEST_PAUSE = 1000000
-
-# For work that holds memory which a block of `nbytes` may have once it is done. ARENA_OK: something
-# has become free since, by that work or by another thread, or the limit has changed: try again.
-# ARENA_OVER_LIMIT: nothing has. `flags` are AllocateFlags. `until` is 0 at first, then the moment
-# (ns of the monotonic clock) at which the allocation fails.
-cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
-                          uint64_t* until) noexcept nogil
-# A pause; True: Ctrl-C ends the wait that it is a part of.
-cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil

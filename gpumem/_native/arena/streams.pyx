@@ -6,13 +6,11 @@ from libc.stdlib cimport calloc, free
 from gpumem._native.arena.allocation_events cimport note_chunk, note_event
 from gpumem._native.arena.bookkeeping cimport padding_has_room
 from gpumem._native.arena.thread_cache cimport (
-    cache_find, cache_publish, caches_count_frees, caches_flush, thread_drop, thread_now,
-    thread_retain,
+    cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
 )
 from gpumem._native.arena.types cimport (
-    ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS,
-    REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_for, table_of, ThreadMark,
+    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, IN_SMALL, index_of, LARGE_SPACE,
+    MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_of, ThreadMark,
 )
 from gpumem._native.bfc cimport (
     ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free, bfc_block_size,
@@ -25,17 +23,15 @@ from gpumem._native.driver cimport (
     CUresult, CUstream, CUstreamCaptureMode, device_wait, DeviceContext, point_wait,
     stream_captures,
 )
-from gpumem._native.pages cimport GRANULE
 from gpumem._support.atomics cimport (
     count_add, load32, load64, locked_add64, publish64, store32, store64,
 )
-from gpumem._support.clock cimport clock_ns, sleep_ns
+from gpumem._support.clock cimport sleep_ns
 from gpumem._support.events cimport is_recorded, REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_RESET
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lease cimport Uses, uses_add, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.memory cimport reserved_close, reserved_grow
-from gpumem._support.process cimport process_interrupted
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 
@@ -301,6 +297,10 @@ cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch)
 
 # ---- A taker's stream waits on the device for blocks that are not done ---------------------------
 
+cdef enum:
+    SHORT_PAUSE = 20000         # ns; longer than most calls of the driver
+
+
 cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t taker,
                               int* status) noexcept nogil:
     # A wait that is queued cannot be taken back, and queueing it releases the lock. So the memory
@@ -402,7 +402,7 @@ cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     while stream.polling:       # another thread is at the driver for it, which does not wait
         lock_release(&arena.lock)
-        sleep_ns(FIRST_PAUSE)
+        sleep_ns(SHORT_PAUSE)
         lock_acquire(&arena.lock)
     return (stream_slot == taker or stream.done >= epoch
             or enqueue_wait(arena, stream_slot, taker))
@@ -585,90 +585,6 @@ cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noex
         link = &link[0].next
     link[0] = uses.next
     free_pending(arena, uses, taker, stamp_free(&arena.streams[taker]))
-
-
-# ---- Out of memory: the host waits ---------------------------------------------------------------
-
-cdef enum:
-    SIGNALS_EVERY = 50000000    # ns: a look takes the interpreter lock
-
-
-cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
-                          uint64_t* until) noexcept nogil:
-    cdef uint32_t taker = slot_not_waited_for(arena, nbytes, stream_slot, flags)
-    cdef uint64_t before = load64(&arena.completions)
-    cdef uint64_t frees = caches_count_frees(arena)
-    cdef uint64_t next_pause = FIRST_PAUSE
-    cdef uint64_t now = clock_ns()
-    cdef bint in_time = until[0] == 0 or now < until[0]
-    if until[0] == 0:
-        until[0] = now + arena.settings.oom_wait
-        share_rests(arena, taker)
-    while True:
-        release_completed(arena, taker)
-        if load64(&arena.completions) != before:
-            return ARENA_OK
-        # What other threads freed meanwhile. Not once the time is over: they may go on for ever.
-        if in_time and caches_count_frees(arena) != frees:
-            return ARENA_OK
-        # Out of time: these events are not waited for again until they have completed.
-        if now >= until[0]:
-            note_waits_in_vain(arena)
-            return ARENA_OVER_LIMIT
-        if not is_worth_waiting(arena, taker):
-            # A reset of a stream since the look above leaves nothing to wait for.
-            return ARENA_OK if load64(&arena.completions) != before else ARENA_OVER_LIMIT
-        if pause(next_pause if next_pause < until[0] - now else until[0] - now, flags):
-            return ARENA_INTERRUPTED
-        next_pause = next_pause * 2 if next_pause < LONGEST_PAUSE else LONGEST_PAUSE
-        now = clock_ns()
-
-
-cdef uint32_t slot_not_waited_for(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                                  uint32_t flags) noexcept nogil:
-    # What a stream has freed is its own again at once, in its order. But what lies where the block
-    # cannot be has to go back first, and for that the work must be done: all of it for a block with
-    # a region of its own; a page or more of the other range of a paged arena.
-    cdef const Bfc* other = &arena.small
-    cdef bint lies_elsewhere
-    if table_for(arena, nbytes) == other:
-        other = &arena.table
-    lock_acquire(&arena.lock)
-    lies_elsewhere = other.reserved - other.in_use >= GRANULE
-    lock_release(&arena.lock)
-    return SLOT_RELEASED if flags & ALLOCATE_ALONE or lies_elsewhere else stream_slot
-
-
-cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil:
-    # Most signals cut the pause short; one that comes between two pauses is seen by the clock.
-    cdef uint64_t before = clock_ns() // SIGNALS_EVERY
-    return ((not sleep_ns(nanoseconds) or clock_ns() // SIGNALS_EVERY != before)
-            and flags & ALLOCATE_INTERRUPTIBLE and process_interrupted())
-
-
-cdef bint is_worth_waiting(ArenaCore* arena, uint32_t taker) noexcept nogil:
-    # Does unfinished work hold memory that the taker may have once it is done?
-    cdef uint32_t stream_slot
-    cdef bint hope = False
-    cdef const StreamSlot* stream
-    lock_acquire(&arena.lock)
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        stream = &arena.streams[stream_slot]
-        if not stream.silent and is_worth_polling(arena, stream_slot, taker):
-            if stream.event_epoch:
-                hope = hope or stream.event_epoch != stream.futile_epoch
-            else:
-                hope = hope or stream.polling or load32(&stream.dirty)
-    lock_release(&arena.lock)
-    return hope
-
-
-cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t stream_slot
-    lock_acquire(&arena.lock)
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        arena.streams[stream_slot].futile_epoch = arena.streams[stream_slot].event_epoch
-    lock_release(&arena.lock)
 
 
 # ---- The host has waited: everything is free -----------------------------------------------------

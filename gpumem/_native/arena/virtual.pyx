@@ -5,12 +5,12 @@ from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.arena cimport arenas_release_retired
 from gpumem._native.arena.family cimport arena_drop, arena_retain
-from gpumem._native.arena.growth cimport memory_is_out, shrink_may_help
+from gpumem._native.arena.growth cimport memory_is_out, shrink_may_help, wait_for_streams
 from gpumem._native.arena.release cimport release_all_idle
 from gpumem._native.arena.spans cimport (
     OF_ALL, OF_NOTHING, span_note, span_release, span_stamp, span_take, spans_poll, spans_sweep,
 )
-from gpumem._native.arena.streams cimport find_idle, slot_retain, wait_for_streams
+from gpumem._native.arena.streams cimport find_idle, slot_retain
 from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ARENA_DEAD, ARENA_IN_USE, ARENA_NO_METADATA, ARENA_OK,
     ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, driver_refused, SpanView,

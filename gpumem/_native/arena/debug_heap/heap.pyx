@@ -15,10 +15,9 @@ from gpumem._native.arena.debug_heap.types cimport (
     HEAP_STATES, HEAP_STREAM_GONE, HeapBlock, HeapFault, HeapFinding, HeapHooks, HeapSettings,
     HeapSite, HeapState,
 )
-from gpumem._native.arena.growth cimport memory_is_out
+from gpumem._native.arena.growth cimport memory_is_out, pause, wait_for_streams
 from gpumem._native.arena.streams cimport (
-    drain_streams, end_epochs, has_unknown_work, pause, slot_drop, slot_retain, uses_release,
-    wait_for_streams,
+    drain_streams, end_epochs, has_unknown_work, slot_drop, slot_retain, uses_release,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_SHAREABLE, ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK,
