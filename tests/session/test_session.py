@@ -948,6 +948,3 @@ def test_close_does_not_wait_for_what_this_thread_has_yet_to_signal():
 def test_invalid_environment_is_refused(environment):
     with pytest.raises(TypeError, match="Environment"):
         gpumem.Session("host", environment=environment)
-
-
-# ---- dropped without a close ---------------------------------------------------------------------
