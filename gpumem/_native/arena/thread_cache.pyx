@@ -140,7 +140,7 @@ cdef inline void note_requested(ArenaCore* arena, ThreadCache* cache, const Bfc*
 cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
                             Chunk* chunk, uint64_t requested) noexcept nogil:
     # Used to cached; the chunk belongs to this cache now, and what was requested is counted.
-    cache.frees += 1
+    store64(&cache.frees, cache.frees + 1)      # in one piece: caches_count_frees reads it
     note_requested(arena, cache, table, 0 - requested)
     chunk.bin_prev = 0
     # In one piece, as wherever it changes: growth reads it without the lock.
