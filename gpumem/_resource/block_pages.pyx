@@ -12,7 +12,8 @@ cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from gpumem._native.arena cimport (
-    arena_drop, ARENA_NO_METADATA, ARENA_OK, arena_page_around, ArenaCore, hook_arena, hook_share,
+    arena_drop, ARENA_NO_METADATA, ARENA_OK, arena_page_around, ArenaCore, backing_calls,
+    hook_arena, hook_share,
 )
 from gpumem._native.driver cimport (
     Access, access_apply, access_init, check, context_enter, context_is_dead, context_leave,
@@ -65,6 +66,37 @@ def pages_of(uint64_t address):
             pages.append((page.begin, page.nbytes))
             at = page.begin + page.nbytes
         return arena.context.device, bool(arena.context.is_host), before, pages
+    finally:
+        arena_drop(arena)
+
+
+def place_of(uint64_t address):
+    """Return (bytes before the block in its first page, bytes of its pages, text of their mapping).
+
+    While a process gives the same text, what it has mapped at these addresses is the same memory:
+    the text names the arena, and how many calls of the driver it has made for its memory.
+
+    Raises
+    ------
+    UnsupportedHandleTypeError
+        As `pages_of`.
+    """
+    cdef uint64_t nbytes = 0
+    cdef uint64_t at = address
+    cdef uint64_t begin = 0
+    cdef uint64_t mapped
+    cdef MappedPage page
+    cdef ArenaCore* arena = hook_arena(address, &nbytes)
+    if arena == NULL:
+        raise no_block(address)
+    try:
+        mapped = backing_calls(arena)
+        while at < address + nbytes:
+            if not arena_page_around(arena, at, &page):
+                raise not_pages(address)
+            begin = begin or page.begin
+            at = page.begin + page.nbytes
+        return address - begin, at - begin, f"{arena.serial:x}.{mapped:x}"
     finally:
         arena_drop(arena)
 

@@ -159,19 +159,117 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
         address = torch.alloc(70 * MIB)
         at_first = len(sockets())  # a GPU's driver has some
         text, _ = _sharing.share_block(address)
-        _sharing.open_block(text)
+        _sharing.open_block(text).close()
+        _sharing.drop_idle()
         # The thread that answers closes its end a moment later. What it listens on is left.
         wait_until(lambda: len(sockets()) == at_first + 1)
         least = held()
         for _ in range(5):
             opened = _sharing.open_block(text)
-            assert opened.mapped == opened.nbytes >= 70 * MIB
             assert held() > least
-            del opened
+            opened.close()
+            _sharing.drop_idle()
             wait_until(lambda: held() <= least)
         """
     )
     assert said == []
+
+
+def test_block_that_is_sent_again_is_mapped_once():
+    said = run(
+        """
+        address, other = torch.alloc(70 * MIB), torch.alloc(5000)
+        beside = torch.alloc(5000)
+        def opened(address):
+            block = _sharing.open_block(_sharing.share_block(address)[0])
+            mapped = block.address
+            block.close()
+            return mapped
+        first = opened(address)
+        print(opened(address) == first, opened(other) == first, opened(beside) == opened(other))
+        one = _sharing.open_block(_sharing.share_block(address)[0])
+        two = _sharing.open_block(_sharing.share_block(address)[0])
+        one.close()
+        one.close()
+        _sharing.drop_idle()
+        print(two.address == first, bytes_at(two.address, 1)[0] == bytes_at(address, 1)[0])
+        """
+    )
+    assert said == ["True", "False", "True", "True", "True"]
+
+
+def test_mapping_is_made_anew_after_pages_were_given_back():
+    said = run(
+        """
+        address = torch.alloc(70 * MIB)
+        ctypes.memset(address, 3, 70 * MIB)
+        text, offset = _sharing.share_block(address)
+        opened = _sharing.open_block(text)
+        print(*set(bytes(bytes_at(opened.address + offset, 70 * MIB))))
+        opened.close()
+        torch.free(address)
+        arena.shrink()
+        again = torch.alloc(70 * MIB)
+        ctypes.memset(again, 4, 70 * MIB)
+        text, offset = _sharing.share_block(again)
+        opened = _sharing.open_block(text)
+        print(again == address, *set(bytes(bytes_at(opened.address + offset, 70 * MIB))))
+        """
+    )
+    assert said == ["3", "True", "4"]
+
+
+def test_mapping_without_a_use_is_unmapped_after_a_moment():
+    run(
+        """
+        def mapped():
+            return Path("/proc/self/maps").read_text().count("\\n")
+
+        text, _ = _sharing.share_block(torch.alloc(70 * MIB))
+        _sharing.open_block(text).close()
+        least = mapped()
+        _sharing.drop_idle()
+        wait_until(lambda: mapped() < least)
+        for _ in range(2):  # the thread ends and begins again
+            _sharing.open_block(text).close()
+            wait_until(lambda: mapped() < least)
+            assert not _sharing._mappings._idle
+        """
+    )
+
+
+def test_threads_that_open_one_block_share_a_mapping():
+    said = run(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        text, _ = _sharing.share_block(torch.alloc(9 * MIB))
+        with ThreadPoolExecutor(4) as threads:
+            opened = list(threads.map(_sharing.open_block, [text] * 16))
+            print(len({each.address for each in opened}))
+            list(threads.map(lambda each: each.close(), opened))
+        print(len(_sharing._mappings._used), len(_sharing._mappings._idle))
+        """
+    )
+    assert said == ["1", "0", "1"]
+
+
+def test_forked_child_leaves_mappings_to_its_parent():
+    said = run(
+        """
+        text, _ = _sharing.share_block(torch.alloc(9 * MIB))
+        used, idle = _sharing.open_block(text), torch.alloc(70 * MIB)
+        _sharing.open_block(_sharing.share_block(idle)[0]).close()
+        process = os.fork()
+        if process == 0:
+            used.close()
+            _sharing.drop_idle()
+            print("child", flush=True)
+            os._exit(0)
+        print(os.waitpid(process, 0)[1], flush=True)
+        print(bytes_at(used.address, 1)[0], len(_sharing._mappings._idle))
+        """
+    )
+    assert said == ["child", "0", "0", "1"]
 
 
 def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
@@ -181,11 +279,11 @@ def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
         text, _ = _sharing.share_block(address)
         assert "not the text of a shared block" in refusal(_sharing.open_block, "something")
         assert "not the text of a shared block" in refusal(_sharing.open_block, "a b c d")
-        mark, name, _, number = text.split()
-        assert "did not hand out" in refusal(_sharing.open_block, f"{mark} nobody 1 2")
-        assert "refused: invalid literal" in refusal(
-            _sharing.open_block, f"{mark} {name} xyz {number}"
-        )
+        mark, name, _, *rest = text.split()
+        rest = " ".join(rest)
+        assert "did not hand out" in refusal(_sharing.open_block, f"{mark} nobody 100000 {rest}")
+        assert "invalid literal" in refusal(_sharing.open_block, f"{mark} {name} xyz {rest}")
+        assert "refused: no block" in refusal(_sharing.open_block, f"{mark} {name} 100000 {rest}")
         torch.free(address)
         assert "refused: no block" in refusal(_sharing.open_block, text)
         assert "no block" in refusal(_sharing.share_block, address)
@@ -221,7 +319,7 @@ def test_device_that_can_export_makes_its_pages_exportable():
         """
         _sharing.prepare(arena.memory.device)
         text, _ = _sharing.share_block(torch.alloc(5000))
-        assert _sharing.open_block(text).mapped
+        assert _sharing.open_block(text).address
         """,
         ARENA.replace("make_exportable()", "pass"),
     )

@@ -188,6 +188,13 @@ cdef void shrink() noexcept nogil:
     for device in range(TORCH_DEVICES):
         if hook_of(device) != NULL:
             arena_shrink(hook_of(device).arena, &released)
+    if not process_is_exiting():
+        drop_idle_mappings()
+
+
+cdef void drop_idle_mappings() noexcept with gil:
+    # Of other processes' blocks.
+    _sharing.drop_idle()
 
 
 cdef void shrink_pool(const uint64_t* id) noexcept nogil:
@@ -654,6 +661,7 @@ cdef void close_shared(void* opened) noexcept nogil:
 
 
 cdef void close_block(void* opened) noexcept with gil:
+    (<object>opened).close()
     Py_DECREF(<object>opened)
 
 

@@ -1,10 +1,11 @@
 """PyTorch's tensors in other processes: blocks by a text that `torch.multiprocessing` carries.
 
-The text names a process that has the block, and the block's address. It is asked by its socket
-(`gpumem.integrations._descriptors`) for a descriptor of each page that the block lies in, and the
-other process maps them in a row. PyTorch itself counts the references across processes, and keeps
-the block until the last one is gone; so nothing is kept here, and each text is a mapping of its
-own. From the first text until its free the block keeps its tag awake (`Arena.sleep`).
+The text names a process that has the block, the block's address, and what is mapped there. The
+process is asked by its socket (`gpumem.integrations._descriptors`) for a descriptor of each page
+that the block lies in, and the other process maps them in a row. It keeps the mapping for a moment
+after its last use (`_mappings`), and uses it again for a text that names the same memory. PyTorch
+itself counts the references across processes, and keeps the block until the last one is gone. From
+the first text until its free the block keeps its tag awake (`Arena.sleep`).
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from gpumem._resource.block_pages import (
     keep_awake,
     make_exportable,
     pages_of,
+    place_of,
 )
 from gpumem.device import Device, devices
 from gpumem.errors import BadHandleError, DeviceMismatchError
 from gpumem.integrations._descriptors import Answer, ask, serve, server_name
+from gpumem.integrations.torch._mappings import MappedBlock, Mappings
 
-__all__ = ["open_block", "prepare", "share_block"]
+__all__ = ["drop_idle", "open_block", "prepare", "share_block"]
 
 MARK = "gpumem-block"
 KIND = "block"
 _numbers = count()
+_mappings = Mappings()
 
 
 def pages_of_block(text: str) -> Answer:
@@ -65,13 +69,14 @@ def share_block(address: int) -> tuple[str, int]:
     UnsupportedHandleTypeError
         No such block begins there, or its memory is not pages.
     """
-    _, _, before, _ = pages_of(address)
+    before, nbytes, mapping = place_of(address)
     keep_awake(address)
-    return f"{MARK} {server_name()} {address:x} {next(_numbers)}", before
+    place = f"{address:x} {before:x} {nbytes:x} {mapping}"
+    return f"{MARK} {server_name()} {place} {next(_numbers)}", before
 
 
-def open_block(text: str) -> OpenedPages:
-    """Map the pages of a block of the process that the text names.
+def open_block(text: str) -> MappedBlock:
+    """Map the pages of a block of the process that the text names; they stay until `close`.
 
     Raises
     ------
@@ -83,11 +88,22 @@ def open_block(text: str) -> OpenedPages:
         The driver refused.
     """
     try:
-        mark, name, address, _ = text.split(" ")
+        mark, name, address, before, nbytes, mapping, _ = text.split(" ")
         if mark != MARK:
             raise ValueError(f"it begins with {mark!r}")
+        first = int(address, 16) - int(before, 16)
     except ValueError as error:
         raise BadHandleError(EBADF, f"not the text of a shared block: {error}") from None
+    # Blocks in the same pages share a mapping.
+    return _mappings.take(f"{name} {first:x} {nbytes} {mapping}", lambda: _map(name, address))
+
+
+def drop_idle() -> None:
+    """Unmap what no tensor uses."""
+    _mappings.drop_idle()
+
+
+def _map(name: str, address: str) -> OpenedPages:
     with ask(name, KIND, address) as (said, pages):
         sizes = said["sizes"]
         opened = OpenedPages(_device_of(said["device"], said["uuid"]), sum(sizes))
