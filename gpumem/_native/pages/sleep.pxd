@@ -5,9 +5,9 @@ its regions, a tensor for its own. It names the handles (`SleepPage`) and the li
 (`SleepPiece`); the rest is done here, alike for all. Addresses stay reserved, the owner's.
 
 Going down: bytes are copied in the order of addresses, some groups of handles ahead; once a group's
-copies have ended, its handles are unmapped and released behind them. Several threads make the pages
-of pinned memory meanwhile; they are registered a chunk at a time. Coming up: handles are made and
-mapped, a run at a time, and the copies of one run go on while the next is made.
+copies have ended, its handles are unmapped, and released while the next copies run. Several threads
+make the pages of pinned memory meanwhile; they are registered a chunk at a time. Coming up: handles
+are made and mapped, a run at a time, and the copies of one run go on while the next is made.
 
 The store is pinned memory of the host, memory of another device, or a file. What was copied stays
 in it until `sleeper_wake` has succeeded, so that a refusal at any step can be undone or tried

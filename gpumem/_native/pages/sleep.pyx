@@ -40,7 +40,9 @@ cdef extern from *:
 cdef enum:
     CHUNK = 268435456       # bytes, 256 MiB: of the store, made in one piece
     GROUP = 134217728       # bytes, 128 MiB: handles that are given back, or made, together
-    AHEAD = 4               # groups whose copies are queued while the one before them is given back
+    AHEAD = 4               # groups whose copies are queued while the one before them is unmapped
+    PEER_GROUP = 536870912  # bytes, 512 MiB: given back together in a sleep on another device,
+    PEER_AHEAD = 1          # where an unmap waits for all copies that are queued (H100)
     FILE_PAGE = 4096
 
 # The copies under way of one call.
@@ -51,7 +53,8 @@ cdef struct Copies:
     uint64_t copied[AHEAD]  # bytes of the store that are copied then
     uint32_t begun          # groups
     uint32_t done
-    uint32_t given_back     # pages, those of all groups that are done
+    uint32_t unmapped       # pages, those of all groups that are done
+    uint32_t released       # pages: of these the driver also has the memory
 
 
 # ---- what sleeps ---------------------------------------------------------------------------------
@@ -144,30 +147,46 @@ cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
 
 
 cdef CUresult copy_down(Sleeper* sleeper, Copies* copies, const char** call) noexcept nogil:
+    cdef bint to_peer = copies.stream != NULL and sleeper.store.place.kind == STORE_DEVICE
+    cdef uint32_t ahead = PEER_AHEAD if to_peer else AHEAD
     cdef uint32_t first = 0         # page of the group
     cdef uint32_t end = 0
     cdef CUresult code = CUDA_SUCCESS
     while first < sleeper.page_count and code == CUDA_SUCCESS:
-        end = group_end(sleeper, first)
+        end = group_end(sleeper, first, PEER_GROUP if to_peer else GROUP)
         code = queue_pieces(sleeper, copies.stream, end_of_page(&sleeper.pages[end - 1]), True,
                             call)
         if code == CUDA_SUCCESS:
             code = group_mark(sleeper, copies, end, call)
-        # Behind the copies, some groups later: the device has work meanwhile.
-        while code == CUDA_SUCCESS and copies.begun - copies.done >= AHEAD:
-            code = group_give_back(sleeper, copies, call)
+        # While the copies run.
+        if to_peer and code == CUDA_SUCCESS:
+            make_chunks_ahead(sleeper)
+        release_unmapped(sleeper, copies)
+        while code == CUDA_SUCCESS and copies.begun - copies.done >= ahead:
+            code = group_unmap(sleeper, copies, call)
         first = end
     while code == CUDA_SUCCESS and copies.done < copies.begun:
-        code = group_give_back(sleeper, copies, call)
+        code = group_unmap(sleeper, copies, call)
+    release_unmapped(sleeper, copies)
     return code
 
 
-cdef uint32_t group_end(const Sleeper* sleeper, uint32_t first) noexcept nogil:
+cdef uint32_t group_end(const Sleeper* sleeper, uint32_t first, uint64_t least) noexcept nogil:
     cdef uint64_t nbytes = 0
-    while first < sleeper.page_count and nbytes < GROUP:
+    while first < sleeper.page_count and nbytes < least:
         nbytes += sleeper.pages[first].nbytes
         first += 1
     return first
+
+
+cdef void make_chunks_ahead(Sleeper* sleeper) noexcept nogil:
+    # For the next group's copies. A refusal comes again when a copy is there.
+    cdef const char* call = NULL
+    cdef uint64_t index = (queued_to(sleeper) + CHUNK - 1) // CHUNK
+    cdef uint64_t end = min(queued_to(sleeper) + PEER_GROUP, sleeper.nbytes)
+    while index * CHUNK < end and store_reach(sleeper, index, &call) == CUDA_SUCCESS:
+        index += 1
+    sleeper.no_store = False
 
 
 cdef inline uint64_t end_of_page(const SleepPage* page) noexcept nogil:
@@ -193,7 +212,7 @@ cdef uint64_t queued_to(const Sleeper* sleeper) noexcept nogil:
     return sleeper.pieces[sleeper.cursor].offset + sleeper.within
 
 
-cdef CUresult group_give_back(Sleeper* sleeper, Copies* copies, const char** call) noexcept nogil:
+cdef CUresult group_unmap(Sleeper* sleeper, Copies* copies, const char** call) noexcept nogil:
     cdef uint32_t at = copies.done % AHEAD
     cdef CUresult code = CUDA_SUCCESS
     if copies.stream != NULL:
@@ -202,19 +221,18 @@ cdef CUresult group_give_back(Sleeper* sleeper, Copies* copies, const char** cal
     if code != CUDA_SUCCESS:
         return code
     sleeper.copied = copies.copied[at]
-    while copies.given_back < copies.ends[at] and code == CUDA_SUCCESS:
-        code = run_give_back(sleeper, &copies.given_back, copies.ends[at], call)
+    while copies.unmapped < copies.ends[at] and code == CUDA_SUCCESS:
+        code = run_unmap(sleeper, &copies.unmapped, copies.ends[at], call)
     copies.done += code == CUDA_SUCCESS
     return code
 
 
-cdef CUresult run_give_back(Sleeper* sleeper, uint32_t* next_page, uint32_t end,
-                            const char** call) noexcept nogil:
+cdef CUresult run_unmap(Sleeper* sleeper, uint32_t* next_page, uint32_t end,
+                        const char** call) noexcept nogil:
     # Pages side by side are unmapped in one call: a refusal leaves all of them mapped. One without
     # memory lost it to an earlier call.
     cdef uint32_t first = next_page[0]
     cdef uint32_t last = first
-    cdef uint32_t i
     cdef uint64_t begin = sleeper.pages[first].address
     cdef uint64_t stop = begin
     cdef CUresult code
@@ -227,15 +245,25 @@ cdef CUresult run_give_back(Sleeper* sleeper, uint32_t* next_page, uint32_t end,
         return CUDA_SUCCESS
     code = note(sleeper, call, "cuMemUnmap",
                 sleeper.context.table.cuMemUnmap(begin, stop - begin))
-    if code != CUDA_SUCCESS:
-        return code
-    for i in range(first, last):
-        sum_add(sleeper.calls, 1)
-        if sleeper.context.table.cuMemRelease(sleeper.pages[i].memory[0]) != CUDA_SUCCESS:
-            sleeper.orphan(sleeper.owner, sleeper.pages[i].memory[0])
-        sleeper.pages[i].memory[0] = 0
-    next_page[0] = last
-    return CUDA_SUCCESS
+    if code == CUDA_SUCCESS:
+        next_page[0] = last
+    return code
+
+
+cdef void release_unmapped(Sleeper* sleeper, Copies* copies) noexcept nogil:
+    while copies.released < copies.unmapped:
+        page_release(sleeper, &sleeper.pages[copies.released])
+        copies.released += 1
+
+
+cdef void page_release(Sleeper* sleeper, SleepPage* page) noexcept nogil:
+    # It is unmapped.
+    if page.memory[0] == 0:
+        return
+    sum_add(sleeper.calls, 1)
+    if sleeper.context.table.cuMemRelease(page.memory[0]) != CUDA_SUCCESS:
+        sleeper.orphan(sleeper.owner, page.memory[0])
+    page.memory[0] = 0
 
 
 # ---- coming up -----------------------------------------------------------------------------------
@@ -331,8 +359,10 @@ cdef void page_take_back(Sleeper* sleeper, uint32_t page) noexcept nogil:
     # After a refusal; one that is refused too is tried once more, then the page keeps its memory.
     cdef const char* call = NULL
     cdef uint32_t end = page + 1
-    if run_give_back(sleeper, &page, end, &call) != CUDA_SUCCESS:
-        run_give_back(sleeper, &page, end, &call)
+    cdef uint32_t unmapped = page
+    if (run_unmap(sleeper, &unmapped, end, &call) == CUDA_SUCCESS
+            or run_unmap(sleeper, &unmapped, end, &call) == CUDA_SUCCESS):
+        page_release(sleeper, &sleeper.pages[page])
 
 
 # ---- copies --------------------------------------------------------------------------------------
