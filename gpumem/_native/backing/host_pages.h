@@ -66,7 +66,8 @@ static inline void prefer_node(void *at, size_t nbytes, int node) {
 /* Takes more addresses than needed and gives the ends back. NULL: refused. */
 static inline char *map_aligned(size_t nbytes) {
     size_t whole = nbytes + HUGE_PAGE_BYTES, before;
-    char *raw = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    char *raw = (char *)mmap(NULL, whole, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (raw == MAP_FAILED) return NULL;
     before = -(uintptr_t)raw & (HUGE_PAGE_BYTES - 1);
     if (before) munmap(raw, before);
@@ -102,7 +103,7 @@ static inline void make_pieces(HostPages *pages, int place, size_t end) {
 }
 
 static inline void *make_all_pieces(void *shared) {
-    HostPages *pages = shared;
+    HostPages *pages = (HostPages *)shared;
     int place = 0;
     pthread_mutex_lock(&pages->lock);
     while (!pthread_equal(pages->threads[place], pthread_self())) place++;
