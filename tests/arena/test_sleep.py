@@ -6,6 +6,7 @@ import resource
 
 import numpy as np
 import pytest
+from helpers import child
 from helpers.driver import HostDriver
 from helpers.given_out import given_out
 
@@ -299,3 +300,34 @@ def test_failed_wait_releases_no_memory_under_a_copy(held, host):
     finally:
         host.clear_faults()
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
+
+
+ON_ANOTHER_DEVICE = """
+import gpumem
+from gpumem._testing import host_device as host
+gpumem.device.set_host_device_count(2)
+MIB = 1 << 20
+arena = gpumem.Arena("host:0")
+blocks = [arena.allocate(180 * MIB) for _ in range(3)]
+for number, block in enumerate(blocks):
+    memoryview(block)[9] = number
+def whole():
+    return [memoryview(block)[9] for block in blocks] == [0, 1, 2]
+held = host.used(0)
+# Groups of 512 MiB: the first one has gone back when the second unmap is refused.
+host.fail("cuMemUnmap", 2, 1)
+try:
+    arena.sleep(to="host:1")
+    raise SystemExit("not refused")
+except gpumem.errors.DriverError:
+    host.clear_faults()
+assert arena.asleep == () and whole() and (host.used(0), host.used(1)) == (held, 0)
+arena.check_invariants()
+assert arena.sleep(to="host:1") == held == host.used(1) and host.used(0) == 0
+arena.wake()
+assert whole() and (host.used(0), host.used(1)) == (held, 0)
+"""
+
+
+def test_sleep_on_another_device_gives_memory_back_in_groups_and_undoes_a_refusal():
+    child.run_quietly(ON_ANOTHER_DEVICE)

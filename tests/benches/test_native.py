@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+
 from bench import native
 
 
