@@ -63,6 +63,22 @@ def test_script_finds_gpumem_enabled_once_pytorch_is_imported(gpumem, tmp_path):
     assert said == [None, [True, "full"], ["--flag", "-x", "value"], "torch"]
 
 
+@pytest.mark.parametrize("mode", ["full", "auto"])
+def test_program_that_enables_gpumem_itself_before_pytorch_is_imported(gpumem, tmp_path, mode):
+    path = script(
+        tmp_path,
+        f"""
+        from gpumem.integrations import torch as integration
+        assert "torch" not in sys.modules
+        integration.enable(mode={mode!r})
+        import torch
+        integration.enable(mode={mode!r})
+        print(json.dumps(seen()))
+        """,
+    )
+    assert answer(gpumem(path)) == [True, "full"]
+
+
 def test_program_that_does_not_import_pytorch_imports_nothing_of_gpumems(gpumem, tmp_path):
     path = script(
         tmp_path,

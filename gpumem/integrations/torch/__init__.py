@@ -129,11 +129,13 @@ class Torch(Framework):
         """Return "full" or "pool" for the mode that was requested."""
         if asked not in MODES:
             raise ConfigError(f"invalid mode = {asked!r}: expected {', '.join(MODES)}")
+        # Before anything is decided: under `gpumem run` its import enables gpumem.
+        torch = import_torch()
         if asked != "auto":
             return asked
         if self.replacement is not None:
             return "full"
-        return "pool" if _allocator.why_not_replace(import_torch()) else "full"
+        return "pool" if _allocator.why_not_replace(torch) else "full"
 
 
 _torch = Torch()
@@ -152,7 +154,8 @@ def enable(resource: ResourceLike = None, *, mode: str = "auto") -> None:
     ----------
     resource : Arena, iterable or mapping of them, optional
         The arena of each device. None means the default resource of each device, or with
-        ``mode="pool"`` of PyTorch's current device only.
+        ``mode="pool"`` of PyTorch's current device only; where PyTorch's allocator is replaced
+        already, by `gpumem run` or an earlier call, it means the arenas that serve it.
     mode : {"auto", "full", "pool"}
         Replace PyTorch's allocator, or serve it; see the module's description. "auto" is "full"
         until PyTorch has initialised CUDA.
@@ -216,4 +219,7 @@ def _limits(reason: str) -> str:
 
 def _setting(resource: ResourceLike, mode: str) -> Setting:
     chosen = _torch.mode(mode)
+    current = _switch.current()
+    if resource is None and chosen == "full" and current and _torch.replacement is not None:
+        return current  # of an earlier call, or of `gpumem run`
     return Setting(Resources("PyTorch", resource), (("mode", chosen),))
