@@ -13,7 +13,7 @@ from gpumem._native.budget cimport (
     holdings_free, tell_crossed,
 )
 from gpumem._support.atomics cimport store64, sum_add
-from gpumem._support.deferred cimport report_unraisable
+from gpumem._support.deferred cimport call_unraisable, report_unraisable
 from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._support.arguments import require
@@ -592,7 +592,7 @@ cdef int call_or_tell(Budget budget, uint64_t nbytes) noexcept:
         errors.append(error)
     tell_errors(errors)
     errors.clear()      # their frames hold what the callback dropped
-    release_retired(False)
+    call_unraisable(release_retired, (False,), None)
     return 0
 
 

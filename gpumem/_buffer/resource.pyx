@@ -28,7 +28,7 @@ from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
 )
 from gpumem._support.atomics cimport count_add, load32, store32
-from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
+from gpumem._support.deferred cimport call_unraisable, defer, Deferred, run_deferred
 from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.lease cimport Lease, lease_create, Uses
 from gpumem._support.streams cimport LEGACY_STREAM
@@ -771,10 +771,7 @@ cdef int user_deallocate(MemoryResource resource, uint64_t address, uint64_t siz
                          object stream) noexcept:
     cdef DeviceContext* context = &resource.driver_device.context
     cdef bint is_current = context_enter(context) == CUDA_SUCCESS
-    try:
-        resource.deallocate_raw(address, size, stream)
-    except BaseException as error:
-        report_unraisable(error, resource)
+    call_unraisable(resource.deallocate_raw, (address, size, stream), resource)
     if is_current:
         context_leave(context)
     return 0

@@ -1,8 +1,7 @@
 """ExternalAllocator: an existing allocator, behind callbacks, as a resource."""
 
 cimport cython
-from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_WriteUnraisable
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free as free_memory
 
@@ -16,7 +15,7 @@ from gpumem._native.driver cimport (
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult, CUstream,
     CUstreamCaptureStatus, DeviceContext,
 )
-from gpumem._support.deferred cimport call_soon
+from gpumem._support.deferred cimport call_soon, call_unraisable
 from gpumem._support.interpreter cimport (
     interpreter_release, interpreter_restore, PyGILState_Check, PyThreadState,
 )
@@ -32,10 +31,6 @@ from gpumem.errors import ConfigError, OutOfMemoryError, SourceError
 
 cdef enum:
     FIRST_BUCKETS = 64
-
-cdef extern from "Python.h":
-    # The interpreter's own declaration: NULL leaves the exception set, for PyErr_WriteUnraisable.
-    PyObject* PyObject_CallObject(PyObject* function, PyObject* arguments) noexcept
 
 # Blocks that users freed and that wait for a stream or for the interpreter lock. A view may be
 # dropped on any thread, so blocks arrive in a list without a lock. `waiting` is the queue that they
@@ -64,7 +59,7 @@ cdef class ExternalAllocator(MemoryResource):
         and the CPU reaches the memory.
     free : callable or int
         ``free(address)``; ``void free(void *)``. May run on any thread. An exception goes to
-        `sys.unraisablehook`; the block counts as freed.
+        `sys.unraisablehook`, Ctrl-C's to the main thread; the block counts as freed.
     empty_cache : callable or int, optional
         ``empty_cache()``; ``void empty_cache(void)``. Called by `shrink`, after a persistent
         block was freed, and once when `alloc` has no memory, before it is asked again.
@@ -394,7 +389,7 @@ cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
         with nogil:
             core.empty_cache()
     elif block.persistent and core.empty_cache_object != NULL:
-        call_or_tell(<object>core.empty_cache_object, ())
+        call_unraisable(<object>core.empty_cache_object, (), <object>core.empty_cache_object)
     if entered:
         context_leave(core.ledger.context)
     ledger_count_call(&core.ledger, 0)
@@ -416,22 +411,7 @@ cdef void free_address(ExternalCore* core, uint64_t address) noexcept:
         with nogil:
             core.free(<void*><uintptr_t>address)
     else:
-        call_or_tell(<object>core.free_object, (address,))
-
-
-cdef int call_or_tell(object function, tuple arguments) noexcept:
-    # A view may be dropped while an exception is on its way: it stays.
-    cdef PyObject* kind = NULL
-    cdef PyObject* value = NULL
-    cdef PyObject* trace = NULL
-    cdef PyObject* result
-    PyErr_Fetch(&kind, &value, &trace)
-    result = PyObject_CallObject(<PyObject*>function, <PyObject*>arguments)
-    if result == NULL:
-        PyErr_WriteUnraisable(function)
-    Py_XDECREF(result)
-    PyErr_Restore(kind, value, trace)
-    return 0
+        call_unraisable(<object>core.free_object, (address,), <object>core.free_object)
 
 
 # ---- addresses that the other side has not got back ----------------------------------------------

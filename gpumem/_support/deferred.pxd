@@ -22,6 +22,13 @@ cdef void defer(Deferred* work) noexcept nogil
 # Does the queued work. With the interpreter lock.
 cdef void run_deferred() noexcept
 # Reports to sys.unraisablehook an exception that cannot reach a caller; none of the type that
-# `expect_at_exit` was given, when the process began to end.
+# `expect_at_exit` was given, when the process began to end. Ctrl-C's is not reported: see below.
 cdef int report_unraisable(object error, object where) noexcept
+# Calls a function of users that frees something, and reports what it raises. An exception may be
+# on its way: it stays. A Ctrl-C that another such function was given does not cut this one short.
+cdef int call_unraisable(object function, tuple arguments, object where) noexcept
+# Ctrl-C's exception cannot reach a caller from here, or would as another error: its handler is
+# going to run again, on the main thread, at the end of the call into C at the latest. False: it is
+# another exception, or Python does not handle that signal. With the interpreter lock.
+cdef bint interrupt_again(object error) noexcept
 cdef int expect_at_exit(object kind) except -1

@@ -1,6 +1,9 @@
 """Work that was deferred to a thread that holds the interpreter lock; see deferred.pxd."""
 
-from gpumem._support.process cimport process_is_exiting
+# Of C: Python's own would begin with the handler, if a signal waits for it.
+from _signal import getsignal, SIGINT
+
+from gpumem._support.process cimport process_is_exiting, process_on_main_thread
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 
 from gpumem._support.releases import on_release
@@ -9,7 +12,9 @@ cdef extern from "Python.h":
     ctypedef struct PyObject
     int PyGILState_Check() nogil
     int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) nogil
+    int PyErr_CheckSignals() except -1
     void PyErr_Fetch(PyObject** kind, PyObject** value, PyObject** traceback)
+    void PyErr_SetInterrupt()
     void PyErr_SetObject(object kind, object value)
     void PyErr_WriteUnraisable(object where)
     void PyErr_Restore(PyObject* kind, PyObject* value, PyObject* traceback)
@@ -74,7 +79,10 @@ cdef Deferred* take_oldest() noexcept:
     return <Deferred*>link.thing
 
 
+# ---- exceptions without a caller -----------------------------------------------------------------
+
 cdef object expected_at_exit = ()
+cdef bint interrupts = False    # the handler of Ctrl-C may not have run again yet
 
 
 cdef int expect_at_exit(object kind) except -1:
@@ -85,11 +93,51 @@ cdef int expect_at_exit(object kind) except -1:
 
 cdef int report_unraisable(object error, object where) noexcept:
     # The end of the process cuts calls short on daemon threads: that is no news to anybody.
-    if isinstance(error, expected_at_exit):
+    if isinstance(error, expected_at_exit) or interrupt_again(error):
         return 0
     PyErr_SetObject(type(error), error)
     PyErr_WriteUnraisable(where)
     return 0
+
+
+cdef int call_unraisable(object function, tuple arguments, object where) noexcept:
+    cdef PyObject* kind = NULL
+    cdef PyObject* value = NULL
+    cdef PyObject* traceback = NULL
+    PyErr_Fetch(&kind, &value, &traceback)
+    # The next of many blocks that go at once: its function would end where it begins.
+    held = take_interrupt() if interrupts else None
+    try:
+        function(*arguments)
+    except BaseException as error:
+        report_unraisable(error, where)
+    if held is not None:
+        interrupt_again(held)
+    PyErr_Restore(kind, value, traceback)
+    return 0
+
+
+cdef object take_interrupt():
+    global interrupts
+    if not process_on_main_thread():
+        return None             # where handlers run
+    interrupts = False
+    try:
+        PyErr_CheckSignals()
+    except KeyboardInterrupt as error:
+        return error
+    except BaseException as error:
+        report_unraisable(error, None)
+    return None
+
+
+cdef bint interrupt_again(object error) noexcept:
+    global interrupts
+    if not isinstance(error, KeyboardInterrupt) or not callable(getsignal(SIGINT)):
+        return False
+    interrupts = True
+    PyErr_SetInterrupt()
+    return True
 
 
 def _run_deferred(may_wait):

@@ -12,6 +12,7 @@ from gpumem._buffer cimport (
     exchange_table, Incoming, incoming_versioned, require_open, set_error,
 )
 from gpumem._defaults cimport serving
+from gpumem._support.deferred cimport interrupt_again
 from gpumem._tensor.imports cimport tensor_of_incoming
 from gpumem._tensor.layout cimport element_named
 from gpumem._tensor.tensor cimport (
@@ -66,6 +67,7 @@ cdef int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* con
             return 0
         except BaseException as error:
             # C callers have no exception state: the error goes through their function.
+            interrupt_again(error)
             report(context, type(error).__name__.encode(), str(error).encode())
             return -1
 

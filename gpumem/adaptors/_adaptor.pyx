@@ -15,7 +15,9 @@ from gpumem._buffer cimport (
 from gpumem._native.budget cimport budget_load
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.clock cimport time_of_day_ns
-from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
+from gpumem._support.deferred cimport (
+    call_unraisable, defer, Deferred, report_unraisable, run_deferred,
+)
 from gpumem._support.lease cimport Lease, lease_drop, Uses
 from gpumem._support.tracking cimport visitproc
 
@@ -368,8 +370,5 @@ cdef void finish(Adaptor adaptor, AdaptedBlock* block) noexcept:
     Py_XDECREF(gone.note)
     if not adaptor.tells or context_is_dead(&adaptor.driver_device.context):
         return
-    try:
-        adaptor._on_free(gone.block.base, gone.block.requested, gone.stream, gone.time,
-                         gone.thread)
-    except BaseException as error:
-        report_unraisable(error, adaptor)
+    call_unraisable(adaptor._on_free, (gone.block.base, gone.block.requested, gone.stream,
+                                       gone.time, gone.thread), adaptor)

@@ -25,7 +25,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._resource.arena cimport allocate_under_pressure, raise_status
 from gpumem._support.atomics cimport count_add, load32, load64, published32, store32
-from gpumem._support.deferred cimport defer, Deferred
+from gpumem._support.deferred cimport defer, Deferred, interrupt_again
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._support.process cimport process_is_exiting
@@ -175,7 +175,8 @@ cdef int allocate_captured(Handed* given, uint64_t nbytes, CUstream stream,
         buffer = arena_take_on(arena, nbytes, stream_of(arena, stream))
     except OutOfMemoryError:
         return GPUMEM_OUT_OF_MEMORY
-    except Exception:
+    except BaseException as error:
+        interrupt_again(error)
         return GPUMEM_CAPTURING
     captured[buffer.address] = buffer, <uintptr_t>given
     retain(&given.arena)
@@ -209,7 +210,8 @@ cdef bint call_captured(CapturedCall call, uint64_t address, CUstream stream,
         buffer.close(named)
     except ClosedError:
         pass        # in a fork's child, blocks are left to the driver
-    except Exception:
+    except BaseException as error:
+        interrupt_again(error)
         if call != RECORD:
             captured[address] = buffer, given
         status[0] = GPUMEM_DRIVER_ERROR
@@ -316,7 +318,8 @@ cdef char* explain(Handed* given, size_t nbytes, CUstream stream,
     try:
         hook_slot(given.hook, stream, &slot)
         raise_status(arena, nbytes, 0, slot, refused)
-    except Exception as error:
+    except BaseException as error:
+        interrupt_again(error)
         encoded = str(error).encode()
         return strdup(encoded)
     return NULL

@@ -15,6 +15,7 @@ from gpumem._core cimport Arena
 from gpumem._resource.arena cimport GraphPool
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.columns cimport column_of
+from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.events cimport (
     EventSource, REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define,
     recorder_end, recorder_file, recorder_finish_file, recorder_free, recorder_read_ring,
@@ -151,7 +152,8 @@ cdef uint16_t number_frames() noexcept:
         return 0                # an exception is being propagated
     try:
         return stacks.number(frames_now(), describe_frames)
-    except Exception:
+    except BaseException as error:
+        interrupt_again(error)
         return 0                # no host memory for a stack: the event has none
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,3 +53,22 @@ def more_calls(host, name: str, count: int = 3) -> Callable[[], bool]:
     """Tell whether a driver function was called so often since: a wait queries again and again."""
     before = host.call_count(name)
     return lambda: host.call_count(name) >= before + count
+
+
+def reaches_the_caller(call: Callable[[], object]) -> None:
+    """Call what interrupts; KeyboardInterrupt must reach here, and nobody else is told of it."""
+
+    def call_and_look() -> None:
+        call()
+        time.sleep(0)  # where Python looks for signals
+
+    told: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: told.append(unraisable)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call_and_look()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = hook
+    assert not told

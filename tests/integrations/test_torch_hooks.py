@@ -10,6 +10,7 @@ import threading
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.interrupting import reaches_the_caller
 from helpers.torch_caller import Caller, Refused
 
 import gpumem
@@ -195,6 +196,17 @@ def test_device_without_an_arena_is_looked_up_once(caller):
             caller.alloc(4096, device=6)
         with pytest.raises(Refused, match="device 64 is not from 0 to 63"):
             caller.alloc(4096, device=64)
+    finally:
+        torch_hooks.set_finder(None)
+
+
+def test_interrupt_of_what_finds_an_arena_reaches_the_main_thread(caller):
+    def find(index):
+        raise KeyboardInterrupt
+
+    torch_hooks.set_finder(find)
+    try:
+        reaches_the_caller(lambda: caller.alloc(4096, device=6))
     finally:
         torch_hooks.set_finder(None)
 

@@ -26,7 +26,7 @@ cdef class Source:
     cdef CUresult reserve(self, uint64_t size, uint64_t* address) noexcept
     cdef void release(self, uint64_t address, uint64_t size) noexcept
     cdef int take(self, uint64_t size, uint64_t* address) except -1
-    cdef int give(self, uint64_t address, uint64_t size) except -1
+    cdef int give(self, uint64_t address, uint64_t size) noexcept
     # Raises GpumemError inside a callable of this source, which its arena waits for.
     cdef int require_outside(self) except -1
 

@@ -21,7 +21,7 @@ from gpumem._native.driver cimport (
     CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUdeviceptr, CUpointer_attribute, CUresult, DeviceContext,
     DriverDevice, pointer_attribute,
 )
-from gpumem._support.deferred cimport report_unraisable
+from gpumem._support.deferred cimport call_unraisable
 from gpumem._support.instances cimport forbid_instantiation
 
 from gpumem._buffer.stream import Stream
@@ -196,31 +196,24 @@ cdef class Source:
 
     def give_unusable(self, address, size):
         """Free a region that was not accepted; a failure must not hide the reason."""
-        if not 0 < address < 1 << 64:
-            return
-        try:
+        if 0 < address < 1 << 64:
             self.give(address, size)
-        except Exception as error:
-            report_unraisable(error, self.given)
 
-    cdef int give(self, uint64_t address, uint64_t size) except -1:
+    cdef int give(self, uint64_t address, uint64_t size) noexcept:
+        # A failure has no caller: a shrink, a close or a finalizer goes on.
         if self.free is None:
             with nogil:
                 self.c_free(<void*><uintptr_t>address, size)
         else:
-            self.free(address, size)
+            call_unraisable(self.free, (address, size), self.given)
         return 0
 
     cdef void release(self, uint64_t address, uint64_t size) noexcept:
         self.held.pop(address, None)
         # A release may happen inside a reserve of the same thread: the outer caller is restored.
         self.caller, before = threading.get_ident(), self.caller
-        try:
-            self.give(address, size)
-        except BaseException as error:
-            report_unraisable(error, self.given)     # a shrink, a close or a finalizer goes on
-        finally:
-            self.caller = before
+        self.give(address, size)
+        self.caller = before
 
     cdef int require_outside(self) except -1:
         # Another thread may call the arena meanwhile; it waits for the grow lock.

@@ -29,6 +29,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._resource.arena cimport allocate_under_pressure, raise_status
 from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
+from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process_is_exiting
@@ -594,7 +595,8 @@ cdef void* find_arena(int device) noexcept with gil:
         return NULL
     try:
         serve(device, finder(device))
-    except Exception:
+    except BaseException as error:
+        interrupt_again(error)
         return NULL
     return hook_of(device)
 
@@ -615,8 +617,8 @@ cdef char* admit(int owner, int device) noexcept with gil:
         elif peer not in arena.peers:
             return c_string(f"gpumem: {peer} may not access the memory of {arena.memory}: "
                             f"arena {arena.name!r} has peers = {arena.config._text_of('peers')!r}")
-    except Exception as error:
-        return c_string(f"gpumem: {error}")
+    except BaseException as error:
+        return c_string(words_of(error))
     return NULL
 
 
@@ -634,8 +636,8 @@ cdef char* share_block(void* address, size_t* offset, char** reason) noexcept wi
         text, before = _sharing.share_block(<uintptr_t>address)
         offset[0] = before
         return c_string(text)
-    except Exception as error:
-        reason[0] = c_string(f"gpumem: {error}")
+    except BaseException as error:
+        reason[0] = c_string(words_of(error))
     return NULL
 
 
@@ -650,8 +652,8 @@ cdef void* open_block(const char* text, void** address, char** reason) noexcept 
         address[0] = <void*><uintptr_t>opened.address
         Py_INCREF(opened)
         return <void*>opened
-    except Exception as error:
-        reason[0] = c_string(f"gpumem: {error}")
+    except BaseException as error:
+        reason[0] = c_string(words_of(error))
     return NULL
 
 
@@ -686,9 +688,15 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
         is_memory[0] = True
         words = out_of_memory(device, nbytes, getattr(error, "report", None))
         return c_string(f"{words}\ngpumem: {error}")
-    except Exception as error:
-        return c_string(f"gpumem: {error}")
+    except BaseException as error:
+        return c_string(words_of(error))
     return NULL
+
+
+cdef str words_of(object error):
+    # PyTorch raises them; Ctrl-C's exception comes after its error.
+    interrupt_again(error)
+    return f"gpumem: {str(error) or type(error).__name__}"
 
 
 cdef char* c_string(str text) noexcept:
