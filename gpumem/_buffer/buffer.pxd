@@ -119,5 +119,10 @@ cdef inline Lease* buffer_share(Buffer buffer) except? NULL:
 
 
 cdef Lease* share_first(Buffer buffer) except? NULL
+# A buffer around another one takes its block over, without a view of it: `buffer_lease` makes the
+# lease of an open buffer that is not empty, and `buffer_hand_over` closes that buffer. Its own
+# reference stays; `lease_drop_buffer` ends it, on any thread.
+cdef Lease* buffer_lease(Buffer buffer) except NULL
+cdef Lease* buffer_hand_over(Buffer buffer) noexcept
 cdef inline void drop_share(void* lease) noexcept nogil:
     lease_drop(<Lease*>lease)

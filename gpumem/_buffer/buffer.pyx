@@ -551,10 +551,7 @@ cdef void buffer_end(Buffer buffer) noexcept:
     if buffer.block_bytes == 0:
         return
     if buffer.shared != NULL:
-        if buffer.resource.ledger != NULL:
-            (<LedgerBlock*><uintptr_t>buffer.handle).buffer = NULL
-        lease_drop_buffer(buffer.shared)
-        buffer.shared = NULL
+        lease_drop_buffer(buffer_hand_over(buffer))
     else:
         buffer.resource.give_back(buffer)
 
@@ -566,11 +563,26 @@ cdef int refuse_closed() except -1:
 cdef Lease* share_first(Buffer buffer) except? NULL:
     if buffer.block_bytes == 0:
         return NULL
-    buffer.shared = buffer.resource.lease(buffer)
-    buffer.shared.uses = buffer.uses
-    buffer.uses = NULL
-    lease_retain(buffer.shared)
+    lease_retain(buffer_lease(buffer))
     return buffer.shared
+
+
+cdef Lease* buffer_lease(Buffer buffer) except NULL:
+    require_open(buffer)
+    if buffer.shared == NULL:
+        buffer.shared = buffer.resource.lease(buffer)
+        buffer.shared.uses = buffer.uses
+        buffer.uses = NULL
+    return buffer.shared
+
+
+cdef Lease* buffer_hand_over(Buffer buffer) noexcept:
+    cdef Lease* lease = buffer.shared
+    if buffer.resource.ledger != NULL:
+        (<LedgerBlock*><uintptr_t>buffer.handle).buffer = NULL
+    buffer.is_closed = True
+    buffer.shared = NULL
+    return lease
 
 
 cdef int buffer_note_consumer(Buffer buffer, uint64_t stream) except -1:

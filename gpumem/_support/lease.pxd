@@ -89,5 +89,6 @@ cdef inline void* lease_view_room(Lease* lease, size_t nbytes) noexcept:
 
 # Ends a view. NULL is the lease of an empty buffer.
 cdef void lease_drop(Lease* lease) noexcept nogil
-# Ends the buffer's own reference, once; with the interpreter lock. Views stay alive.
+# Ends the buffer's own reference, once; with the interpreter lock, or once the buffer is closed.
+# Views stay alive.
 cdef void lease_drop_buffer(Lease* lease) noexcept nogil

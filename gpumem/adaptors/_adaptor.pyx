@@ -7,10 +7,10 @@ from libc.stdlib cimport free
 
 from gpumem._budget cimport account_of, Budget, limit_of
 from gpumem._buffer cimport (
-    BlockLedger, Buffer, buffer_end, buffer_of, buffer_share, DEFAULT_SLOT, ledger_cancel,
-    ledger_copy_blocks, ledger_counters, ledger_deliver, ledger_end, ledger_lease, ledger_make,
-    ledger_reset_peaks, ledger_return, LedgerBlock, LedgerCounters, MemoryResource, resource_adapt,
-    resource_charge, resource_claim, size_of, stream_handle, watch,
+    BlockLedger, Buffer, buffer_end, buffer_hand_over, buffer_lease, buffer_of, DEFAULT_SLOT,
+    ledger_cancel, ledger_copy_blocks, ledger_counters, ledger_deliver, ledger_end, ledger_lease,
+    ledger_make, ledger_reset_peaks, ledger_return, LedgerBlock, LedgerCounters, MemoryResource,
+    resource_adapt, resource_charge, resource_claim, size_of, stream_handle, watch,
 )
 from gpumem._native.budget cimport budget_load
 from gpumem._native.driver cimport context_is_dead, CUstream
@@ -18,7 +18,7 @@ from gpumem._support.clock cimport time_of_day_ns
 from gpumem._support.deferred cimport (
     call_unraisable, defer, Deferred, report_unraisable, run_deferred,
 )
-from gpumem._support.lease cimport Lease, lease_drop, Uses
+from gpumem._support.lease cimport Lease, lease_drop_buffer, Uses
 from gpumem._support.tracking cimport visitproc
 
 from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport
@@ -246,15 +246,17 @@ cdef class Adaptor(MemoryResource):
         if lease == NULL:
             raise MemoryError("out of host memory while sharing a block")
         try:
-            block.lease = buffer_share(inner)
+            buffer_lease(inner)
             block.uses = inner.resource.uses_of(inner)
         except BaseException:
             free(lease)
             raise
+        # Its upstream counts the views of this lease, and not the lease itself.
+        block.lease = buffer_hand_over(inner)
+        lease.owner_views = block.lease.owner_views
         block.inner = NULL
         block.stream = buffer.home.stream_at(buffer.slot)
         Py_DECREF(inner)        # the variable owns it until here
-        buffer_end(inner)
         Py_INCREF(self)
         block.block.owner = <PyObject*>self
         return lease
@@ -344,7 +346,7 @@ cdef void free_leased(LedgerBlock* freed) noexcept nogil:
     """Free a block whose last view was dropped, on any thread, without the interpreter lock."""
     cdef AdaptedBlock* block = <AdaptedBlock*>freed
     block.lease.stream_slot = freed.slot
-    lease_drop(block.lease)
+    lease_drop_buffer(block.lease)
     note_free(block)
     defer(&freed.deferred)
 

@@ -149,6 +149,68 @@ def test_stream_alignment_and_persistent_reach_the_upstream(host, adapted):
     assert adaptor.shrink().released_bytes >= 0
 
 
+@pytest.mark.parametrize("outer", AROUND)
+@pytest.mark.parametrize("inner", [None, "track"])
+def test_adapted_buffer_keeps_its_arena_awake_only_while_a_view_lives(make_arena, outer, inner):
+    arena = make_arena()
+    resource = AROUND[outer](arena if inner is None else AROUND[inner](arena))
+    buffer = resource.allocate(MIB)
+    first, second = np.frombuffer(buffer, np.uint8), memoryview(buffer)
+    first[:] = 7
+    for view in ("first", "second"):
+        with pytest.raises(gpumem.errors.InUseError, match=rf"read {2 - (view == 'second')} view"):
+            arena.sleep()
+        del first
+        first = second
+    del first, second
+    arena.sleep()
+    arena.wake()
+    assert (np.frombuffer(buffer, np.uint8) == 7).all()
+    late = memoryview(buffer)
+    buffer.close()
+    with pytest.raises(gpumem.errors.InUseError, match="view"):
+        arena.sleep()
+    late.release()
+    assert (arena.stats().in_use, resource.stats().in_use) == (0, 0)
+    arena.sleep()
+    arena.wake()
+
+
+def test_views_of_an_upstreams_buffer_and_of_the_adaptors_both_keep_the_arena_awake(make_arena):
+    arena, taken = make_arena(), []
+
+    class Maker(gpumem.adaptors.TrackAdaptor):
+        def _serve(self, *arguments):
+            taken.append(super()._serve(*arguments))
+            return taken[-1]
+
+    buffer = Maker(arena).allocate(MIB)
+    below, above = memoryview(taken.pop()), memoryview(buffer)
+    for view in (above, below):
+        with pytest.raises(gpumem.errors.InUseError, match="view"):
+            arena.sleep()
+        view.release()
+    arena.sleep()
+    arena.wake()
+    buffer.close()
+    assert arena.stats().in_use == 0
+
+
+def test_registrations_of_an_adapted_block_that_stays_leave_the_arena_free_to_sleep(make_arena):
+    arena = make_arena()
+    buffer = gpumem.adaptors.track(arena).allocate(MIB, transport="ipc")
+    held = [buffer.register(), buffer.register()]
+    other = arena.allocate(MIB)
+    arena.sleep()
+    arena.wake()
+    for each in held:
+        each.release()
+    view = memoryview(other)
+    with pytest.raises(gpumem.errors.InUseError, match="1 view"):
+        arena.sleep()
+    view.release()
+
+
 @pytest.mark.parametrize("nbytes", [-1, 1.5, "8", True])
 def test_invalid_sizes_are_refused_without_a_change(adapted, nbytes):
     adaptor, upstream = adapted
