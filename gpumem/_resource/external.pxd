@@ -15,10 +15,9 @@ ctypedef void (*ExternalEmptyCache)() noexcept nogil
 cdef struct ExternalCore:
     BlockLedger ledger          # first: a pointer to one is a pointer to the other
     uint64_t alignment          # bytes, that every address is a multiple of
-    # Every block that the other side has not got back, by address; `ledger.lock` guards the table.
-    ExternalBlock** held
-    uint64_t held_mask          # buckets less one
-    uint64_t held_count
+    # Every block that the other side has not got back, a treap by address: none overlaps another.
+    # `ledger.lock` guards it.
+    ExternalBlock* held
     ExternalFree free
     PyObject* free_object
     ExternalEmptyCache empty_cache
@@ -27,7 +26,8 @@ cdef struct ExternalCore:
 cdef struct ExternalBlock:
     LedgerBlock block           # first
     CUevent event               # behind the work it waits for; NULL: none
-    ExternalBlock* chained      # in its bucket of `held`
+    ExternalBlock* lower        # in `held`: its children
+    ExternalBlock* higher
 
 cdef class ExternalAllocator(MemoryResource):
     cdef ExternalAlloc alloc

@@ -3,7 +3,6 @@
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free as free_memory
 
 from gpumem._buffer cimport (
     BlockLedger, Buffer, DEFAULT_SLOT, ledger_count_call, ledger_counters, ledger_end,
@@ -28,9 +27,6 @@ from gpumem._support.releases import on_release
 from gpumem._support.sizes import exact_size
 from gpumem.errors import ConfigError, OutOfMemoryError, SourceError
 
-
-cdef enum:
-    FIRST_BUCKETS = 64
 
 # Blocks that users freed and that wait for a stream or for the interpreter lock. A view may be
 # dropped on any thread, so blocks arrive in a list without a lock. `waiting` is the queue that they
@@ -80,8 +76,9 @@ cdef class ExternalAllocator(MemoryResource):
     ConfigError
         `alloc` or `free` is missing: they come together.
     SourceError
-        Raised by `allocate`, with nothing changed: `alloc` gave an address that is misaligned,
-        which goes back at once, or one that it has not got back.
+        Raised by `allocate`, with nothing changed: `alloc` gave an address that is misaligned, or a
+        block that overlaps one that it has not got back, which goes back at once; or the address
+        of such a one, which does not.
     TypeError, ValueError
         A callback is neither a callable nor an integer, or an address that cannot be one; the
         memory does not exist here.
@@ -124,11 +121,9 @@ cdef class ExternalAllocator(MemoryResource):
         resource_init(self, memory, name)
         resource_begin(
             self,
-            ledger_make(sizeof(ExternalCore), sizeof(ExternalBlock), external_free, external_end),
+            ledger_make(sizeof(ExternalCore), sizeof(ExternalBlock), external_free, NULL),
             "ExternalAllocator", default_stream, budget, count)
         core = external(self.ledger)
-        if not held_create(core):
-            raise MemoryError("out of host memory while allocating a resource's metadata")
         core.alignment = alignment_of(self.memory, self.cpu_can_read)
         self.callbacks = (alloc, free, empty_cache)
         if not (function_alloc and function_free) or (empty_cache is not None
@@ -195,12 +190,16 @@ cdef class ExternalAllocator(MemoryResource):
     cdef int hold(self, LedgerBlock* block) except -1:
         """Note an address that was just given, unless it cannot be used."""
         cdef ExternalCore* core = external(self.ledger)
+        cdef LedgerBlock other
         if block.base & (core.alignment - 1):
             give_unusable(core, block.base)
             wrong = f"is not a multiple of {core.alignment}"
-        elif not held_add(core, <ExternalBlock*>block):
-            # It is not freed: a block in use lies there.
+        elif not held_add(core, <ExternalBlock*>block, &other):
             wrong = "it gave before and has not got back"
+            # The same address is not freed: a block in use lies there.
+            if other.base != block.base:
+                give_unusable(core, block.base)
+                wrong = f"overlaps {exact_size(other.size)} at {other.base:#x} that {wrong}"
         else:
             if needs_interpreter(block):
                 block.owner = <PyObject*>self
@@ -416,74 +415,88 @@ cdef void free_address(ExternalCore* core, uint64_t address) noexcept:
 
 # ---- addresses that the other side has not got back ----------------------------------------------
 
-cdef bint held_create(ExternalCore* core) noexcept nogil:
-    core.held = <ExternalBlock**>calloc(FIRST_BUCKETS, sizeof(ExternalBlock*))
-    core.held_mask = FIRST_BUCKETS - 1
-    return core.held != NULL
-
-
-cdef bint held_add(ExternalCore* core, ExternalBlock* block) noexcept nogil:
-    """Add a block; False: there is one at its address."""
-    cdef ExternalBlock** bucket
-    cdef ExternalBlock* other
+cdef bint held_add(ExternalCore* core, ExternalBlock* block, LedgerBlock* other) noexcept nogil:
+    """Add a block; False: `other` is a copy of one that lies there."""
+    cdef ExternalBlock* found
     lock_acquire(&core.ledger.lock)
-    bucket = bucket_of(core, block.block.base)
-    other = bucket[0]
-    while other != NULL and other.block.base != block.block.base:
-        other = other.chained
-    if other == NULL:
-        block.chained = bucket[0]
-        bucket[0] = block
-        core.held_count += 1
-        if core.held_count > core.held_mask:
-            enlarge(core)
+    # The one that its address lies in comes first, as that may be the address of both.
+    found = find_overlap(core.held, block.block.base, 1)
+    if found == NULL:
+        found = find_overlap(core.held, block.block.base, block.block.size)
+    if found == NULL:
+        held_insert(&core.held, block)
+    else:
+        other[0] = found.block
     lock_release(&core.ledger.lock)
-    return other == NULL
+    return found == NULL
+
+
+cdef ExternalBlock* find_overlap(ExternalBlock* root, uint64_t base, uint64_t size) noexcept nogil:
+    cdef LedgerBlock* at
+    while root != NULL:
+        at = &root.block
+        if at.base >= base and at.base - base >= size:
+            root = root.lower
+        elif base >= at.base and base - at.base >= at.size:
+            root = root.higher
+        else:
+            break
+    return root
+
+
+cdef inline uint64_t priority(const ExternalBlock* block) noexcept nogil:
+    # As if random, so that the tree is about as deep as a balanced one: a parent's is higher.
+    cdef uint64_t mixed = block.block.base * <uint64_t>0x9E3779B97F4A7C15
+    return (mixed ^ mixed >> 32) * <uint64_t>0x9E3779B97F4A7C15
+
+
+cdef inline ExternalBlock** side_of(ExternalBlock* parent,
+                                    const ExternalBlock* block) noexcept nogil:
+    return &parent.lower if block.block.base < parent.block.base else &parent.higher
+
+
+cdef void held_insert(ExternalBlock** link, ExternalBlock* block) noexcept nogil:
+    cdef ExternalBlock* below
+    cdef ExternalBlock** lower = &block.lower
+    cdef ExternalBlock** higher = &block.higher
+    while link[0] != NULL and priority(link[0]) >= priority(block):
+        link = side_of(link[0], block)
+    below = link[0]
+    link[0] = block
+    # What was there becomes its two children.
+    while below != NULL:
+        if below.block.base < block.block.base:
+            lower[0] = below
+            lower = &below.higher
+            below = below.higher
+        else:
+            higher[0] = below
+            higher = &below.lower
+            below = below.lower
+    lower[0] = NULL
+    higher[0] = NULL
 
 
 cdef void held_remove(ExternalCore* core, ExternalBlock* block) noexcept nogil:
-    cdef ExternalBlock** link
+    cdef ExternalBlock** link = &core.held
+    cdef ExternalBlock* lower
+    cdef ExternalBlock* higher
     lock_acquire(&core.ledger.lock)
-    link = bucket_of(core, block.block.base)
     while link[0] != block:
-        link = &link[0].chained
-    link[0] = block.chained
-    core.held_count -= 1
+        link = side_of(link[0], block)
+    lower, higher = block.lower, block.higher
+    # Its two children become one tree.
+    while lower != NULL and higher != NULL:
+        if priority(lower) >= priority(higher):
+            link[0] = lower
+            link = &lower.higher
+            lower = lower.higher
+        else:
+            link[0] = higher
+            link = &higher.lower
+            higher = higher.lower
+    link[0] = lower if lower != NULL else higher
     lock_release(&core.ledger.lock)
-
-
-cdef inline ExternalBlock** bucket_of(const ExternalCore* core, uint64_t address) noexcept nogil:
-    # The low bits of addresses are alike.
-    return &core.held[(address * <uint64_t>0x9E3779B97F4A7C15 >> 32) & core.held_mask]
-
-
-cdef void enlarge(ExternalCore* core) noexcept nogil:
-    # Locked. Out of host memory the chains grow instead: searches become slower, nothing fails.
-    cdef uint64_t buckets = core.held_mask + 1
-    cdef ExternalBlock** before = core.held
-    cdef ExternalBlock** larger = <ExternalBlock**>calloc(4 * buckets, sizeof(ExternalBlock*))
-    cdef ExternalBlock** bucket
-    cdef ExternalBlock* block
-    cdef ExternalBlock* following
-    cdef uint64_t i
-    if larger == NULL:
-        return
-    core.held = larger
-    core.held_mask = 4 * buckets - 1
-    for i in range(buckets):
-        block = before[i]
-        while block != NULL:
-            following = block.chained
-            bucket = bucket_of(core, block.block.base)
-            block.chained = bucket[0]
-            bucket[0] = block
-            block = following
-    free_memory(before)
-
-
-cdef void external_end(BlockLedger* ledger) noexcept nogil:
-    free_memory(external(ledger).held)
-    external(ledger).held = NULL
 
 
 # ---- waiting -------------------------------------------------------------------------------------

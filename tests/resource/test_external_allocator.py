@@ -274,6 +274,77 @@ def test_address_that_was_not_freed_is_refused(heap, waits):
         assert not heap.blocks
 
 
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(-64, 65), (-64, 4096), (16, 16), (16, 4096), (112, 16)]
+)
+def test_block_that_overlaps_one_that_was_not_freed_is_refused_and_goes_back(waits, offset, nbytes):
+    page = np.zeros(1 << 16, np.uint8).ctypes.data + 4096 & ~4095
+    given, freed = [page, page + offset], []
+    stream, driver = gpumem.Stream("host"), HostDriver()
+    with gpumem.ExternalAllocator(lambda n: given.pop(0), freed.append, memory="host") as allocator:
+        held = allocator.allocate(128, stream)
+        before = allocator.stats()
+        with driver.block(stream):
+            if waits:
+                held.close()
+                before = allocator.stats()
+            with pytest.raises(gpumem.errors.SourceError) as raised:
+                allocator.allocate(nbytes)
+            assert f"overlaps 128 B at {page:#x} that it gave before" in str(raised.value)
+            assert freed == [page + offset]
+            assert replace(allocator.stats(), driver_calls=0) == replace(before, driver_calls=0)
+        held.close()
+        stream.synchronize()
+        allocator.shrink()
+        assert freed == [page + offset, page]
+        # Beside each other they are all right, and where one was.
+        given[:] = [page, page + 128, page - 64, page + 16]
+        beside = [allocator.allocate(nbytes) for nbytes in (128, 16, 64)]
+        beside[0].close()
+        allocator.allocate(112).close()
+        del beside
+
+
+def test_address_of_a_live_block_is_not_freed_although_the_block_overlaps_another(heap):
+    page = np.zeros(1 << 12, np.uint8).ctypes.data
+    page += -page % 16
+    given, freed = [page + 256, page, page], []
+    with gpumem.ExternalAllocator(lambda n: given.pop(0), freed.append, memory="host") as allocator:
+        held = [allocator.allocate(128) for _ in range(2)]
+        with pytest.raises(gpumem.errors.SourceError, match="gave before and has not got back"):
+            allocator.allocate(512)
+        assert not freed
+        del held
+
+
+def test_overlaps_are_found_among_thousands_of_blocks():
+    rng = np.random.default_rng(seed := 3)
+    print("seed", seed)
+    base = 1 << 40
+    taken, freed, given = {}, [], []
+    with gpumem.ExternalAllocator(lambda n: given.pop(), freed.append, memory="host") as allocator:
+        for _ in range(20_000):
+            if taken and rng.random() < 0.4:
+                address = list(taken)[rng.integers(len(taken))]
+                taken.pop(address).close()
+                assert freed.pop() == address
+                continue
+            address, nbytes = base + 16 * int(rng.integers(4000)), 16 * int(rng.integers(1, 20))
+            given.append(address)
+            overlaps = any(
+                at < address + nbytes and address < at + each.nbytes for at, each in taken.items()
+            )
+            if overlaps:
+                with pytest.raises(gpumem.errors.SourceError):
+                    allocator.allocate(nbytes)
+                assert freed == ([] if address in taken else [address])
+                freed.clear()
+            else:
+                taken[address] = allocator.allocate(nbytes)
+        taken.clear()
+
+
 def test_address_may_be_given_again_once_it_was_freed(heap):
     same = heap.alloc(100)
     with gpumem.ExternalAllocator(lambda n: same, lambda p: None, memory="host") as allocator:
