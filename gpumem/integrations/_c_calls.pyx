@@ -14,10 +14,10 @@ from gpumem._buffer cimport Buffer, Stream
 from gpumem._core cimport Arena, arena_take_on
 from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
-    arena_max_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved_now,
-    arena_shrink, ARENA_STALE, ArenaCore, caches_flush, heap_counts, HeapCounts, hook_allocate,
-    hook_create, hook_drop, hook_free, hook_free_on, hook_live, hook_record, hook_slot,
-    last_refusal,
+    arena_max_in_use, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
+    arena_reserved_now, arena_shrink, ARENA_STALE, ArenaCore, caches_flush, heap_counts, HeapCounts,
+    hook_allocate, hook_create, hook_drop, hook_free, hook_free_on, hook_live, hook_record,
+    hook_slot, last_refusal,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
@@ -275,7 +275,7 @@ cdef int status_of(const ArenaCore* core, int status) noexcept nogil:
         return GPUMEM_CLOSED
     if status == ARENA_CAPTURING:
         return GPUMEM_CAPTURING
-    if status == ARENA_NO_METADATA:
+    if status == ARENA_NO_METADATA or status == ARENA_NO_STREAM_SLOT:
         return GPUMEM_NO_HOST_MEMORY
     if (status == ARENA_DRIVER_REFUSED and core != NULL
             and last_refusal(core) != CUDA_ERROR_OUT_OF_MEMORY):

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from helpers import child
 from helpers.driver import HostDriver
 
 import gpumem
@@ -29,6 +30,27 @@ def test_hundred_thousand_streams_in_turn_use_few_slots(make_arena, policy):
         arena.reset_stream(handle)
     assert stream_slots(arena) <= 2
     assert marks(arena) == {0}
+
+
+def test_error_of_too_many_streams_names_the_limit():
+    # Recorded, they keep their slots without memory of their own. Their end would ask the driver.
+    child.run_quietly("""
+        import os
+        import gpumem
+
+        arena = gpumem.Arena("host", name="wide")
+        buffers = [arena.allocate(256) for _ in range(66)]
+        try:
+            for i in range(65_536):
+                buffers[i // 1000].record_stream(0x7000_0000_0000 + i)
+        except MemoryError as error:
+            text = str(error)
+        assert i == 65_534, i
+        assert "'wide'" in text and "65,535 streams, the most" in text, text
+        assert "reset_stream()" in text, text
+        arena.allocate(256).close()
+        os._exit(0)
+        """)
 
 
 def test_streams_dropped_without_a_reset_free_their_slots(make_arena, host):

@@ -9,8 +9,9 @@ from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
 )
 from gpumem._native.arena.types cimport (
-    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, IN_SMALL, index_of, LARGE_SPACE,
-    MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_of, ThreadMark,
+    ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, IN_SMALL,
+    index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_of,
+    ThreadMark,
 )
 from gpumem._native.bfc cimport (
     ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free, bfc_block_size,
@@ -780,7 +781,8 @@ cdef bint find_stream(const ArenaCore* arena, CUstream handle, const ThreadMark*
 cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
                     uint32_t* stream_slot) noexcept nogil:
     if arena.vacant_slots == 0 and not add_slot(arena):
-        return ARENA_NO_METADATA
+        return (ARENA_NO_STREAM_SLOT if arena.table.stream_slot_count == MAX_STREAMS
+                else ARENA_NO_METADATA)
     # Slot 0 is that of memory that is free for every stream; streams begin with 1.
     stream_slot[0] = 1
     while not arena.streams[stream_slot[0]].vacant:

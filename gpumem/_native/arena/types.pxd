@@ -68,6 +68,7 @@ cdef enum ArenaStatus:
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
     ARENA_INTERRUPTED = 14      # a signal's handler raised: the exception is set
     ARENA_TAGGED = 15           # the calling thread allocates under a tag: ask `tag_now`
+    ARENA_NO_STREAM_SLOT = 16   # all are taken, and none can be vacated; nothing changed
 
 cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_PERSISTENT = 1     # in a region of exactly this block

@@ -14,12 +14,13 @@ from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
     AllocatorHook, arena_check, ARENA_CLOSED, arena_copy, arena_copy_blocks, arena_copy_free,
     ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use,
-    arena_is_open, arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages, arena_state, ArenaCopy,
-    ArenaCore, ArenaStats, backing_calls, block_note, BlockCopy, BlockNote, caches_flush, DebugHeap,
-    family_held, heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts,
-    hook_allocate, hooks_bytes, invariant_text, LARGE_SPACE, last_refusal, last_refused_call,
-    PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED, tag_next,
+    arena_is_open, arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
+    arena_state, ArenaCopy, ArenaCore, ArenaStats, backing_calls, block_note, BlockCopy, BlockNote,
+    caches_flush, DebugHeap, family_held, heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock,
+    HeapCounts, hook_allocate, hooks_bytes, invariant_text, LARGE_SPACE, last_refusal,
+    last_refused_call, MAX_STREAMS, PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED,
+    tag_next,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -468,6 +469,11 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
         raise_over_budget(arena, asked, extra, slot, [])
     if status == ARENA_NO_METADATA:
         raise MemoryError("out of host memory while allocating arena metadata")
+    if status == ARENA_NO_STREAM_SLOT:
+        raise MemoryError(
+            f"arena {arena.name!r} has blocks or work of {MAX_STREAMS - 1:,} streams, the most "
+            "that it can tell apart: free the blocks of streams that are done, and call "
+            "reset_stream() for those that were given as raw handles")
     # Taken off in any case, so that a later failure is not attributed to it.
     failure = source_error(arena.core)
     if status == ARENA_DRIVER_REFUSED and last_refusal(arena.core) != CUDA_ERROR_OUT_OF_MEMORY:
