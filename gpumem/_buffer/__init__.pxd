@@ -2,9 +2,9 @@
 
 from gpumem._buffer.arguments cimport alignment_in, alignment_of, size_of
 from gpumem._buffer.buffer cimport (
-    Buffer, buffer_end, buffer_hand_over, buffer_lease, buffer_note_consumer, buffer_of,
-    buffer_share, drop_share, empty_buffer, Place, PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS,
-    require_open, ResourceBase,
+    array_owner, Buffer, buffer_end, buffer_hand_over, buffer_lease, buffer_note_consumer,
+    buffer_of, buffer_share, drop_share, empty_buffer, Place, PLACE_EXPORTABLE, PLACE_FIXED,
+    PLACE_SLEEPS, require_open, ResourceBase,
 )
 from gpumem._buffer.dlpack cimport (
     call_first, DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED,

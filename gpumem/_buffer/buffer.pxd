@@ -1,6 +1,6 @@
 """Buffer, and what it needs of the resource that it came from."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from gpumem._buffer.dlpack cimport DLDevice
 from gpumem._buffer.ledger cimport BlockLedger
@@ -119,6 +119,8 @@ cdef inline Lease* buffer_share(Buffer buffer) except? NULL:
 
 
 cdef Lease* share_first(Buffer buffer) except? NULL
+# An object with the buffer protocol over some bytes of a buffer, which it keeps.
+cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only)
 # A buffer around another one takes its block over, without a view of it: `buffer_lease` makes the
 # lease of an open buffer that is not empty, and `buffer_hand_over` closes that buffer. Its own
 # reference stays; `lease_drop_buffer` ends it, on any thread.

@@ -56,3 +56,7 @@ class Buffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any: ...
+
+@final
+class ArrayOwner:
+    def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -4,7 +4,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore
 from cpython.object cimport PyObject, PyTypeObject
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer.dlpack cimport (
     call_first, DL_CPU, dlpack_bytes, dlpack_check_stream, dlpack_device_from, dlpack_read_call,
@@ -19,6 +19,8 @@ from gpumem._native.driver cimport (
     CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, CU_MEM_ADVISE_UNSET_READ_MOSTLY, CUmem_advise, CUresult,
     CUstream,
 )
+from gpumem._support.deferred cimport note_discarded, raise_discarded
+from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.lease cimport (
     Lease, lease_drop_buffer, lease_retain, Uses, uses_add, views_alive,
 )
@@ -408,7 +410,11 @@ cdef class Buffer:
                               "memory first")
         if flags & PyBUF_WRITABLE and self.home.is_read_only:
             raise BufferError("this buffer is read-only")
-        self.home.order_view(self)
+        try:
+            self.home.order_view(self)
+        except KeyboardInterrupt as error:
+            note_discarded(self, error)
+            raise
         view.internal = buffer_share(self)
         view.buf = <void*>self.address
         view.len = self.requested_bytes
@@ -429,6 +435,7 @@ cdef class Buffer:
 
         Where that fails NumPy asks here, and passes the exception on.
         """
+        raise_discarded(self)
         import numpy
         return numpy.array(memoryview(self), dtype, copy=copy)
 
@@ -604,6 +611,51 @@ cdef int side_of(object memory, object location) except? -2:
         raise ValueError(f"{device} is not a device that {memory} can move to: expected "
                          f'a {own.type} device or "host"')
     return device.index
+
+
+# ---- the owners of NumPy arrays ------------------------------------------------------------------
+
+@cython.final
+@cython.no_gc
+cdef class ArrayOwner:
+    """The base of a NumPy array: bytes of a buffer, and a lease that keeps them."""
+
+    cdef void* lease
+    cdef uint64_t address
+    cdef Py_ssize_t nbytes
+    cdef bint read_only
+
+    def __dealloc__(self):
+        drop_share(self.lease)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        # A view needs no lease of its own: `view.obj` keeps this object.
+        if flags & PyBUF_WRITABLE and self.read_only:
+            raise BufferError("this memory is read-only")
+        view.buf = <void*><uintptr_t>self.address
+        view.len = self.nbytes
+        view.readonly = self.read_only
+        view.itemsize = 1
+        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+        view.ndim = 1
+        view.shape = &self.nbytes if flags & PyBUF_ND else NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.internal = NULL
+        view.obj = self
+
+
+cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only):
+    cdef ArrayOwner owner = ArrayOwner.__new__(ArrayOwner)
+    # First: it raises if the buffer is closed, and nothing has to be undone.
+    owner.lease = buffer_share(buffer)
+    owner.address = address
+    owner.nbytes = nbytes
+    owner.read_only = read_only
+    return owner
+
+
+forbid_instantiation(ArrayOwner)
 
 
 # ---- what the collector of cycles sees -----------------------------------------------------------

@@ -31,4 +31,8 @@ cdef int call_unraisable(object function, tuple arguments, object where) noexcep
 # going to run again, on the main thread, at the end of the call into C at the latest. False: it is
 # another exception, or Python does not handle that signal. With the interpreter lock.
 cdef bint interrupt_again(object error) noexcept
+# NumPy discards what `__getbuffer__` raises, and in the same call asks `__array__` of that object,
+# whose exceptions it passes on: Ctrl-C's is noted in the one and raised anew in the other.
+cdef int note_discarded(object exporter, object error) except -1
+cdef int raise_discarded(object exporter) except -1
 cdef int expect_at_exit(object kind) except -1

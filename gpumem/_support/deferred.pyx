@@ -1,7 +1,10 @@
 """Work that was deferred to a thread that holds the interpreter lock; see deferred.pxd."""
 
+from _thread import get_ident
 # Of C: Python's own would begin with the handler, if a signal waits for it.
 from _signal import getsignal, SIGINT
+
+from libc.stdint cimport uintptr_t
 
 from gpumem._support.process cimport process_is_exiting, process_on_main_thread
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
@@ -10,6 +13,8 @@ from gpumem._support.releases import on_release
 
 cdef extern from "Python.h":
     ctypedef struct PyObject
+    ctypedef struct PyFrameObject
+    PyFrameObject* PyEval_GetFrame()
     int PyGILState_Check() nogil
     int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) nogil
     int PyErr_CheckSignals() except -1
@@ -138,6 +143,33 @@ cdef bint interrupt_again(object error) noexcept:
     interrupts = True
     PyErr_SetInterrupt()
     return True
+
+
+cdef tuple discarded = None
+
+
+cdef int note_discarded(object exporter, object error) except -1:
+    global discarded
+    if isinstance(error, KeyboardInterrupt):
+        discarded = this_call(exporter)
+    return 0
+
+
+cdef int raise_discarded(object exporter) except -1:
+    global discarded
+    if discarded is not None:
+        noted, discarded = discarded, None
+        # Otherwise `__getbuffer__` was called by another, to whom it told the exception itself.
+        if noted == this_call(exporter):
+            raise KeyboardInterrupt
+    return 0
+
+
+cdef tuple this_call(object exporter):
+    # The instruction of Python's that called into C.
+    cdef PyObject* frame = <PyObject*>PyEval_GetFrame()
+    instruction = -1 if frame == NULL else (<object>frame).f_lasti
+    return get_ident(), id(exporter), <uintptr_t>frame, instruction
 
 
 def _run_deferred(may_wait):

@@ -82,7 +82,3 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any: ...
-
-@final
-class ArrayOwner:
-    def __buffer__(self, flags: int, /) -> memoryview: ...

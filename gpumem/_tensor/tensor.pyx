@@ -11,8 +11,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, buffer_note_consumer, buffer_share, call_first, DL_CPU, DL_CUDA, DL_CUDA_HOST,
-    DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice, dlpack_capsule, dlpack_check_stream,
+    array_owner, Buffer, buffer_note_consumer, buffer_share, call_first, DL_CPU, DL_CUDA,
+    DL_CUDA_HOST, DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice, dlpack_capsule, dlpack_check_stream,
     dlpack_device_from, dlpack_export, dlpack_read_call, dlpack_wants_versioned, DLPackCall,
     drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, ResourceBase,
     own_stream, require_open, same_device, vectorcall,
@@ -20,6 +20,7 @@ from gpumem._buffer cimport (
 from gpumem._copy cimport copy_elements, Side
 from gpumem._defaults cimport serving
 from gpumem._native.driver cimport CUstream
+from gpumem._support.deferred cimport note_discarded, raise_discarded
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.tracking cimport (
     dealloc_tracked, destructor, new_tracked, track, track_some, visitproc,
@@ -496,6 +497,7 @@ cdef class Tensor:
 
     def __array__(self, dtype=None, *, copy=None):
         """Return a NumPy array, by NumPy 2's rules: a copy where `copy` or `dtype` needs it."""
+        raise_discarded(self)
         array = self.numpy()
         # Another dtype always needs a copy, which then is the one that `copy=True` wants.
         if dtype is not None and numpy().dtype(dtype) != array.dtype:
@@ -516,8 +518,9 @@ cdef class Tensor:
         view.internal = buffer_share(self.buffer)
         try:
             order_host(self.buffer)
-        except BaseException:
+        except BaseException as error:
             drop_share(view.internal)
+            note_discarded(self, error)
             raise
         view.buf = <void*><uintptr_t>self.address
         view.len = self.count * self.element.itemsize
@@ -948,52 +951,3 @@ cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1
     # The consumer's stream waits on the device: the CPU goes on.
     order_stream(buffer, <CUstream><uintptr_t>handle)
     return buffer_note_consumer(buffer, handle)
-
-
-# ---- The owners of NumPy arrays ------------------------------------------------------------------
-
-
-cdef char* BYTES_FORMAT = "B"
-
-
-@cython.final
-@cython.no_gc
-cdef class ArrayOwner:
-    """The base of a NumPy array: bytes of a buffer, and a lease that keeps them."""
-
-    cdef void* lease
-    cdef uint64_t address
-    cdef Py_ssize_t nbytes
-    cdef bint read_only
-
-    def __dealloc__(self):
-        drop_share(self.lease)
-
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        # A view needs no lease of its own: `view.obj` keeps this object.
-        if flags & PyBUF_WRITABLE and self.read_only:
-            raise BufferError("this memory is read-only")
-        view.buf = <void*><uintptr_t>self.address
-        view.len = self.nbytes
-        view.readonly = self.read_only
-        view.itemsize = 1
-        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        view.ndim = 1
-        view.shape = &self.nbytes if flags & PyBUF_ND else NULL
-        view.strides = &view.itemsize if includes(flags, PyBUF_STRIDES) else NULL
-        view.suboffsets = NULL
-        view.internal = NULL
-        view.obj = self
-
-
-cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only):
-    cdef ArrayOwner owner = ArrayOwner.__new__(ArrayOwner)
-    # First: it raises if the buffer is closed, and nothing has to be undone.
-    owner.lease = buffer_share(buffer)
-    owner.address = address
-    owner.nbytes = nbytes
-    owner.read_only = read_only
-    return owner
-
-
-forbid_instantiation(ArrayOwner)

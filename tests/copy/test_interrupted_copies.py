@@ -66,6 +66,38 @@ def test_interrupt_ends_a_staged_copy_in(host, staged, stream):
     assert bytes(memoryview(target)) == bytes([4]) * NBYTES
 
 
+@pytest.mark.parametrize("of", ["tensor", "buffer"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        np.asarray,
+        np.array,
+        lambda x: np.array(x, np.float32),
+        lambda x: np.add(x, 1),
+        lambda x: np.zeros(NBYTES, np.uint8).__setitem__(slice(None), x),
+        np.from_dlpack,
+        memoryview,
+    ],
+)
+def test_interrupt_ends_what_numpy_reads_of_what_is_to_come(host, stream, gate, read, of):
+    filled = gpumem.full(NBYTES, 5, "u1", memory="host", stream=stream)
+    given = filled if of == "tensor" else filled.buffer
+    with interrupted(more_calls(host, "cuStreamQuery"), gate):
+        read(given)
+    gate.open()
+    assert (np.asarray(given) == 5).all()
+
+
+def test_interrupt_that_a_view_was_told_of_is_not_raised_again_by_an_array(host, stream, gate):
+    filled = gpumem.full(NBYTES, 5, "u1", memory="host", stream=stream)
+    for given in (filled, filled.buffer):
+        with interrupted(more_calls(host, "cuStreamQuery"), None):
+            memoryview(given)
+    gate.open()
+    assert (filled.__array__() == 5).all()
+    assert (filled.buffer.__array__() == 5).all()
+
+
 def test_interrupt_ends_an_array_of_what_is_to_come(host, source, gate):
     tensor = gpumem.asarray(source)
     with interrupted(more_calls(host, "cuStreamQuery"), gate):
