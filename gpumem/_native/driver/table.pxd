@@ -437,6 +437,10 @@ cdef int synchronize_device(DeviceContext* context) except -1
 cdef CUresult point_wait(DeviceContext* context, Awaited what, void* point,
                          bint* interrupted) noexcept nogil
 cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept nogil
+# The device's until a time of `clock_ns`, on any thread; CUDA_ERROR_NOT_READY: not done by then. A
+# driver without a query for that: at once.
+cdef CUresult device_wait_until(DeviceContext* context, uint64_t until,
+                                bint* interrupted) noexcept nogil
 # cuCtxSynchronize of the current context, counted.
 cdef CUresult context_synchronize(DeviceContext* context) noexcept nogil
 

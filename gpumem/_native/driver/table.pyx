@@ -184,6 +184,30 @@ cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept no
     return code
 
 
+cdef CUresult device_wait_until(DeviceContext* context, uint64_t until,
+                                bint* interrupted) noexcept nogil:
+    cdef uint64_t begin = clock_ns()
+    cdef CUevent event = NULL
+    cdef CUresult code
+    interrupted[0] = False
+    if context.table.cuCtxRecordEvent == NULL:
+        return CUDA_SUCCESS
+    code = context_enter(context)
+    if code != CUDA_SUCCESS:
+        return code
+    code = context.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+    if code == CUDA_SUCCESS:
+        code = context.table.cuCtxRecordEvent(context.primary, event)
+        while code == CUDA_SUCCESS and is_unfinished(context, AWAIT_EVENT, event):
+            if not finishes_soon(context, AWAIT_EVENT, event, begin, until):
+                interrupted[0] = process_interrupted()
+                if interrupted[0] or clock_ns() >= until:
+                    code = CUDA_ERROR_NOT_READY
+        context.table.cuEventDestroy(event)
+    context_leave(context)
+    return code
+
+
 cdef CUresult context_synchronize(DeviceContext* context) noexcept nogil:
     # What began after a moment, and has ended, has seen the end of all work queued before it.
     cdef uint64_t number = sum_add(&context.waits_begun, 1)
@@ -201,7 +225,8 @@ cdef CUresult point_wait(DeviceContext* context, Awaited what, void* point,
     if code != CUDA_SUCCESS:
         return code
     while is_unfinished(context, what, point) and wants_slices(context):
-        if not finishes_soon(context, what, point, begin) and process_interrupted():
+        if (not finishes_soon(context, what, point, begin, <uint64_t>-1)
+                and process_interrupted()):
             interrupted[0] = True
             context_leave(context)
             return CUDA_ERROR_NOT_READY
@@ -219,11 +244,11 @@ cdef inline bint wants_slices(DeviceContext* context) noexcept nogil:
                                          or not context.clock_is_virtual())
 
 
-cdef bint finishes_soon(DeviceContext* context, Awaited what, void* point,
-                        uint64_t begin) noexcept nogil:
-    # Within a slice, and before a signal.
+cdef bint finishes_soon(DeviceContext* context, Awaited what, void* point, uint64_t begin,
+                        uint64_t until) noexcept nogil:
+    # Within a slice, before `until`, and before a signal.
     cdef uint64_t now = clock_ns()
-    cdef uint64_t end = now + SLICE
+    cdef uint64_t end = min(now + SLICE, until)
     while now < end:
         if now - begin < SPIN:
             sched_yield()

@@ -20,7 +20,7 @@ from gpumem._native.driver cimport (
     CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY,
-    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_DEDICATED,
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_DEDICATED, CUDA_ERROR_NOT_READY,
     CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUdeviceptr, CUexternalMemoryHandleType,
     CUmemAccessDesc, CUmemAllocationProp, CUresult, CUstream, CUstreamCaptureMode, DeviceContext,
     DriverDevice,
@@ -28,11 +28,11 @@ from gpumem._native.driver cimport (
 from gpumem._resource cimport Handle
 from gpumem._support.atomics cimport count_now
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, PROT_READ, PROT_WRITE
-from gpumem._support.process cimport process_is_exiting
+from gpumem._support.process cimport process_is_exiting, raise_interrupt
 from gpumem._tensor cimport element_of, ElementType, MAX_RANK, Tensor, tensor_new
 from gpumem.interop.memory._mapping cimport (
     Mapping, mapping_drop, mapping_drop_last, mapping_holds_caller, mapping_new, mapping_retain,
-    release_retired_mappings,
+    mapping_wait, release_retired_mappings,
 )
 
 from gpumem._copy.copy import wait_for_releases
@@ -46,6 +46,10 @@ from gpumem.errors import (
     InvalidDescriptorError,
 )
 from gpumem.interop.memory.placement import place_tensor, point_of, Slices
+
+
+cdef enum:
+    MOST_SECONDS = 1000000000       # of a clock
 
 
 # What a buffer over imported memory keeps, and releases at its end.
@@ -375,13 +379,17 @@ cdef class ExternalMemory:
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait until it is not in use; None: 0.
+            Seconds to wait until it is not in use, and, by queries which Ctrl-C ends, for that
+            work: not while a graph is captured on the device, as for `Device.synchronize`. None: 0
+            for the uses, and as long as the work takes. A driver before CUDA 12.5 cannot be
+            queried, and is waited for.
 
         Raises
         ------
         InUseError
             There are exports; or a stream waits for a timeline, and the memory is a
-            HOST_ALLOCATION without an owner, which its user may free next. Nothing is changed.
+            HOST_ALLOCATION without an owner, which its user may free next; or the work was not done
+            within `timeout`. Nothing is changed.
         DriverError
             A release failed. The memory is closed nevertheless; the next call that imports or
             closes something tries again.
@@ -389,6 +397,8 @@ cdef class ExternalMemory:
         cdef CUresult code = CUDA_SUCCESS
         cdef const char* call = "cuCtxPushCurrent"
         cdef Mapping* mapping = self.mapping
+        cdef bint interrupted = False
+        cdef uint64_t until
         if mapping == NULL:
             return
         # Polled: the last export may end on a thread without the interpreter lock.
@@ -396,6 +406,15 @@ cdef class ExternalMemory:
         while (self.mapping != NULL and (self.exports or mapping_holds_caller(mapping))
                 and time.monotonic() < deadline):
             time.sleep(0.001)
+        if timeout is not None and not self.exports:
+            # Queries, because the driver's own wait, which its release begins with, has no bound.
+            until = <uint64_t>(min(max(deadline, 0), MOST_SECONDS) * 1e9)
+            mapping_retain(mapping)         # another thread may close it meanwhile
+            with nogil:
+                code = mapping_wait(mapping, until, &interrupted)
+                mapping_drop(mapping)
+            if interrupted:
+                raise_interrupt()
         if self.exports:
             wait_for_releases()             # a copy that is done may not have let it go yet
         if self.mapping == NULL:            # another thread closed it meanwhile
@@ -406,6 +425,9 @@ cdef class ExternalMemory:
         if mapping_holds_caller(mapping):
             raise InUseError(f"{self!r} may be in use by a stream of {self.device} that waits for "
                              "a timeline, and no owner= keeps the memory until then")
+        if code == CUDA_ERROR_NOT_READY:
+            raise InUseError(f"{self!r} may be in use by work on {self.device}, which was not done "
+                             f"within {timeout} s")
         # From here on the memory is closed, even if the driver refuses a step of the release.
         self.mapping = NULL
         with nogil:

@@ -38,6 +38,10 @@ cdef void mapping_drop(Mapping* mapping) noexcept nogil
 # Whether the end would be put off while it must not be: the pages are the caller's, who may free
 # them then, and a stream that waits for a timeline may still use them.
 cdef bint mapping_holds_caller(Mapping* mapping) noexcept nogil
+# Waits until nothing queued on the device can use it any more, no longer than until a time of
+# `clock_ns`; where its end would be put off, at once. CUDA_ERROR_NOT_READY: not by then.
+# `interrupted`: by Ctrl-C, and the exception is set.
+cdef CUresult mapping_wait(Mapping* mapping, uint64_t until, bint* interrupted) noexcept nogil
 # Drops the last reference. Ends the mapping at once, and returns as `mapping_end` does, unless that
 # might wait for a timeline's value. False: there are other references.
 cdef bint mapping_drop_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil

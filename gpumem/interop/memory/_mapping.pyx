@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free
 
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, context_relax, context_restore, CUDA_SUCCESS,
-    CUresult, CUstreamCaptureMode, DeviceContext,
+    CUresult, CUstreamCaptureMode, device_wait_until, DeviceContext,
 )
 from gpumem._support.atomics cimport count_add, published32
 from gpumem._support.memory cimport munmap
@@ -51,6 +51,19 @@ cdef bint mapping_drop_last(Mapping* mapping, CUresult* code, const char** call)
 cdef bint mapping_holds_caller(Mapping* mapping) noexcept nogil:
     return (mapping.is_registered and not mapping.file_bytes and mapping.owner == NULL
             and timelines_in_use(mapping.context))
+
+
+cdef CUresult mapping_wait(Mapping* mapping, uint64_t until, bint* interrupted) noexcept nogil:
+    cdef CUstreamCaptureMode before
+    cdef CUresult code
+    interrupted[0] = False
+    if (not mapping.was_used or context_is_dead(mapping.context)
+            or timelines_in_use(mapping.context)):
+        return CUDA_SUCCESS
+    before = context_relax(mapping.context)
+    code = device_wait_until(mapping.context, until, interrupted)
+    context_restore(mapping.context, before)
+    return code
 
 
 cdef void release_retired_mappings() noexcept nogil:

@@ -11,6 +11,7 @@ import pytest
 from helpers.child import run, run_quietly
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
+from helpers.interrupting import interrupted, more_calls
 
 import gpumem
 from gpumem import interop
@@ -55,6 +56,52 @@ def test_close_waits_for_the_last_export_up_to_its_timeout(memory):
     threading.Timer(0.05, kept.clear).start()
     memory.close(timeout=60)
     assert memory.closed
+
+
+@pytest.mark.parametrize("thread", ["main", "other"])
+@pytest.mark.parametrize("timeout", [0, 0.01])
+@pytest.mark.parametrize("kind", KINDS)
+def test_close_does_not_wait_for_the_device_beyond_its_timeout(
+    importer, describe, kind, timeout, thread
+):
+    memory = importer.import_memory(describe(handle_type=MemoryHandleType[kind]))
+    stream = gpumem.Stream("host")
+    refused = []
+
+    def close():
+        try:
+            memory.close(timeout=timeout)
+        except InUseError as error:
+            refused.append(str(error))
+
+    with HostDriver().block(stream) as gate:
+        opener = threading.Timer(10, gate.open)  # a wait without a bound is a failure, not a hang
+        opener.start()
+        if thread == "main":
+            close()
+        else:
+            other = threading.Thread(target=close)
+            other.start()
+            other.join()
+        opener.cancel()
+        assert not stream.query()
+        assert [f"not done within {timeout} s" in text for text in refused] == [True]
+        assert not memory.closed
+        assert (memory.tensor(4, "u1").nbytes, memory.exports) == (4, 0)
+        gate.open()
+        memory.close(timeout=60)
+    assert memory.closed
+
+
+def test_interrupt_ends_a_close_with_a_timeout(importer, describe, host):
+    memory, stream = importer.import_memory(describe()), gpumem.Stream("host")
+    with HostDriver().block(stream) as gate:
+        with interrupted(more_calls(host, "cuEventQuery", 20), gate):
+            memory.close(timeout=3600)
+        assert not memory.closed
+        assert memory.exports == 0
+        gate.open()
+    memory.close(timeout=60)
 
 
 def test_closed_memory_refuses_every_call(memory):
