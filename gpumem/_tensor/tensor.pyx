@@ -47,6 +47,9 @@ cdef class Tensor:
     What gpumem queues on a stream for it (a fill, a copy) is ordered by the buffer's own stream:
     `numpy`, the buffer protocol and DLPack consumers come after it.
 
+    Two tensors are equal if they are the same object, so that they can be keys; of elements compare
+    `item`, `numpy` or `tolist`. With a number or a list ``==`` is a TypeError.
+
     Attributes
     ----------
     buffer : Buffer
@@ -472,6 +475,17 @@ cdef class Tensor:
     def tolist(self):
         """Return the elements as nested lists of Python scalars; waits and copies as `item`."""
         return self.to("host").numpy(writable=False).tolist()
+
+    def __eq__(self, other):
+        # Tensors are told apart, as members of a list or keys of a dict; NumPy's arrays and scalars
+        # compare elements themselves. A number would be silently unequal.
+        if type(other) in (bool, int, float, complex, list, tuple):
+            raise TypeError(f"a tensor and {other!r} cannot be compared: expected item(), numpy() "
+                            "or tolist() of the tensor")
+        return NotImplemented
+
+    def __hash__(self):
+        return object.__hash__(self)
 
     def __bool__(self):
         return bool(self.item())

@@ -595,3 +595,37 @@ def test_pinned_is_another_name_of_host_accessible():
     assert gpumem.MemoryInfo.parse("host/pinned") == gpumem.MemoryInfo.parse("host/host_accessible")
     assert gpumem.MemoryInfo("host", "pinned").kind is gpumem.MemoryKind.HOST_ACCESSIBLE
     assert str(gpumem.empty(3, "int8", memory="host/pinned").memory) == "host:0/host_accessible"
+
+
+# ---- equality ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", [9, 9.0, 9j, True, [9], (9,)])
+def test_tensor_and_a_number_or_a_list_are_not_compared(other):
+    tensor = gpumem.full(1, 9, "int32", memory="host")
+    for compare in (
+        lambda: tensor == other,
+        lambda: other == tensor,
+        lambda: tensor[0] == other,
+        lambda: tensor != other,
+    ):
+        with pytest.raises(TypeError, match=r"item\(\)"):
+            compare()
+
+
+def test_tensor_equals_itself_alone_and_can_be_a_key():
+    one, two = (gpumem.full(2, 9, "int32", memory="host") for _ in range(2))
+    assert one == one
+    assert one != two
+    assert one != one[:]
+    assert one is not None
+    assert one != "host"
+    assert {one: 1, two: 2}[two] == 2
+    assert [two, one].index(one) == 1
+
+
+def test_tensor_and_numpys_numbers_compare_elements():
+    tensor = gpumem.full(2, 9, "int32", memory="host")
+    for other in (np.int64(9), np.float64(9), np.array([9, 9])):
+        assert (tensor == other).tolist() == [True, True]
+        assert (other == tensor).tolist() == [True, True]
