@@ -23,6 +23,7 @@ from gpumem._support.events cimport (
 )
 from gpumem._support.process cimport process, process_is_exiting
 from gpumem.adaptors._adaptor cimport Adaptor
+from gpumem.observe._sources cimport source_of
 
 from gpumem._support.events import FRAMEWORKS, tag_texts
 from gpumem.errors import InUseError
@@ -371,6 +372,7 @@ def resources_below(resource):
         It is not a resource of gpumem's, or its blocks cannot be recorded.
     """
     if isinstance(resource, GraphPool):
+        source_of(resource)
         return [resource]
     if not isinstance(resource, MemoryResource):
         raise TypeError(f"{resource!r} is not a MemoryResource")
@@ -379,18 +381,6 @@ def resources_below(resource):
         return list({id(found): found for found in below}.values())
     source_of(resource)
     return [resource, *resource._beside()] if isinstance(resource, Arena) else [resource]
-
-
-cdef EventSource* source_of(object resource) except NULL:
-    if isinstance(resource, GraphPool):
-        return &(<GraphPool>resource).core.events
-    if isinstance(resource, Arena):
-        return &(<Arena>resource).core.events
-    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
-        return &(<MemoryResource>resource).ledger.events
-    if hasattr(resource, "upstream"):
-        raise TypeError(f"{resource!r} has no blocks of its own: expected its upstream")
-    raise TypeError(f"{resource!r} was never initialised, or does not allocate blocks")
 
 
 cdef int raise_refusal(int code, object resource) except -1:

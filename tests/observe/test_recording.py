@@ -360,6 +360,12 @@ def test_recorded_resource_may_end_before_its_recording():
     [
         ({"resource": 3}, TypeError),
         ({"resource": "host"}, TypeError),
+        ({"resource": gpumem.GraphPool.__new__(gpumem.GraphPool)}, TypeError),
+        ({"resource": gpumem.MemoryResource.__new__(gpumem.MemoryResource)}, TypeError),
+        (
+            {"resource": gpumem.adaptors.TrackAdaptor.__new__(gpumem.adaptors.TrackAdaptor)},
+            TypeError,
+        ),
         ({"capacity": 0}, ConfigError),
         ({"capacity": 1 << 40}, ConfigError),
         ({"capacity": 2.5}, ConfigError),

@@ -26,6 +26,7 @@ from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA
 from gpumem._support.process cimport process
 from gpumem.adaptors._adaptor cimport Adaptor
+from gpumem.observe._sources cimport find_source, source_of
 
 from gpumem.errors import ClosedError
 
@@ -139,17 +140,9 @@ def describe(resource):
         It belongs to the parent of a fork.
     """
     require_own(resource)
-    if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
-        return describe_source(&(<GraphPool>resource).core.events)
-    if isinstance(resource, Arena):
-        return describe_source(&(<Arena>resource).core.events)
     if isinstance(resource, Adaptor) and (<Adaptor>resource).upstreams is not None:
         return describe_adaptor(resource)
-    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
-        return describe_source(&(<MemoryResource>resource).ledger.events)
-    if hasattr(resource, "upstream"):
-        raise TypeError(f"{resource!r} has no blocks of its own: expected its upstream")
-    raise TypeError(f"{resource!r} is not a resource, or was never initialised")
+    return describe_source(source_of(resource))
 
 
 def parts_of(resource):
@@ -173,13 +166,9 @@ cdef int require_own(resource) except -1:
 
 def key_of(resource):
     """Return the key that `describe` gives a resource."""
-    if isinstance(resource, GraphPool):
-        return <uintptr_t>(<GraphPool>resource).core
-    if isinstance(resource, Arena):
-        return <uintptr_t>(<Arena>resource).core
-    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
-        return <uintptr_t>(<MemoryResource>resource).ledger
-    return id(resource)
+    cdef EventSource* source = find_source(resource)
+    # An adaptor's events are its upstream's.
+    return id(resource) if source == NULL or source.owner == NULL else <uintptr_t>source.owner
 
 
 cdef dict describe_source(const EventSource* source):

@@ -1,0 +1,27 @@
+"""Which event source a resource has: what is recorded of it, and shown in snapshots."""
+
+from gpumem._buffer cimport MemoryResource
+from gpumem._core cimport Arena
+from gpumem._resource.arena cimport GraphPool
+from gpumem._support.events cimport EventSource
+
+
+# NULL: it was never initialised, or is none of gpumem's.
+cdef inline EventSource* find_source(object resource) noexcept:
+    if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
+        return &(<GraphPool>resource).core.events
+    if isinstance(resource, Arena):
+        return &(<Arena>resource).core.events
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
+        return &(<MemoryResource>resource).ledger.events
+    return NULL
+
+
+cdef inline EventSource* source_of(object resource) except NULL:
+    cdef EventSource* source = find_source(resource)
+    if source != NULL:
+        return source
+    if hasattr(resource, "upstream"):
+        raise TypeError(f"{resource!r} has no blocks of its own: expected its upstream")
+    raise TypeError(f"{resource!r} is not a resource that allocates blocks, or was never "
+                    "initialised")
