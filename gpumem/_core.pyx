@@ -1,6 +1,5 @@
 """Arena: argument checks and the interpreter lock's boundary."""
 
-from contextlib import suppress
 from dataclasses import replace
 
 cimport cython
@@ -15,12 +14,11 @@ from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_can_sleep,
     ARENA_CAPTURING, arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD,
-    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_idle,
-    arena_is_open, arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_peaks,
-    arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream, ARENA_TAGGED,
-    arenas_release_retired, ArenaSettings, Block, devices_are_quiet, slot_drop, slot_retain,
-    STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
+    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
+    arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_stream, arena_set_limit,
+    arena_shrink, arena_state, arena_stream, ARENA_TAGGED, arenas_release_retired, ArenaSettings,
+    Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport ABSURD, QUANTUM
@@ -28,7 +26,7 @@ from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream
 from gpumem._resource.arena cimport (
     add_listed_peers, ArenaBase, Asking, capture_on, Captures, choose_backing, count_of, GraphPool,
-    join_budget, least_limit, make_heap, make_pool, make_source, note_registration,
+    join_budget, least_limit, make_heap, make_pool, make_source, note_registration, raise_in_use,
     raise_over_budget, raise_status, relieve, require_shareable, require_transport,
     retained_regions, settings_from, SleepingArena, source_keep, takes_pages, tensors_relieve,
     under_pressure, warn_of_idle_settings,
@@ -45,11 +43,9 @@ from gpumem._support.streams cimport PER_THREAD_STREAM
 from gpumem._resource.arena.graph_pool import Capture
 from gpumem._support.arguments import require
 from gpumem._support.releases import on_release, release_retired
-from gpumem._support.sizes import format_size
-from gpumem._support.texts import counted
 from gpumem.config import ArenaConfig
 from gpumem.device import MemoryKind
-from gpumem.errors import ConfigError, InUseError
+from gpumem.errors import ConfigError
 
 
 cdef enum:
@@ -593,25 +589,6 @@ cdef class Arena(SleepingArena):
         with nogil:
             arena_set_limit(self.core, limit)
 
-    def reset_peaks(self):
-        """Begin to look for the highest `max_in_use` and `max_reserved` anew, from what is now.
-
-        Examples
-        --------
-        >>> import gpumem
-        >>> arena = gpumem.Arena("host")
-        >>> arena.allocate(1 << 20).close()
-        >>> peak = arena.stats().max_in_use
-        >>> arena.reset_peaks()
-        >>> peak, arena.stats().max_in_use
-        (1048576, 0)
-        """
-        self.require_own()
-        with nogil:
-            arena_reset_peaks(self.core)
-        for each in self._beside():
-            each.reset_peaks()
-
     # ---- graphs ----------------------------------------------------------------------------------
 
     def capture(self, stream=None, *, pool=None):
@@ -906,38 +883,12 @@ cdef class Arena(SleepingArena):
             with nogil:
                 status = arena_close(self.core)
         if status == ARENA_IN_USE:
-            stats = self.stats()
-            graphs, spans = count_now(&self.core.graphs), count_now(&self.core.live_spans)
-            found = [f"{format_size(stats.in_use)} in "
-                     f"{counted(stats.num_allocs - stats.num_frees, 'block')}"]
-            if graphs:
-                found.append(f"{counted(graphs, 'graph')} with memory of its pools")
-            if spans:
-                found.append(counted(spans, "virtual tensor"))
-            raise InUseError(f"arena {self.name!r} cannot be closed; in use: {', '.join(found)}; "
-                             "close them first"
-                             + (self.heap.live_text() if self.heap is not None else ""))
+            raise_in_use(self)
         self.streams.clear()
         self.last_stream = None
         self.stale = []
         if self.heap is not None:
             self.heap.tell()
-
-    def _close_if_idle(self):
-        cdef ArenaBase each
-        cdef bint quiet
-        if self.tags is not None:       # their close releases what is retired, which may wait
-            with nogil:
-                quiet = devices_are_quiet()
-            if not quiet:
-                return
-        for each in [self, *self._children()]:
-            with nogil:
-                quiet = arena_is_idle(each.core)
-            if not quiet:
-                return
-        with suppress(InUseError):
-            self.close()
 
 
 cdef void open_event_source(Arena arena) except *:

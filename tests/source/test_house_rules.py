@@ -45,6 +45,16 @@ def test_no_tracked_file_has_merge_conflict_markers():
     assert not found, "\n".join(found)
 
 
+def test_no_source_file_has_more_than_a_thousand_lines():
+    source = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".cpp", ".js", ".css"}
+    lines = {
+        path.relative_to(ROOT): len(path.read_text().splitlines())
+        for path in tracked()
+        if path.suffix in source and "uplot" not in path.parts
+    }
+    assert not {str(path): count for path, count in lines.items() if count > 1000}
+
+
 def test_no_generated_file_is_tracked():
     made = {".so", ".pyc", ".o", ".whl", ".log"}
     assert not [path for path in tracked() if path.suffix in made or "__pycache__" in path.parts]

@@ -29,6 +29,8 @@ cdef object sum_of_stats(list parts)
 # wanted, and what their alignment took on top.
 cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t slot,
                       int status) except -1
+# Raises for a close of an arena whose blocks, graphs or virtual tensors are in use.
+cdef int raise_in_use(ArenaBase arena) except -1
 
 
 # ---- An arena's budget: joining it, and the callbacks that a refusal calls -----------------------

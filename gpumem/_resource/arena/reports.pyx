@@ -34,7 +34,7 @@ from gpumem._native.pages cimport Space
 from gpumem._resource.arena.settings cimport add_peer, pages_problem, peers_of
 from gpumem._resource.arena.source cimport source_error
 from gpumem._resource.device_memory cimport device_figures
-from gpumem._support.atomics cimport load64
+from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process
@@ -45,8 +45,8 @@ from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
 from gpumem.device import Device
 from gpumem.errors import (
-    ClosedError, ConfigError, DriverError, GpumemError, OutOfMemoryError, PeerAccessError,
-    SourceError, SuspendedError,
+    ClosedError, ConfigError, DriverError, GpumemError, InUseError, OutOfMemoryError,
+    PeerAccessError, SourceError, SuspendedError,
 )
 
 
@@ -480,6 +480,19 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
         raise_source_error(arena, failure)
         raise_refusal(arena.core)
     raise_out_of_memory(arena, asked, extra, slot, status, failure)
+
+
+cdef int raise_in_use(ArenaBase arena) except -1:
+    stats = arena.stats()
+    graphs, spans = count_now(&arena.core.graphs), count_now(&arena.core.live_spans)
+    found = [f"{format_size(stats.in_use)} in "
+             f"{counted(stats.num_allocs - stats.num_frees, 'block')}"]
+    if graphs:
+        found.append(f"{counted(graphs, 'graph')} with memory of its pools")
+    if spans:
+        found.append(counted(spans, "virtual tensor"))
+    raise InUseError(f"arena {arena.name!r} cannot be closed; in use: {', '.join(found)}; close "
+                     "them first" + (arena.heap.live_text() if arena.heap is not None else ""))
 
 
 cdef int raise_half_asleep(ArenaBase arena) except -1:

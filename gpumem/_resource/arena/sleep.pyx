@@ -4,15 +4,17 @@ import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+
 cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from gpumem._native.arena cimport (
-    APART_SHAREABLE, APART_TRANSPORT, arena_can_sleep, ARENA_DEAD, arena_is_open, ARENA_OK,
-    ARENA_OVER_BUDGET, arena_sleep, arena_state, arena_wake, ArenaCore, heap_hold, heap_let_go,
-    OpenTag, sleep_sums, SleepSums, STATE_ASLEEP, tag_close, tag_now, tag_open,
+    APART_SHAREABLE, APART_TRANSPORT, arena_can_sleep, ARENA_DEAD, arena_is_idle, arena_is_open,
+    ARENA_OK, ARENA_OVER_BUDGET, arena_reset_peaks, arena_sleep, arena_state, arena_wake, ArenaCore,
+    devices_are_quiet, heap_hold, heap_let_go, OpenTag, sleep_sums, SleepSums, STATE_ASLEEP,
+    tag_close, tag_now, tag_open,
 )
 from gpumem._native.backing cimport mapped_around
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
@@ -278,6 +280,25 @@ cdef class SleepingArena(ArenaBase):
             return total
         return sum_of_stats([total] + [each.stats() for each in self._beside()])
 
+    def reset_peaks(self):
+        """Begin to look for the highest `max_in_use` and `max_reserved` anew, from what is now.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> arena.allocate(1 << 20).close()
+        >>> peak = arena.stats().max_in_use
+        >>> arena.reset_peaks()
+        >>> peak, arena.stats().max_in_use
+        (1048576, 0)
+        """
+        self.require_own()
+        with nogil:
+            arena_reset_peaks(self.core)
+        for each in self._beside():
+            each.reset_peaks()
+
     def blocks(self):
         """Return every block, used and free, as a list of `BlockInfo` in address order.
 
@@ -423,6 +444,22 @@ cdef class SleepingArena(ArenaBase):
                                  f"with tag {name!r} are in use; close them first")
         for each in self._beside():
             each.close()
+
+    def _close_if_idle(self):
+        cdef ArenaBase each
+        cdef bint quiet
+        if self.tags is not None:       # their close releases what is retired, which may wait
+            with nogil:
+                quiet = devices_are_quiet()
+            if not quiet:
+                return
+        for each in [self, *self._children()]:
+            with nogil:
+                quiet = arena_is_idle(each.core)
+            if not quiet:
+                return
+        with contextlib.suppress(InUseError):
+            self.close()
 
     def _mode(self, name):
         return "keep" if name == UNTAGGED else (<Tag>self.tags[name]).asleep
