@@ -103,6 +103,23 @@ def test_recorded_stream_delays_reuse(caller, arena, stream):
     caller.free(again)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_emptied_cache_gives_back_what_queued_work_still_uses(caller, arena, stream, host, recorded):
+    other = Stream("host")
+    host.set_lag(50_000_000)
+    with arena.tag("activations"):
+        addresses = [caller.alloc(64 << 20, stream=stream.ptr)]
+    addresses.append(caller.alloc(64 << 20, stream=stream.ptr))
+    for address in addresses:
+        if recorded:
+            caller.record_stream(address, other.ptr)
+        caller.free(address)
+    arena.shrink()
+    assert arena.stats().reserved >= 64 << 20
+    caller.reset()
+    assert arena.stats().reserved == 0
+
+
 def test_block_freed_on_a_busy_stream_is_not_reused_by_another(caller, arena, stream):
     other = Stream("host")
     address = caller.alloc(4096, stream=stream.ptr)

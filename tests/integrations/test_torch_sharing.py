@@ -376,6 +376,7 @@ def test_compiled_allocator_shares_and_opens_blocks():
         print(*set(bytes(bytes_at(opened + shared["offset"], 5 * MIB))))
         driver.close()
         driver.free(address)
+        driver.empty_cache()
         for function, given in ((driver.share, address), (driver.open, shared["text"])):
             try:
                 function(given)

@@ -30,6 +30,8 @@ cdef int wait_for_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexce
 # Of a paged arena: makes pages for so many bytes more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil
+# Waits for the work behind which blocks were freed, then shrinks.
+cdef int arena_shrink_after_work(ArenaCore* arena, uint64_t* released) noexcept nogil
 
 # Bytes it may hold from now on; 0: unlimited. An excess stays until a shrink.
 cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil

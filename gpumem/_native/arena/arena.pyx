@@ -24,7 +24,7 @@ from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
     add_stream, complete_streams, destroy_events, drain_streams, find_idle, free_all_pending,
-    leave_streams, slot_retain, streams_are_done, streams_are_idle, streams_free, streams_may_work,
+    leave_streams, slot_retain, streams_are_done, streams_are_idle, streams_free, streams_may_work, wait_for_frees,
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
@@ -94,6 +94,14 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     if is_recorded(&arena.events):
         note_event(arena, REC_SHRINK, 0, released[0], released[0], SLOT_RELEASED, True)
     return ARENA_OK
+
+
+cdef int arena_shrink_after_work(ArenaCore* arena, uint64_t* released) noexcept nogil:
+    if context_is_dead(arena.context):
+        return ARENA_DEAD
+    caches_flush(arena)         # a stream knows of a cached block's free only then
+    wait_for_frees(arena, NULL)
+    return arena_shrink(arena, released)
 
 
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:

@@ -22,8 +22,10 @@ from gpumem._support.lease cimport Uses
 cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # The same of every stream.
 cdef void complete_streams(ArenaCore* arena) noexcept nogil
-# The same, after a wait for the streams that have work that is not known to be done; for the device
-# if one of them cannot be named any more. `interrupted`: Ctrl-C ended the wait, nothing changed;
+# Waits for what lies before the frees of every stream, but for captures, and streams that cannot be
+# named. `interrupted` as below.
+cdef void wait_for_frees(ArenaCore* arena, bint* interrupted) noexcept nogil
+# The same as complete_streams, after that wait; for the device if it left some work unknown. `interrupted`: Ctrl-C ended the wait, nothing changed;
 # NULL: nothing ends it.
 cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil
 # Polls every stream: has one work that is not known to be done?

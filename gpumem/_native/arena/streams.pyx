@@ -590,8 +590,7 @@ cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noex
 
 # ---- The host has waited: everything is free -----------------------------------------------------
 
-cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil:
-    # Each by an event behind its frees. A stream that cannot be named any more, by the device.
+cdef void wait_for_frees(ArenaCore* arena, bint* interrupted) noexcept nogil:
     # Streams that other threads name meanwhile are not waited for.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef uint32_t count, stream_slot
@@ -602,6 +601,12 @@ cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil:
         wait_for_stream(arena, stream_slot, interrupted)
         if interrupted != NULL and interrupted[0]:
             break
+    context_restore(arena.context, mode)
+
+
+cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil:
+    cdef CUstreamCaptureMode mode = context_relax(arena.context)
+    wait_for_frees(arena, interrupted)
     if (interrupted == NULL or not interrupted[0]) and streams_may_work(arena):
         if interrupted == NULL:
             wait_for_device(arena)

@@ -10,8 +10,9 @@ from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
     arena_copy, arena_copy_free, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit, arena_shrink,
-    arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures, arenas_release_retired, backing_calls,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit,
+    arena_shrink_after_work, arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures,
+    arenas_release_retired, backing_calls,
     caches_flush, family_held, hook_allocate, hook_allocate_range, hook_counts, hook_create,
     hook_drop, hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_let_go, hook_record,
     hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive,
@@ -184,11 +185,11 @@ cdef int block(void* address, TorchBlock* found) noexcept nogil:
 # ---- limits, idle memory, statistics -------------------------------------------------------------
 
 cdef void shrink() noexcept nogil:
-    cdef uint64_t released
+    # After the work that is queued, as PyTorch's own `empty_cache`: cudaFree waits for it.
     cdef int device
     for device in range(TORCH_DEVICES):
         if hook_of(device) != NULL:
-            arena_shrink(hook_of(device).arena, &released)
+            each_tag(hook_of(device).arena, shrink_part, NULL, NULL)
     if not process_is_exiting():
         drop_idle_mappings()
 
@@ -212,7 +213,7 @@ cdef void shrink_pool(const uint64_t* id) noexcept nogil:
 
 cdef void shrink_part(ArenaCore* pool, void* unused, void* also_unused) noexcept nogil:
     cdef uint64_t released
-    arena_shrink(pool, &released)
+    arena_shrink_after_work(pool, &released)
 
 
 cdef void limit(int device, double fraction) noexcept nogil:
@@ -450,6 +451,7 @@ cdef void add_blocks(ArenaCore* arena, void* to, void* hook) noexcept nogil:
     cdef Blocks* found = <Blocks*>to
     cdef ArenaCopy copy
     cdef int table
+    caches_flush(arena)         # what is cached is free too, and merges
     if not arena_copy(arena, &copy):
         found.failed = True
         return

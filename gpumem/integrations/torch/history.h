@@ -139,12 +139,13 @@ class History {
         std::lock_guard<std::mutex> lock(mutex_);
         info.device_traces.resize(devices);
         for (int device = 0; device < devices; device++) {
-            note(TraceEntry::SNAPSHOT, device, 0, 0, nullptr, {0, 0}, nullptr);
             auto &kept = traces_[device];
             auto &copied = info.device_traces[device];
             copied.assign(kept.begin(), kept.end());
             for (auto &entry : copied)
                 entry.time_.t_ = nanoseconds(entry.time_.approx_t_) / 1000;
+            /* Of this snapshot, for later ones. */
+            note(TraceEntry::SNAPSHOT, device, 0, 0, nullptr, {0, 0}, nullptr);
         }
         for (auto annotation : annotations_) {
             annotation.time_.t_ = nanoseconds(annotation.time_.approx_t_) / 1000;
