@@ -257,6 +257,40 @@ def test_close_with_live_blocks_is_refused_and_blocks_outlive_the_resource(make_
     assert arena.stats().in_use == 0
 
 
+def test_planned_blocks_are_recorded_as_others_are(follow):
+    planned = follow(THREE)
+    with gpumem.observe.record() as recording, planned.iteration():
+        a, b = planned.allocate(1000), planned.allocate(500)
+        a.close()
+        b.close()
+        planned.allocate(1500).close()
+    assert planned.report == IterationReport(3, 0, 0, None)
+    events = [
+        (event.action, event.address - planned.ptr, event.nbytes) for event in recording.events()
+    ]
+    assert events == [
+        ("alloc", 0, 1000),
+        ("alloc", 1024, 500),
+        ("free", 0, 1000),
+        ("free", 1024, 500),
+        ("alloc", 0, 1500),
+        ("free", 0, 1500),
+    ]
+
+
+def test_planned_block_behind_a_wait_on_the_device_is_recorded(follow):
+    driver = HostDriver()
+    slow, taker = gpumem.Stream("host"), gpumem.Stream("host")
+    planned = follow(HANDED_ON, stream_reuse="wait")
+    with gpumem.observe.record() as recording, driver.block(slow), planned.iteration():
+        for stream in (slow, taker):
+            planned.allocate(256, stream).close()
+    assert planned.report == IterationReport(2, 0, 0, None)
+    blocks = [event.action for event in recording.events() if event.address == planned.ptr]
+    assert [each for each in blocks if each in ("alloc", "free")] == ["alloc", "free"] * 2
+    taker.synchronize()
+
+
 # ---- streams -------------------------------------------------------------------------------------
 
 HANDED_ON = planned_as((256, 0, 0, 0, 0), (256, 0, 1, 1, 1))

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._native.arena.allocation_events cimport note_allocate
 from gpumem._native.arena.bookkeeping cimport finish_allocate
 from gpumem._native.arena.streams cimport (
     complete_streams, cover_epoch, release_completed, switch_needs_event, switch_stream,
@@ -17,6 +18,7 @@ from gpumem._native.bfc cimport (
     places_allocate, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport context_is_dead
+from gpumem._support.events cimport is_recorded
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -41,7 +43,7 @@ cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint
         arena.last_stream = stream_slot
         status = allocate_now(arena, places, begin, end, requested, stream_slot, block)
     lock_release(&arena.lock)
-    return status
+    return noted(arena, status, requested, stream_slot, block)
 
 
 cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
@@ -57,6 +59,7 @@ cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint
         lock_acquire(&arena.lock)
         status = allocate_behind(arena, places, begin, end, requested, stream_slot, block)
         lock_release(&arena.lock)
+        noted(arena, status, requested, stream_slot, block)
     return status
 
 
@@ -70,8 +73,15 @@ cdef int arena_allocate_range(ArenaCore* arena, uint64_t address, uint64_t size,
         finish_allocate(arena, NULL, &arena.table, index, block)
     lock_release(&arena.lock)
     if index != NIL:
-        return ARENA_OK
+        return noted(arena, ARENA_OK, requested, stream_slot, block)
     return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_STALE
+
+
+cdef inline int noted(ArenaCore* arena, int status, uint64_t requested, uint32_t stream_slot,
+                      const Block* block) noexcept nogil:
+    if status == ARENA_OK and is_recorded(&arena.events):
+        note_allocate(arena, requested, stream_slot, block)
+    return status
 
 
 cdef int allocate_now(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
