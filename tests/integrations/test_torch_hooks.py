@@ -104,7 +104,9 @@ def test_recorded_stream_delays_reuse(caller, arena, stream):
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_emptied_cache_gives_back_what_queued_work_still_uses(caller, arena, stream, host, recorded):
+def test_emptied_cache_gives_back_what_queued_work_still_uses(
+    caller, arena, stream, host, recorded
+):
     other = Stream("host")
     host.set_lag(50_000_000)
     with arena.tag("activations"):

@@ -24,7 +24,8 @@ from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
 from gpumem._native.arena.streams cimport (
     add_stream, complete_streams, destroy_events, drain_streams, find_idle, free_all_pending,
-    leave_streams, slot_retain, streams_are_done, streams_are_idle, streams_free, streams_may_work, wait_for_frees,
+    leave_streams, slot_retain, streams_are_done, streams_are_idle, streams_free, streams_may_work,
+    wait_for_frees,
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (

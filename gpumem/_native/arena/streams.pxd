@@ -25,8 +25,8 @@ cdef void complete_streams(ArenaCore* arena) noexcept nogil
 # Waits for what lies before the frees of every stream, but for captures, and streams that cannot be
 # named. `interrupted` as below.
 cdef void wait_for_frees(ArenaCore* arena, bint* interrupted) noexcept nogil
-# The same as complete_streams, after that wait; for the device if it left some work unknown. `interrupted`: Ctrl-C ended the wait, nothing changed;
-# NULL: nothing ends it.
+# The same as complete_streams, after that wait; for the device if it left some work unknown.
+# `interrupted`: Ctrl-C ended the wait, nothing changed; NULL: nothing ends it.
 cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil
 # Polls every stream: has one work that is not known to be done?
 cdef bint streams_may_work(ArenaCore* arena) noexcept nogil
