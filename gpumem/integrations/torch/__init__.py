@@ -16,8 +16,8 @@ There are two modes; ``mode="auto"`` selects the first that is possible:
 
 Under ``"full"``:
 
-- ``record_stream`` is honoured, ``empty_cache`` waits for queued work and is then the arenas' `shrink`,
-  ``set_per_process_memory_fraction`` bounds them, CUDA graphs capture into graph pools.
+- ``record_stream`` is honoured, ``empty_cache`` waits for queued work and then calls the arenas'
+  `shrink`, ``set_per_process_memory_fraction`` bounds them, CUDA graphs capture into graph pools.
 - Out of memory raises ``torch.OutOfMemoryError``. The text is PyTorch's own ("CUDA out of memory.
   Tried to allocate ..."), for which programs search, and the arena's report.
 - ``memory_stats``, ``memory_summary``, memory history, snapshots, ``torch.cuda.MemPool`` and the
