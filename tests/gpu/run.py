@@ -34,6 +34,7 @@ NOT_UNDER_THE_TOOL = (
     "shareable_memory_is_zeroed",
     "lost_gpu",
     "attention_over",
+    "ordered_on_both_devices",
 )
 VERDICT = re.compile("passed|failed|ERROR|wrong bytes")
 
