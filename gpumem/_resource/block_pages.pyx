@@ -229,6 +229,27 @@ cdef class OpenedPages:
         check(self.context.table, code, call.decode())
         self.mapped += nbytes
 
+    def give_access(self):
+        """Let the device use all that is mapped, by one call of the driver.
+
+        Raises
+        ------
+        DriverError
+            The driver refused.
+        """
+        cdef Access access
+        cdef CUstreamCaptureMode before
+        cdef CUresult code
+        with nogil:
+            code = context_enter(self.context)
+            if code == CUDA_SUCCESS:
+                before = context_relax(self.context)
+                access_init(&access, self.context, -1)
+                code = access_apply(self.context, &access, self.address, self.mapped)
+                context_restore(self.context, before)
+                context_leave(self.context)
+        check(self.context.table, code, "cuMemSetAccess")
+
     def __dealloc__(self):
         if self.address and not process_is_exiting() and not context_is_dead(self.context):
             end(self)
@@ -238,7 +259,6 @@ cdef CUresult map_page(DeviceContext* context, int fd, uint64_t address, uint64_
                        const char** call) noexcept nogil:
     # The mapping keeps the memory, so that the handle goes at once.
     cdef CUmemGenericAllocationHandle memory = 0
-    cdef Access access
     cdef CUstreamCaptureMode before
     cdef CUresult code = context_enter(context)
     call[0] = "cuCtxPushCurrent"
@@ -251,12 +271,6 @@ cdef CUresult map_page(DeviceContext* context, int fd, uint64_t address, uint64_
     if code == CUDA_SUCCESS:
         call[0] = "cuMemMap"
         code = context.table.cuMemMap(address, nbytes, 0, memory, 0)
-        if code == CUDA_SUCCESS:
-            call[0] = "cuMemSetAccess"
-            access_init(&access, context, -1)
-            code = access_apply(context, &access, address, nbytes)
-            if code != CUDA_SUCCESS:
-                context.table.cuMemUnmap(address, nbytes)
         context.table.cuMemRelease(memory)
     context_restore(context, before)
     context_leave(context)

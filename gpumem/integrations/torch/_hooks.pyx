@@ -32,6 +32,7 @@ from gpumem._resource.arena cimport allocate_under_pressure, raise_status
 from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
 from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.events cimport FRAMEWORK_TORCH
+from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process_is_exiting
 
@@ -212,8 +213,11 @@ cdef void shrink_pool(const uint64_t* id) noexcept nogil:
 
 
 cdef void shrink_part(ArenaCore* pool, void* unused, void* also_unused) noexcept nogil:
+    # A Python thread may have to end the work that is waited for.
+    cdef PyThreadState* interpreter = interpreter_release()
     cdef uint64_t released
     arena_shrink_after_work(pool, &released)
+    interpreter_restore(interpreter)
 
 
 cdef void limit(int device, double fraction) noexcept nogil:

@@ -112,6 +112,7 @@ def _map(name: str, address: str) -> OpenedPages:
             page.close()
         if sizes:
             raise BadHandleError(EBADF, f"the other process stopped {len(sizes)} pages too early")
+        opened.give_access()
         return opened
 
 
