@@ -1,4 +1,4 @@
-"""Calls for host memory that fail, one by one: each is a MemoryError, and the arena is as before."""
+"""Calls for host memory that fail, one by one: each is a MemoryError, nothing else changes."""
 
 import ctypes
 import os

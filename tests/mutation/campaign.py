@@ -31,6 +31,7 @@ TESTS = (
     "tests/debugging",
     "tests/stress",
     "tests/integrations/test_torch_hooks.py",
+    "tests/integrations/test_torch_sharing.py",
 )
 
 # Seconds: up to QUICK a test runs beside its file's others; above SLOWEST it is left out.

@@ -125,3 +125,20 @@ def test_refused_call_loses_no_byte_and_no_mapping_of_pages_that_moved_again(
     arena.close()
     del arena
     assert alive(host) == before
+
+
+def test_sleep_unmaps_what_a_refused_call_left_of_pages_that_moved_again(make_arena, host, stream):
+    arena = make_arena(MOVES_ALL)
+    before = alive(host)["mappings"]
+    with HostDriver().block(stream):
+        live = run(arena, stream, 5)
+    stream.synchronize()
+    host.fail("cuMemUnmap", 1, INVALID_VALUE)
+    arena.sleep()
+    assert host.last_fault() == "cuMemUnmap"
+    host.clear_faults()
+    assert alive(host)["mappings"] == before
+    assert arena.stats().reserved == 0
+    arena.wake()
+    arena.check_invariants()
+    assert held(live)
