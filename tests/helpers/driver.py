@@ -30,6 +30,7 @@ _TYPES = {
     "cuGraphDestroy": (ctypes.c_uint64,),
     "cuLaunchHostFunc": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p),
     "cuMemGetAddressRange": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
+    "cuThreadExchangeStreamCaptureMode": (ctypes.c_void_p,),
     "cuStreamWaitValue64": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint),
 }
 
