@@ -9,6 +9,7 @@ from gpumem.integrations.torch._hooks import (
     reset_peak,
     serve,
     set_finder,
+    table,
 )
 from gpumem.integrations.torch._messages import out_of_memory as out_of_memory_text
 
@@ -22,4 +23,5 @@ __all__ = [
     "reset_peak",
     "serve",
     "set_finder",
+    "table",
 ]

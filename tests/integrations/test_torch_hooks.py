@@ -19,6 +19,8 @@ from gpumem._testing import torch_hooks
 from gpumem._testing.torch_hooks import out_of_memory_text
 from gpumem.errors import ConfigError, OutOfMemoryError
 
+MIB = 1 << 20
+
 
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory):
@@ -512,3 +514,121 @@ def test_graph_pool_is_charged_to_its_arenas_budget(caller, stream, count):
     caller.release_pool(1, device=8)
     arena.shrink()
     assert budget.used == 0
+
+
+# ---- blocks that are restored --------------------------------------------------------------------
+
+
+class Block(ctypes.Structure):
+    """TorchBlock of hooks.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("address", "size", "requested", "stream")),
+        ("pool", ctypes.c_uint64 * 2),
+        ("segment", ctypes.c_uint32),
+        ("device", ctypes.c_int32),
+        *((name, ctypes.c_uint8) for name in ("state", "is_small", "is_expandable")),
+    ]
+
+
+class Pool:
+    """A pool of PyTorch's side over device 0, by the table of functions in hooks.h."""
+
+    DEVICES = 64
+    FIRST = ("allocate", "allocate_segment", "release", "record", "find", "shrink", "shrink_pool")
+    THEN = ("limit", "block", "blocks", "live", "changes", "stats", "reset_peaks", "pool_bytes")
+    LAST = ("largest", "open_pool", "begin_pool", "retain_pool", "drop_pool", "restore")
+
+    def __init__(self, number):
+        hook = ctypes.c_void_p.from_address(torch_hooks.table()).value
+        identity = (ctypes.c_uint64 * 2)(0, number)
+        pointer = ctypes.c_void_p
+        kinds = (pointer, pointer, pointer, ctypes.c_int)
+        self.pool = self._call("open_pool", pointer, kinds, hook, identity, None, 1)
+        assert self.pool
+
+    def _call(self, name, result, kinds, *arguments):
+        index = self.DEVICES + (self.FIRST + self.THEN + self.LAST).index(name)
+        place = torch_hooks.table() + index * ctypes.sizeof(ctypes.c_void_p)
+        function = ctypes.c_void_p.from_address(place).value
+        return ctypes.CFUNCTYPE(result, *kinds)(function)(*arguments)
+
+    def allocate(self, nbytes):
+        address = ctypes.c_void_p()
+        kinds = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
+        status = self._call(
+            "allocate", ctypes.c_int, kinds, self.pool, nbytes, None, ctypes.byref(address)
+        )
+        assert status == 0
+        return address.value
+
+    def block(self, address):
+        """Return what is known of a block; None: none begins there."""
+        found, kinds = Block(), (ctypes.c_void_p, ctypes.c_void_p)
+        known = self._call("block", ctypes.c_int, kinds, address, ctypes.byref(found))
+        return found if known else None
+
+    def free(self, *blocks):
+        for block in blocks:
+            kinds = (ctypes.c_void_p,)
+            assert self._call("release", ctypes.c_int, kinds, block.address) == 0
+
+    def restore(self, block):
+        """Return whether the block is live again, where it was."""
+        kinds = (ctypes.c_void_p, ctypes.c_void_p)
+        return self._call("restore", ctypes.c_int, kinds, self.pool, ctypes.byref(block)) == 0
+
+    def begin(self):
+        self._call("begin_pool", None, (ctypes.c_void_p,), self.pool)
+
+    def drop(self):
+        self._call("drop_pool", None, (ctypes.c_void_p,), self.pool)
+
+
+@pytest.fixture
+def pool(arena):
+    pool = Pool(901)
+    yield pool
+    pool.drop()
+
+
+def at(block, begin, size):
+    """A block elsewhere in the memory of another one."""
+    return Block(block.address + begin, size, size, block.stream, block.pool)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_blocks_are_restored_where_they_were_in_any_order(pool, order):
+    blocks = [pool.block(pool.allocate(nbytes)) for nbytes in (1 << 20, 4000, 3 << 20)]
+    pool.free(*blocks)
+    pool.begin()
+    assert [pool.restore(blocks[i]) for i in order] == [True] * 3
+    for block in blocks:
+        found = pool.block(block.address)
+        assert (found.size, found.requested) == (block.size, block.requested)
+        assert not pool.restore(block)  # it is live
+    other = pool.block(pool.allocate(1 << 20))
+    for block in blocks:
+        assert other.address >= block.address + block.size or (
+            other.address + other.size <= block.address
+        )
+        touch(block.address, block.size)
+    pool.free(*blocks, other)
+
+
+def test_block_is_not_restored_where_its_bytes_are_not_free(pool):
+    first, second = (pool.block(pool.allocate(MIB)) for _ in range(2))
+    far = pool.block(pool.allocate(64 * MIB))  # in a region of its own
+    pool.free(first, far)
+    pool.begin()
+    assert not pool.restore(second)
+    assert not pool.restore(at(second, 256, 256))  # inside a live block
+    assert not pool.restore(at(first, 0, 1 << 40))  # larger than what is free
+    assert not pool.restore(at(first, 1 << 40, 256))  # beyond all memory
+    assert pool.block(first.address) is None
+    assert pool.restore(at(first, 512, 256))  # in the middle of free bytes
+    assert pool.restore(at(first, 0, 512))
+    assert not pool.restore(at(first, 0, 1024))
+    assert pool.restore(at(first, 768, first.size - 768))
+    assert pool.restore(far)
+    pool.free(at(first, 0, 0), at(first, 512, 0), at(first, 768, 0), second, far)
