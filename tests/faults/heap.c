@@ -1,5 +1,5 @@
-// Replaces the C library's malloc, calloc, realloc and strdup: one call that comes from a watched
-// range of code can be made to fail. Everything else is the C library's.
+// Replaces malloc, calloc, realloc, aligned_alloc and strdup of the C library: one call that comes
+// from a watched range of code can be made to fail. Everything else is the C library's.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -10,6 +10,7 @@
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *memory, size_t size);
+extern void *__libc_memalign(size_t alignment, size_t size);
 
 enum { MOST_RANGES = 512 };
 
@@ -70,6 +71,10 @@ void *calloc(size_t count, size_t size) {
 
 void *realloc(void *memory, size_t size) {
     return fails(__builtin_return_address(0)) ? NULL : __libc_realloc(memory, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size) {
+    return fails(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, size);
 }
 
 char *strdup(const char *text) {

@@ -106,7 +106,7 @@ class DriverCalls(Kind):
 
 
 class HeapCalls(Kind):
-    """malloc, calloc, realloc and strdup where gpumem's compiled modules call them.
+    """malloc, calloc, realloc, aligned_alloc and strdup where gpumem's compiled modules call them.
 
     Those of the host device are left out: it stands for a driver. The C library's functions are
     replaced by `heap.c`, which has to be loaded before anything else: see `start_with_heap_calls`.
