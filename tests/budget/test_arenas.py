@@ -481,3 +481,43 @@ def test_block_pending_free_is_reserved_and_not_in_use(backing, make_arena):
         assert (budget.used > 0) == (count == "reserved")
         gate.open()
         stream.synchronize()
+
+
+# ---- a limit of the arena beside it, and requests as large as a limit ----------------------------
+
+
+EXACT = {
+    "pages": {"backing": "virtual", "oom_wait_ms": 0},
+    "regions": {"extend_strategy": "same_as_requested", "oom_wait_ms": 0},
+}
+
+
+@pytest.mark.parametrize("settings", EXACT.values(), ids=EXACT)
+def test_limit_of_the_arena_refuses_where_its_budget_has_room(settings, make_arena):
+    budget = Budget(1 << 30)
+    arena = make_arena({**settings, "max_mem": 8 * MIB}, budget=budget)
+    held = arena.allocate(6 * MIB)
+    with pytest.raises(gpumem.OutOfMemoryError) as refused:
+        arena.allocate(4 * MIB)
+    assert type(refused.value) is gpumem.OutOfMemoryError
+    assert budget.used == arena.stats().reserved <= 8 * MIB
+    with arena.allocate(2 * MIB):
+        assert budget.used == 8 * MIB
+    held.close()
+
+
+@pytest.mark.parametrize("settings", EXACT.values(), ids=EXACT)
+@pytest.mark.parametrize(("max_mem", "limit"), [(8 * MIB, None), (0, 8 * MIB)])
+def test_idle_memory_makes_room_for_a_block_as_large_as_the_limit(
+    settings, max_mem, limit, make_arena
+):
+    budget = Budget(limit)
+    arena = make_arena({**settings, "max_mem": max_mem}, budget=budget)
+    for _ in range(2):
+        blocks = [arena.allocate(2 * MIB) for _ in range(4)]
+        blocks.clear()
+        with arena.allocate(8 * MIB):
+            assert budget.used == 8 * MIB
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(8 * MIB + 256)
+        assert budget.used == 8 * MIB  # what is refused anyway gives nothing back

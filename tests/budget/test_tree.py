@@ -600,3 +600,45 @@ def test_sizes_of_a_budget_may_be_texts_with_a_unit():
     assert budget.limit == 2 << 30
     with budget.reserve("1MiB") as reservation:
         assert reservation.nbytes == 1 << 20
+
+
+# ---- ends in any order ---------------------------------------------------------------------------
+
+FORKS = """
+import itertools, os
+from gpumem import Budget
+
+# Roots and children end in every order; a fork's child finds each of the others, and empties it.
+for order in itertools.permutations(range(3)):
+    for has_parent in (False, True):
+        parent = Budget(1000, name="parent") if has_parent else None
+        budgets = [Budget(1000, parent=parent, name=str(i)) for i in range(3)]
+        held = [budget.reserve(10 + i) for i, budget in enumerate(budgets)]
+        for ended in order[:2]:
+            held[ended].cancel()
+            held[ended] = budgets[ended] = None
+            rest = [budget for budget in budgets if budget is not None]
+            if parent is not None:
+                names = sorted(name for name, _ in parent.holders())
+                assert names == [budget.name for budget in rest], (order, names)
+                rest.append(parent)
+            assert all(budget.used for budget in rest), order
+            child = os.fork()
+            if child == 0:
+                os._exit(any(budget.used or budget.peak or budget.pending for budget in rest))
+            assert os.waitpid(child, 0)[1] == 0, (order, ended, has_parent)
+        del rest
+"""
+
+
+def test_budgets_that_end_in_any_order_leave_the_others_in_their_tree():
+    run_quietly(FORKS)
+
+
+def test_reservation_tells_its_size_and_its_state():
+    budget = Budget(1 << 20)
+    held = budget.reserve(1 << 10)
+    assert repr(held) == "<gpumem.Reservation of 1.0 KiB, pending>"
+    held.commit()
+    assert repr(held) == "<gpumem.Reservation of 1.0 KiB, committed>"
+    held.release()
