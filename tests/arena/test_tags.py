@@ -225,13 +225,26 @@ def test_budget_counts_tags(make_arena):
     arena.sleep("a")
     assert budget.used == 0
     block = arena.allocate(12 * MIB)
-    with pytest.raises(gpumem.errors.BudgetExceededError):
+    with pytest.raises(gpumem.errors.BudgetExceededError) as refused:
         arena.wake("a")
+    assert refused.value.missing == 2 * MIB
     assert arena.asleep == ("a",)
     block.close()
     arena.shrink()
     arena.wake("a")
     assert holds(tagged, 1)
+    tagged.close()
+
+
+@pytest.mark.parametrize("count", ["reserved", "in_use"])
+def test_budget_that_refuses_a_tags_block_names_the_missing_bytes(make_arena, count):
+    told = []
+    budget = gpumem.Budget(16 * MIB, on_pressure=lambda budget, nbytes: told.append(nbytes))
+    arena = make_arena({"oom_wait_ms": 0}, budget=budget, count=count)
+    tagged = in_tag(arena, "a", 6 * MIB, 1)
+    with arena.tag("a"), pytest.raises(gpumem.errors.BudgetExceededError) as refused:
+        arena.allocate(14 * MIB)
+    assert (refused.value.missing, told) == (4 * MIB, [4 * MIB])
     tagged.close()
 
 
