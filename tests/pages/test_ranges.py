@@ -57,6 +57,22 @@ def test_block_as_large_as_a_range_fills_it(arena):
     whole.close()
 
 
+def test_range_that_is_smaller_than_the_one_before_it_has_pages_of_its_own(arena, host):
+    whole = arena.allocate(16 * GIB - GRANULE)
+    host.fail("cuMemAddressReserve", 1, OUT_OF_MEMORY, 7)
+    beside = [arena.allocate(2 * GRANULE) for _ in range(3)]
+    assert ranges(arena) == [16 * GIB, 256 * MIB]
+    arena.check_invariants()
+    whole.close()
+    arena.shrink()
+    assert arena.stats().reserved == 6 * GRANULE
+    arena.check_invariants()
+    for block in beside:
+        block.close()
+    arena.shrink()
+    assert arena.stats().reserved == 0
+
+
 def test_refused_range_is_halved_until_the_block_fits(arena, host):
     host.fail("cuMemAddressReserve", 1, OUT_OF_MEMORY, 3)
     before = host.call_count("cuMemAddressReserve")
