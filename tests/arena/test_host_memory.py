@@ -142,12 +142,6 @@ def test_step_that_lacks_host_memory_is_refused_and_works_again(program):
     done = subprocess.run(
         [sys.executable, "-c", f"{EACH_CALL_FAILS}\nprint(*fail_each({program}))"],
         cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")])
-            ),
-        },
         capture_output=True,
         text=True,
         timeout=180,
