@@ -240,6 +240,8 @@ cdef class OpenedPages:
         cdef Access access
         cdef CUstreamCaptureMode before
         cdef CUresult code
+        if self.mapped == 0:
+            return
         with nogil:
             code = context_enter(self.context)
             if code == CUDA_SUCCESS:
