@@ -10,8 +10,6 @@ from bench import native
 @pytest.mark.skipif(
     shutil.which("c++") is None and shutil.which("g++") is None, reason="no C++ compiler here"
 )
-@pytest.mark.parametrize("name", ["_native", "_budgets"])
-def test_native_part_of_the_benches_compiles(name, monkeypatch, tmp_path):
+def test_native_part_of_the_benches_compiles(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "BUILD", tmp_path)
-    monkeypatch.setenv("CFLAGS", "-O0")
-    assert native.load(name).__name__ == name
+    assert native.load().__name__ == "_native"
