@@ -58,7 +58,7 @@ void gpumem_rmm_set(void *at, void *resource) {
 void gpumem_rmm_end(void *resource) { delete static_cast<Resource *>(resource); }
 }
 """
-_HEAD_BYTES = 24  # of an object: reference count, type, table of compiled methods
+_HEAD_BYTES = object.__basicsize__ + 8  # CPython's own, and the table of compiled methods
 _OBJECT = ctypes.c_void_p
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-HEAD = 2  # words of CPython's own, before a DriverDevice's first fields: the table, the context
+# Words of CPython's own, before a DriverDevice's first fields: the table, the context. A free-threaded
+# Python has more than two.
+HEAD = object.__basicsize__ // ctypes.sizeof(ctypes.c_uint64)
 
 
 def table_and_context_of(opened: Any) -> tuple[int, int]:
