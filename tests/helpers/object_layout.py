@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-# Words of CPython's own, before a DriverDevice's first fields: the table, the context. A free-threaded
-# Python has more than two.
+# Words of CPython's own, before a DriverDevice's first fields: the table, the context. Two, or more
+# in a free-threaded Python.
 HEAD = object.__basicsize__ // ctypes.sizeof(ctypes.c_uint64)
 
 
