@@ -426,7 +426,9 @@ class Environment:
         self._warn_of_unclaimed(stacklevel=3)
 
     def __del__(self) -> None:
-        self._warn_of_unclaimed(stacklevel=3)
+        # As Python ends, what the method needs may be gone.
+        if self._unclaimed:
+            self._warn_of_unclaimed(stacklevel=3)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
-import threading
 
 import pytest
 from helpers.c_arena import CArena
@@ -65,9 +65,12 @@ def test_interrupt_on_another_thread_reaches_the_main_thread():
         held = [allocator.allocate(100)]
 
         def drop():
-            thread = threading.Thread(target=held.clear)
-            thread.start()
-            thread.join()
+            # By a bare lock: Ctrl-C inside `Thread.start` or `join` may break theirs.
+            done = _thread.allocate_lock()
+            done.acquire()
+            _thread.start_new_thread(lambda: (held.clear(), done.release()), ())
+            while not done.acquire(timeout=0.01):
+                pass
 
         reaches_the_caller(drop)
 
