@@ -498,6 +498,20 @@ def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
     assert budget.used == 0
 
 
+def test_error_of_a_budget_callback_in_a_hook_is_told(caller, monkeypatch):
+    told = []
+    monkeypatch.setattr("sys.unraisablehook", lambda hook: told.append(str(hook.exc_value)))
+
+    def fail(budget, nbytes):
+        raise ValueError("nothing can go")
+
+    arena = Arena("host", {"oom_wait_ms": 0}, budget=Budget(64 << 20, on_pressure=fail))
+    torch_hooks.serve(9, arena)
+    with pytest.raises(Refused, match="budget"):
+        caller.alloc(200 << 20, device=9)
+    assert set(told) == {"nothing can go"}
+
+
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
 def test_graph_pool_is_charged_to_its_arenas_budget(caller, stream, count):
     budget = Budget(64 << 20)
