@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 import gpumem
-from gpumem._testing.driver import driver_entry_names
+from gpumem._testing.driver import driver_entry_names, table_and_context_of
 
 MIB = 1 << 20
 FLAGS = 1 | 2  # portable, mapped into the device
@@ -31,8 +31,7 @@ class HostAlloc:
     def __init__(self, device: str) -> None:
         self.place = gpumem.Device(device)._open()
         word = ctypes.sizeof(ctypes.c_void_p)
-        # A DriverDevice begins with CPython's two words, then its table and its context.
-        table, self.context = (ctypes.c_uint64 * 4).from_address(id(self.place))[2:]
+        table, self.context = table_and_context_of(self.place)
         names = [name for name, _ in driver_entry_names()]
 
         def entry(name: str, *types: Any) -> Any:

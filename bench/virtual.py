@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import gpumem
-from gpumem._testing.driver import driver_entry_names
+from gpumem._testing.driver import driver_entry_names, table_and_context_of
 from gpumem.kv import BlockPool
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -41,8 +41,7 @@ class Bare:
     def __init__(self, device: str, nbytes: int) -> None:
         self.place = gpumem.Device(device)._open()
         word = ctypes.sizeof(ctypes.c_void_p)
-        # A DriverDevice begins with CPython's two words, then its table and its context.
-        table, context = (ctypes.c_uint64 * 4).from_address(id(self.place))[2:]
+        table, context = table_and_context_of(self.place)
         names = [name for name, _ in driver_entry_names()]
 
         def entry(name: str, *types: Any) -> Any:

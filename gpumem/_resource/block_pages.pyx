@@ -70,33 +70,23 @@ def pages_of(uint64_t address):
         arena_drop(arena)
 
 
-def place_of(uint64_t address):
-    """Return (bytes before the block in its first page, bytes of its pages, text of their mapping).
+def mapping_of(uint64_t address):
+    """Return a text of what is mapped in the arena of the block at an address.
 
-    While a process gives the same text, what it has mapped at these addresses is the same memory:
-    the text names the arena, and how many calls of the driver it has made for its memory.
+    While it is the same, the pages at the same addresses are the same memory: it names the arena,
+    and how many calls of the driver it has made for its memory. To be read before the pages.
 
     Raises
     ------
     UnsupportedHandleTypeError
-        As `pages_of`.
+        No such block begins there.
     """
     cdef uint64_t nbytes = 0
-    cdef uint64_t at = address
-    cdef uint64_t begin = 0
-    cdef uint64_t mapped
-    cdef MappedPage page
     cdef ArenaCore* arena = hook_arena(address, &nbytes)
     if arena == NULL:
         raise no_block(address)
     try:
-        mapped = backing_calls(arena)
-        while at < address + nbytes:
-            if not arena_page_around(arena, at, &page):
-                raise not_pages(address)
-            begin = begin or page.begin
-            at = page.begin + page.nbytes
-        return address - begin, at - begin, f"{arena.serial:x}.{mapped:x}"
+        return f"{arena.serial:x}.{backing_calls(arena):x}"
     finally:
         arena_drop(arena)
 

@@ -1,6 +1,23 @@
-"""The driver table: the names and versions of its functions, and how the CUDA driver is opened."""
+"""The driver table: the names and versions of its functions, where it is, how CUDA's is opened."""
+
+import ctypes
+from typing import Any
 
 from gpumem._native.driver.cuda import load as load_cuda_driver
 from gpumem._native.driver.table import driver_entry_names
 
-__all__ = ["driver_entry_names", "load_cuda_driver"]
+__all__ = ["HEAD", "driver_entry_names", "load_cuda_driver", "table_and_context_of"]
+
+# Words of CPython's own, before a DriverDevice's first fields: the table, the context. Two, or more
+# in a free-threaded Python.
+HEAD = object.__basicsize__ // ctypes.sizeof(ctypes.c_uint64)
+
+
+def table_and_context_of(opened: Any) -> tuple[int, int]:
+    """Return the addresses of an opened device's driver table and context.
+
+    Nothing else tells them. The tests' HostDriver asserts, by the version that the driver tells,
+    that this is still the layout.
+    """
+    words = (ctypes.c_uint64 * (HEAD + 2)).from_address(id(opened))
+    return words[HEAD], words[HEAD + 1]

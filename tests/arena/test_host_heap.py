@@ -2,13 +2,13 @@
 
 import ctypes
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers import child
+from helpers.marks import NEEDS_OWN_MALLOC
 
 TESTS = Path(__file__).parents[1]
 LEAST = 16  # bytes: malloc's smallest piece takes more
@@ -76,11 +76,6 @@ arena.close()
 """
 
 
-@pytest.mark.skipif(
-    shutil.which("gcc") is None
-    or not hasattr(ctypes.CDLL(None), "__libc_malloc")
-    or "LD_PRELOAD" in os.environ,
-    reason="the C library's malloc cannot be replaced: no gcc, not glibc, or replaced already",
-)
+@NEEDS_OWN_MALLOC
 def test_arena_stays_whole_where_the_host_has_no_memory_for_a_stream():
     child.run_quietly(WITHOUT_HOST_MEMORY)

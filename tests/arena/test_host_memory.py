@@ -1,22 +1,15 @@
 """Calls for host memory that fail, one by one: each is a MemoryError, nothing else changes."""
 
-import ctypes
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.marks import NEEDS_OWN_MALLOC
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("gcc") is None
-    or not hasattr(ctypes.CDLL(None), "__libc_malloc")
-    or "LD_PRELOAD" in os.environ,
-    reason="the C library's malloc cannot be replaced: no gcc, not glibc, or replaced already",
-)
+pytestmark = NEEDS_OWN_MALLOC
 
 EACH_CALL_FAILS = """
 from tests.faults.kinds import HeapCalls, start_with_heap_calls

@@ -1,13 +1,11 @@
 """Calls of each scenario fail, with one error or another; planted faults are found."""
 
-import ctypes
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.marks import NEEDS_OWN_MALLOC
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = (
@@ -98,12 +96,7 @@ def test_program_survives_a_failure_of_any_driver_call(rng, scenario):
     assert done.stdout.endswith(" 0 problems\n")
 
 
-@pytest.mark.skipif(
-    shutil.which("gcc") is None
-    or not hasattr(ctypes.CDLL(None), "__libc_malloc")
-    or "LD_PRELOAD" in os.environ,
-    reason="the C library's malloc cannot be replaced: no gcc, not glibc, or replaced already",
-)
+@NEEDS_OWN_MALLOC
 def test_programs_survive_a_failure_of_any_call_for_host_memory(rng):
     seed = str(rng.randrange(1 << 32))
     done = run("-m", "tests.faults", "--kind", "heap", "--sample", "10", "--seed", seed)

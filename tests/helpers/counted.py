@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gpumem
-from gpumem._testing.driver import driver_entry_names
-
-from .object_layout import table_and_context_of
+from gpumem._testing.driver import driver_entry_names, table_and_context_of
 
 _ARGUMENTS = {
     "cuCtxSynchronize": 0,

@@ -6,9 +6,7 @@ import contextlib
 import ctypes
 
 import gpumem
-from gpumem._testing.driver import driver_entry_names
-
-from .object_layout import table_and_context_of
+from gpumem._testing.driver import driver_entry_names, table_and_context_of
 
 _TYPES = {
     "cuDriverGetVersion": (ctypes.c_void_p,),

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import gpumem
-from gpumem._testing.driver import driver_entry_names
+from gpumem._testing.driver import driver_entry_names, table_and_context_of
 
-from .object_layout import set_table, table_and_context_of
+from .object_layout import set_table
 from .waiting import wait_until
 
 READS = {"0", "63"}  # the system call `read`, on x86-64 and on AArch64

@@ -4,15 +4,14 @@ import os
 import shutil
 
 import pytest
+from helpers.marks import NEEDS_CXX
 
 from gpumem.integrations import _compiled
 from gpumem.integrations._compiled import Recipe
 
 ANSWER = Recipe("answer-1", 'extern "C" int answer() { return 42; }\n')
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("c++") is None and shutil.which("g++") is None, reason="no C++ compiler here"
-)
+pytestmark = NEEDS_CXX
 
 
 @pytest.fixture(autouse=True)

@@ -2,19 +2,17 @@
 
 import ctypes
 import gc
-import shutil
 import weakref
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.marks import NEEDS_CXX
 
 import gpumem
 from gpumem.integrations import _compiled
 from gpumem.integrations._cupy_functions import Functions
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("c++") is None and shutil.which("g++") is None, reason="no C++ compiler here"
-)
+pytestmark = NEEDS_CXX
 
 CALLER = """\
 #include <cstdio>

@@ -93,8 +93,8 @@ class Mappings:
             if len(self._idle) > MOST_IDLE:
                 excess = self._idle.pop(next(iter(self._idle)))
             if not self._thread_runs:
-                self._thread_runs = True
                 threading.Thread(target=self._run, name="gpumem mappings", daemon=True).start()
+                self._thread_runs = True
         del excess
 
     def drop_idle(self) -> None:

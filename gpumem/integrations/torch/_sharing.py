@@ -18,8 +18,8 @@ from gpumem._resource.block_pages import (
     export_page,
     keep_awake,
     make_exportable,
+    mapping_of,
     pages_of,
-    place_of,
 )
 from gpumem.device import Device, devices
 from gpumem.errors import BadHandleError, DeviceMismatchError
@@ -69,9 +69,10 @@ def share_block(address: int) -> tuple[str, int]:
     UnsupportedHandleTypeError
         No such block begins there, or its memory is not pages.
     """
-    before, nbytes, mapping = place_of(address)
+    mapping = mapping_of(address)
+    _, _, before, pages = pages_of(address)
     keep_awake(address)
-    place = f"{address:x} {before:x} {nbytes:x} {mapping}"
+    place = f"{address:x} {before:x} {sum(nbytes for _, nbytes in pages):x} {mapping}"
     return f"{MARK} {server_name()} {place} {next(_numbers)}", before
 
 
