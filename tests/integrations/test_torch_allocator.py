@@ -111,14 +111,35 @@ def test_freed_blocks_side_by_side_are_one_piece_of_a_snapshot(driver, arena):
         driver.free(address)
 
 
-def test_without_caching_a_block_has_memory_of_its_own(driver, arena):
+def test_without_caching_a_block_has_memory_of_its_own_which_no_statistic_counts(driver, arena):
+    idle = driver.alloc(4096)
+    driver.free(idle)
+    before = driver.stats()["requested_bytes"]
+    held = arena.stats().reserved
     driver.enable(0)
     try:
         address = driver.alloc(4096)
-        assert arena.stats().num_allocs == 1
+    finally:
+        driver.enable(1)
+    assert address != idle
+    assert arena.stats().reserved > held
+    assert arena.stats().num_reserves == 1
+    assert driver.stats()["requested_bytes"] == before
+    driver.free(address)
+    assert driver.stats()["requested_bytes"] == before
+    driver.empty_cache()
+    assert arena.stats().reserved == 0
+
+
+def test_without_caching_blocks_of_a_replaced_arena_are_freed_in_it(driver, arena):
+    driver.enable(0)
+    try:
+        address = driver.alloc(4096)
+        torch_hooks.serve(0, Arena("host"))
         driver.free(address)
     finally:
         driver.enable(1)
+    assert arena.stats().in_use == 0
 
 
 def test_empty_cache_of_a_pool_gives_back_what_is_idle_in_it_and_no_other_memory(
@@ -421,6 +442,26 @@ def test_checkpoint_brings_back_the_blocks_that_were_live(driver, arena, stream,
     assert driver.alloc(300_000, stream.ptr) == b  # free, as it was
     driver.end(number)
     for address in (a, b, c):
+        driver.free(address)
+    driver.release(number)
+
+
+@pytest.mark.parametrize("freed", [range(5), [*range(5), *range(7, 11)], range(3, 7), range(11)])
+def test_snapshot_of_a_pool_is_the_same_once_its_checkpoint_is_restored(
+    driver, arena, stream, numbers, freed
+):
+    number = next(numbers)
+    driver.begin(number, stream.ptr)
+    with HostDriver().block(stream):  # so that what is freed is unfinished
+        addresses = [driver.alloc(512, stream.ptr) for _ in range(11)]
+        for i in freed:
+            driver.free(addresses[i])
+        driver.checkpoint(number, 1)
+        before = driver.snapshot(number, 0)["segments"]
+        driver.restore(1)
+        assert driver.snapshot(number, 0)["segments"] == before
+    driver.end(number)
+    for address in set(addresses) - {addresses[i] for i in freed}:
         driver.free(address)
     driver.release(number)
 

@@ -549,9 +549,10 @@ class Pool:
     """A pool of PyTorch's side over device 0, by the table of functions in hooks.h."""
 
     DEVICES = 64
-    FIRST = ("allocate", "allocate_segment", "release", "record", "find", "shrink", "shrink_pool")
-    THEN = ("limit", "block", "blocks", "live", "changes", "stats", "reset_peaks", "pool_bytes")
-    LAST = ("largest", "open_pool", "begin_pool", "retain_pool", "drop_pool", "restore")
+    FIRST = ("allocate", "allocate_segment", "allocate_alone", "release", "record", "find")
+    THEN = ("shrink", "shrink_pool", "limit", "block", "blocks", "live", "changes", "stats")
+    AND = ("reset_peaks", "pool_bytes", "largest", "open_pool", "begin_pool", "retain_pool")
+    LAST = ("drop_pool", "restore")
 
     def __init__(self, number):
         hook = ctypes.c_void_p.from_address(torch_hooks.table()).value
@@ -562,7 +563,7 @@ class Pool:
         assert self.pool
 
     def _call(self, name, result, kinds, *arguments):
-        index = self.DEVICES + (self.FIRST + self.THEN + self.LAST).index(name)
+        index = self.DEVICES + (self.FIRST + self.THEN + self.AND + self.LAST).index(name)
         place = torch_hooks.table() + index * ctypes.sizeof(ctypes.c_void_p)
         function = ctypes.c_void_p.from_address(place).value
         return ctypes.CFUNCTYPE(result, *kinds)(function)(*arguments)

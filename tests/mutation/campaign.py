@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import multiprocessing
 import random
 import shutil
@@ -40,6 +41,7 @@ QUICK = 0.3
 SLOWEST = 2.5
 LIMIT = 10.0
 MOST_UNRELIABLE = 3
+ORDERS = 3  # in which a test has to pass without a mutant
 
 # Built once more without a mutant, as a check of the building itself.
 A_MODULE = "gpumem/_native/bfc/table.pyx"
@@ -115,7 +117,7 @@ class Campaign:
     # ---- without a mutant ------------------------------------------------------------------------
 
     def measure(self) -> list[str]:
-        """Run the tests of each file by themselves, then every worker all, each in another order.
+        """Run the tests of each file by themselves, then in other orders, each `ORDERS` times.
 
         What a kept folder knows from before is not run again. Returns the tests that are left out:
         slow ones, and those that fail now and then.
@@ -129,7 +131,7 @@ class Campaign:
         times = {file: kept[file][1] for file in digests if kept.get(file, [0])[0] == digests[file]}
         tasks = [Task(_time, file, self._plan("")) for file in digests if file not in times]
         for task, run in self._all(tasks):
-            if run.verdict != "survived":
+            if not self._passed(run):
                 self._leave_out([task.subject])
                 continue
             times[task.subject] = run.times
@@ -142,21 +144,37 @@ class Campaign:
         everything = _digest(self.root / file for file in self.files)
         if passed.exists() and passed.read_text() == everything:
             return self.slow
-        while fails := {run.test for _, run in self._all(self._rotated())} - {""}:
+        while fails := {run.test for _, run in self._all(self._rotated()) if not self._passed(run)}:
             self._leave_out(sorted(fails))
         passed.write_text(everything)
         return self.slow + self.unreliable
+
+    def seconds_of_all(self) -> float:
+        """Return how long the tests take, one after another, that a mutant has to survive."""
+        left_out = {*self.slow, *self.unreliable}
+        return sum(took for test, took in self.seconds.items() if test not in left_out)
 
     def _leave_out(self, failing: list[str]) -> None:
         self.unreliable += failing
         if len(self.unreliable) > MOST_UNRELIABLE:
             raise BaselineError(f"these fail without a mutant: {self.unreliable}")
 
+    @staticmethod
+    def _passed(run: Run) -> bool:
+        if run.verdict == "unfinished":
+            raise BaselineError(f"the time was over in {run.test}, without a mutant")
+        if run.verdict != "survived":
+            print(f"without a mutant, {run.verdict}: {run.test}", flush=True)
+        return run.verdict == "survived"
+
     def _rotated(self) -> Iterator[Task]:
-        for i in range(len(self.workers)):
-            j = i * len(self.files) // len(self.workers)
-            plan = {**self._plan(""), "first": self.files[j:] + self.files[:j]}
-            yield Task(_run, self.files, plan)
+        # Each worker begins elsewhere, and goes on for its share.
+        workers, count = len(self.workers), len(self.files)
+        share = math.ceil(count * min(1.0, ORDERS / workers))
+        for i in range(workers):
+            j = i * count // workers
+            files = (self.files[j:] + self.files[:j])[:share]
+            yield Task(_run, files, {**self._plan(""), "first": files})
 
     # ---- mutants ---------------------------------------------------------------------------------
 

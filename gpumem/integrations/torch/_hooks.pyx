@@ -82,6 +82,7 @@ cdef extern from "hooks.h" nogil:
         void** hooks
         int (*allocate)(void* hook, size_t nbytes, void* stream, void** address)
         int (*allocate_segment)(void* hook, size_t nbytes, void* stream, void** address)
+        int (*allocate_alone)(int device, size_t nbytes, void* stream, void** address)
         int (*release)(void* address)
         int (*record)(void* address, void* stream)
         void* (*find)(int device)
@@ -127,6 +128,9 @@ cdef object finder = None   # a function from a device to the Arena of one that 
 cdef uint64_t failures[64]  # how often memory was out on each device
 memset(failures, 0, sizeof(failures))
 
+cdef void* uncounted[64]    # each device's hook of blocks that its statistics leave out
+memset(uncounted, 0, sizeof(uncounted))
+
 # Bytes: max_mem of each arena's settings, which a memory fraction does not raise.
 cdef uint64_t configured[64]
 
@@ -157,6 +161,12 @@ cdef int allocate_segment(void* hook, size_t nbytes, void* stream,
         status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
                                <uint64_t*>address)
     return status
+
+
+cdef int allocate_alone(int device, size_t nbytes, void* stream, void** address) noexcept nogil:
+    cdef void* hook = published_pointer(&uncounted[device])
+    return hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
+                         <uint64_t*>address)
 
 
 cdef int release(void* address) noexcept nogil:
@@ -482,8 +492,18 @@ cdef void add_table(Blocks* found, const ArenaCopy* copy, const TableCopy* table
                 found.at[found.count].segment = found.segments
                 found.at[found.count].is_small = is_small
                 found.at[found.count].is_expandable = region.is_range
-                found.count += 1
+                found.count += not continues(&found.at[found.count], found)
             index = chunk.next
+
+
+cdef bint continues(const TorchBlock* at, Blocks* found) noexcept nogil:
+    # A free piece behind another: the arena keeps apart what is unfinished, PyTorch does not.
+    cdef TorchBlock* before = &found.at[found.count - 1]
+    if (found.count == 0 or before.segment != at.segment
+            or before.state != TORCH_FREE or at.state != TORCH_FREE):
+        return False
+    before.size += at.size
+    return True
 
 
 cdef void write_block(TorchBlock* at, const ArenaCopy* copy, const Chunk* chunk,
@@ -734,6 +754,7 @@ def serve(device, Arena arena not None):
     """
     cdef AllocatorHook* before
     cdef AllocatorHook* hook
+    cdef AllocatorHook* alone
     if not 0 <= device < TORCH_DEVICES:
         raise ConfigError(f"device {device} is not from 0 to {TORCH_DEVICES - 1}")
     if arena.extra:
@@ -742,14 +763,24 @@ def serve(device, Arena arena not None):
     if served.get(device) is arena:
         return
     hook = hook_create(arena.core, NULL, True, FRAMEWORK_TORCH)
-    if hook == NULL:
+    alone = hook_create(arena.core, NULL, False, FRAMEWORK_TORCH)
+    if hook == NULL or alone == NULL:
+        drop(hook)
+        drop(alone)
         raise MemoryError("out of host memory while making an allocator hook")
     before = hook_of(device)
     configured[device] = arena.config.max_mem
     served[device] = arena
     publish_pointer(&calls.hooks[<int>device], hook)
-    if before != NULL:
-        hook_drop(before)
+    drop(before)
+    before = <AllocatorHook*>uncounted[<int>device]
+    publish_pointer(&uncounted[<int>device], alone)
+    drop(before)
+
+
+cdef void drop(AllocatorHook* hook) noexcept nogil:
+    if hook != NULL:
+        hook_drop(hook)
 
 
 def introduce(arenas):
@@ -803,6 +834,7 @@ def table():
 
 calls.allocate = allocate
 calls.allocate_segment = allocate_segment
+calls.allocate_alone = allocate_alone
 calls.release = release
 calls.record = record
 calls.find = find

@@ -237,7 +237,8 @@ class Allocator final : public CUDAAllocator {
         history_.memory_changed();
     }
 
-    /* Without caching every block has memory of its own, which goes back with it. */
+    /* Without caching every block has memory of its own, which goes back once it is free, and counts
+       in no statistics. */
     void enable(bool value) override { is_caching_.store(value); }
     bool isEnabled() const override { return is_caching_.load(); }
 
@@ -441,13 +442,13 @@ class Allocator final : public CUDAAllocator {
         void *hook = hook_of(*calls_, device);
         void *address = nullptr;
         if (C10_LIKELY(!pools_.has_routes())) {
-            int status = take(hook, nbytes, stream, &address);
+            int status = take(device, hook, nbytes, stream, &address);
             if (C10_UNLIKELY(status != 0))
                 address = allocate_at_last(hook, device, nbytes, stream, status);
         } else {
             PoolHook pool = pools_.routed(device, stream);
             void *from = pool.get() ? pool.get() : hook;
-            int status = take(from, nbytes, stream, &address);
+            int status = take(device, from, nbytes, stream, &address);
             if (C10_UNLIKELY(status != 0))
                 address = allocate_at_last(from, device, nbytes, stream, status);
         }
@@ -460,10 +461,10 @@ class Allocator final : public CUDAAllocator {
         return address;
     }
 
-    int take(void *hook, size_t nbytes, cudaStream_t stream, void **address) {
+    int take(DeviceIndex device, void *hook, size_t nbytes, cudaStream_t stream, void **address) {
         if (C10_LIKELY(is_caching_.load(std::memory_order_relaxed)))
             return calls_->allocate(hook, nbytes, stream, address);
-        return calls_->allocate_segment(hook, nbytes, stream, address);
+        return calls_->allocate_alone(device, nbytes, stream, address);
     }
 
     /* After a refusal: what gives memory back is asked, then pools that serve others; else it
@@ -475,10 +476,10 @@ class Allocator final : public CUDAAllocator {
             auto *callbacks = c10::FreeCudaMemoryCallbacksRegistry();
             bool freed = false;
             for (auto &name : callbacks->Keys()) freed |= callbacks->Create(name)->Execute();
-            if (freed) status = take(hook, nbytes, stream, &address);
+            if (freed) status = take(device, hook, nbytes, stream, &address);
             for (auto &pool : pools_.reserves(device)) {
                 if (status == 0 || !calls_->is_memory(status)) break;
-                status = take(pool.get(), nbytes, stream, &address);
+                status = take(device, pool.get(), nbytes, stream, &address);
             }
         }
         if (status != 0) fail(device, nbytes, stream, status);

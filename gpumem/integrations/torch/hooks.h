@@ -81,6 +81,9 @@ typedef struct TorchCalls {
        be allocated while a graph is captured, and does not belong to that graph. */
     int (*allocate)(void *hook, size_t nbytes, void *stream, void **address);
     int (*allocate_segment)(void *hook, size_t nbytes, void *stream, void **address);
+    /* A block with memory of its own, which goes back when the block is freed and its work is done. It
+       counts in no statistics. The device has a hook. */
+    int (*allocate_alone)(int device, size_t nbytes, void *stream, void **address);
     int (*release)(void *address);
     int (*record)(void *address, void *stream);
     /* Make the hook of a device that has none yet; NULL: there is no arena for the device. */
