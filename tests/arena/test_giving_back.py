@@ -296,15 +296,19 @@ def test_allocation_that_may_wait_gives_pinned_and_managed_regions_back(
     arena.allocate(4 * MIB, streams[1]).close()
 
 
-@pytest.fixture(params=["a live block", "a freed block"])
+@pytest.fixture(params=["a live block", "a freed block", "a block before an idle stream's"])
 def at_work(request, make_arena, streams, gate):
     """The held stream has a block of another arena."""
     arena = make_arena(REGIONS)
     block = arena.allocate(MIB, streams[0])
+    idle = arena.allocate(MIB, streams[2])
+    if request.param != "a block before an idle stream's":
+        idle.close()
     if request.param == "a freed block":
         block.close()
     yield arena
     block.close()
+    idle.close()
 
 
 @pytest.mark.parametrize("wait_ms", WAITS)

@@ -96,18 +96,19 @@ class HostDriver:
 
 
 class Gate:
-    """A wait on a value in memory that only `open` writes."""
+    """A wait on a value in memory that only `open` writes.
+
+    The memory is of a driver's pool, so that no arena has anything to do with the stream.
+    """
 
     def __init__(self, driver: HostDriver, stream) -> None:
-        # Only streams of the same device can be recorded.
-        self._word = gpumem.Arena(stream.device, {"initial_chunk_size_bytes": 256}).allocate(8)
+        # Freed on the stream, so that it has read the word before that.
+        self._word = gpumem.DriverPool(stream.device).allocate(8, stream)
         memoryview(self._word)[:] = bytes(8)
-        # The gate may be dropped before the stream has read the word.
-        self._word.record_stream(stream)
         driver.call("cuStreamWaitValue64", stream.ptr, self._word.ptr, 1, 0)
 
     def open(self) -> None:
-        memoryview(self._word).cast("Q")[0] = 1
+        ctypes.c_uint64.from_address(self._word.ptr).value = 1
 
     def __enter__(self):
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -82,7 +83,7 @@ def main() -> int:
         print(error)
         return 2
     print(_table(made, tried, results))
-    share, _ = _share(Counter(outcome.verdict for _, outcome in results))
+    share, _ = _share(_of_the_sample(tried, results))
     return 0 if share >= chosen.least else 1
 
 
@@ -166,6 +167,17 @@ def _share(verdicts: Counter[str]) -> tuple[float, float]:
     return 100 * share, 196 * math.sqrt(share * (1 - share) / count) if count else 0.0
 
 
+def _of_the_sample(
+    tried: Sequence[Mutant], results: Sequence[tuple[Mutant, Outcome]]
+) -> Counter[str]:
+    """Return the verdicts of the mutants before the first, in their order, that was not judged.
+
+    What is noticed ends sooner than what survives, so that those behind it are no fair sample.
+    """
+    judged = {mutant: ended.verdict for mutant, ended in results if ended.verdict != "unfinished"}
+    return Counter(judged[mutant] for mutant in itertools.takewhile(judged.__contains__, tried))
+
+
 def _table(
     made: Sequence[Mutant], tried: Sequence[Mutant], results: Sequence[tuple[Mutant, Outcome]]
 ) -> str:
@@ -180,7 +192,8 @@ def _table(
         cells = "".join(f"{verdicts[name]:>13}" for name in columns)
         share = f"{_share(verdicts)[0]:.1f} %" if sum(verdicts.values()) else "-"
         lines.append(f"{file.removeprefix('gpumem/'):40}{count:>6}{cells}{share:>10}")
-    share, error = _share(Counter(outcome.verdict for _, outcome in results))
+    sample = _of_the_sample(tried, results)
+    share, error = _share(sample)
     survivors = sorted(
         (mutant for mutant, outcome in results if outcome.verdict == "survived"),
         key=lambda mutant: (mutant.file, mutant.start),
@@ -193,7 +206,8 @@ def _table(
             *lines,
             "",
             f"{len(results)} of {len(made)} mutants tried, {len(made) - len(tried)} left out or "
-            f"listed as without effect: {share:.1f} ± {error:.1f} % noticed",
+            f"listed as without effect",
+            f"of the first {sum(sample.values())}: {share:.1f} ± {error:.1f} % noticed",
         ]
     )
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from . import equivalent
-from .__main__ import CORE
-from .campaign import in_turn, killing_files
+from .__main__ import CORE, _of_the_sample
+from .campaign import Outcome, in_turn, killing_files
 from .mutants import mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,3 +115,11 @@ def test_every_equivalent_mutant_is_one_of_the_core_and_has_a_reason():
 def test_list_of_equivalents_is_read_with_reasons_of_several_lines():
     text = "# note\n\nmade_up fits\n- a < b\n+ a <= b\n= they\n= never meet\n"
     assert equivalent.listed(text) == {("made_up fits", "a < b", "a <= b"): "they never meet"}
+
+
+def test_sample_ends_before_the_first_mutant_that_was_not_judged(made):
+    verdicts = ("failed", "survived", "timeout", "unfinished", "failed")
+    results = [(one, Outcome(ended, "", 1.0)) for one, ended in zip(made, verdicts, strict=False)]
+    expected = Counter(failed=1, survived=1, timeout=1)
+    assert _of_the_sample(made, results) == expected
+    assert _of_the_sample(made, [*results[:3], results[4]]) == expected
