@@ -69,7 +69,9 @@ class Report(Figures):
         return f"<gpumem.report.Report {str(self.path)!r}: {self._summary()}>"
 
     def _summary(self) -> str:
-        lost = f"; {self.lost_events:,} lost, perhaps with a higher peak" if self.lost_events else ""
+        lost = ""
+        if self.lost_events:
+            lost = f"; {self.lost_events:,} lost, perhaps with a higher peak"
         return (
             f"{self.events:,} event{'s' * (self.events != 1)}, at most "
             f"{format_size(self.peak_live_bytes)} live at once, "

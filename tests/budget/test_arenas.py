@@ -624,6 +624,6 @@ def test_error_names_the_tags_that_hold_the_memory(tenants):
     arena, _ = tenants
     with gpumem.observe.record(arena), gpumem.observe.tag("cache"):
         cache = arena.allocate("40MiB")
-        with pytest.raises(gpumem.errors.BudgetExceededError, match="in use by cache 40.0 MiB"):
+        with pytest.raises(gpumem.errors.BudgetExceededError, match=r"in use by cache 40\.0 MiB"):
             arena.allocate("40MiB")
     cache.close()
