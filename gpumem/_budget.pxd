@@ -17,6 +17,7 @@ cdef struct Relief:
     uint32_t retries        # because there was room by then
     BudgetCore* refusing    # before that call: the level that refused, and what it had used
     uint64_t used
+    bint idle_released      # of the arenas below the level that refused
 
 cdef class Budget:
     cdef BudgetCore* core

@@ -10,7 +10,7 @@ from gpumem._native.budget cimport (
     budget_admit, budget_ceiling, BUDGET_DEPTH, budget_drop, budget_has_crossed, budget_holdings,
     budget_left, budget_load, budget_make, budget_next_crossed, budget_refusing, budget_retain,
     budget_room, budget_tightest, budget_uncharge, BUDGET_UNLIMITED, BudgetCore, Holding,
-    holdings_free, tell_crossed,
+    holdings_free, release_idle_below, tell_crossed,
 )
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.deferred cimport call_unraisable, report_unraisable
@@ -105,9 +105,10 @@ cdef class Budget:
     it down to where the request was made; after each call it is tried again, without the arenas
     to which nothing refers any more; those of pinned and managed memory a callback has to close,
     because their end waits for the device. A callback that freed something, but too little, is
-    called again, up to 16 times for one request. Then the request fails with BudgetExceededError,
-    whose cause is what callbacks raised; if it succeeds after all, that goes to
-    `sys.unraisablehook`.
+    called again, up to 16 times for one request. Last, arenas at and below the level that refused
+    give back what they hold and do not use, as far as no work is unfinished in it. Then the
+    request fails with BudgetExceededError, whose cause is what callbacks raised; if it succeeds
+    after all, that goes to `sys.unraisablehook`.
 
     A callback runs without any lock of gpumem's, on the thread that allocates, so on several at
     once. Its own allocations may be refused; it is not called again for them on the same thread.
@@ -483,7 +484,7 @@ cdef void give_bytes_back(Reservation reservation) noexcept:
 
 
 cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except -1:
-    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
     cdef list errors = []
     while not budget_admit(level, nbytes):
         if not press(level, nbytes, &relief, errors):
@@ -510,13 +511,23 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
     if asked == NULL:
         asked = first_to_call(level, refusing, relief)
     if asked == NULL:
-        return False
+        return release_idle(refusing, missing_bytes(refusing, nbytes), relief)
     relief.asked = <uint32_t>1 << asked.depth
     relief.calls += 1
     call(<Budget>asked.face, missing_bytes(refusing, nbytes), errors)
     # The arenas that it dropped hold what they charged until they are released.
     release_retired(False)
     return True
+
+
+cdef bint release_idle(const BudgetCore* refusing, uint64_t missing, Relief* relief) noexcept:
+    """Take the memory that arenas below a level hold and do not use, once callbacks gave theirs."""
+    cdef uint64_t released = 0
+    if release_idle_below != NULL and not relief.idle_released:
+        relief.idle_released = True
+        with nogil:
+            released = release_idle_below(refusing, missing)
+    return released != 0
 
 
 cdef void note_outcome(Relief* relief, BudgetCore* refusing) noexcept nogil:
@@ -634,10 +645,13 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     report = numbers.get("report") or OutOfMemoryReport(**{
         "memory": "", "requested_nbytes": nbytes, "allocated_nbytes": nbytes, "in_use": used,
         "reserved": used, "largest_free": budget_left(refusing), **numbers})
+    asked = exact_size(report.requested_nbytes)
+    if report.requested_nbytes != nbytes:
+        asked += f", which takes {exact_size(nbytes)} more of the device's memory"
     raise BudgetExceededError(
-        f"budget {name!r} is exceeded: asked for {exact_size(nbytes)}; {format_size(used)} of its "
+        f"budget {name!r} is exceeded: asked for {asked}; {format_size(used)} of its "
         f"limit of {format_size(limit)} in use; limits: {' < '.join(map(shown, path))}; held by: "
-        f"{held}; {advice}",
+        f"{held}; {advice}" + (f"\n{report.owners()}" if report.owners() else ""),
         report.under(path, advice), budget=name, limit=limit,
         missing=missing_bytes(refusing, nbytes), path=path, holders=holders) from cause_of(errors)
 

@@ -368,7 +368,7 @@ cdef class Arena(SleepingArena):
     cdef int take_under_pressure(self, uint64_t asked, uint64_t extra, uint32_t slot,
                                  Region region, Block* block) except -1:
         # Callbacks may also close the arena or reset the stream: the slot keeps its stream.
-        cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+        cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
         cdef list errors = []
         cdef int status = ARENA_OVER_BUDGET
         slot_retain(self.core, slot)

@@ -211,6 +211,27 @@ def test_remedy_matches_the_numbers(numbers, reason, remedy):
     assert find_remedies(report, reason) == (remedy,)
 
 
+@pytest.mark.parametrize("limit", [9, 21, 101])
+def test_remedy_says_what_a_block_takes_in_whole_pages(make_arena, limit):
+    report = report_of(make_arena({"max_mem": limit * MIB}), limit * MIB)
+    pages = f"the block takes {limit + 1}.0 MiB in pages of 2.0 MiB: raise max_mem"
+    assert report.remedies == (pages,)
+
+
+def test_remedy_says_what_live_blocks_hold_in_place(make_arena):
+    arena = make_arena({"max_mem": 64 * MIB})
+    live = [arena.allocate(MIB) for _ in range(60)]
+    for block in live[::2]:
+        block.close()
+    (remedy,) = report_of(arena, 20 * MIB).remedies
+    assert remedy == (
+        "free buffers, or raise max_mem: of 30.0 MiB that are free, 0 B lie in whole pages, "
+        "which can move; live blocks hold the others in place"
+    )
+    for block in live[1::2]:
+        block.close()
+
+
 # ---- for programs --------------------------------------------------------------------------------
 
 

@@ -125,7 +125,7 @@ class OutOfMemoryReport:
 
     def text(self) -> str:
         """Return a message of a few lines; the fields have the exact numbers."""
-        lines = (self._asked(), self._owners(), self._states(), self._device())
+        lines = (self._asked(), self.owners(), self._states(), self._device())
         return "\n".join(line for line in lines if line)
 
     def _asked(self) -> str:
@@ -142,7 +142,8 @@ class OutOfMemoryReport:
             + (f"; {'; or '.join(self.remedies)}" if self.remedies else "")
         )
 
-    def _owners(self) -> str:
+    def owners(self) -> str:
+        """Return a line that says who holds the most; empty without tags or frameworks."""
         if not set(self.by_owner) - {"untagged"}:
             return ""
         ordered = sorted(self.by_owner.items(), key=lambda item: -item[1])
@@ -189,7 +190,9 @@ def absurd(memory: str, asked: int, rounded: int, **more: Any) -> OutOfMemoryRep
     return OutOfMemoryReport(memory, asked, rounded, remedies=(ALWAYS["absurd"],), **more)
 
 
-def find_remedies(report: OutOfMemoryReport, reason: str, *, could_move: bool = False) -> Remedies:
+def find_remedies(
+    report: OutOfMemoryReport, reason: str, *, could_move: bool = False, page: int = 0
+) -> Remedies:
     """Say what would help, the better first.
 
     Parameters
@@ -201,12 +204,19 @@ def find_remedies(report: OutOfMemoryReport, reason: str, *, could_move: bool = 
         advice comes with its error; ``"driver"``.
     could_move : bool, optional
         The resource is an arena whose pages do not move, and could.
+    page : int, optional
+        Bytes of the smallest page of an arena whose pages move; 0: it has none.
     """
     if reason in ALWAYS:
         return (ALWAYS[reason],)
     if reason == "limit" and report.allocated_nbytes > report.limit:
         what = report.limits[0].what
         return (f"the block alone is larger than {what}: raise {what}",)
+    in_pages = -(-report.allocated_nbytes // page) * page if page else 0
+    if reason == "limit" and in_pages > report.limit:
+        what = report.limits[0].what
+        pages = f"{format_size(in_pages)} in pages of {format_size(page)}"
+        return (f"the block takes {pages}: raise {what}",)
     if reason == "driver" and report.device_total and report.allocated_nbytes > report.device_total:
         return (
             f"{report.memory} has {format_size(report.device_total)} in all: take smaller blocks",
@@ -219,10 +229,16 @@ def find_remedies(report: OutOfMemoryReport, reason: str, *, could_move: bool = 
         amount = format_size(report.waiting + report.pending_free)
         found.append(f"wait for streams, whose unfinished work holds {amount} (oom_wait_ms)")
     room = {"limit": report.limit - report.reserved, "driver": report.device_free or 0}
-    if could_move and report.allocated_nbytes <= report.free + room.get(reason, 0):
+    in_pieces = report.allocated_nbytes <= report.free + room.get(reason, 0)
+    if could_move and in_pieces:
         found.append('backing="virtual", whose pages move: enough is free here, but in pieces')
     if reason == "limit":
         found.append(f"free buffers, or raise {report.limits[0].what}")
+        if page and in_pieces and report.waiting + report.pending_free < report.allocated_nbytes:
+            found[-1] += (
+                f": of {format_size(report.free)} that are free, {format_size(report.movable)} lie "
+                "in whole pages, which can move; live blocks hold the others in place"
+            )
     if reason == "driver":
         found.append(_against_the_driver(report))
     return tuple(found[:2])

@@ -381,7 +381,7 @@ cdef class VirtualTensor:
             uses_free(room)
 
     cdef int bring(self, uint64_t first, uint64_t last) except -1:
-        cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+        cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
         cdef Asking asking = Asking(0, 0)
         cdef uint32_t begin, end, ahead
         cdef list errors = []

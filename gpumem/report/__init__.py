@@ -69,10 +69,13 @@ class Report(Figures):
         return f"<gpumem.report.Report {str(self.path)!r}: {self._summary()}>"
 
     def _summary(self) -> str:
+        lost = ""
+        if self.lost_events:
+            lost = f"; {self.lost_events:,} lost, perhaps with a higher peak"
         return (
             f"{self.events:,} event{'s' * (self.events != 1)}, at most "
             f"{format_size(self.peak_live_bytes)} live at once, "
-            f"{format_size(self.live_at_end_bytes)} live at the end"
+            f"{format_size(self.live_at_end_bytes)} live at the end{lost}"
         )
 
     def _repr_html_(self) -> str:

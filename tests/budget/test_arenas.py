@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
 import pytest
 from helpers.child import run_quietly
 from helpers.driver import HostDriver
+from helpers.waiting import without_waiting
 
 import gpumem
 from gpumem import Budget
@@ -521,3 +523,107 @@ def test_idle_memory_makes_room_for_a_block_as_large_as_the_limit(
         with pytest.raises(gpumem.OutOfMemoryError):
             arena.allocate(8 * MIB + 256)
         assert budget.used == 8 * MIB  # what is refused anyway gives nothing back
+
+
+# ---- memory that another arena holds and does not use --------------------------------------------
+
+
+@pytest.fixture(params=BACKINGS)
+def tenants(request, make_arena):
+    """Two arenas under one limit of 64 MiB."""
+    process = Budget("64MiB", name="process")
+    config = {"backing": request.param, "oom_wait_ms": 0}
+    config |= {"extend_strategy": "same_as_requested"} if request.param == "regions" else {}
+    return [
+        make_arena(config, budget=Budget("64MiB", parent=process, name=name)) for name in ("a", "b")
+    ]
+
+
+def test_refused_arena_gets_what_another_one_does_not_use(tenants):
+    first, second = tenants
+    kept = first.allocate("20MiB")
+    memoryview(kept)[:] = bytes([7]) * kept.nbytes
+    first.allocate("40MiB").close()
+    with second.allocate("40MiB"):
+        assert first.stats().reserved == 20 * MIB
+        assert bytes(kept) == bytes([7]) * kept.nbytes
+        with pytest.raises(gpumem.errors.BudgetExceededError):
+            first.allocate("40MiB")
+    first.allocate("40MiB").close()
+    kept.close()
+
+
+def test_reservation_gets_what_an_arena_does_not_use(tenants):
+    first, _ = tenants
+    first.allocate("40MiB").close()
+    process = first.budget.parent
+    with process.reserve("60MiB"):
+        assert process.used == 60 * MIB
+
+
+def test_refused_arena_does_not_wait_for_work_in_what_another_one_freed(tenants):
+    first, second = tenants
+    stream, driver = gpumem.Stream("host"), HostDriver()
+    with driver.block(stream) as gate:
+        block = first.allocate("40MiB", stream)
+        driver.fill(block, 1, stream)
+        block.close()
+        with without_waiting(gate), pytest.raises(gpumem.errors.BudgetExceededError):
+            second.allocate("40MiB")
+        assert first.stats().reserved == 40 * MIB
+    stream.synchronize()
+    second.allocate("40MiB").close()
+
+
+def test_pressure_callback_comes_before_what_another_arena_does_not_use(tenants):
+    first, second = tenants
+    first.allocate("20MiB").close()
+    cache = [second.allocate("20MiB")]
+    process = first.budget.parent
+    asked = []
+
+    def drop(_, nbytes):
+        asked.append(nbytes)
+        cache.clear()
+
+    process.on_pressure = drop
+    second.allocate("40MiB").close()
+    assert asked == [16 * MIB]
+    assert first.stats().reserved == 20 * MIB
+
+
+def test_arenas_that_refuse_each_other_at_once_go_on(tenants):
+    served = [0, 0]
+
+    def work(number):
+        for _ in range(200):
+            try:
+                tenants[number].allocate("40MiB").close()
+            except gpumem.errors.BudgetExceededError:
+                continue
+            served[number] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(served)
+    tenants[0].allocate("60MiB").close()
+
+
+def test_request_that_fails_anyway_leaves_other_arenas_as_they_are(tenants):
+    first, second = tenants
+    first.allocate("20MiB").close()
+    with second.allocate("30MiB"), pytest.raises(gpumem.errors.BudgetExceededError):
+        second.allocate("40MiB")
+    assert first.stats().reserved == 20 * MIB
+
+
+def test_error_names_the_tags_that_hold_the_memory(tenants):
+    arena, _ = tenants
+    with gpumem.observe.record(arena), gpumem.observe.tag("cache"):
+        cache = arena.allocate("40MiB")
+        with pytest.raises(gpumem.errors.BudgetExceededError, match=r"in use by cache 40\.0 MiB"):
+            arena.allocate("40MiB")
+    cache.close()

@@ -267,9 +267,12 @@ def test_snapshot_is_drawn_as_live_blocks(open_page, tmp_path, arena):
 
 def test_page_says_that_events_were_lost(open_page, tmp_path, small):
     assert not small.text("#notice")
+    assert "or more" not in small.text("#figures")
     trace = small_run()
     torn = Trace(
         *(trace.action, trace.block, trace.size, trace.stream, trace.time_us), meta={"torn": 2}
     )
     write_report(torn, tmp_path / "torn.html")
-    assert "2 events were not whole" in open_page(tmp_path / "torn.html").text("#notice")
+    page = open_page(tmp_path / "torn.html")
+    assert "2 events were not whole" in page.text("#notice")
+    assert "or more: events were lost" in page.text("#figures")

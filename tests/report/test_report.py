@@ -298,6 +298,7 @@ def test_overflowed_ring_begins_with_what_is_live(tmp_path, stopped, alone):
     assert report.peak_live_bytes == 161 * MIB + 512 + sum(others)
     assert report.live_at_end_bytes == 160 * MIB + sum(others)
     assert report.lost_events == recording.lost
+    assert f"; {recording.lost:,} lost, perhaps with a higher peak>" in repr(report)
     assert f"begins with the {begun} blocks live then" in report.notice
     assert report.notice in (tmp_path / "page.html").read_text()
     older.close()

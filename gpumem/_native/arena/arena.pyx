@@ -39,7 +39,7 @@ from gpumem._native.bfc cimport (
     Bfc, bfc_free_all, bfc_init, BFC_OK, bfc_resolve, CHUNK_HOLE, NIL, round_to_quantum,
     SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT, state_of,
 )
-from gpumem._native.budget cimport budget_drop
+from gpumem._native.budget cimport budget_drop, BudgetCore, release_idle_below
 from gpumem._native.driver cimport (
     access_init, context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
 )
@@ -281,7 +281,7 @@ cdef bint release_all(ArenaCore* arena, bint may_wait) noexcept nogil:
     return False
 
 
-# ---- memory that the driver takes back only when the device is idle ------------------------------
+# ---- all arenas: whether their work is done, and what they do not use ----------------------------
 
 cdef struct Found:
     ArenaCore** arenas          # each retained
@@ -322,6 +322,59 @@ cdef void find_arena(EventSource* source, void* context) noexcept nogil:
         found.room = 2 * (found.room + 8)
     found.arenas[found.count] = arena
     found.count += 1
+
+
+cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing) noexcept nogil:
+    # Of every arena that charges the level, or one below it. Nothing is waited for.
+    cdef uint64_t idle = 0
+    cdef uint64_t released = 0
+    cdef Found found
+    cdef size_t i
+    memset(&found, 0, sizeof(found))
+    event_sources_visit(find_arena, &found)
+    for i in range(found.count):
+        if charges(found.arenas[i].held_account, level):
+            idle += idle_bytes(found.arenas[i])
+    for i in range(found.count):
+        if idle >= missing and charges(found.arenas[i].held_account, level):
+            released += release_what_is_idle(found.arenas[i])
+        arena_drop(found.arenas[i])
+    free(found.arenas)
+    return released
+
+
+cdef uint64_t idle_bytes(ArenaCore* arena) noexcept nogil:
+    # What blocks do not use, wherever it lies: at least what could go back.
+    cdef uint64_t used, reserved
+    caches_flush(arena)         # what threads have cached counts as used
+    lock_acquire(&arena.lock)
+    used, reserved = arena_in_use(arena), arena_reserved(arena)
+    lock_release(&arena.lock)
+    return reserved - min(used, reserved)
+
+
+cdef bint charges(const BudgetCore* account, const BudgetCore* level) noexcept nogil:
+    while account != NULL and account != level:
+        account = account.parent
+    return account != NULL
+
+
+cdef uint64_t release_what_is_idle(ArenaCore* arena) noexcept nogil:
+    # One that is growing is left alone: its thread may be doing the same here.
+    cdef CUstreamCaptureMode mode
+    cdef uint64_t released = 0
+    if context_is_dead(arena.context):
+        return 0
+    mode = context_relax(arena.context)
+    find_idle(arena)
+    if lock_try(&arena.grow_lock):
+        released = release_retired(arena, False) + release_idle(arena, False, 1)
+        lock_release(&arena.grow_lock)
+    context_restore(arena.context, mode)
+    return released
+
+
+release_idle_below = arenas_release_idle
 
 
 cdef int wait_for_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil:

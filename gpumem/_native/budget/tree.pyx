@@ -18,6 +18,7 @@ cdef uint64_t levels_made = 0   # so far
 cdef uint32_t crossings = 0     # some level may be crossed (atomic)
 
 tell_crossed = NULL
+release_idle_below = NULL
 
 
 # ---- life and death ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMI
 from gpumem._native.driver cimport (
     access_has, check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUstream, DriverDevice,
 )
-from gpumem._native.pages cimport Space
+from gpumem._native.pages cimport GRANULE, Space
 from gpumem._resource.arena.settings cimport add_peer, pages_problem, peers_of
 from gpumem._resource.arena.source cimport source_error
 from gpumem._resource.device_memory cimport device_figures
@@ -577,7 +577,8 @@ cdef object report_of(ArenaBase arena, uint64_t asked, uint64_t rounded, uint32_
     # Would pages, which can move, have helped? Then the report suggests them.
     still = (not core.settings.paged and core.backing.source == NULL
              and not pages_problem(arena.memory))
-    return replace(report, remedies=find_remedies(report, reason, could_move=still))
+    page = GRANULE if core.settings.paged else 0
+    return replace(report, remedies=find_remedies(report, reason, could_move=still, page=page))
 
 
 cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:
@@ -799,7 +800,7 @@ cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1:
 
 cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
                                  uint64_t* address) noexcept nogil:
-    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
     cdef ArenaCore* core = hook.arena
     cdef int status = ARENA_OVER_BUDGET
     while status == ARENA_OVER_BUDGET and budget_relieve(account(core), load64(&core.over_budget),
@@ -811,7 +812,7 @@ cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream 
 cdef int under_pressure(ArenaBase arena,
                         int (*call)(ArenaCore*, uint64_t) noexcept nogil,
                         uint64_t nbytes) except -1:
-    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
     cdef list errors = []
     cdef int status = ARENA_OVER_BUDGET
     # One Relief for all tries, which bounds the number of callbacks.

@@ -7,8 +7,8 @@ function showFigures(app) {
   const theirs = app.other?.facts;
   const empty = figures.allocations - facts.blocks;
   const entries = [
-    ["Peak live", bytes(figures.peak_live_bytes), `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
-    ["Peak reserved", bytes(first.peak_reserved_bytes), `${first.name}, ${first.how}`, theirs && bytes(theirs.policies[0].peak_reserved_bytes)],
+    ["Peak live", bytes(figures.peak_live_bytes), facts.notice ? "or more: events were lost" : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
+    ["Peak reserved", bytes(first.peak_reserved_bytes), first.how === "recorded" ? first.name : `${first.name}, ${first.how}`, theirs && bytes(theirs.policies[0].peak_reserved_bytes)],
     ["Reserved / live", first.fragmentation.toFixed(3), "at their peaks; 1 is the least", theirs && theirs.policies[0].fragmentation.toFixed(3)],
     ["Allocations", count(facts.blocks), `${count(app.run.moves)} events: with their frees${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)],
     [facts.moment ? "Live blocks" : "Live at the end", bytes(figures.live_at_end_bytes), plural(figures.live_at_end_blocks, "block"), theirs && bytes(theirs.figures.live_at_end_bytes)],
