@@ -11,7 +11,7 @@ from sphinx.util import logging
 import gpumem
 
 project = "gpumem"
-author = "The gpumem developers"
+author = copyright = "The gpumem developers"
 version = release = gpumem.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"

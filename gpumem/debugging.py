@@ -39,9 +39,9 @@ _pattern = _optional(_integer(0, 255), "none", "a byte from 0 to 255")
 
 
 def _guard(key: str, value: object) -> int:
-    accepted = f"a multiple of {GRAIN} from 0 to {MOST_GUARD}"
+    accepted = f'a multiple of {GRAIN} from 0 to {MOST_GUARD}, or a size such as "1KiB"'
     try:
-        nbytes: int = _integer(0, MOST_GUARD)(key, value)
+        nbytes: int = _size(0, MOST_GUARD)(key, value)
     except ConfigError:
         raise _bad(key, value, accepted) from None
     if nbytes % GRAIN:

@@ -378,7 +378,9 @@ def _open_device(device: Device) -> DriverDevice:
     reason = provider.load()
     count = provider.device_count()
     if device.index >= count:
-        why = reason or f"there are {count} {device.type} devices"
+        only = f"the only {device.type} device is '{device.type}:0'"
+        several = f"there are {count} {device.type} devices, which are counted from 0"
+        why = reason or (only if count == 1 else several)
         if count == 0:
             why += '; without a GPU use "host"'
         raise ValueError(f"unknown device {str(device)!r}: {why}")

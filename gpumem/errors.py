@@ -360,8 +360,8 @@ class TimelineTimeout(GpumemError, TimeoutError):
 
 
 class TimelineLostError(GpumemError, RuntimeError):
-    """A timeline is lost: a device of it was removed or lost, its page poisoned, or a peer died."""
+    """A timeline will not be signalled: its device was lost, it was poisoned, or a process died."""
 
 
 class PoolFallbackWarning(UserWarning):
-    """The device has no driver's pool, and an arena replaces it."""
+    """The driver has no memory pools for the device; an arena is used instead."""

@@ -406,7 +406,8 @@ cdef class MemoryResource(ResourceBase):
         if status != LEDGER_OK:
             now = ledger_counters(self.ledger)
             raise InUseError(f"{self!r} cannot be closed; in use: {format_size(now.requested)} in "
-                             f"{counted(now.live, 'block')}; close these buffers first")
+                             f"{counted(now.live, 'block')}; close the buffers and drop their "
+                             "views first")
         self.finish_close()
 
     def _close_if_idle(self):

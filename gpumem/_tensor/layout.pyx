@@ -12,6 +12,7 @@ from gpumem._buffer cimport (
     DL_INT, DL_UINT, DLDataType,
 )
 from gpumem._support.instances cimport forbid_instantiation
+from gpumem._support.texts import shown
 
 
 cdef extern from *:
@@ -218,10 +219,14 @@ cdef int64_t take_slice(object part, int64_t length, int64_t stride,
 
 
 cdef int64_t take_integer(object part, int axis, int64_t length) except? -1:
-    if isinstance(part, bool) or not hasattr(part, "__index__"):
-        raise TypeError(f"invalid index {part!r}: expected integers, slices, "
-                        "Ellipsis and None")
-    number = part.__index__()
+    try:
+        # A bool has __index__, but is a mistake here; an array's refuses several elements.
+        number = None if isinstance(part, bool) else part.__index__()
+    except (AttributeError, TypeError):
+        number = None
+    if number is None:
+        given = " ".join(shown(part, 80).split())       # an array's has several lines
+        raise TypeError(f"invalid index {given}: expected integers, slices, Ellipsis and None")
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of range for dimension {axis} of {length} "
                          "elements")

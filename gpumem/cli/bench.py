@@ -45,7 +45,7 @@ class Cost:
     error: str = ""
 
 
-@click.command()
+@click.command(short_help="Time allocations of gpumem, the driver and frameworks.")
 @device_option("The device to measure, such as cuda:0 or host; every device if omitted.")
 @json_option
 def bench(device: Device | None, as_json: bool) -> None:

@@ -19,7 +19,10 @@ _HELP = {
 }
 
 
-@click.command(epilog="\b\n" + "\n".join(_HELP.values()))
+@click.command(
+    epilog="\b\n" + "\n".join(_HELP.values()),
+    short_help="Print a script for completion in bash, zsh or fish.",
+)
 @click.argument("shell", type=click.Choice(SHELLS))
 @json_option
 @click.pass_context

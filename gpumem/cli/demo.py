@@ -53,7 +53,7 @@ class View:
     detail: str
 
 
-@click.command()
+@click.command(short_help="Show the main features in half a minute.")
 @json_option
 def demo(as_json: bool) -> None:
     """Replay a recorded training run, compare allocators, and share memory without a copy."""

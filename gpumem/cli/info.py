@@ -20,7 +20,7 @@ from gpumem.errors import GpumemError
 __all__ = ["describe_device", "device_table", "info"]
 
 
-@click.command()
+@click.command(short_help="Show devices, and what each of them can do.")
 @json_option
 def info(as_json: bool) -> None:
     """Show devices, their capabilities or why they are missing, and versions."""

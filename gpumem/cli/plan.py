@@ -35,19 +35,19 @@ _MEANINGS = (
     "work (--percent; or measured costs, --stats)",
     "budget: the most that may be committed on a device; empty: no limit",
     "peak: the most that a run needs at once of a memory, with every value at its planned offset",
-    "lower bound: the most bytes of values that live at once; no plan needs less",
+    "lower bound: the most bytes of values that are live at once; no plan needs less",
 )
 MOST_ROWS = 40  # of one table; --json and -o have everything
 
 
-@click.command()
+@click.command(short_help="Place an ONNX model on devices, and plan its memory.")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--budget",
     "budgets",
     multiple=True,
     metavar="[DEVICE=]SIZE",
-    help="Limit of a device, such as 2GiB or cuda:1=512MiB; without a name of the first device.",
+    help="Limit of a device, such as 2GiB or cuda:1=512MiB; without a device, of the first one.",
 )
 @click.option(
     "--device",

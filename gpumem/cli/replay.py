@@ -29,7 +29,7 @@ __all__ = ["replay"]
 MOST_LAG_US = 1 << 40
 
 
-@click.command()
+@click.command(short_help="Run a trace again under other settings.")
 @click.argument("trace", required=False, shell_complete=complete_trace)
 @click.option("--list", "list_samples", is_flag=True, help="List the bundled traces.")
 @device_option("The device to replay on, such as cuda:0 or host; the best device if omitted.")

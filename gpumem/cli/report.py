@@ -14,7 +14,7 @@ from gpumem.report import Report, write_report
 __all__ = ["report"]
 
 
-@click.command()
+@click.command(short_help="Make a page of recordings, traces or memory snapshots.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, shell_complete=complete_trace)
 @click.option(
     "-o",

@@ -16,20 +16,23 @@ from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 __all__ = ["run"]
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Run a program with gpumem in place of PyTorch's allocator.",
+)
 @click.option(
     "--max-mem",
     metavar="SIZE",
     callback=size,
-    help="What the arena of each GPU may hold, in each process, such as 20GiB.",
+    help="Limit of each GPU's arena, in each process, such as 20GiB.",
 )
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PAGE",
-    help="Write a page about the run, to which each process adds itself as it ends.",
+    help="Write a page about the run; each process adds itself when it ends.",
 )
-@click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as of python -m.")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as with python -m.")
 @click.argument("program", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.Path())
 def run(
@@ -41,10 +44,10 @@ def run(
 ) -> None:
     """Run PROGRAM with gpumem in place of PyTorch's allocator, in its children too.
 
-    PROGRAM is a script, or a launcher such as torchrun or accelerate. It replaces this process. A
-    folder of gpumem's in front of PYTHONPATH lets each Python that it starts enable gpumem once
-    PyTorch has been imported; a Python that ignores its environment (-I, -E, -S) does not. Nothing
-    is written but the page. Without a GPU, PyTorch keeps its own memory, and a page shows the
+    PROGRAM is a script, or a launcher such as torchrun or accelerate. It replaces this process.
+    PYTHONPATH begins with a folder of gpumem, so that each Python that PROGRAM starts enables
+    gpumem when it imports PyTorch. A Python that ignores its environment (-I, -E, -S) does not.
+    Only the page is written. Without a GPU, PyTorch keeps its own memory, and the page shows the
     arenas that the program makes itself.
     """
     command = _command(program, module)

@@ -39,7 +39,7 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
     ]
 
 
-@click.command()
+@click.command(short_help="Watch the memory of running processes.")
 @click.argument(
     "process",
     metavar="[PID]",
@@ -58,9 +58,9 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
 )
 @json_option
 def top(process: int | None, once: bool, interval: float, as_json: bool) -> None:
-    """Watch the memory of process PID until q is pressed, or list who can be watched.
+    """Watch the memory of process PID until q is pressed, or list processes to watch.
 
-    The list ends with the sums of all processes, GPU by GPU, by the machine's numbers of GPUs.
+    The list ends with the sums of all processes for each GPU, by the machine's numbers of GPUs.
 
     A process can be watched if it was started with GPUMEM_TOP=1 or has called
     gpumem.observe.publish().

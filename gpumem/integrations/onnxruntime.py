@@ -268,7 +268,10 @@ class SessionMemory:
         with _lock:
             free = sorted(set(range(_SLOTS)) - _open.keys())
             if not free:
-                raise IntegrationError(f"{_SLOTS} sessions have memory of gpumem; close one")
+                raise IntegrationError(
+                    f"{_SLOTS} allocators for ONNX Runtime are open, the most that there can be: "
+                    "close one first"
+                )
             self._slot = free[0]
             self._library.gpumem_ort_set(self._slot, address_of(self._capsule))
             _open[self._slot] = self

@@ -67,8 +67,8 @@ cdef object open_file(int fd, bint read_only):
 def not_shareable(buffer):
     """Make the error that names what can be exported."""
     return UnsupportedHandleTypeError(
-        f"{buffer!r} lies among other blocks: export what an Arena allocated with shareable=True, "
-        "or what a DriverPool made with shareable=True allocated")
+        f"{buffer!r} lies among other blocks, so it cannot be exported: allocate it with "
+        "arena.allocate(nbytes, shareable=True), or from a DriverPool with shareable=True")
 
 
 cdef bint find_memory(ArenaCore* core, uint64_t address, Mapped* found) noexcept:

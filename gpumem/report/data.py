@@ -38,7 +38,8 @@ class Figures:
     name : str
         Of the trace.
     events, allocations, streams : int
-        Number of each.
+        Number of each. An event is an allocation or a free, as the page counts them: a request
+        for a free, which some traces also hold, is not one, nor is a block of 0 bytes.
     peak_live_bytes : int
         The most that was live at once, as requested.
     live_at_end_blocks, live_at_end_bytes : int
@@ -65,7 +66,7 @@ def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
     """Compute the main figures of a trace."""
     return Figures(
         name=trace.name,
-        events=trace.events,
+        events=len(blocks.moving),
         allocations=trace.allocs,
         streams=trace.streams,
         peak_live_bytes=trace.peak_requested,

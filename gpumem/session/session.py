@@ -724,7 +724,9 @@ def _retain(used: list[Tensor], stream: Stream) -> None:
 def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> None:
     missing = [name for name in outputs if name not in context._results]
     if missing:
-        raise ValueError(f"the run did not call ctx.output for the bound outputs {missing}")
+        raise ValueError(
+            f"the run did not call output() of its context for the bound outputs {missing}"
+        )
 
 
 def _require_usable(name: str, tensor: Tensor) -> None:

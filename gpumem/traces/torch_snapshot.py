@@ -178,8 +178,8 @@ def _traces_of_moment(
             found.append(builder.trace(name, meta))
     if not found:
         raise TraceError(
-            f"the snapshot holds no allocations of device {device or 0}: was "
-            "torch.cuda.memory._record_memory_history() on? No block is in use there, either"
+            f"the snapshot has no allocation and no block in use of device {device or 0}: call "
+            "torch.cuda.memory._record_memory_history() before the work that it is to show"
         )
     return found
 

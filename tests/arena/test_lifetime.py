@@ -41,6 +41,19 @@ def test_dropping_the_last_reference_frees_the_buffer(arena):
     assert arena.stats().in_use == 0
 
 
+def test_close_of_an_arena_in_use_says_what_ends_the_use(make_arena):
+    arena = make_arena(backing="virtual")
+    view = np.frombuffer(arena.allocate(1000), np.uint8)
+    with pytest.raises(gpumem.errors.InUseError, match="1 block; close the buffers and drop their"):
+        arena.close()
+    rows = arena.virtual((4,), "uint8")
+    with pytest.raises(gpumem.errors.InUseError, match="views, close the virtual tensors first"):
+        arena.close()
+    rows.close()
+    del view
+    arena.close()
+
+
 @pytest.mark.parametrize(
     "use",
     [

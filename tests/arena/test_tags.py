@@ -465,7 +465,7 @@ def test_memory_of_another_arena_or_plan_refuses_a_sleep_or_keeps_its_tag_awake(
     other = over(arena)
     block = other.allocate(MIB)
     fill(block, 7)
-    with pytest.raises(InUseError, match="arenas and plans that have their memory from it"):
+    with pytest.raises(InUseError, match="arenas and plans over its blocks"):
         arena.sleep()
     assert arena.asleep == ()
     arena.sleep(registered="stay")

@@ -81,6 +81,12 @@ def python(*arguments, **options):
 # ------------------------------------------------------------------------------------- the group
 
 
+def test_help_says_in_a_whole_sentence_what_each_command_does(gpumem_command):
+    rows = gpumem_command("--help")[1].split("Commands:\n")[1].splitlines()
+    assert len(rows) == len(commands.commands)
+    assert [row for row in rows if not row.endswith(".") or "..." in row] == []
+
+
 def test_help_names_every_command(gpumem_command):
     code, out, err = gpumem_command()
     assert (code, err) == (0, "")

@@ -375,6 +375,7 @@ def test_check_without_a_debug_heap_names_the_setting(make_arena):
     ("options", "message"),
     [
         ({"guard_bytes": 100}, "guard_bytes = 100: .* multiple of 256"),
+        ({"guard_bytes": "100B"}, "guard_bytes = '100B': .* multiple of 256"),
         ({"guard_bytes": 2 << 20}, "guard_bytes"),
         ({"guard_byte": 256}, "guard_byte"),
         ({"fresh_byte": -1}, 'fresh_byte = -1: .* "none"'),
@@ -421,7 +422,8 @@ def test_settings_of_a_wrong_type_are_type_errors(debug):
 
 
 @pytest.mark.parametrize(
-    ("text", "guard"), [("1", 256), ("true", 256), ("guard_bytes=512,on_error=warn", 512)]
+    ("text", "guard"),
+    [("1", 256), ("true", 256), ("guard_bytes=512,on_error=warn", 512), ("guard_bytes=1KiB", 1024)],
 )
 def test_environment_variable_sets_the_options(monkeypatch, make_arena, text, guard):
     monkeypatch.setenv("GPUMEM_DEBUG_HEAP", text)

@@ -59,6 +59,16 @@ def test_missing_device_raises_when_used():
             use()
 
 
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(1, "the only host device is 'host:0'"), (2, "there are 2 host devices, .* counted from 0")],
+)
+def test_missing_device_of_a_type_that_is_there_names_what_there_is(monkeypatch, count, told):
+    monkeypatch.setattr("gpumem._native.driver.host.device_count", lambda: count)
+    with pytest.raises(ValueError, match=f"unknown device 'host:63': {told}"):
+        gpumem.Arena("host:63")
+
+
 @pytest.mark.skipif(CUDA, reason="a CUDA device is here")
 def test_without_a_driver_cuda_reports_the_reason_and_host_is_the_default():
     status = gpumem.driver_status()

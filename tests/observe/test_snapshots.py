@@ -76,6 +76,13 @@ def test_snapshot_blocks_cover_their_regions_and_match_stats(make_arena, backing
         buffer.close()
 
 
+def test_repr_of_a_snapshot_counts_resources_and_blocks(make_arena):
+    arena = make_arena(backing="regions")
+    block = arena.allocate(1 << 20)
+    assert repr(arena.snapshot()) == "<gpumem.observe.Snapshot: 1 resource, 1 block>"
+    del block
+
+
 def test_snapshot_pages_add_up_to_reserved(make_arena):
     arena = make_arena({"backing": "virtual"})
     buffers = [arena.allocate(5 << 20) for _ in range(5)]

@@ -44,12 +44,13 @@ def drawn(page, chart):
 
 
 @pytest.mark.parametrize("name", sorted(TRACES))
-def test_page_draws_each_recorded_run(open_page, pages, name):
+def test_page_draws_each_recorded_run(open_page, pages, tmp_path, name):
     page = open_page(pages(name, TRACES[name]))
     trace = load_trace(TRACES[name])
     moves = trace.moving().size
     assert f"{trace.allocs:,}\n{moves:,} events" in page.text("#figures")
     assert f" of {moves:,}, " in page.text("#moment-text")  # the same count everywhere
+    assert write_report(trace, tmp_path / "again.html").events == moves
     for chart in ("timeline", "map", "lanes", "sizes"):
         assert drawn(page, chart) > 500, chart
         assert len(page.colors(chart)) > 3, chart
@@ -221,7 +222,7 @@ def test_empty_run_makes_a_page_that_says_so(open_page, tmp_path):
     empty = Trace(action=[0], block=[0], size=[0], stream=[0], time_us=[0])
     write_report(empty, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
-    assert page.rows("#groups") == [["Nothing lives here."]]
+    assert page.rows("#groups") == [["No block is live here."]]
     assert "0 blocks" in page.text("#shown")
 
 

@@ -58,6 +58,42 @@ def test_nothing_overflows_its_card(wide, compared):
     assert cut == []
 
 
+@pytest.mark.parametrize("compared", [False, True])
+def test_tables_of_a_narrow_page_need_no_sideways_scroll(open_page, tmp_path, compared):
+    write_report([told_run("before"), told_run("after", more=MIB)], tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    page.browser.resize(420)
+    if compared:
+        page.press("#runs tbody tr:nth-child(2) input[type=checkbox]")
+    hidden = page.browser.evaluate(
+        """Array.from(document.querySelectorAll('.scroll'))
+             .filter(found => found.scrollWidth > found.clientWidth)
+             .map(found => `${found.firstChild.id}: ${found.scrollWidth} / ${found.clientWidth}`)"""
+    )
+    uneven = page.browser.evaluate(
+        """Array.from(document.querySelectorAll('.scroll table')).filter(table => {
+             const [head, row] = Array.from(table.rows, row =>
+               Array.from(row.cells).filter(cell => cell.offsetWidth).length);
+             return head !== row;
+           }).map(table => table.id)"""
+    )
+    page.browser.resize(1280)
+    assert hidden == []
+    assert uneven == []  # a column is left out with its name
+
+
+def test_panel_of_a_block_is_as_wide_as_a_narrow_page(open_page, long_page):
+    page = open_page(long_page)
+    page.browser.resize(420)
+    page.press("#leaks tbody button")
+    box = page.browser.evaluate(
+        "(({left, right, bottom}) => [left, innerWidth - right, innerHeight - bottom])"
+        "(document.getElementById('block').getBoundingClientRect())"
+    )
+    page.browser.resize(1280)
+    assert box == [0, 0, 0]
+
+
 def test_no_text_lies_over_another(wide):
     wide.press("#block-close")
     over = wide.browser.evaluate(
@@ -116,6 +152,20 @@ def test_legends_have_the_colours_of_the_theme_that_is_chosen(wide):
     light = colors()
     wide.press("input[name=theme][value=dark]")
     assert all(a != b for a, b in zip(light, colors(), strict=True))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_lines_of_live_and_reserved_bytes_have_different_hues(wide, theme):
+    wide.press(f"input[name=theme][value={theme}]")
+    reserved, live = (
+        wide.browser.evaluate(
+            "getComputedStyle(document.querySelector("
+            f"'#timeline-legend .swatch.{name}')).backgroundColor.match(/[0-9]+/g).map(Number)"
+        )
+        for name in ("reserved", "live")
+    )
+    warmer = [red - blue for red, _, blue in (reserved, live)]
+    assert warmer[0] > 50 > -50 > warmer[1]
 
 
 def test_every_control_can_have_the_focus(wide):

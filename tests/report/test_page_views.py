@@ -146,6 +146,21 @@ def test_row_of_a_live_block_opens_its_stack(told):
     assert told.text("#block-stack").startswith("load /job/train.py:3")
 
 
+HIDDEN = "205,211,218"
+
+
+def test_blocks_that_a_filter_leaves_out_are_drawn_as_such_and_not_as_idle(told):
+    assert HIDDEN not in told.colors("map")
+    assert told.text("#moment-legend").split("\n")[:4] == ["Live", "7 MiB", "Blocks", "3"]
+    told.find("forward")  # the activations; weights and workspace are left out
+    assert told.colors("map")[HIDDEN] > 10_000
+    assert told.text("#moment-legend").split("\n")[:8] == [
+        *("Live, as filtered", "2 MiB", "Blocks", "1"),
+        *("Live, left out by the filters", "4 MiB", "Reserved", "8 MiB"),
+    ]
+    assert told.text("#leaks-hint").startswith("No block that the filters show is live at the end")
+
+
 def test_search_finds_functions_files_owners_and_addresses(told):
     for text, blocks in {
         "forward": 1,
@@ -275,3 +290,18 @@ def test_snapshot_shows_stacks_and_memory_of_all_tags(open_page, tmp_path):
     page.press("#leaks tbody button")
     assert "test_snapshot_shows_stacks" in page.text("#block-stack")
     del plain, tagged
+
+
+def test_owner_without_bytes_at_the_highest_point_has_no_bar(open_page, tmp_path, arena):
+    with observe.record(arena) as recording:
+        with observe.tag("early"):
+            arena.allocate(MIB).close()
+        with observe.tag("late"):
+            arena.allocate(4 * MIB).close()
+    page = open_page(recording.report(tmp_path / "page.html").path)
+    assert [row[2] for row in page.rows("#groups")] == ["4 MiB", "0 B"]
+    drawn = page.browser.evaluate(
+        "Array.from(document.querySelectorAll('#groups td.bar'), cell =>"
+        " cell.querySelectorAll(':scope > div > div').length)"
+    )
+    assert drawn == [1, 0]

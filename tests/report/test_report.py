@@ -58,10 +58,10 @@ def test_report_has_the_main_figures(tmp_path):
     report = write_report(small_run(), tmp_path / "page.html")
     assert report.path.stat().st_size == report.nbytes
     assert repr(report).startswith(
-        f"<gpumem.report.Report {str(report.path)!r}: 6 events, at most "
+        f"<gpumem.report.Report {str(report.path)!r}: 5 events, at most "
     )
     assert f"<td>{report.path}</td>" in report._repr_html_()
-    assert (report.events, report.allocations, report.streams) == (6, 3, 2)
+    assert (report.events, report.allocations, report.streams) == (5, 3, 2)
     assert report.peak_live_bytes == 7 * MIB
     assert (report.live_at_end_blocks, report.live_at_end_bytes) == (1, 2 * MIB)
     assert [each["name"] for each in report.policies] == [
@@ -584,7 +584,7 @@ def test_report_rejects_an_unsupported_source():
 def test_report_of_several_sources_lists_their_figures(tmp_path):
     report = write_report([small_run(), told_run()], tmp_path / "page.html")
     assert [run.name for run in report.runs] == ["small run", "told"]
-    assert (report.name, report.events) == ("small run", 6)
+    assert (report.name, report.events) == ("small run", 5)
     assert "<td>2</td>" in report._repr_html_()
     assert json.loads(json.dumps(report.as_dict()))["runs"][1]["peak_live_bytes"] == 7 * MIB
 

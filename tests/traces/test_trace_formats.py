@@ -430,7 +430,7 @@ def test_torch_snapshot_device_defaults_to_the_busiest(tmp_path):
     path = snapshot_file(tmp_path / "s", idle, [entry("alloc", 0, 7)], busy)
     assert load_trace(path).allocs == 4
     assert load_trace(path, device=1).size.tolist() == [7]
-    with pytest.raises(TraceError, match=r"holds no allocations of device 0: was .*history"):
+    with pytest.raises(TraceError, match=r"no block in use of device 0: call .*_memory_history"):
         load_trace(path, device=0)
     for device in (3, -1):
         with pytest.raises(TraceError, match=rf"device is {device}, expected 0\.\.2"):
@@ -579,7 +579,7 @@ def test_reading_a_snapshot_imports_no_framework(tmp_path):
         ({"device_traces": 5}, "device_traces is not a list of lists"),
         ({"device_traces": [None]}, "device_traces is not a list of lists"),
         ({"device_traces": []}, "the snapshot names no device"),
-        ({"device_traces": [[]]}, "holds no allocations of device 0"),
+        ({"device_traces": [[]]}, "no allocation and no block in use of device 0"),
         ({"device_traces": [["x"]]}, "device 0, entry 0 is a str, expected a dict"),
         ({"device_traces": [[{}]]}, "device 0, entry 0: action is None, expected a str"),
         ({"device_traces": [[{"action": []}]]}, "entry 0: action is [], expected a str"),
@@ -672,7 +672,7 @@ def test_blocks_without_addresses_follow_each_other(tmp_path):
         ([segment("x", block_of(1))], "segment 0: address is 'x', expected an integer"),
         ([segment(1) | {"blocks": [[]]}], "segment 0: a block is [], expected a dict"),
         ([segment(1, block_of(-4))], "size is -4, expected 0.."),
-        ([segment(1, block_of(4, "inactive"))], "No block is in use there"),
+        ([segment(1, block_of(4, "inactive"))], "no block in use of device 0"),
     ],
 )
 def test_damaged_segments_are_refused(tmp_path, segments, message):

@@ -327,8 +327,8 @@ cdef int require_idle(GraphPool pool) except -1:
         stats = pool.stats()
     if stats.in_use:
         raise InUseError(f"{pool.name!r} cannot be closed; in use: {format_size(stats.in_use)} in "
-                         f"{counted(stats.num_allocs - stats.num_frees, 'block')}; close these "
-                         "buffers first")
+                         f"{counted(stats.num_allocs - stats.num_frees, 'block')}; close the "
+                         "buffers and drop their views first")
     return 0
 
 

@@ -208,8 +208,8 @@ cdef class ArenaBase(MemoryResource):
         with nogil:
             broken = arena_check(self.core)
         if broken:
-            raise GpumemError(f"arena {self.name!r} is corrupt: it does not hold that "
-                              f"{invariant_text(broken).decode()} (invariant {broken})")
+            raise GpumemError(f"arena {self.name!r} is corrupt: invariant {broken} is violated: "
+                              f"{invariant_text(broken).decode()}")
 
     def check_heap(self, *, wait=True):
         """Look for invalid writes, in every block of the debug heap."""
@@ -487,12 +487,16 @@ cdef int raise_in_use(ArenaBase arena) except -1:
     graphs, spans = count_now(&arena.core.graphs), count_now(&arena.core.live_spans)
     found = [f"{format_size(stats.in_use)} in "
              f"{counted(stats.num_allocs - stats.num_frees, 'block')}"]
+    advice = ["close the buffers and drop their views"]
     if graphs:
         found.append(f"{counted(graphs, 'graph')} with memory of its pools")
+        advice.append("drop the graphs")
     if spans:
         found.append(counted(spans, "virtual tensor"))
-    raise InUseError(f"arena {arena.name!r} cannot be closed; in use: {', '.join(found)}; close "
-                     "them first" + (arena.heap.live_text() if arena.heap is not None else ""))
+        advice.append("close the virtual tensors")
+    raise InUseError(f"arena {arena.name!r} cannot be closed; in use: {', '.join(found)}; "
+                     f"{', '.join(advice)} first"
+                     + (arena.heap.live_text() if arena.heap is not None else ""))
 
 
 cdef int raise_half_asleep(ArenaBase arena) except -1:

@@ -441,7 +441,8 @@ cdef class SleepingArena(ArenaBase):
             if (ArenaBase.stats(each).in_use > load64(&each.core.span_used)
                     or count_now(&each.core.live_spans)):
                 raise InUseError(f"arena {self.name!r} cannot be closed: blocks or virtual tensors "
-                                 f"with tag {name!r} are in use; close them first")
+                                 f"with tag {name!r} are in use; close them and drop their views "
+                                 "first")
         for each in self._beside():
             each.close()
 
@@ -512,7 +513,8 @@ cdef class Tagged:
         cdef OpenTag* tag = <OpenTag*><uint64_t>self.opened[0]
         if not tag_close(tag):
             # It stays in the list of its thread, and is not freed.
-            raise GpumemError(f"tag {self.name!r} is left on another thread than entered it")
+            raise GpumemError(f"tag {self.name!r} was entered by another thread: leave it on that "
+                              "thread")
         self.opened.clear()
         free(tag)
         self.observed.__exit__(*exception)
@@ -637,9 +639,9 @@ cdef bint stays(ArenaCore* core, uint64_t address) noexcept:
 cdef int require_untouched(ArenaBase arena, str name) except -1:
     what = f"arena {arena.name!r} cannot sleep"
     if arena.registered:
-        raise InUseError(f"{what}: {counted(arena.registered, 'registration')} of its blocks held, "
-                         "by transports, or by arenas and plans that have their memory from it; "
-                         "release them, or call sleep(registered=\"stay\")")
+        raise InUseError(f"{what}: transports, or arenas and plans over its blocks, hold "
+                         f"{counted(arena.registered, 'registration')}; release them, or call "
+                         "sleep(registered=\"stay\")")
     # A registration counts as a view; those left are of blocks that a sleep leaves.
     views = views_alive(&arena.core.views) - arena.registered_fixed
     if arena.cpu_can_read and views:

@@ -424,7 +424,8 @@ cdef class ExternalMemory:
                              "drop them first")
         if mapping_holds_caller(mapping):
             raise InUseError(f"{self!r} may be in use by a stream of {self.device} that waits for "
-                             "a timeline, and no owner= keeps the memory until then")
+                             "a timeline: synchronize the stream first, or import the memory with "
+                             "owner=, which keeps it until then")
         if code == CUDA_ERROR_NOT_READY:
             raise InUseError(f"{self!r} may be in use by work on {self.device}, which was not done "
                              f"within {timeout} s")

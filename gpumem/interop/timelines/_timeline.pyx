@@ -476,7 +476,7 @@ cdef int report(Timeline timeline, int status, Outcome* out, object value) excep
         raise TimelineTimeout(f"{timeline!r} did not reach {value} in {timeout} s"
                               + progress(timeline))
     if status == CORE_POISONED:
-        raise TimelineLostError(f"{timeline!r} was poisoned" + progress(timeline))
+        raise TimelineLostError(f"{timeline!r} was poisoned: make a new one" + progress(timeline))
     if status == CORE_REMOVED:
         raise TimelineLostError(f"the device of {timeline!r} was removed")
     if status == CORE_LOST:

@@ -365,7 +365,7 @@ def queue_family_of(physical: Any) -> int:
     for number, family in enumerate(families):
         if family.queueFlags & vk.VK_QUEUE_COMPUTE_BIT:
             return number
-    raise ConfigError("the Vulkan device has no queue that computes")
+    raise ConfigError("the Vulkan device has no compute queue")
 
 
 def make_device(physical: Any, queue_family: int) -> Any:

@@ -260,7 +260,8 @@ class Snapshot:
 
     def __repr__(self) -> str:
         blocks = sum(len(found.records) for found in self.resources)
-        return f"<Snapshot of {len(self.resources)} resources with {blocks} blocks>"
+        resources = counted(len(self.resources), "resource")
+        return f"<gpumem.observe.Snapshot: {resources}, {counted(blocks, 'block')}>"
 
 
 def snapshot(resource: object = None) -> Snapshot:

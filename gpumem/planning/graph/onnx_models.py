@@ -130,9 +130,12 @@ def _bind(graph: Any, dims: Mapping[str, int]) -> None:
             raise ModelGraphError(
                 f"length {length!r} of {name!r} is not an integer from 0 to 2**63 - 1"
             )
-    lacking = set(dims) - {dim.dim_param for info in graph.input for dim in _dims_of(info)}
-    if lacking:
-        raise ModelGraphError(f"no input of the model has a dimension named {sorted(lacking)}")
+    named = {dim.dim_param for info in graph.input for dim in _dims_of(info)} - {""}
+    if lacking := sorted(set(dims) - named):
+        raise ModelGraphError(
+            f"no input of the model has a dimension named {', '.join(map(repr, lacking))}: "
+            f"expected {', '.join(map(repr, sorted(named))) or 'none, since all have a length'}"
+        )
     for info in (*graph.input, *graph.output, *graph.value_info):
         for dim in _dims_of(info):
             if dim.dim_param in dims:

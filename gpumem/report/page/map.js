@@ -53,9 +53,12 @@ function paint(app, u, image) {
   const y0 = u.scales.y.min, scaleX = width / (view.x1 - view.x0), scaleY = height / (u.scales.y.max - y0);
   const across = (move) => Math.round((run.x(move, view.axis) - view.x0) * scaleX);
   const borders = fillSegments(app, pixels, { width, height, y0, scaleY, across });
-  // Blocks thinner than a pixel come first, so that they do not hide the others.
-  for (const thick of [false, true]) for (let b = 0; b < run.blocks; b++) {
-    if (!run.passes[b] || run.begin[b] >= app.stop || run.end[b] < app.first) continue;
+  // Blocks thinner than a pixel come first, so that they do not hide the others; before them all that
+  // the filter leaves out.
+  const hidden = pixel(app.theme.color("hidden"));
+  const layers = run.isFiltered ? [[0, false], [0, true], [1, false], [1, true]] : [[1, false], [1, true]];
+  for (const [passes, thick] of layers) for (let b = 0; b < run.blocks; b++) {
+    if (run.passes[b] !== passes || run.begin[b] >= app.stop || run.end[b] < app.first) continue;
     if (run.size[b] * scaleY >= 1 !== thick) continue;
     const bottom = height - (run.offset[b] - y0) * scaleY;
     const upper = Math.max(0, Math.round(bottom - run.size[b] * scaleY));
@@ -65,7 +68,7 @@ function paint(app, u, image) {
     const to = Math.min(width, Math.max(ends, from + 1));
     let lower = Math.min(height, Math.max(Math.round(bottom), upper + 1));
     if (lower - upper > 4) lower--; // a line between neighbours
-    const color = colors(b);
+    const color = passes ? colors(b) : hidden;
     const stop = to - from > 4 && to < width ? to - 1 : to;
     for (let y = upper; y < lower; y++) pixels.fill(color, y * width + from, y * width + stop);
   }

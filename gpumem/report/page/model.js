@@ -212,6 +212,14 @@ class Run {
     return found.sort((a, b) => this.offset[a] - this.offset[b]);
   }
 
+  // The live blocks that the filter leaves out, in no order.
+  leftOutAt(move) {
+    const found = [];
+    if (!this.isFiltered) return found;
+    for (let b = 0; b < this.blocks && this.begin[b] <= move; b++) if (!this.passes[b] && this.end[b] > move) found.push(b);
+    return found;
+  }
+
   segmentsAt(move) {
     const found = [];
     for (let s = 0; s < this.segments; s++) if (this.segmentBegin[s] <= move && this.segmentEnd[s] > move) found.push(s);

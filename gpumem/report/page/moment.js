@@ -60,10 +60,13 @@ function momentView(app) {
     const segments = run.segmentsAt(moment);
     ctx.fillStyle = theme.color("idle");
     for (const s of segments) parts(run.segmentOffset[s], run.segmentSize[s], (x, y, wide) => ctx.fillRect(x, y, wide, ROW_HEIGHT));
+    const fill = (b) => parts(run.offset[b], run.size[b], (x, y, wide) => ctx.fillRect(x, y, wide > 3 ? wide - 1 : wide, ROW_HEIGHT));
+    ctx.fillStyle = theme.color("hidden");
+    run.leftOutAt(moment).forEach(fill);
     const live = run.liveAt(moment);
     for (const b of live) {
       ctx.fillStyle = theme.hue(groups.colour[groups.of[b]]);
-      parts(run.offset[b], run.size[b], (x, y, wide) => ctx.fillRect(x, y, wide > 3 ? wide - 1 : wide, ROW_HEIGHT));
+      fill(b);
     }
     ctx.fillStyle = theme.color("ink");
     if (segments.length * 3 < width * rows / 4) for (const s of segments) {
@@ -90,13 +93,15 @@ function momentView(app) {
       element("moment-text").textContent = momentText(app);
       const live = paintStrip();
       const held = run.heldBy(view.policy)[moment] ?? 0, used = run.all[moment] ?? 0;
+      const here = run.isFiltered ? run.live[moment] ?? 0 : used;
       legend("moment-legend", [
-        ["Live", `${bytes(used)}`],
+        [run.isFiltered ? "Live, as filtered" : "Live", bytes(here)],
         ["Blocks", count(live.length)],
+        ...(run.isFiltered ? [["Live, left out by the filters", bytes(used - here), "hidden"]] : []),
         ["Reserved", bytes(held)],
         ["Reserved, idle", bytes(Math.max(0, held - used)), "idle"],
       ]);
-      place.setAttribute("aria-label", `Addresses at one moment: ${plural(live.length, "live block")} of ${bytes(used)}`);
+      place.setAttribute("aria-label", `Addresses at one moment: ${plural(live.length, "live block")} of ${bytes(here)}`);
       showKey(app, live);
     },
   };

@@ -21,7 +21,7 @@ function nothing(columns, text) {
 function bar(parts, most) {
   const place = make("div", {});
   place.style.cssText = "background:none;white-space:nowrap";
-  for (const [value, className] of parts) {
+  for (const [value, className] of parts.filter(([value]) => value)) {
     const piece = make("div", { className });
     piece.style.width = `${most ? (100 * value) / most : 0}%`;
     place.append(piece);
@@ -68,7 +68,7 @@ function groupsTable(app) {
         : [cell(bytes(survey.most[g])), cell(count(survey.allocated[g])), cell(survey.atEnd[g] ? bytes(survey.atEnd[g]) : "–")]));
   });
   const columns = other ? ["Compared", "Difference"] : ["At most", "Allocations", "Live at the end"];
-  const body = rows.length ? make("tbody", {}, ...rows) : nothing(6, "Nothing lives here.");
+  const body = rows.length ? make("tbody", {}, ...rows) : nothing(6, "No block is live here.");
   const all = found.length > MOST_ROWS ? `Show the first ${MOST_ROWS}` : `Show all ${count(found.length)}`;
   if (found.length > FEW) body.append(more(app, 6, "allGroups", all, groupsTable));
   element("groups").replaceChildren(head(groups.head, "", "At the peak", ...columns), body);
@@ -116,6 +116,7 @@ function leaksTable(app) {
     ? `${plural(found.length, "block")} of ${bytes(sum)} that ${found.length === 1 ? "was" : "were"} allocated up to here.`
     : found.length
     ? `${plural(found.length, "block")} of ${bytes(sum)} allocated up to here ${found.length === 1 ? "is" : "are"} still live at the end of the file.`
+    : run.isFiltered ? "No block that the filters show is live at the end of the file."
     : "Everything that was allocated up to here was freed.";
   const shown = app.allLeaks ? found.slice(0, MOST_ROWS) : found.slice(0, FEW);
   const rows = shown.map((b) => make("tr", {},
