@@ -355,8 +355,8 @@ class ArenaConfig(_Settings):
         When a block that another stream has freed is reusable: once that stream's work has
         completed; at once, with a wait of the new stream on the device; or after ``reset_stream``.
     page_move_threshold : float
-        With "virtual": the share by which reserved memory may exceed the live peak before idle
-        pages move instead of new ones being made. 0 moves always, a large number never.
+        With "virtual": reserved memory may exceed the highest use by this share; beyond it idle
+        pages move, and no new ones are made. 0 moves always, a large number never.
     page_move_budget : float
         With "virtual": share of the time, 0 to 1, that the driver may spend on moving pages and on
         taking back those made while it was used up. Up to 100 ms of it accumulate. If it is used

@@ -317,6 +317,7 @@ class World(RuleBasedStateMachine):
             yield
         except errors as error:
             note(f"    # {type(error).__name__}")
+            error.with_traceback(None)  # whose frames hold what a run was given
         else:
             raise AssertionError(f"not refused, expected {errors}")
         if arena is not None:
