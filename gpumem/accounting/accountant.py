@@ -49,7 +49,7 @@ class Accountant(abc.ABC):
 
     Parameters
     ----------
-    threshold : ResourceCount or int, optional
+    threshold : ResourceCount, int or str, optional
         The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
 
     Notes
@@ -70,7 +70,7 @@ class Accountant(abc.ABC):
     (ResourceCount.from_bytes(100), None, True)
     """
 
-    def __init__(self, threshold: ResourceCount | int | None = None) -> None:
+    def __init__(self, threshold: ResourceCount | int | str | None = None) -> None:
         self._threshold = None if threshold is None else as_count(threshold)
         self._consumed = 0
         self._pending: dict[Hashable, Price] = {}
@@ -264,7 +264,7 @@ class AdHocAccountant(Accountant):
 
     Parameters
     ----------
-    threshold : ResourceCount or int, optional
+    threshold : ResourceCount, int or str, optional
         The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
     percent : int
         Cost in per cent of those bytes, rounded down: 150 leaves half of them again for scratch
@@ -291,7 +291,9 @@ class AdHocAccountant(Accountant):
     (ResourceCount.from_bytes(576), ResourceCount.from_bytes(0))
     """
 
-    def __init__(self, threshold: ResourceCount | int | None = None, *, percent: int = 150) -> None:
+    def __init__(
+        self, threshold: ResourceCount | int | str | None = None, *, percent: int = 150
+    ) -> None:
         super().__init__(threshold)
         if not is_integer(percent, 100, 10_000):
             raise ConfigError(f"invalid percent = {percent!r}: expected an integer, 100 to 10000")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from gpumem._support.sizes import whole_bytes
+
 __all__ = ["MOST_BYTES", "ResourceCount"]
 
 MOST_BYTES = (1 << 64) - 1
@@ -42,26 +44,24 @@ class ResourceCount:
         return cls._of(None)
 
     @classmethod
-    def from_bytes(cls, nbytes: int) -> ResourceCount:
+    def from_bytes(cls, nbytes: int | str) -> ResourceCount:
         """Make a count of bytes.
 
         Parameters
         ----------
-        nbytes : int
-            0 to 2**64 - 1.
+        nbytes : int or str
+            0 to 2**64 - 1, or a size such as ``"512MiB"``.
 
         Raises
         ------
         TypeError
-            Not an integer.
+            Neither an integer nor a size.
         ValueError
             Negative.
         OverflowError
             Above 2**64 - 1.
         """
-        if isinstance(nbytes, bool) or not hasattr(type(nbytes), "__index__"):
-            raise TypeError(f"bytes must be an integer, not {type(nbytes).__name__}")
-        amount = nbytes.__index__()
+        amount = whole_bytes("bytes", nbytes)
         if amount < 0:
             raise ValueError(f"invalid bytes = {amount}: expected 0 to 2**64 - 1")
         return cls._of(fitting(amount))
@@ -119,6 +119,6 @@ def fitting(amount: int) -> int:
     return amount
 
 
-def as_count(amount: ResourceCount | int) -> ResourceCount:
+def as_count(amount: ResourceCount | int | str) -> ResourceCount:
     """Return a count as it is, and a number of bytes as a count."""
     return amount if isinstance(amount, ResourceCount) else ResourceCount.from_bytes(amount)

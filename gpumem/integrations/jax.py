@@ -28,6 +28,7 @@ from typing import Any
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.pool import DriverPool
+from gpumem._support.sizes import is_size_with_unit, parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
@@ -44,7 +45,7 @@ _OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # JAX refuses both at once
 _NO_HOOK = "JAX has no hook for allocators; expected gpumem.DriverPool.default(device) or a budget"
 
 
-def enable(resource: DriverPool | None = None, *, budget: float | None = None) -> None:
+def enable(resource: DriverPool | None = None, *, budget: float | str | None = None) -> None:
     """Let JAX share the driver's pool with gpumem, or limit the memory of JAX.
 
     Parameters
@@ -52,8 +53,9 @@ def enable(resource: DriverPool | None = None, *, budget: float | None = None) -
     resource : DriverPool, optional
         The device's default pool, `gpumem.DriverPool.default`; also None means this pool, unless
         `budget` is given. JAX cannot use other resources.
-    budget : int or float, optional
-        Limit of JAX's own allocator on each device: bytes, or a fraction of the device up to 1.0.
+    budget : int, float or str, optional
+        Limit of JAX's own allocator on each device: bytes, a size such as ``"8GiB"``, or a fraction
+        of the device up to 1.0.
 
     Raises
     ------
@@ -78,7 +80,7 @@ def disable() -> None:
     _switch.disable()
 
 
-def using(resource: DriverPool | None = None, *, budget: float | None = None) -> Using:
+def using(resource: DriverPool | None = None, *, budget: float | str | None = None) -> Using:
     """Do as `enable`, inside a ``with`` block.
 
     If JAX starts its devices inside the block, the end of the block raises
@@ -98,7 +100,7 @@ def status() -> Status:
 
 
 def env(
-    budget: float | None = None,
+    budget: float | str | None = None,
     *,
     device: Device | str = "cuda:0",
     total_bytes: int | None = None,
@@ -107,8 +109,9 @@ def env(
 
     Parameters
     ----------
-    budget : int or float, optional
-        Bytes, or a fraction of the device up to 1.0. None: no limit, but no preallocation either.
+    budget : int, float or str, optional
+        Bytes, a size such as ``"8GiB"``, or a fraction of the device up to 1.0. None: no limit, but
+        no preallocation either.
     device : Device or str
         The device to which a number of bytes refers.
     total_bytes : int, optional
@@ -139,9 +142,14 @@ def env(
     return variables
 
 
-def _part(budget: float, device: Device | str, total: int | None) -> str:
+def _part(budget: float | str, device: Device | str, total: int | None) -> str:
+    if isinstance(budget, str) and is_size_with_unit(budget):
+        budget = parse_size(budget)
     if isinstance(budget, bool) or not isinstance(budget, int | float):
-        raise ConfigError(f"invalid budget = {budget!r}: expected bytes, or a part up to 1.0")
+        raise ConfigError(
+            f"invalid budget = {budget!r}: expected bytes, a size such as "
+            '"8GiB", or a part up to 1.0'
+        )
     part = float(budget)
     if isinstance(budget, int):
         total = Device(device).total_bytes if total is None else total
@@ -159,7 +167,7 @@ def _part(budget: float, device: Device | str, total: int | None) -> str:
 # ---- enable, disable, using ----------------------------------------------------------------------
 
 
-def _setting(resource: Any, budget: float | None) -> Setting:
+def _setting(resource: Any, budget: float | str | None) -> Setting:
     if resource is not None:
         _require_own_pool(resource)
         if budget is not None:

@@ -386,7 +386,8 @@ def resources_below(resource):
 cdef int raise_refusal(int code, object resource) except -1:
     if code == EBUSY:
         which = "a resource" if resource is None else repr(resource)
-        raise InUseError(f"{which} is being recorded already: one recording at a time")
+        raise InUseError(f"{which} is being recorded already, by another recording or by `gpumem "
+                         "run --report`: end that one first")
     if code == ENOMEM:
         raise MemoryError("out of host memory while attaching a recording")
     raise OSError(code, (<bytes>strerror(code)).decode())

@@ -101,7 +101,7 @@ def traces_of(
     if not traces:
         of = f" in {shown(memories[device])}" if memories and device is not None else ""
         raise TraceError(
-            f"the recording holds no allocations{of}: nothing was allocated through gpumem "
+            f"the recording holds no allocations{of}: no block was allocated through gpumem "
             "while it ran"
         )
     return traces

@@ -70,3 +70,9 @@ def test_resource_count_is_a_value():
         a._bytes = 6
     with pytest.raises(TypeError):
         ResourceCount()
+
+
+def test_count_is_made_of_a_size_with_a_unit():
+    assert ResourceCount.from_bytes("1.5KiB") == 1536
+    with pytest.raises(TypeError, match="a size such as"):
+        ResourceCount.from_bytes("much")

@@ -247,7 +247,7 @@ def test_report_without_an_enabled_pytorch_shows_the_programs_own_arenas(gpumem,
     assert "<html" in (tmp_path / "out.html").read_text()
     done = gpumem("--report", "none.html", script(tmp_path, body.format(0)))
     assert not (tmp_path / "none.html").exists()
-    assert "none.html: not written: nothing was allocated through gpumem" in done.stderr
+    assert "none.html: not written: no block was allocated through gpumem" in done.stderr
 
 
 def test_report_shows_the_arenas_of_a_program_without_pytorch(gpumem, tmp_path):

@@ -42,10 +42,13 @@ def test_env_fraction_never_exceeds_the_budget():
     for budget in (GIB, 3 * GIB + 1, 10 * GIB - 7):
         part = float(integration.env(budget, total_bytes=10 * GIB)["XLA_CLIENT_MEM_FRACTION"])
         assert budget - 11_000 < part * 10 * GIB <= budget
+    assert integration.env("2.5GiB", total_bytes=10 * GIB)["XLA_CLIENT_MEM_FRACTION"] == "0.25"
     assert integration.env() == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-@pytest.mark.parametrize("budget", [0, -1, 11 * GIB, 0.0, 1.1, -0.5, True, "1GiB", float("nan")])
+@pytest.mark.parametrize(
+    "budget", [0, -1, 11 * GIB, 0.0, 1.1, -0.5, True, "11GiB", "lots", float("nan")]
+)
 def test_budget_out_of_range_is_named(budget):
     with pytest.raises(ConfigError, match="budget = "):
         integration.env(budget, total_bytes=10 * GIB)

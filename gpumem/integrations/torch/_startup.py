@@ -103,7 +103,7 @@ def _write(recording: observe.Recording, options: Options) -> None:
         if started and joined.job_of(page) != options.job():
             if not torch.status().enabled:
                 _tell(
-                    f"{page}: not written: nothing was allocated through gpumem; without a "
+                    f"{page}: not written: no block was allocated through gpumem; without a "
                     "GPU, a page shows the arenas that the program makes itself"
                 )
             return
