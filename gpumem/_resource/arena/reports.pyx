@@ -485,12 +485,16 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
 cdef int raise_in_use(ArenaBase arena) except -1:
     stats = arena.stats()
     graphs, spans = count_now(&arena.core.graphs), count_now(&arena.core.live_spans)
-    found = [f"{format_size(stats.in_use)} in "
-             f"{counted(stats.num_allocs - stats.num_frees, 'block')}"]
+    blocks = stats.num_allocs - stats.num_frees
+    found = []
+    if blocks or not (graphs or spans):
+        found.append(f"{format_size(stats.in_use)} in {counted(blocks, 'block')}")
+    if spans:
+        # Their bytes count with those of blocks, where there are any.
+        held = "" if found else f"{format_size(stats.in_use)} in "
+        found.append(held + counted(spans, "virtual tensor"))
     if graphs:
         found.append(f"{counted(graphs, 'graph')} with memory of its pools")
-    if spans:
-        found.append(counted(spans, "virtual tensor"))
     raise InUseError(f"arena {arena.name!r} cannot be closed; in use: {', '.join(found)}; close "
                      "them first" + (arena.heap.live_text() if arena.heap is not None else ""))
 
