@@ -16,7 +16,7 @@ from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.deferred cimport call_unraisable, report_unraisable
 from gpumem._support.process cimport process, process_is_exiting
 
-from gpumem._support.arguments import require
+from gpumem._support.arguments import MISSING, refuse_call, require
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import exact_size, format_size, whole_bytes
@@ -35,6 +35,8 @@ cdef enum Step:
     RELEASED = 3
 
 cdef tuple STEPS = ("pending", "committed", "cancelled", "released")
+
+cdef tuple KEYWORDS = ("limit", "soft", "parent", "name", "on_pressure")
 
 # Each device's own budget, as long as it is referred to.
 cdef object of_devices = WeakValueDictionary()
@@ -65,7 +67,8 @@ cdef class Budget:
         Bytes, alike, `limit` at most, from which on `on_pressure` is called, once each time that
         `used` passes them; no request fails because of it.
     parent : Budget, optional
-        The level above.
+        The level above. Its limit may be lower than `limit`, also later: each is kept, so the
+        lowest one on the way up counts.
     name : str, optional
         Name used in error messages and reports.
     on_pressure : callable, optional
@@ -121,7 +124,12 @@ cdef class Budget:
 
     __signature__ = ClassSignature()
 
-    def __cinit__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
+    def __cinit__(self, limit=MISSING, *excess, soft=None, parent=None, name=None,
+                  on_pressure=None, **others):
+        # `__init__` has the signature. This runs first, so it refuses what does not fit it.
+        if excess or others or limit is MISSING:
+            refuse_call("Budget", "limit", "bytes such as '20GiB', or None for no limit",
+                        (limit, *excess), others, most=1, keywords=KEYWORDS)
         cdef uint64_t most = bytes_of("limit", limit)
         cdef uint64_t gentle = soft_of(soft, most)
         require("name", name, (str, type(None)), "a str or None")
@@ -640,6 +648,7 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     holders = holders_of(refusing)
     name = refusing.name.decode()
     held = ", ".join(f"{holder} {format_size(n)}" for holder, n in holders) or "nothing"
+    levels = ", within ".join(map(shown, path))
     advice = f"free some of what {name!r} holds, or raise its limit"
     from gpumem._support.out_of_memory import OutOfMemoryReport
     report = numbers.get("report") or OutOfMemoryReport(**{
@@ -650,8 +659,8 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
         asked += f", which takes {exact_size(nbytes)} more of the device's memory"
     raise BudgetExceededError(
         f"budget {name!r} is exceeded: asked for {asked}; {format_size(used)} of its "
-        f"limit of {format_size(limit)} in use; limits: {' < '.join(map(shown, path))}; held by: "
-        f"{held}; {advice}" + (f"\n{report.owners()}" if report.owners() else ""),
+        f"limit of {format_size(limit)} in use; limits: {levels}; held by: {held}; {advice}"
+        + (f"\n{report.owners()}" if report.owners() else ""),
         report.under(path, advice), budget=name, limit=limit,
         missing=missing_bytes(refusing, nbytes), path=path, holders=holders) from cause_of(errors)
 

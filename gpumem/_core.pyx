@@ -41,12 +41,17 @@ from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem._resource.arena.graph_pool import Capture
-from gpumem._support.arguments import require
+from gpumem._support.arguments import MISSING, refuse_call, refuse_keywords, require
 from gpumem._support.releases import on_release, release_retired
 from gpumem.config import ArenaConfig
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError
 
+
+cdef tuple KEYWORDS = ("memory", "config", "source", "budget", "count", "default_stream",
+                       "debug_heap", "name")
+cdef tuple VIRTUAL_KEYWORDS = ("shape", "dtype", "committed", "step", "ahead", "stream",
+                               "on_pressure", "name")
 
 cdef enum:
     LEGACY_SLOT = 1             # of the device's legacy default stream, in every arena
@@ -136,12 +141,16 @@ cdef class Arena(SleepingArena):
     The algorithm is TensorFlow's and ONNX Runtime's BFC over a two-level bitmap (TLSF).
     """
 
-    def __cinit__(self, memory, config=None, *, source=None, budget=None, count="reserved",
-                  default_stream=None, debug_heap=None, name=None, **given):
+    def __cinit__(self, memory=MISSING, config=None, *excess, source=None, budget=None,
+                  count="reserved", default_stream=None, debug_heap=None, name=None, **given):
         cdef ArenaSettings settings
         cdef Backing backing
+        # `__init__` has the signature. This runs first, so it refuses what does not fit it.
+        if memory is MISSING or excess:
+            refuse_call("Arena", "memory", "a memory such as 'cuda:0' or 'host'",
+                        (memory, config, *excess), (), most=2, keywords=KEYWORDS)
         resource_init(self, memory, name)
-        self.config = ArenaConfig._given(config, given, self.memory)
+        self.config = ArenaConfig._given(config, given, self.memory, KEYWORDS)
         self.config._require_arena()
         settings_from(self.config, &settings)
         self.extra = extra_for(alignment_in(self.memory))
@@ -382,9 +391,12 @@ cdef class Arena(SleepingArena):
         tell_errors(errors)
         return status
 
+    @cython.embedsignature(False)       # it begins the text: Cython's has `others`, too
     def virtual(self, shape, dtype, *, committed=0, step=None, ahead=0, stream=None,
-                on_pressure=None, name=None):
-        """Make a tensor whose rows get memory and give it back, while its addresses stay.
+                on_pressure=None, name=None, **others):
+        """virtual($self, shape, dtype, *, committed=0, step=None, ahead=0, stream=None, \
+on_pressure=None, name=None)\n--\n\n\
+Make a tensor whose rows get memory and give it back, while its addresses stay.
 
         Of the device's own memory, by the driver's virtual memory, whatever backs the blocks. It
         belongs to the tag that the calling thread has open (see `tag`), and sleeps with it.
@@ -438,6 +450,7 @@ cdef class Arena(SleepingArena):
         """
         from gpumem._tensor.virtual import make_virtual
 
+        refuse_keywords("virtual()", others, VIRTUAL_KEYWORDS)
         self.require_own()
         self.require_open()
         return make_virtual(self, shape, dtype, committed=committed, step=step, ahead=ahead,

@@ -40,9 +40,8 @@ from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_AREN
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem._support.process cimport on_fork, process_is_exiting
 
-from gpumem._support.environment import read_switch
+from gpumem._support.environment import read_switch, warn_of_variable
 from gpumem._support.forks import ForkLock
-from gpumem.errors import ConfigWarning
 
 
 cdef enum:
@@ -415,8 +414,7 @@ def _read_environment():
     value = os.environ.get("GPUMEM_TOP", "")
     on = read_switch(value)
     if on is None:
-        warnings.warn(f"invalid GPUMEM_TOP={value!r} is ignored: expected 0 or 1",
-                      ConfigWarning, stacklevel=2)
+        warn_of_variable(f"invalid GPUMEM_TOP={value!r} is ignored: expected 0 or 1")
     wanted = PERIOD if on else 0
     begin_with_first_resource()
 

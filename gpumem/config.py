@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
-from gpumem._support.arguments import is_integer
-from gpumem._support.sizes import MOST_BYTES, is_size_with_unit, parse_size
+from gpumem._support.arguments import is_integer, refuse_keywords, unknown
+from gpumem._support.signatures import ClassSignature
+from gpumem._support.sizes import MOST_BYTES, is_size_with_unit, nearly_a_size, parse_size
 from gpumem._support.texts import shown, visible
 from gpumem.device import Device, MemoryInfo, _means
 from gpumem.errors import ConfigError
@@ -31,6 +32,7 @@ GIB = 1 << 30
 MAX_UNSIGNED = (1 << 64) - 1
 MAX_NODE = 1023
 
+_LIMITS = ("limit", "max_mem", "max_memory", "max_size", "memory_limit", "nbytes", "size")
 _PAGED_FROM = 8 * MIB
 _PAGE = 2 * MIB
 
@@ -63,6 +65,8 @@ def _size(low: int, high: int) -> Callable[[str, object], int]:
                 value = parse_size(value)
             return integer(key, value)
         except ConfigError:
+            if better := nearly_a_size(value):
+                raise ConfigError(f"invalid {visible(key)} = {shown(value)}: {better}") from None
             accepted = f'an integer from {low} to {high}, or a size such as "512MiB"'
             raise _bad(key, value, accepted) from None
 
@@ -104,6 +108,11 @@ def _optional(parse: Parser, none: str, accepted: str) -> Parser:
             raise _bad(key, value, f'{accepted}, or "{none}"') from None
 
     return parse_or_none
+
+
+def _limit(key: str, value: object) -> int:
+    """Read a limit of bytes. None is no limit, as of a budget, which is 0 in every text."""
+    return 0 if value is None else _size(0, MOST_BYTES)(key, value)
 
 
 def _share(high: int) -> Callable[[str, object], float]:
@@ -171,8 +180,23 @@ class _Settings:
 
     _OF: ClassVar[str]
     _ALIASES: ClassVar[Mapping[str, str]] = {}
+    _MEANT: ClassVar[Mapping[str, str]] = {}  # of names that others use, for errors
+    _LIMIT: ClassVar[str] = ""  # the field that limits bytes
     _NONE: ClassVar[str] = "nearest"  # how None is written; of ArenaConfig's numa_node
     _IMPLIED: ClassVar[dict[str, Parser]] = {}  # keys with one possible value
+
+    __signature__: ClassVar[Any] = ClassSignature()  # `__new__` would hide it
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        cls._refuse_unknown(f"{cls.__name__}()", given)
+        return super().__new__(cls)
+
+    @classmethod
+    def _refuse_unknown(
+        cls, whose: str, given: Iterable[str], keywords: Collection[str] = ()
+    ) -> None:
+        names = (*keywords, *cls._parsers())
+        refuse_keywords(whose, (name for name in given if name not in names), names, cls._MEANT)
 
     def __post_init__(self) -> None:
         for name, parse in self._parsers().items():
@@ -213,18 +237,15 @@ class _Settings:
         config: Self | Mapping[str, object] | None,
         settings: Mapping[str, object],
         memory: MemoryInfo,
+        keywords: Collection[str] = (),
     ) -> Self:
         """Return `config` with the settings that a constructor was given as keywords.
 
         They replace those of an object; a mapping may give none of them with another value. Of a
-        mapping only the keys of this memory apply.
+        mapping only the keys of this memory apply. `keywords` are those that the constructor takes
+        beside the settings, for the error of one that is neither.
         """
-        for name in settings:
-            if name not in cls._parsers():
-                raise TypeError(
-                    f"unexpected keyword argument {name!r}; the settings of {cls._OF} are "
-                    + ", ".join(cls._parsers())
-                )
+        cls._refuse_unknown(cls._OF, settings, keywords)
         if isinstance(config, cls):
             return replace(config, **settings) if settings else config
         if config is None:
@@ -236,7 +257,12 @@ class _Settings:
     def _items_of(cls, mapping: object) -> Iterable[tuple[object, object]]:
         if not isinstance(mapping, Mapping):
             kind = type(mapping).__name__
-            raise TypeError(f"{cls._OF} takes {cls.__name__} or a mapping, not {kind}")
+            limit = cls._LIMIT
+            is_bytes = isinstance(mapping, str) or is_integer(mapping, 0, MOST_BYTES)
+            raise TypeError(
+                f"{cls._OF} takes {cls.__name__} or a mapping, not {kind}"
+                + (f"; for a limit: {limit}={shown(mapping)}" if limit and is_bytes else "")
+            )
         return mapping.items()
 
     @classmethod
@@ -283,9 +309,7 @@ class _Settings:
         match = re.fullmatch(_KEY, key) if isinstance(key, str) else None
         field = cls._ALIASES.get(match.group(2), match.group(2)) if match else ""
         if match is None or field not in cls._parsers() | cls._IMPLIED:
-            raise ConfigError(
-                f"unknown key {shown(key)}; {cls._OF} takes: {', '.join(cls._parsers())}"
-            )
+            raise ConfigError(unknown("key", key, cls._OF, cls._parsers(), cls._MEANT))
         return field, match.group(1)
 
     def to_mapping(self) -> dict[str, str]:
@@ -333,7 +357,7 @@ class ArenaConfig(_Settings):
     max_power_of_two_extend_bytes : int
         Largest region of doubling.
     max_mem : int
-        Bytes the arena may hold from the device; 0 is unlimited.
+        Bytes the arena may hold from the device; 0 or None is unlimited, and reads as 0.
     use_cuda_mempool : bool
         True: the driver's stream-ordered pool serves the memory. `MemoryResource.from_config` makes
         a `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;
@@ -401,7 +425,7 @@ class ArenaConfig(_Settings):
     max_dead_bytes_per_chunk: int = _setting(128 * MIB, _size(1, 2**31 - 1))
     initial_growth_chunk_size_bytes: int = _setting(2 * MIB, _size(1, 2**31 - 1))
     max_power_of_two_extend_bytes: int = _setting(GIB, _size(1, MOST_BYTES))
-    max_mem: int = _setting(0, _size(0, MOST_BYTES))
+    max_mem: int = _setting(0, _limit)
     use_cuda_mempool: bool = _setting(False, _boolean)
     cuda_mempool_release_threshold: int = _setting(0, _size(0, MAX_UNSIGNED))
     cuda_mempool_bytes_to_keep_on_shrink: int = _setting(0, _size(0, MAX_UNSIGNED))
@@ -419,6 +443,8 @@ class ArenaConfig(_Settings):
     enable: bool = _setting(True, _boolean)
 
     _OF: ClassVar[str] = "an arena"
+    _LIMIT: ClassVar[str] = "max_mem"
+    _MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(_LIMITS, "max_mem")
 
     def __post_init__(self) -> None:
         if self.split_rule is None:
@@ -545,7 +571,8 @@ class PoolConfig(_Settings):
         Bytes that ``shrink`` leaves in the pool. As a key also
         ``arena.cuda_mempool_bytes_to_keep_on_shrink``.
     max_size : int
-        Bytes the pool may hold; 0 is the driver's own limit. The driver may round it up.
+        Bytes the pool may hold; 0 or None is the driver's own limit, and reads as 0. The driver may
+        round it up.
     shareable : bool
         Its memory can be exported to other processes; decided when the pool is made.
     reuse_follow_event_dependencies : bool
@@ -563,13 +590,15 @@ class PoolConfig(_Settings):
 
     release_threshold: int = _setting(0, _size(0, MAX_UNSIGNED))
     bytes_to_keep_on_shrink: int = _setting(0, _size(0, MAX_UNSIGNED))
-    max_size: int = _setting(0, _size(0, MOST_BYTES))
+    max_size: int = _setting(0, _limit)
     shareable: bool = _setting(False, _boolean)
     reuse_follow_event_dependencies: bool = _setting(True, _boolean)
     reuse_allow_opportunistic: bool = _setting(True, _boolean)
     reuse_allow_internal_dependencies: bool = _setting(True, _boolean)
 
     _OF: ClassVar[str] = "a pool"
+    _LIMIT: ClassVar[str] = "max_size"
+    _MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(_LIMITS, "max_size")
     _IMPLIED: ClassVar[dict[str, Parser]] = {"use_cuda_mempool": _must_be_true}
     _ALIASES: ClassVar[Mapping[str, str]] = {
         "cuda_mempool_release_threshold": "release_threshold",

@@ -86,7 +86,8 @@ class Device:
     Parameters
     ----------
     name : str or Device
-        ``"cuda"``, ``"cuda:1"``, ``"host"``, ``"host:0"``; the index defaults to 0.
+        ``"cuda"``, ``"cuda:1"``, ``"host"``, ``"host:0"``; the index defaults to 0. A
+        ``torch.device`` of type "cuda" is taken as its name, wherever a device or a memory is.
 
     Raises
     ------
@@ -102,14 +103,14 @@ class Device:
     __slots__ = ("_index", "_type")
 
     def __init__(self, name: str | Device) -> None:
+        name = _name_of(name)
         kind, colon, index = (
             str(name).partition(":") if isinstance(name, str | Device) else ("",) * 3
         )
         digits = index if colon else "0"
         is_index = digits.isdecimal() and digits.isascii() and len(digits) <= _MOST_DIGITS
         if kind not in _TYPES or not is_index:
-            accepted = '"cuda", "cuda:N", "host" or "host:N"'
-            raise ValueError(f"unknown device {name!r}: expected {accepted}")
+            raise ValueError(f"unknown device {name!r}: {_accepted(kind)}")
         self._type = kind
         self._index = int(digits)
 
@@ -193,6 +194,23 @@ class Device:
         return (Device, (str(self),))
 
 
+def _name_of(given: Any) -> Any:
+    """Return the name of a GPU as PyTorch gives it, ``torch.device``; anything else as it is."""
+    if isinstance(given, str | Device) or getattr(given, "type", None) != "cuda":
+        return given
+    index = getattr(given, "index", -1)
+    return "cuda" if index is None else f"cuda:{index}"
+
+
+def _accepted(kind: str) -> str:
+    """Say what a name of a device is, to one who has called it otherwise."""
+    if kind == "cpu":
+        return "'cpu' is called 'host' here"
+    if kind == "gpu":
+        return "'gpu' is called 'cuda' here"
+    return 'expected "cuda", "cuda:N", "host" or "host:N"'
+
+
 _MOST_ALIGNMENT = 1 << 30
 
 
@@ -252,6 +270,7 @@ class MemoryInfo:
         """
         if isinstance(memory, MemoryInfo):
             return memory
+        memory = _name_of(memory)
         if isinstance(memory, Device):
             return cls(memory)
         if not isinstance(memory, str):
@@ -340,7 +359,8 @@ def _kind_named(name: object) -> MemoryKind:
             return kind
     if name == "pinned":
         return MemoryKind.HOST_ACCESSIBLE
-    accepted = ", ".join(f'"{kind.value}"' for kind in MemoryKind)
+    names = (*(kind.value for kind in MemoryKind), "pinned")
+    accepted = ", ".join(f'"{each}"' for each in names)
     raise ValueError(f"unknown memory kind {name!r}: expected {accepted}")
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 
@@ -98,7 +99,10 @@ BAD_NUMBERS = ["", "-1", "+1", "1.0", "1e6", "1 ", " 1", "1k", "0x10", "1_000", 
 @pytest.mark.parametrize("value", BAD_NUMBERS, ids=range(len(BAD_NUMBERS)))
 @pytest.mark.parametrize("field", NUMBERS)
 def test_malformed_number_is_refused_with_key_value_and_range(field, value):
-    with pytest.raises(ConfigError, match=r"an integer from [01] to") as caught:
+    if field == "max_mem" and value is None:
+        return  # no limit
+    told = r"an integer from [01] to|k is ambiguous|bytes are an integer"
+    with pytest.raises(ConfigError, match=told) as caught:
         ArenaConfig.from_mapping({f"arena.{field}": value})
     assert f"arena.{field}" in str(caught.value)
     with pytest.raises(ConfigError, match=f"^invalid {field} = "):
@@ -158,7 +162,7 @@ def test_settings_may_be_keywords(made, config):
     assert made("host", config(**{name: 1 << 30}), **{name: "64MiB"}).config == expected
     with pytest.raises(ConfigError, match=f"{name} is given twice with different values"):
         made("host", {f"arena.{name}": 1 << 30}, **{name: "64MiB"})
-    with pytest.raises(TypeError, match=f"unexpected keyword argument 'limit'; .*{name}"):
+    with pytest.raises(TypeError, match=f"unknown keyword 'limit': did you mean '{name}'"):
         made("host", limit=5)
     with pytest.raises(ConfigError, match=f"invalid {name} = 'much'"):
         made("host", **{name: "much"})
@@ -461,6 +465,68 @@ def test_peers_of_an_empty_text_are_refused(text):
     with pytest.raises(ConfigError, match=r'invalid peers = .* "on_use", "none", or devices'):
         ArenaConfig(peers=text)
     assert ArenaConfig(peers=[]).peers == "none"
+
+
+def test_unknown_key_and_keyword_name_the_setting_that_was_meant():
+    meant = "did you mean 'max_mem'\\? "
+    for call, error in (
+        (lambda: gpumem.Arena("host", {"max_men": 1}), ConfigError),
+        (lambda: gpumem.Arena("host", {"ep.cuda.arena.max_men": 1}), ConfigError),
+        (lambda: gpumem.Arena("host", {"limit": 1}), ConfigError),
+        (lambda: gpumem.Arena("host", max_men=1), TypeError),
+        (lambda: ArenaConfig(max_men=1), TypeError),
+        (lambda: ArenaConfig(limit=1), TypeError),
+    ):
+        with pytest.raises(error, match=f"^unknown key.*: {meant}.* takes .*max_mem"):
+            call()
+    with pytest.raises(TypeError, match="'nam': did you mean 'name'"):
+        gpumem.DriverPool("host", nam="x")
+    with pytest.raises(ConfigError, match=r"'colour': an arena takes extend_strategy"):
+        gpumem.Arena("host", {"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("made", "field"), [(gpumem.Arena, "max_mem"), (gpumem.DriverPool, "max_size")]
+)
+def test_limit_by_position_names_the_keyword(made, field):
+    for limit in ("1GiB", 1 << 30):
+        with pytest.raises(TypeError, match=f"a mapping, not .*; for a limit: {field}={limit!r}"):
+            made("host", limit)
+    with pytest.raises(TypeError, match=r"a mapping, not list$"):
+        made("host", [])
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ("1G", 'G is ambiguous, write "1GiB" or "1GB"'),
+        ("20 m", 'm is ambiguous, write "20MiB" or "20MB"'),
+        ("1.5k", 'k is ambiguous, write "1.5KiB" or "1.5kB"'),
+        (1e9, r'bytes are an integer, write int\(1e9\) or "1GB"'),
+        (1.5e9, r'write int\(1.5e9\) or "1500MB"'),
+        (2.0**34, r'write int\(17179869184.0\) or "16GiB"'),
+    ],
+)
+def test_size_that_is_nearly_one_is_told_how_to_write_it(size, told):
+    for call, error in (
+        (lambda: gpumem.Arena("host", max_mem=size), ConfigError),
+        (lambda: gpumem.Budget(size), TypeError),
+        (lambda: gpumem.Arena("host").allocate(size), TypeError),
+    ):
+        with pytest.raises(error, match=f"^invalid .* = {re.escape(repr(size))}: .*{told}$"):
+            call()
+
+
+def test_limit_of_none_is_no_limit():
+    assert ArenaConfig(max_mem=None) == ArenaConfig(max_mem=0) == ArenaConfig()
+    assert ArenaConfig.from_mapping({"max_mem": None}).max_mem == 0
+    assert gpumem.Arena("host", max_mem=None).stats().limit == 0
+    assert gpumem.DriverPool("host", max_size=None).config.max_size == 0
+
+
+def test_settings_have_the_signature_of_their_fields():
+    parameters = list(inspect.signature(ArenaConfig).parameters)
+    assert parameters == [each.name for each in dataclasses.fields(ArenaConfig)]
 
 
 def test_arena_refuses_an_invalid_option():

@@ -67,6 +67,32 @@ PLAN = plan_memory(partition(GRAPH, ["host"]))
             "copy = 'yes': expected True, False or None",
         ),
         (lambda: observe.record(native="x"), "native = 'x': expected True or False"),
+        (lambda: observe.record("run.rec"), "'run.rec': expected a Mem.*; a path goes to path="),
+        (lambda: gpumem.Arena(), r"^Arena\(memory\): give a memory such as 'cuda:0' or 'host'$"),
+        (
+            lambda: gpumem.Arena("host", {}, 3),
+            r"^Arena\(\) takes by position only memory, config, and 3 were given$",
+        ),
+        (lambda: gpumem.Budget(), r"^Budget\(limit\): give bytes such as '20GiB', or None"),
+        (lambda: gpumem.Budget(1, 2), r"^Budget\(\) takes by position only limit, and 2 were"),
+        (
+            lambda: gpumem.Budget(1, on_presure=print),
+            r"^unknown keyword 'on_presure': did you mean 'on_pressure'\? Budget\(\) takes limit",
+        ),
+        (
+            lambda: gpumem.Arena("host").virtual(4, "f4", commited=1),
+            r"^unknown keyword 'commited': did you mean 'committed'\? virtual\(\) takes shape",
+        ),
+        (lambda: gpumem.zeros(2), r"^zeros\(shape, dtype\): dtype is missing"),
+        (lambda: gpumem.empty(2, memory="host"), r"^empty\(shape, dtype\): dtype is missing"),
+        (
+            lambda: gpumem.zeros(2, "f4", device="host"),
+            r"unknown keyword 'device': did you mean 'memory'\? zeros\(\) takes shape, dtype, mem",
+        ),
+        (
+            lambda: gpumem.full(2, 1, arena=gpumem.Arena("host")),
+            r"'arena': did you mean 'resource'\? full\(\) takes shape, fill_value, dtype, memory",
+        ),
     ],
 )
 def test_wrong_type_is_refused_with_value_and_accepted_types(call, told):

@@ -35,6 +35,8 @@ from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
 cdef enum:
     POOL_ALIGNMENT = 256        # bytes; every driver gives at least that
 
+cdef tuple KEYWORDS = ("device", "config", "handle", "budget", "count", "default_stream", "name")
+
 # A block in a message to another process: sizes, and the driver's own note.
 NOTE = struct.Struct("<8sQQQ64s")
 NOTE_MAGIC = b"gmpool 1"
@@ -120,7 +122,7 @@ cdef class DriverPool(MemoryResource):
         given = None if handle is None else pool_number(handle)
         core = begin(self, memory, default_stream, name, budget, count)
         if given is None:
-            self.config = PoolConfig._given(config, settings, memory)
+            self.config = PoolConfig._given(config, settings, memory, KEYWORDS)
             core.pool = pool_make(self.driver_device, self.config)
             # Destroyed with the last block, which may outlive this object.
             core.owned = True
@@ -551,6 +553,8 @@ cdef object require_pools(object memory):
         raise ConfigError(f"a driver's pool holds a device's own memory, not {memory}")
     capability = memory.device.capabilities["memory_pools"]
     if not capability:
+        if memory.device not in devices():
+            raise ConfigError(capability.reason)    # that there is no such device
         raise ConfigError(f"{memory} has no driver's pools: {capability.reason}")
     return memory
 

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import operator
-from typing import NoReturn, TypeGuard
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NoReturn, TypeGuard
 
 from gpumem._support.texts import shown
 
-__all__ = ["is_integer", "is_number", "power_of_two", "refuse", "require"]
+__all__ = [
+    "MISSING",
+    "is_integer",
+    "is_number",
+    "power_of_two",
+    "refuse",
+    "refuse_call",
+    "refuse_keywords",
+    "require",
+    "unknown",
+]
+
+
+MISSING: Final = object()
+"""The default of a parameter that is needed, where the callee has a better error than Python."""
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
@@ -19,6 +34,89 @@ def require(name: str, value: object, kind: type | tuple[type, ...], accepted: s
     """Raise TypeError unless `value` is one of `kind`."""
     if not isinstance(value, kind):
         refuse(name, value, accepted)
+
+
+def unknown(
+    what: str,
+    name: object,
+    whose: str,
+    names: Iterable[str],
+    meant: Mapping[str, str] | None = None,
+) -> str:
+    """Say that a name is not known: first which one was meant, then all that there are.
+
+    Parameters
+    ----------
+    what : str
+        Such as ``"key"``.
+    name : object
+        What was given.
+    whose : str
+        What it was given to.
+    names : iterable of str
+        What that takes.
+    meant : mapping, optional
+        Names that other libraries use, and those of `names` that they stand for.
+
+    Examples
+    --------
+    >>> unknown("key", "max_men", "an arena", ["max_mem", "backing"])
+    "unknown key 'max_men': did you mean 'max_mem'? an arena takes max_mem, backing"
+    """
+    from difflib import get_close_matches  # only where something is wrong
+
+    known = list(names)
+    bare = name.rpartition(".")[2] if isinstance(name, str) else ""  # a key may have a prefix
+    near = [meant[bare]] if meant and bare in meant else get_close_matches(bare, known, 1)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what} {shown(name)}: {guess}{whose} takes {', '.join(known)}"
+
+
+def refuse_keywords(
+    whose: str,
+    given: Iterable[str],
+    names: Iterable[str],
+    meant: Mapping[str, str] | None = None,
+) -> None:
+    """Raise TypeError for the first of keywords that a call does not take, if there is one."""
+    for name in given:
+        raise TypeError(unknown("keyword", name, whose, names, meant))
+
+
+def refuse_call(
+    name: str,
+    first: str,
+    such: str,
+    given: tuple[object, ...],
+    others: Iterable[str],
+    *,
+    most: int,
+    keywords: Collection[str],
+) -> NoReturn:
+    """Raise TypeError for the arguments of a call that do not fit, of a constructor mostly.
+
+    Parameters
+    ----------
+    name : str
+        What is called.
+    first : str
+        Its first parameter, which is needed.
+    such : str
+        What that may be, such as examples.
+    given : tuple
+        The arguments by position; `MISSING` at first, if it was given nothing.
+    others : iterable of str
+        Keywords that it does not take.
+    most : int
+        How many arguments it takes by position.
+    keywords : collection of str
+        All that it takes; those that may be given by position first.
+    """
+    refuse_keywords(f"{name}()", others, keywords)
+    if given[0] is MISSING:
+        raise TypeError(f"{name}({first}): give {such}")
+    names = ", ".join(list(keywords)[:most])
+    raise TypeError(f"{name}() takes by position only {names}, and {len(given)} were given")
 
 
 def power_of_two(name: str, value: object, most: int, most_shown: str) -> int:

@@ -6,8 +6,8 @@ cdef extern from *:
     """
     /* Cython calls its own constructor directly; Python loses both ways to it. An object that
        __new__ made and that was never filled in would be read through null pointers. */
-    static inline int gm_forbid_instantiation(PyTypeObject *type) {
-        type->tp_new = NULL;
+    static inline int gm_forbid_instantiation(PyTypeObject *type, newfunc refusal) {
+        type->tp_new = refusal;
         type->tp_vectorcall = NULL;
         if (PyDict_DelItemString(type->tp_dict, "__new__") < 0)
             PyErr_Clear();
@@ -15,8 +15,10 @@ cdef extern from *:
         return 0;
     }
     """
-    int gm_forbid_instantiation(PyTypeObject* type)
+    ctypedef PyObject* (*newfunc)(PyTypeObject*, PyObject*, PyObject*) except NULL
+    int gm_forbid_instantiation(PyTypeObject* type, newfunc refusal)
 
-# Call once, where the module ends: the type cannot be instantiated from Python any more.
-cdef inline int forbid_instantiation(object cls) except -1:
-    return gm_forbid_instantiation(<PyTypeObject*><PyObject*>cls)
+# Call once, where the module ends: the type cannot be instantiated from Python any more. A function
+# that raises says what makes its objects; without one Python says that nothing does.
+cdef inline int forbid_instantiation(object cls, newfunc refusal=NULL) except -1:
+    return gm_forbid_instantiation(<PyTypeObject*><PyObject*>cls, refusal)

@@ -13,6 +13,7 @@ __all__ = [
     "exact_size",
     "format_size",
     "is_size_with_unit",
+    "nearly_a_size",
     "parse_size",
     "whole_bytes",
 ]
@@ -68,10 +69,45 @@ def parse_size(text: str) -> int:
             return nbytes
     from gpumem.errors import ConfigError  # it needs this module to write sizes
 
-    raise ConfigError(
-        f"invalid size {shown(text, 60)}: expected whole bytes from 0 to 2**63 - 1, plain "
-        "or with a unit such as 512MiB or 2GB"
+    accepted = (
+        "expected whole bytes from 0 to 2**63 - 1, plain or with a unit such as 512MiB or 2GB"
     )
+    raise ConfigError(f"invalid size {shown(text, 60)}: {nearly_a_size(text) or accepted}")
+
+
+def nearly_a_size(value: object) -> str | None:
+    """Say how to write what nearly is a size; None of anything else.
+
+    Examples
+    --------
+    >>> nearly_a_size("20G")
+    'G is ambiguous, write "20GiB" or "20GB"'
+    >>> nearly_a_size(1e9)
+    'bytes are an integer, write int(1e9) or "1GB"'
+    """
+    if isinstance(value, str):
+        # Some programs mean powers of 1024 by it, others of 1000.
+        match = re.fullmatch(r"([0-9.]{1,30})\s*([kmgt])", value.strip(), re.IGNORECASE)
+        if match is None:
+            return None
+        number, letter = match[1], match[2].upper()
+        decimal = f"{number}{'k' if letter == 'K' else letter}B"
+        return f'{match[2]} is ambiguous, write "{number}{letter}iB" or "{decimal}"'
+    if not isinstance(value, float) or not value.is_integer() or not 0 <= value <= MOST_BYTES:
+        return None
+    brief = f"{value:g}".replace("e+0", "e").replace("e+", "e")
+    number = brief if float(brief) == value else repr(value)
+    return f'bytes are an integer, write int({number}) or "{_with_unit(int(value))}"'
+
+
+def _with_unit(nbytes: int) -> str:
+    """Write bytes exactly, with the unit that leaves the fewest digits."""
+    texts = [
+        f"{nbytes // _UNITS[unit.lower()]}{unit}"
+        for unit in ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
+        if nbytes % _UNITS[unit.lower()] == 0
+    ]
+    return min(texts, key=len)
 
 
 def is_size_with_unit(text: str) -> bool:
@@ -92,6 +128,8 @@ def whole_bytes(name: str, value: Any, *, accepts_none: bool = False) -> int:
     if isinstance(value, str) and is_size_with_unit(value):
         return parse_size(value)
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        if better := nearly_a_size(value):
+            raise TypeError(f"invalid {name} = {value!r}: {better}")
         given = repr(value[:40]) if isinstance(value, str) else type(value).__name__
         accepted = 'an integer or a size such as "512MiB"'
         if accepts_none:

@@ -1,5 +1,6 @@
 """Making tensors of new memory, and writing elements of any array into any other."""
 
+cimport cython
 from libc.stdint cimport int64_t
 
 from gpumem._buffer cimport Buffer, MemoryResource, require_open
@@ -14,16 +15,25 @@ from gpumem._tensor.tensor cimport (
     resource_beside, Tensor, tensor_allocate, tensor_copy, tensor_move, tensor_within,
 )
 
-from gpumem._support.arguments import is_integer, refuse
+from gpumem._support.arguments import is_integer, MISSING, refuse, refuse_keywords
 from gpumem._support.sizes import exact_size
 from gpumem._support.texts import shown
 from gpumem.device import MemoryInfo
 from gpumem.errors import NoAllocatorError
 
+# `empty`, `zeros` and `full` have parameters only to refuse them. Their signatures are without, so
+# each text begins with the signature, in the form that Python reads.
+cdef object missing = MISSING       # in a variable of C, which costs less to look up
+cdef tuple WHERE = ("memory", "resource", "environment", "stream", "shareable")
+cdef dict FROM_ELSEWHERE = {"device": "memory", "arena": "resource"}
 
-def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=None,
-          shareable=False):
-    """Return a tensor of new memory, whatever is in it.
+
+@cython.embedsignature(False)
+def empty(shape, dtype=MISSING, *, memory=None, resource=None, environment=None, stream=None,
+          shareable=False, device=None, arena=None):
+    """empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=None, \
+shareable=False)\n--\n\n\
+Return a tensor of new memory, whatever is in it.
 
     Parameters
     ----------
@@ -66,6 +76,8 @@ def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=
     48
     """
     cdef int64_t lengths[MAX_RANK]
+    if dtype is missing or device is not None or arena is not None:
+        refuse_making("empty", dtype, device, arena)
     cdef ElementType element = element_of(dtype)
     cdef int ndim = shape_from(shape, lengths)
     cdef MemoryResource source
@@ -117,9 +129,12 @@ cdef MemoryResource chosen_resource(object memory, object resource, object envir
     return resource
 
 
-def zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=None,
-          shareable=False):
-    """Return a tensor of new memory whose bytes are all zero.
+@cython.embedsignature(False)
+def zeros(shape, dtype=MISSING, *, memory=None, resource=None, environment=None, stream=None,
+          shareable=False, device=None, arena=None):
+    """zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=None, \
+shareable=False)\n--\n\n\
+Return a tensor of new memory whose bytes are all zero.
 
     Parameters
     ----------
@@ -138,6 +153,8 @@ def zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=
     >>> gpumem.zeros(3, "int16", memory="host").numpy()
     array([0, 0, 0], dtype=int16)
     """
+    if dtype is missing or device is not None or arena is not None:
+        refuse_making("zeros", dtype, device, arena)
     cdef Tensor tensor = empty(shape, dtype, memory=memory, resource=resource,
                                environment=environment, stream=stream, shareable=shareable)
     fill_elements(tensor.buffer, tensor.address, tensor.count, bytes(tensor.element.itemsize),
@@ -145,9 +162,12 @@ def zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=
     return tensor
 
 
+@cython.embedsignature(False)
 def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environment=None,
-         stream=None, shareable=False):
-    """Return a tensor of new memory with one value everywhere.
+         stream=None, shareable=False, device=None, arena=None):
+    """full(shape, fill_value, dtype=None, *, memory=None, resource=None, \
+environment=None, stream=None, shareable=False)\n--\n\n\
+Return a tensor of new memory with one value everywhere.
 
     Parameters
     ----------
@@ -176,6 +196,8 @@ def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environme
     >>> gpumem.full(2, 1.5, memory="host").numpy()
     array([1.5, 1.5])
     """
+    if device is not None or arena is not None:
+        refuse_making("full", dtype, device, arena)
     # The value is checked before the memory is allocated.
     if dtype is None:
         dtype = numpy().asarray(fill_value).dtype
@@ -184,6 +206,14 @@ def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environme
                                environment=environment, stream=stream, shareable=shareable)
     fill_elements(tensor.buffer, tensor.address, tensor.count, value.tobytes(), stream)
     return tensor
+
+
+cdef int refuse_making(str name, object dtype, object device, object arena) except -1:
+    # Parameters of other libraries' functions, which the signatures do not have.
+    given = ["device"] * (device is not None) + ["arena"] * (arena is not None)
+    first = ("shape", "fill_value", "dtype") if name == "full" else ("shape", "dtype")
+    refuse_keywords(f"{name}()", given, (*first, *WHERE), FROM_ELSEWHERE)
+    raise TypeError(f"{name}({', '.join(first)}): dtype is missing, such as 'float32'")
 
 
 def _element_from(name, given, dtype):

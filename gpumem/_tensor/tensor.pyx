@@ -6,6 +6,7 @@ from cpython.buffer cimport (
     PyBUF_STRIDES, PyBUF_WRITABLE,
 )
 from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -20,6 +21,7 @@ from gpumem._buffer cimport (
 from gpumem._copy cimport copy_elements, Side
 from gpumem._defaults cimport serving
 from gpumem._native.driver cimport CUstream
+from gpumem._support.arithmetic cimport refuse_arithmetic
 from gpumem._support.deferred cimport note_discarded, raise_discarded
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.tracking cimport (
@@ -506,6 +508,10 @@ cdef class Tensor:
                             "is not an integer: expected no dimensions and integers")
         return self.item()
 
+    def __reduce__(self):
+        raise TypeError("a Tensor cannot be pickled: allocate it with shareable=True, and send the "
+                        "Handle that gpumem.interop.export(tensor) returns")
+
     def __bytes__(self):
         return bytes(memoryview(self))
 
@@ -899,7 +905,22 @@ cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object s
     return dlpack_capsule(tensor_export(made, device, DL_IS_COPIED, versioned))
 
 
-forbid_instantiation(Tensor)
+cdef PyObject* refuse_new(PyTypeObject* cls, PyObject* args, PyObject* kwargs) except NULL:
+    raise TypeError("a Tensor is made by gpumem.empty, zeros, full, asarray or from_dlpack")
+
+
+cdef PyObject* refuse_to_compute(PyObject* left, PyObject* right) except NULL:
+    # NumPy's scalars and the arrays of other libraries compute with a tensor themselves.
+    for value in (<object>left, <object>right):
+        if type(value) not in (Tensor, bool, int, float, complex):
+            Py_INCREF(NotImplemented)
+            return <PyObject*>NotImplemented
+    raise TypeError("a Tensor holds memory and does not compute: its elements do as x.numpy(), "
+                    "torch.from_dlpack(x) or another library's array")
+
+
+forbid_instantiation(Tensor, refuse_new)
+refuse_arithmetic(Tensor, refuse_to_compute)
 
 
 # ---- The rules of export -------------------------------------------------------------------------

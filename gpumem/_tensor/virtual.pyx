@@ -305,7 +305,10 @@ cdef class VirtualTensor:
         (((0, 3), (10, 12)), 6291456)
         """
         cdef uint64_t begin, end
-        self.read_rows(0 if last is None else first, first if last is None else last, &begin, &end)
+        if last is None:
+            self.read_rows(0, first, &begin, &end, "rows")
+        else:
+            self.read_rows(first, last, &begin, &end)
         self.bring(begin, end)
 
     def release(self, first, last):
@@ -364,7 +367,7 @@ cdef class VirtualTensor:
         """
         cdef uint64_t begin, end
         cdef Uses* room
-        self.read_rows(0, rows, &begin, &end)
+        self.read_rows(0, rows, &begin, &end, "rows")
         with self.lock:
             self.require_usable()
             self.require_free(end, self.max_rows)
@@ -461,10 +464,10 @@ cdef class VirtualTensor:
         # The first one without a byte of the rows before `row`.
         return <uint32_t>((row * self.row_nbytes + self.page_nbytes - 1) // self.page_nbytes)
 
-    cdef int read_rows(self, object first, object last, uint64_t* begin,
-                       uint64_t* end) except -1:
+    cdef int read_rows(self, object first, object last, uint64_t* begin, uint64_t* end,
+                       str name="last") except -1:
         begin[0] = row_number("first", first, 0, self.max_rows)
-        end[0] = row_number("last", last, begin[0], self.max_rows)
+        end[0] = row_number(name, last, begin[0], self.max_rows)
         return 0
 
     cdef int require_usable(self) except -1:
@@ -736,7 +739,8 @@ cdef uint64_t row_number(str name, object value, uint64_t least,
         raise TypeError(f"invalid {name} = {value!r}: expected an integer")
     number = value.__index__()
     if not least <= number <= most:
-        raise ValueError(f"invalid {name} = {number}: expected {least} to {most}")
+        whole = ", the rows that the tensor has" if name == "rows" else ""
+        raise ValueError(f"invalid {name} = {number}: expected {least} to {most}{whole}")
     return number
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+import gpumem
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import visible
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
@@ -187,6 +188,7 @@ def _facts(
     return {
         "model": str(model),
         "devices": [_device_facts(placement, accountants, t) for t in placement.targets],
+        "absent": [str(t.device) for t in placement.targets if t.device not in gpumem.devices()],
         "nodes": [
             {
                 "name": one.node.name,
@@ -245,6 +247,10 @@ def _show(console: Console, facts: dict[str, Any], placement: Placement, made: M
         budget = "" if limit is None else format_size(limit)
         rows.add_row(device["device"], f"{device['nodes']:,}", committed, budget)
     console.print(rows)
+    for name in facts["absent"]:
+        reason = gpumem.driver_status().reason if name.startswith("cuda") else ""
+        why = f" ({reason})" if reason else ""
+        console.print(f"{name} is not present here{why}: the plan is for a machine that has it")
     for target, gain in placement.gains.items():
         console.print(f"{target}: {gain}")
     _show_runs(console, placement)

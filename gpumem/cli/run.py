@@ -16,6 +16,18 @@ from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 __all__ = ["run"]
 
 
+def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path | None:
+    """Check that a page can be written, before the program runs."""
+    if page is None:
+        return None
+    folder = page.absolute().parent  # the page is written beside itself, and then renamed
+    if not folder.is_dir():
+        raise click.BadParameter(f"{page} cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{page} cannot be written: {folder} is read-only")
+    return page
+
+
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Run a program with gpumem in place of PyTorch's allocator.",
@@ -30,6 +42,7 @@ __all__ = ["run"]
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PAGE",
+    callback=_writable,
     help="Write a page about the run; each process adds itself when it ends.",
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as with python -m.")

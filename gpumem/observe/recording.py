@@ -290,7 +290,7 @@ def record(
     path: str | os.PathLike[str] | None = None,
     *,
     capacity: int = 1 << 16,
-    stacks: float = 0.0,
+    stacks: float | bool = 0.0,
     native: bool = False,
 ) -> Recording:
     """Record allocations, frees, growth, page moves and failures, from now on.
@@ -309,9 +309,9 @@ def record(
         the events until then. None: a ring in memory.
     capacity : int, optional
         Number of events in a ring, rounded up to a power of two; new events overwrite the oldest.
-    stacks : float, optional
-        Record the Python stack of this share of the allocations, 0.0 to 1.0. Each takes some
-        microseconds and the interpreter lock.
+    stacks : float or bool, optional
+        Record the Python stack of this share of the allocations, 0.0 to 1.0; True is all of them,
+        False none. Each takes some microseconds and the interpreter lock.
     native : bool, optional
         Include native frames in the stacks.
 
@@ -352,9 +352,14 @@ def record(
     """
     if not is_integer(capacity, 1, MOST_EVENTS):
         raise ConfigError(f"invalid capacity = {capacity!r}: expected 1 to {MOST_EVENTS}")
-    if not is_number(stacks, 0, 1):
+    if not isinstance(stacks, bool) and not is_number(stacks, 0, 1):
         raise ConfigError(f"invalid stacks = {stacks!r}: expected 0.0 to 1.0")
     require("native", native, bool, "True or False")
+    if isinstance(resource, str | os.PathLike):
+        raise TypeError(
+            f"invalid resource = {resource!r}: expected a MemoryResource, a GraphPool "
+            f"or None; a path goes to path="
+        )
     resources = None if resource is None else _recording.resources_below(resource)
     _recording.set_native_frames(native)
     file = None if path is None else Path(path)

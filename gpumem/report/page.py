@@ -65,6 +65,8 @@ def write_page(path: Path, text: str) -> int:
     try:
         beside.write_bytes(data)
         beside.replace(path)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None  # not `beside`
     finally:
         beside.unlink(missing_ok=True)
     return len(data)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
+from gpumem._support.arguments import unknown
 from gpumem._support.texts import shown, visible
 from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once
 from gpumem.device import Device, _plain_name
@@ -258,8 +259,8 @@ def _option_of(key: object) -> tuple[str | None, str | None]:
         return match[3], match[1]
     if isinstance(key, str) and re.search(r"(?:^|\.)arena\.", key):
         return None, None
-    accepted = ", ".join((*_FIELDS, *(f"gpu_external_{part}" for part in _CALLBACKS)))
-    raise ConfigError(f"unknown key {shown(key)}; a session takes: {accepted}, arena.<field>")
+    accepted = (*_FIELDS, *(f"gpu_external_{part}" for part in _CALLBACKS), "arena.<field>")
+    raise ConfigError(unknown("key", key, "a session", accepted))
 
 
 def _parse(key: str, option: str, value: object) -> Any:
@@ -288,9 +289,9 @@ def _allocator(given: Any) -> MemoryResource | tuple[Any, Any, Any] | None:
     if given is None or isinstance(given, MemoryResource):
         return given
     if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in _CALLBACKS]
-        if unknown:
-            raise ConfigError(f"unknown key {unknown[0]!r}; external_allocator takes {_CALLBACKS}")
+        for name in given:
+            if name not in _CALLBACKS:
+                raise ConfigError(unknown("key", name, "external_allocator", _CALLBACKS))
         parts = tuple(given.get(name) for name in _CALLBACKS)
     elif isinstance(given, tuple) and len(given) in (2, 3):
         parts = (*given, None)[:3]

@@ -20,6 +20,13 @@ def exceeded(budget, nbytes):
     return raised.value
 
 
+def test_error_of_a_budget_names_the_levels_from_the_lowest_up():
+    process = Budget(1 << 30, name="process")
+    tenant = Budget(1 << 20, parent=process, name="tenant")
+    told = "limits: tenant 0 B of 1.0 MiB, within process 0 B of 1.0 GiB; held by"
+    assert told in str(exceeded(tenant, 2 << 20))
+
+
 # ---- the tree ------------------------------------------------------------------------------------
 
 

@@ -633,7 +633,7 @@ def test_size_is_plain_bytes_or_has_a_unit(text, nbytes):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-1", "+1", "1e9", "1.5", "0.3B", "G", "1G", "1 2", "1GiBs", "0x10", "٣", "nan", "2**10"],
+    ["", "-1", "+1", "1e9", "1.5", "0.3B", "G", "1P", "1 2", "1GiBs", "0x10", "٣", "nan", "2**10"],
 )
 def test_invalid_size_is_refused(text):
     with pytest.raises(ConfigError, match="expected whole bytes from 0 to"):

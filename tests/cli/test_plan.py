@@ -88,6 +88,23 @@ def test_plan_tables_show_copies_and_unknown_sizes(command, named, model):
     assert "are copied in a run" in out
 
 
+def test_plan_for_a_device_that_is_absent_says_so(command, named):
+    code, out, _ = command(named, "--device", "host:63", "--device", "host")
+    assert (code, "host:63 is not present here: the plan is for a machine" in out) == (0, True)
+    code, out, _ = command(named, "--device", "host")
+    assert (code, "not present" in out) == (0, False)
+    told = json.loads(command(named, "--device", "host:63", "--device", "host", "--json")[1])
+    assert told["absent"] == ["host:63"]
+
+
+def test_plan_names_the_dimension_that_was_meant(command, named):
+    code, _, err = command(named, "--dim", "batsch=8")
+    assert (code, err) == (
+        2,
+        "gpumem: unknown dimension 'batsch': did you mean 'batch'? the model takes batch\n",
+    )
+
+
 def test_plan_begins_with_the_options_that_open_lengths_need(command, named):
     code, out, _ = command(named)
     assert (code, out.splitlines()[0]) == (

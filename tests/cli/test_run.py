@@ -309,6 +309,22 @@ def test_invalid_command_line_is_refused(gpumem, arguments, said):
     assert said in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [("none/page.html", "there is no folder"), ("locked/page.html", "is read-only")],
+)
+def test_page_that_cannot_be_written_is_refused_before_the_program_runs(
+    gpumem, tmp_path, page, said
+):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    if os.access(tmp_path / "locked", os.W_OK) and "locked" in page:
+        pytest.skip("this user may write into every folder")
+    done = gpumem("--report", page, script(tmp_path, "print('ran')"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{page} cannot be written: " in done.stderr
+    assert said in done.stderr
+
+
 def test_nothing_is_left_behind(gpumem, tmp_path):
     path = script(tmp_path, "import torch")
     assert gpumem(path).returncode == 0

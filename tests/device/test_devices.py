@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,24 @@ def test_device_is_parsed_without_a_driver(name, kind, index):
 def test_unknown_device_name_is_refused(name):
     with pytest.raises(ValueError, match="unknown device"):
         Device(name)
+
+
+def test_name_of_another_library_is_told_the_one_here():
+    for make in (Device, gpumem.Arena):
+        with pytest.raises(ValueError, match="'cpu': 'cpu' is called 'host' here"):
+            make("cpu")
+        with pytest.raises(ValueError, match="'gpu:1': 'gpu' is called 'cuda' here"):
+            make("gpu:1")
+
+
+def test_device_of_pytorch_is_taken_as_its_name():
+    torchs = SimpleNamespace(type="cuda", index=3)
+    assert Device(torchs) == Device("cuda:3")
+    assert MemoryInfo.parse(torchs) == MemoryInfo.parse("cuda:3") == MemoryInfo(torchs)
+    assert MemoryInfo.parse(SimpleNamespace(type="cuda", index=None)).device == Device("cuda:0")
+    for other in (SimpleNamespace(type="xpu", index=0), SimpleNamespace(type="cuda", index="x")):
+        with pytest.raises(ValueError, match="unknown device"):
+            Device(other)
 
 
 def test_devices_are_values():
@@ -135,6 +154,11 @@ def test_memory_info_is_parsed_from_its_name(name, device, kind, text):
 def test_unknown_memory_name_is_refused(name):
     with pytest.raises(ValueError, match=r"unknown|has no HOST memory"):
         MemoryInfo.parse(name)
+
+
+def test_unknown_kind_is_told_every_name_of_one():
+    with pytest.raises(ValueError, match=r"unknown memory kind 'pined': .*\bpinned\b"):
+        MemoryInfo.parse("cuda:0/pined")
 
 
 def test_memory_name_of_a_wrong_type_is_refused():

@@ -134,6 +134,16 @@ def test_capacity_in_the_environment_takes_a_unit():
     assert (done.stdout, done.stderr) == (f"{3 << 29}\n", "")
 
 
+def test_capacity_in_the_environment_takes_a_unit_whatever_is_called_first():
+    done = subprocess.run(
+        [sys.executable, "-c", "import gpumem; print(gpumem.devices()[-1].total_bytes)"],
+        env=os.environ | {CAPACITY: "1.5GiB"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == (f"{3 << 29}\n", "")
+
+
 @pytest.mark.parametrize(
     "value", ["-5", "+5", " 5", "5 ", "5k", "0", "x", "²", "9" * 30, "9" * 5000]
 )

@@ -16,6 +16,7 @@ from gpumem._testing.integrations import (
     require_gpu_for_torch,
 )
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
+from gpumem.integrations.torch import __main__ as torch_command
 
 
 def host_resources(given=None):
@@ -145,3 +146,13 @@ def test_pytorch_without_a_gpu_is_told_so(built_with_cuda, why):
     torch = types.SimpleNamespace(_C=extension, cuda=types.SimpleNamespace(device_count=lambda: 0))
     with pytest.raises(IntegrationError, match=rf"{why}\. .* torch\.from_dlpack"):
         require_gpu_for_torch(torch)
+
+
+def test_build_for_a_pytorch_without_cuda_says_so_before_it_compiles(monkeypatch, capsys):
+    torch = types.SimpleNamespace(_C=types.SimpleNamespace())
+    monkeypatch.setattr(torch_command, "import_torch", lambda: torch)
+    monkeypatch.setattr(sys, "argv", ["torch", "build"])
+    assert torch_command.main() == 1
+    assert capsys.readouterr().err.startswith(
+        "gpumem: PyTorch cannot allocate from gpumem: this build of it has no CUDA. "
+    )

@@ -278,6 +278,15 @@ def test_stacks_option_records_all_or_no_stacks(make_arena, tmp_path):
     assert found["none"] == [()]
 
 
+@pytest.mark.parametrize("always", [True, False])
+def test_stacks_option_may_be_a_bool(make_arena, always):
+    arena = make_arena()
+    with observe.record(arena, stacks=always) as recording:
+        arena.allocate(1000).close()
+    stacks = [event.stack for event in recording.events() if event.action == "alloc"]
+    assert [bool(stack) for stack in stacks] == [always]
+
+
 def test_stacks_option_samples_a_fraction(make_arena):
     arena = make_arena()
     with observe.record(arena, capacity=1 << 13, stacks=0.25) as recording:

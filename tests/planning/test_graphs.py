@@ -67,7 +67,7 @@ def test_named_lengths_are_unknown_until_they_are_bound():
     assert bound.values["a"].nbytes == 3 * 32 * 4
     assert bound.values["y"].nbytes == 3 * 8 * 4
     assert proto.SerializeToString() == before
-    with pytest.raises(ModelGraphError, match="beam"):
+    with pytest.raises(ModelGraphError, match="dimension 'beam': the model takes batch"):
         ModelGraph.from_onnx(mlp("batch"), dims={"beam": 3})
     for bad in (-1, 1.5, "4"):
         with pytest.raises(ModelGraphError, match="batch"):

@@ -573,6 +573,14 @@ def test_failed_page_write_leaves_the_old_page_and_no_temporary_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_failed_page_write_names_the_page_and_no_temporary_file(tmp_path):
+    page = tmp_path / "no" / "page.html"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_report(small_run(), page)
+    assert caught.value.filename == str(page)
+    assert ".part" not in str(caught.value)
+
+
 def test_report_rejects_an_unsupported_source():
     with pytest.raises(TraceError, match="no such file"):
         write_report("nope", "page.html")

@@ -79,6 +79,11 @@ def test_driver_pool_without_pool_support_is_an_error(no_pools):
         gpumem.DriverPool("host")
 
 
+def test_driver_pool_on_a_missing_device_says_only_that():
+    with pytest.raises(gpumem.ConfigError, match=r"^unknown device 'host:63'"):
+        gpumem.DriverPool("host:63")
+
+
 def test_pool_refused_as_unsupported_falls_back_to_an_arena(host):
     host.fail("cuMemPoolCreate", 1, NOT_SUPPORTED)
     with (

@@ -64,6 +64,27 @@ def test_signature_of_a_compiled_class_is_that_of_its_constructor(kind, signatur
     assert str(inspect.signature(kind)) == signature
 
 
+WHERE = "memory=None, resource=None, environment=None, stream=None, shareable=False)"
+
+
+@pytest.mark.parametrize(
+    ("function", "signature"),
+    [
+        (gpumem.empty, f"(shape, dtype, *, {WHERE}"),
+        (gpumem.zeros, f"(shape, dtype, *, {WHERE}"),
+        (gpumem.full, f"(shape, fill_value, dtype=None, *, {WHERE}"),
+        (
+            gpumem.Arena("host").virtual,
+            "(shape, dtype, *, committed=0, step=None, ahead=0, stream=None, on_pressure=None, "
+            "name=None)",
+        ),
+    ],
+)
+def test_signature_lacks_what_a_function_only_refuses(function, signature):
+    assert str(inspect.signature(function)) == signature
+    assert function.__doc__.startswith(("Return", "Make"))
+
+
 def test_signature_of_a_subclass_is_its_own():
     class Mine(gpumem.MemoryResource):
         def __init__(self, size, *, colour="red"):

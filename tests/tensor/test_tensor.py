@@ -3,6 +3,8 @@
 import gc
 import itertools
 import operator
+import pickle
+from operator import add, floordiv, matmul, mod, mul, sub, truediv
 
 import ml_dtypes
 import numpy as np
@@ -624,6 +626,43 @@ def test_tensor_equals_itself_alone_and_can_be_a_key():
     assert one != "host"
     assert {one: 1, two: 2}[two] == 2
     assert [two, one].index(one) == 1
+
+
+@pytest.mark.parametrize("other", [1, 2.0, 1j, True])
+@pytest.mark.parametrize("compute", [add, sub, mul, truediv, floordiv, mod, matmul])
+def test_tensor_does_not_compute_and_names_what_does(compute, other):
+    tensor = gpumem.full(2, 9, "float32", memory="host")
+    for left, right in ((tensor, other), (other, tensor), (tensor, tensor)):
+        with pytest.raises(TypeError, match=r"does not compute: .* x\.numpy\(\)"):
+            compute(left, right)
+    with pytest.raises(TypeError, match=r"unsupported operand"):
+        compute(tensor, object())
+    assert not hasattr(tensor, "__add__")
+
+
+def test_arrays_and_numpys_numbers_compute_with_a_tensor():
+    tensor = gpumem.full(2, 9, "float64", memory="host")
+    for other in (np.float64(1), np.int64(1), np.array([1.0, 1.0])):
+        assert (tensor + other).tolist() == (other + tensor).tolist() == [10, 10]
+    tensor += np.array([1.0, 1.0])
+    assert tensor.tolist() == [10, 10]
+
+
+def test_tensor_names_what_makes_one():
+    for make in (gpumem.Tensor, lambda: gpumem.Tensor([1]), lambda: gpumem.Tensor(shape=3)):
+        with pytest.raises(TypeError, match=r"made by gpumem\.empty, zeros, .* from_dlpack"):
+            make()
+    for make in (gpumem.Tensor.__new__, object.__new__):
+        with pytest.raises(TypeError):
+            make(gpumem.Tensor)
+
+
+def test_tensor_refuses_to_be_pickled_and_names_the_way():
+    tensor = gpumem.zeros(2, "float32", memory="host", shareable=True)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match=r"shareable=True, .* gpumem\.interop\.export\(tensor"):
+            pickle.dumps(tensor, protocol)
+    assert gpumem.interop.export(tensor) is not None
 
 
 def test_tensor_and_numpys_numbers_compare_elements():

@@ -242,12 +242,12 @@ def test_view_keeps_the_memory_of_a_tensor_that_ended(arena):
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda it: it.commit(ROWS + 1), ValueError, "invalid last = 65: expected 0 to 64"),
+        (lambda it: it.commit(65), ValueError, "rows = 65: expected 0 to 64, the rows that the"),
         (lambda it: it.commit(3, 2), ValueError, "invalid last = 2: expected 3 to 64"),
         (lambda it: it.commit(-1, 2), ValueError, "invalid first = -1: expected 0 to 64"),
-        (lambda it: it.commit(1.5), TypeError, "invalid last = 1.5: expected an integer"),
+        (lambda it: it.commit(1.5), TypeError, "invalid rows = 1.5: expected an integer"),
         (lambda it: it.release(True, 3), TypeError, "invalid first = True"),
-        (lambda it: it.resize(100), ValueError, "invalid last = 100"),
+        (lambda it: it.resize(100), ValueError, "invalid rows = 100: expected 0 to 64, the rows"),
         (lambda it: it.tensor(0, 5), ValueError, "rows 0 to 5 .* expected last = 4 at most"),
         (lambda it: it.tensor(5, 6), ValueError, "expected last = 5 at most"),
         (lambda it: setattr(it, "on_pressure", 3), TypeError, "expected a callable or None"),
@@ -307,8 +307,12 @@ def test_close_releases_all_and_lets_the_arena_close(host):
     before = left()
     arena = gpumem.Arena("host")
     cache = cache_of(arena, committed=3)
-    with pytest.raises(InUseError, match="1 virtual tensor;"):
+    with pytest.raises(InUseError, match=r"in use: \d\.0 MiB in 1 virtual tensor;"):
         arena.close()
+    block = arena.allocate(1000)
+    with pytest.raises(InUseError, match=r"in 1 block, 1 virtual tensor;"):
+        arena.close()
+    block.close()
     cache.close()
     cache.close()
     assert cache.closed
@@ -323,7 +327,7 @@ def test_close_releases_all_and_lets_the_arena_close(host):
     for call in calls:
         with pytest.raises(ClosedError):
             call(cache)
-    del cache, arena
+    del cache, arena, block
     gc.collect()
     assert left() == before
 

@@ -6,7 +6,6 @@ What only tests use is in gpumem/_testing.
 
 import atexit
 import os
-import warnings
 
 from libc.stdint cimport uint64_t
 
@@ -34,14 +33,16 @@ cdef extern from "hostdev/device/hostdev.h" nogil:
     const void* hostdev_controls()
     void hostdev_shutdown()
 
-from gpumem._support.sizes import is_size_with_unit, parse_size
+from gpumem._support.environment import warn_of_variable
+from gpumem._support.sizes import is_size_with_unit, nearly_a_size, parse_size
 from gpumem._support.texts import shown
-from gpumem.errors import ConfigError, ConfigWarning
+from gpumem.errors import ConfigError
 
 MAX_DEVICES = HOSTDEV_MAX_DEVICES
 cdef str CAPACITY = "GPUMEM_HOST_CAPACITY"   # bytes that each device has
 
 cdef bint loaded = False
+cdef bint was_read = False  # the capacity in the environment
 
 
 @atexit.register
@@ -63,6 +64,11 @@ def load():
 
 
 cdef int read_capacity() except -1:
+    """Give the host device plain bytes to read; before its first call, whichever that is."""
+    global was_read
+    if was_read:
+        return 0
+    was_read = True
     cdef str value = os.environ.get(CAPACITY, "")
     if is_size_with_unit(value):
         try:
@@ -73,18 +79,21 @@ cdef int read_capacity() except -1:
             os.environ[CAPACITY] = value        # the C side reads plain bytes
     is_number = value.isascii() and value.isdigit() and len(value.lstrip("0")) <= 20
     if value and not (is_number and 0 < int(value) < 1 << 64):
-        warnings.warn(f"invalid {CAPACITY} = {shown(value)} is ignored: expected bytes from 1 to "
-                      "2**64 - 1, or a size such as 4GiB", ConfigWarning, stacklevel=2)
+        accepted = "expected bytes from 1 to 2**64 - 1, or a size such as 4GiB"
+        warn_of_variable(f"invalid {CAPACITY} = {shown(value)} is ignored: "
+                         f"{nearly_a_size(value) or accepted}")
     return 0
 
 
 def device_count():
     """Return the number of host devices."""
+    read_capacity()
     return hostdev_device_count()
 
 
 def set_device_count(int n):
     """Set the number of host devices; False if one was used already."""
+    read_capacity()
     return hostdev_set_device_count(n) == 0
 
 
@@ -100,11 +109,13 @@ def open_device(int ordinal):
 
 def set_capacity(int ordinal, size_t nbytes):
     """Set the bytes of memory that a host device has."""
+    read_capacity()
     check(hostdev_table(), <CUresult>hostdev_set_capacity(ordinal, nbytes), "set_capacity")
 
 
 def capacity(int ordinal):
     """Return the bytes of memory that a host device has."""
+    read_capacity()
     return hostdev_capacity(ordinal)
 
 

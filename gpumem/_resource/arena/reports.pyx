@@ -485,15 +485,19 @@ cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t 
 cdef int raise_in_use(ArenaBase arena) except -1:
     stats = arena.stats()
     graphs, spans = count_now(&arena.core.graphs), count_now(&arena.core.live_spans)
-    found = [f"{format_size(stats.in_use)} in "
-             f"{counted(stats.num_allocs - stats.num_frees, 'block')}"]
-    advice = ["close the buffers and drop their views"]
+    blocks = stats.num_allocs - stats.num_frees
+    found, advice = [], []
+    if blocks or not (graphs or spans):
+        found.append(f"{format_size(stats.in_use)} in {counted(blocks, 'block')}")
+        advice.append("close the buffers and drop their views")
+    if spans:
+        # Their bytes count with those of blocks, where there are any.
+        held = "" if found else f"{format_size(stats.in_use)} in "
+        found.append(held + counted(spans, "virtual tensor"))
+        advice.append("close the virtual tensors")
     if graphs:
         found.append(f"{counted(graphs, 'graph')} with memory of its pools")
         advice.append("drop the graphs")
-    if spans:
-        found.append(counted(spans, "virtual tensor"))
-        advice.append("close the virtual tensors")
     raise InUseError(f"arena {arena.name!r} cannot be closed; in use: {', '.join(found)}; "
                      f"{', '.join(advice)} first"
                      + (arena.heap.live_text() if arena.heap is not None else ""))

@@ -422,8 +422,10 @@ cdef class SleepingArena(ArenaBase):
         names = list(names)
         for name in names:
             if name not in known:
-                raise ValueError(f"arena {self.name!r} has no tag {name!r}; it has "
-                                 f"{', '.join(map(repr, known))}")
+                raise ValueError(
+                    f"arena {self.name!r} has no tag {name!r}; it has "
+                    f"{', '.join(map(repr, known))}. `with arena.tag({name!r})` marks blocks that "
+                    "sleep together; gpumem.observe.tag only names blocks in reports")
         return [(name, known[name]) for name in dict.fromkeys(names)]
 
     def _beside(self):

@@ -10,6 +10,7 @@ import sys
 
 from gpumem.errors import GpumemError
 from gpumem.integrations.torch import _build, import_torch
+from gpumem.integrations.torch._allocator import require_cuda
 
 
 def main() -> int:
@@ -21,7 +22,9 @@ def main() -> int:
     parser.add_argument("command", choices=["build"])
     parser.parse_args()
     try:
-        print(_build.build(import_torch()))
+        torch = import_torch()
+        require_cuda(torch)
+        print(_build.build(torch))
     except (GpumemError, OSError, RuntimeError) as error:
         print(f"gpumem: {error}", file=sys.stderr)
         return 1

@@ -54,18 +54,24 @@ class Replacement(NamedTuple):
     """Setters of the installed PyTorch that gpumem does not support."""
 
 
+def require_cuda(torch: ModuleType) -> None:
+    """Raise `IntegrationError` if PyTorch was built without CUDA."""
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise _not_from_gpumem("this build of it has no CUDA")
+
+
 def require_gpu(torch: ModuleType) -> None:
     """Raise `IntegrationError` if PyTorch was built without CUDA, or finds no GPU.
 
     PyTorch asks NVML: CUDA is not initialised, so that the process can fork children that use it.
     """
-    if not hasattr(torch._C, "_cuda_customAllocator"):
-        why = "this build of it has no CUDA"
-    elif torch.cuda.device_count() == 0:
-        why = "it finds no GPU"
-    else:
-        return
-    raise IntegrationError(
+    require_cuda(torch)
+    if torch.cuda.device_count() == 0:
+        raise _not_from_gpumem("it finds no GPU")
+
+
+def _not_from_gpumem(why: str) -> IntegrationError:
+    return IntegrationError(
         f"PyTorch cannot allocate from gpumem: {why}. Without a GPU, put single tensors into an "
         'arena: torch.from_dlpack(gpumem.zeros(shape, "float32", resource=arena))'
     )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from gpumem._support.arguments import is_integer
+from gpumem._support.arguments import is_integer, unknown
 from gpumem.errors import ModelGraphError
 from gpumem.planning.graph.graph import GraphBuilder, ModelGraph
 
@@ -130,12 +130,12 @@ def _bind(graph: Any, dims: Mapping[str, int]) -> None:
             raise ModelGraphError(
                 f"length {length!r} of {name!r} is not an integer from 0 to 2**63 - 1"
             )
-    named = {dim.dim_param for info in graph.input for dim in _dims_of(info)} - {""}
-    if lacking := sorted(set(dims) - named):
-        raise ModelGraphError(
-            f"no input of the model has a dimension named {', '.join(map(repr, lacking))}: "
-            f"expected {', '.join(map(repr, sorted(named))) or 'none, since all have a length'}"
-        )
+    named = dict.fromkeys(dim.dim_param for info in graph.input for dim in _dims_of(info))
+    named.pop("", None)
+    for name in sorted(dims.keys() - named):
+        if named:
+            raise ModelGraphError(unknown("dimension", name, "the model", map(str, named)))
+        raise ModelGraphError(f"unknown dimension {name!r}: no input of the model has a named one")
     for info in (*graph.input, *graph.output, *graph.value_info):
         for dim in _dims_of(info):
             if dim.dim_param in dims:
