@@ -115,7 +115,7 @@ def test_plan_begins_with_the_options_that_open_lengths_need(command, named):
     _, bound, _ = command(named, "--dim", "batch=8")
     assert "--dim batch" not in bound
     _, _, refused = command(named, "--dim", "depth=3")
-    assert "no input of the model has a dimension named 'depth': expected 'batch'" in refused
+    assert "unknown dimension 'depth': the model takes batch" in refused
     for word in ("committed: ", "budget: ", "peak: ", "lower bound: "):
         assert word in bound
 
@@ -170,7 +170,7 @@ def test_plan_uses_measured_costs_from_statistics(command, model, tmp_path):
         (["--device", "tpu"], "tpu"),
         (["--device", "host", "--device", "cpu"], "each once"),
         (["--dim", "batch"], "NAME=N"),
-        (["--dim", "depth=3"], "named 'depth': expected none, since all have a length"),
+        (["--dim", "depth=3"], "unknown dimension 'depth': no input of the model has a named one"),
         (["--stats", "none.csv"], "cannot be read"),
         (["--percent", "10"], "10"),
         (["--percent", "x"], "valid integer from 100 to 10000"),
