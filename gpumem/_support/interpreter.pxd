@@ -7,6 +7,18 @@ cdef extern from "Python.h":
     void PyEval_RestoreThread(PyThreadState* state) noexcept nogil
     int PyGILState_Check() noexcept nogil
 
+# Whether this build of Python has one: then no other thread runs Python between two lines. A
+# constant.
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+    #define GPUMEM_HAS_INTERPRETER_LOCK 0
+    #else
+    #define GPUMEM_HAS_INTERPRETER_LOCK 1
+    #endif
+    """
+    const bint HAS_INTERPRETER_LOCK "GPUMEM_HAS_INTERPRETER_LOCK"
+
 # Lets other threads run Python where this one may hold the interpreter lock: around a wait that one
 # of them may have to end. NULL: it was not held.
 cdef inline PyThreadState* interpreter_release() noexcept nogil:

@@ -12,6 +12,7 @@ from gpumem._buffer cimport (
     DL_INT, DL_UINT, DLDataType,
 )
 from gpumem._support.instances cimport forbid_instantiation
+from gpumem._support.interpreter cimport HAS_INTERPRETER_LOCK
 from gpumem._support.texts import shown
 
 
@@ -328,7 +329,9 @@ cdef dict _named = {}
 cdef enum:
     MOST_KNOWN = 1024
 
-# The latest one, found by identity: mostly a program uses one dtype again and again.
+# The latest one, found by identity: mostly a program uses one dtype again and again. Without the
+# interpreter lock a thread could see one of the two changed, and take another dtype's element type,
+# so they are not used there.
 cdef object last_given = None
 cdef ElementType last_element = None
 
@@ -358,7 +361,7 @@ cdef ElementType element_of(object dtype):
     # ------
     # TypeError
     # No dtype, or one whose elements are Python objects, have no size, or are arrays.
-    if dtype is last_given and last_element is not None:
+    if HAS_INTERPRETER_LOCK and dtype is last_given and last_element is not None:
         return last_element
     return look_up(dtype)
 
@@ -375,7 +378,8 @@ cdef ElementType look_up(object dtype):
         if len(_known) >= MOST_KNOWN:
             _known.clear()
         _known[dtype] = element
-    last_given, last_element = dtype, element
+    if HAS_INTERPRETER_LOCK:
+        last_given, last_element = dtype, element
     return element
 
 

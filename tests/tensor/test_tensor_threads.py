@@ -134,3 +134,22 @@ def test_views_in_collected_cycles_leave_nothing(arena):
     del holder
     gc.collect()
     assert arena.stats().in_use == 0
+
+
+def test_tensors_of_threads_have_the_dtype_that_each_asked_for(arena):
+    # One that is found by identity is remembered: without the interpreter lock, another's too.
+    barrier, wrong = threading.Barrier(3), []
+
+    def make(dtype):
+        barrier.wait()
+        for _ in range(1000):
+            made = gpumem.empty((2,), dtype, resource=arena)
+            if made.dtype != np.dtype(dtype):
+                wrong.append((dtype, made.dtype))
+
+    threads = [threading.Thread(target=make, args=(dtype,)) for dtype in ("i1", "f8", "i2")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -33,9 +33,18 @@ enum { OWNER_YIELDS = 100, OWNER_NAP_NS = 50000 };
 
 static inline int owner_barrier(int command) { return (int)syscall(SYS_membarrier, command, 0, 0); }
 
+/* gcc names the thread sanitizer by a macro, clang by a feature. */
+#if defined(__SANITIZE_THREAD__)
+#define OWNER_UNDER_THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define OWNER_UNDER_THREAD_SANITIZER 1
+#endif
+#endif
+
 /* Whether owners of this process may enter without an atomic operation. */
 static inline int owner_is_biased(void) {
-#if defined(__SANITIZE_THREAD__)
+#if defined(OWNER_UNDER_THREAD_SANITIZER)
     return 0;
 #else
     return owner_barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0;
