@@ -87,12 +87,13 @@ def nearly_a_size(value: object) -> str | None:
     """
     if isinstance(value, str):
         # Some programs mean powers of 1024 by it, others of 1000.
-        match = re.fullmatch(r"([0-9.]{1,30})\s*([kmgt])", value.strip(), re.IGNORECASE)
-        if match is None:
+        match = _match(value)
+        if match is None or match[3].lower() not in ("k", "m", "g", "t"):
             return None
-        number, letter = match[1], match[2].upper()
+        number = value.strip()[: match.start(3)].strip()
+        letter = match[3].upper()
         decimal = f"{number}{'k' if letter == 'K' else letter}B"
-        return f'{match[2]} is ambiguous, write "{number}{letter}iB" or "{decimal}"'
+        return f'{match[3]} is ambiguous, write "{number}{letter}iB" or "{decimal}"'
     if not isinstance(value, float) or not value.is_integer() or not 0 <= value <= MOST_BYTES:
         return None
     brief = f"{value:g}".replace("e+0", "e").replace("e+", "e")
