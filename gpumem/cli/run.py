@@ -45,12 +45,21 @@ def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path 
     callback=_writable,
     help="Write a page about the run; each process adds itself when it ends.",
 )
+@click.option(
+    "--stacks",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Allocations whose stack the page shows, 0 to 1; a stack takes some microseconds.",
+)
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as with python -m.")
 @click.argument("program", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.Path())
 def run(
     max_mem: int | None,
     report: Path | None,
+    stacks: float,
     module: bool,
     program: str,
     arguments: tuple[str, ...],
@@ -65,7 +74,7 @@ def run(
     """
     command = _command(program, module)
     page = str(report.absolute()) if report else ""
-    options = Options(os.getpid(), max_mem or 0, page, time.time_ns())
+    options = Options(os.getpid(), max_mem or 0, page, stacks, time.time_ns())
     path = os.environ.get("PYTHONPATH")
     environment = {
         **os.environ,

@@ -198,6 +198,30 @@ def test_page_has_a_run_of_each_process_that_allocated(gpumem, tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} == {"out.html", "script.py", "child.py"}
 
 
+def owners_of(path):
+    (run,) = page.facts_of(path)["runs"]
+    return set(run["owners"])
+
+
+def test_page_names_the_line_that_allocated_unless_stacks_are_off(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import gpumem
+        def cache():
+            return gpumem.Arena("host").allocate(5000)
+        kept = cache()
+        """,
+    )
+    out = tmp_path / "out.html"
+    for more, owner in (((), f"cache ({path}:"), (("--stacks", "0"), "host:0")):
+        assert gpumem("--report", "out.html", *more, path).returncode == 0
+        (found,) = owners_of(out)
+        assert found.startswith(owner)
+    refused = gpumem("--report", "out.html", "--stacks", "2", path)
+    assert (refused.returncode, "0<=x<=1" in refused.stderr) == (2, True)
+
+
 def test_ranks_that_end_together_are_all_on_the_page(gpumem, tmp_path):
     # Each rank waits for the end of its input, which all have in common; a launcher that imports
     # neither PyTorch nor gpumem has nothing to tell.

@@ -41,6 +41,8 @@ class Options(NamedTuple):
         Bytes that the arena of each GPU may hold in each process; 0 is unlimited.
     report : str
         The page to which each process adds its run at exit; empty: none.
+    stacks : float
+        Share of the allocations whose stack is recorded, 0 to 1.
     began : int
         When, in nanoseconds since 1970.
     """
@@ -48,6 +50,7 @@ class Options(NamedTuple):
     process: int
     max_mem: int
     report: str
+    stacks: float
     began: int
 
     @classmethod
@@ -84,8 +87,9 @@ def record() -> None:
     # A page is made with the host device, whose workers stop at exit: that is registered here, so
     # that it comes after the page.
     Device("host")._open()
-    recording = observe.record(capacity=EVENTS)
-    atexit.register(_write, recording, Options.of_environment())
+    options = Options.of_environment()
+    recording = observe.record(capacity=EVENTS, stacks=options.stacks)
+    atexit.register(_write, recording, options)
 
 
 def _write(recording: observe.Recording, options: Options) -> None:
