@@ -380,6 +380,26 @@ def test_graph_pool_over_a_source_is_refused(caller, stream):
 # ---- threads -------------------------------------------------------------------------------------
 
 
+def test_recording_has_the_stacks_of_threads_that_allocate_without_the_interpreter_lock(
+    caller, arena
+):
+    def allocate_here(number):
+        own = Stream("host")
+        for _ in range(200):
+            caller.free(caller.alloc(4096 * number, stream=own.ptr), 4096 * number, stream=own.ptr)
+
+    with gpumem.observe.record(arena, capacity=1 << 13, stacks=1.0) as recording:
+        threads = [threading.Thread(target=allocate_here, args=(i,)) for i in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    events = [event for event in recording.events() if event.action == "alloc"]
+    assert len(events) == 800
+    for event in events:
+        assert "allocate_here" in [frame.name for frame in event.stack]
+
+
 def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
     seed = random.randrange(1 << 32)
     print("seed", seed)
