@@ -397,7 +397,7 @@ def test_recording_has_the_stacks_of_threads_that_allocate_without_the_interpret
     events = [event for event in recording.events() if event.action == "alloc"]
     assert len(events) == 800
     for event in events:
-        assert "allocate_here" in [frame.name for frame in event.stack]
+        assert any(frame.name.endswith("allocate_here") for frame in event.stack)
 
 
 def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
