@@ -519,7 +519,7 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
     if asked == NULL:
         asked = first_to_call(level, refusing, relief)
     if asked == NULL:
-        return release_idle(refusing, missing_bytes(refusing, nbytes), relief)
+        return release_idle(refusing, missing_bytes(refusing, nbytes), level, relief)
     relief.asked = <uint32_t>1 << asked.depth
     relief.calls += 1
     call(<Budget>asked.face, missing_bytes(refusing, nbytes), errors)
@@ -528,13 +528,14 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
     return True
 
 
-cdef bint release_idle(const BudgetCore* refusing, uint64_t missing, Relief* relief) noexcept:
-    """Take the memory that arenas below a level hold and do not use, once callbacks gave theirs."""
+cdef bint release_idle(const BudgetCore* refusing, uint64_t missing, const BudgetCore* asking,
+                       Relief* relief) noexcept:
+    """Take the memory that others below a level hold and do not use, once callbacks gave theirs."""
     cdef uint64_t released = 0
     if release_idle_below != NULL and not relief.idle_released:
         relief.idle_released = True
         with nogil:
-            released = release_idle_below(refusing, missing)
+            released = release_idle_below(refusing, missing, asking)
     return released != 0
 
 

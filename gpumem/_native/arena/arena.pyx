@@ -324,8 +324,9 @@ cdef void find_arena(EventSource* source, void* context) noexcept nogil:
     found.count += 1
 
 
-cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing) noexcept nogil:
-    # Of every arena that charges the level, or one below it. Nothing is waited for.
+cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
+                                  const BudgetCore* asking) noexcept nogil:
+    # Of every arena but the one that asks. Nothing is waited for.
     cdef uint64_t idle = 0
     cdef uint64_t released = 0
     cdef Found found
@@ -333,10 +334,10 @@ cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing) noe
     memset(&found, 0, sizeof(found))
     event_sources_visit(find_arena, &found)
     for i in range(found.count):
-        if charges(found.arenas[i].held_account, level):
+        if charges(found.arenas[i].held_account, level, asking):
             idle += idle_bytes(found.arenas[i])
     for i in range(found.count):
-        if idle >= missing and charges(found.arenas[i].held_account, level):
+        if idle >= missing and charges(found.arenas[i].held_account, level, asking):
             released += release_what_is_idle(found.arenas[i])
         arena_drop(found.arenas[i])
     free(found.arenas)
@@ -353,7 +354,10 @@ cdef uint64_t idle_bytes(ArenaCore* arena) noexcept nogil:
     return reserved - min(used, reserved)
 
 
-cdef bint charges(const BudgetCore* account, const BudgetCore* level) noexcept nogil:
+cdef bint charges(const BudgetCore* account, const BudgetCore* level,
+                  const BudgetCore* asking) noexcept nogil:
+    if account == asking:
+        return False
     while account != NULL and account != level:
         account = account.parent
     return account != NULL

@@ -81,8 +81,10 @@ cdef void budget_note_crossed() noexcept nogil
 cdef void (*tell_crossed)() noexcept
 
 # Lets what charges this level, or one below it, give back memory that nothing uses, if that may be
-# as much as is missing, and without a wait; returns the bytes. Set by the arenas.
-cdef uint64_t (*release_idle_below)(const BudgetCore* level, uint64_t missing) noexcept nogil
+# as much as is missing, and without a wait; returns the bytes. Whoever charges `asking` has done so
+# already. Set by the arenas.
+cdef uint64_t (*release_idle_below)(const BudgetCore* level, uint64_t missing,
+                                    const BudgetCore* asking) noexcept nogil
 
 # Charges every level or none; False: one refuses. More than 0 bytes.
 cdef inline bint budget_admit(BudgetCore* level, uint64_t nbytes) noexcept nogil:
