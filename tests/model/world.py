@@ -251,9 +251,10 @@ class World(RuleBasedStateMachine):
         block.refs.discard(ref)
         if not block.refs and not block.closed:
             block.freed_on = block.own
-        if not block.live and any(not op.sure for op in block.leased):
-            self.finish_everything()
-            wait_for_releases()
+        if not block.live and block.leased:
+            if any(not op.sure for op in block.leased):
+                self.finish_everything()
+            wait_for_releases()  # another thread gives it back, a moment after the work has ended
         self.ended_perhaps(block)
 
     def ended_perhaps(self, block: Block) -> None:

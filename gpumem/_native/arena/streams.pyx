@@ -745,6 +745,7 @@ cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* s
     cdef ThreadMark* thread = NULL
     cdef PyThreadState* interpreter
     cdef int status = ARENA_OK
+    cdef bint known
     fresh[0] = False
     if <uint64_t>handle == 0:
         handle = <CUstream><uint64_t>LEGACY_STREAM
@@ -753,17 +754,18 @@ cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* s
         if thread == NULL:
             return ARENA_NO_METADATA
     lock_acquire(&arena.lock)
-    if not find_stream(arena, handle, thread, stream_slot):
-        if wants_reclaim(arena):
-            # Calls the driver, so without the lock; then another thread may have made the slot.
-            lock_release(&arena.lock)
-            interpreter = interpreter_release()
-            reclaim(arena)
-            interpreter_restore(interpreter)
-            lock_acquire(&arena.lock)
-        if not find_stream(arena, handle, thread, stream_slot):
-            status = add_stream(arena, handle, thread, stream_slot)
-            fresh[0] = status == ARENA_OK
+    known = find_stream(arena, handle, thread, stream_slot)
+    if not known and wants_reclaim(arena):
+        # Calls the driver, so without the lock; then another thread may have made the slot.
+        lock_release(&arena.lock)
+        interpreter = interpreter_release()
+        reclaim(arena)
+        interpreter_restore(interpreter)
+        lock_acquire(&arena.lock)
+        known = find_stream(arena, handle, thread, stream_slot)
+    if not known:
+        status = add_stream(arena, handle, thread, stream_slot)
+        fresh[0] = status == ARENA_OK
     if status == ARENA_OK:
         # A caller names the handle, so that it is a stream's.
         arena.streams[stream_slot[0]].silent = False
@@ -785,11 +787,13 @@ cdef bint find_stream(const ArenaCore* arena, CUstream handle, const ThreadMark*
 
 cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
                     uint32_t* stream_slot) noexcept nogil:
-    if arena.vacant_slots == 0 and not add_slot(arena):
-        return (ARENA_NO_STREAM_SLOT if arena.table.stream_slot_count == MAX_STREAMS
-                else ARENA_NO_METADATA)
     # Slot 0 is that of memory that is free for every stream; streams begin with 1.
     stream_slot[0] = 1
+    if arena.vacant_slots == 0:
+        stream_slot[0] = arena.table.stream_slot_count      # of the one that is added
+        if not add_slot(arena):
+            return (ARENA_NO_STREAM_SLOT if arena.table.stream_slot_count == MAX_STREAMS
+                    else ARENA_NO_METADATA)
     while not arena.streams[stream_slot[0]].vacant:
         stream_slot[0] += 1
     if thread != NULL:
