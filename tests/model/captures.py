@@ -69,8 +69,9 @@ class CaptureRules(MemoryRules):
         one.end = lambda: self.drop_graph(one)
         self.graphs.append(one)
         if refusal is not None:
-            self.drop_graph(one)
+            # First, as it was refused: the graph holds what it had been given until then.
             self.require_truth(arena, max(nbytes for nbytes, _ in blocks), refusal)
+            self.drop_graph(one)
 
     def arenas_to_capture(self) -> list[Arena]:
         return [one for one in self.open_arenas() if one.owner is None and not one.passes]
