@@ -92,6 +92,35 @@ def test_captured_memory_belongs_to_the_graph_pool_alone(make_arena, driver, str
     assert pool.closed
 
 
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_budget_that_refuses_leaves_what_is_idle_in_a_graphs_pool(
+    make_arena, driver, stream, backing
+):
+    budget = gpumem.Budget("64MiB")
+    config = {"backing": backing, "oom_wait_ms": 0}
+    if backing == "regions":
+        config["extend_strategy"] = "same_as_requested"
+    arena, other = (make_arena(config, budget=budget) for _ in range(2))
+    with arena.capture(stream) as pool, Graph(driver, stream) as graph:
+        scratch = arena.allocate(30 * MIB, stream)
+        driver.fill(scratch, 1, stream)
+        scratch.close()
+    graph.instantiate()
+    held = budget.used
+    arena.allocate(10 * MIB).close()
+    with pytest.raises(gpumem.errors.BudgetExceededError):
+        other.allocate(36 * MIB)
+    assert budget.used == held + 10 * MIB
+    graph.launch()
+    with other.allocate(30 * MIB):  # what is idle in the arena itself goes back
+        assert budget.used == held + 30 * MIB
+    graph.launch()
+    stream.synchronize()
+    graph.destroy()
+    graph.destroy_instance()
+    pool.close()
+
+
 @pytest.mark.parametrize("policy", ["completed", "wait", "never"])
 def test_graph_launches_and_eager_work_share_no_byte(make_arena, driver, stream, policy):
     arena = make_arena({"stream_reuse": policy})

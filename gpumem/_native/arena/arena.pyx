@@ -11,6 +11,7 @@ from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
 from gpumem._native.arena.family cimport (
     arena_drop, arena_retain, arena_retain_live, arena_retire, arenas_take_retired, child_leave,
+    tag_next,
 )
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_free_uncharged
 from gpumem._native.arena.growth cimport (
@@ -326,7 +327,8 @@ cdef void find_arena(EventSource* source, void* context) noexcept nogil:
 
 cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
                                   const BudgetCore* asking) noexcept nogil:
-    # Of every arena but the one that asks. Nothing is waited for.
+    # Of every arena but the one that asks, and of its tags. What is idle in a graph's pool stays: the
+    # graph writes there. Nothing is waited for.
     cdef uint64_t idle = 0
     cdef uint64_t released = 0
     cdef Found found
@@ -334,10 +336,10 @@ cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
     memset(&found, 0, sizeof(found))
     event_sources_visit(find_arena, &found)
     for i in range(found.count):
-        if charges(found.arenas[i].held_account, level, asking):
+        if charges(found.arenas[i], level, asking):
             idle += idle_bytes(found.arenas[i])
     for i in range(found.count):
-        if idle >= missing and charges(found.arenas[i].held_account, level, asking):
+        if idle >= missing and charges(found.arenas[i], level, asking):
             released += release_what_is_idle(found.arenas[i])
         arena_drop(found.arenas[i])
     free(found.arenas)
@@ -346,6 +348,15 @@ cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
 
 cdef uint64_t idle_bytes(ArenaCore* arena) noexcept nogil:
     # What blocks do not use, wherever it lies: at least what could go back.
+    cdef uint64_t total = 0
+    cdef ArenaCore* each = tag_next(arena, NULL)
+    while each != NULL:
+        total += unused_bytes(each)
+        each = tag_next(arena, each)
+    return total
+
+
+cdef uint64_t unused_bytes(ArenaCore* arena) noexcept nogil:
     cdef uint64_t used, reserved
     caches_flush(arena)         # what threads have cached counts as used
     lock_acquire(&arena.lock)
@@ -354,9 +365,11 @@ cdef uint64_t idle_bytes(ArenaCore* arena) noexcept nogil:
     return reserved - min(used, reserved)
 
 
-cdef bint charges(const BudgetCore* account, const BudgetCore* level,
+cdef bint charges(const ArenaCore* arena, const BudgetCore* level,
                   const BudgetCore* asking) noexcept nogil:
-    if account == asking:
+    # Tags and pools come with the arena that they are of.
+    cdef const BudgetCore* account = arena.held_account
+    if account == asking or arena.parent != NULL:
         return False
     while account != NULL and account != level:
         account = account.parent
@@ -372,7 +385,7 @@ cdef uint64_t release_what_is_idle(ArenaCore* arena) noexcept nogil:
     mode = context_relax(arena.context)
     find_idle(arena)
     if lock_try(&arena.grow_lock):
-        released = release_retired(arena, False) + release_idle(arena, False, 1)
+        released = release_retired(arena, False) + release_all_idle(arena, False)
         lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
     return released
