@@ -327,8 +327,8 @@ cdef void find_arena(EventSource* source, void* context) noexcept nogil:
 
 cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
                                   const BudgetCore* asking) noexcept nogil:
-    # Of every arena but the one that asks, and of its tags. What is idle in a graph's pool stays, as
-    # the graph writes there. Nothing is waited for.
+    # Of every arena but the one that asks, and of its tags. What is idle in a graph's pool stays,
+    # as the graph writes there. Nothing is waited for.
     cdef uint64_t idle = 0
     cdef uint64_t released = 0
     cdef Found found
