@@ -367,9 +367,10 @@ cdef uint64_t unused_bytes(ArenaCore* arena) noexcept nogil:
 
 cdef bint charges(const ArenaCore* arena, const BudgetCore* level,
                   const BudgetCore* asking) noexcept nogil:
-    # Tags and pools come with the arena that they are of.
+    # Tags and pools come with the arena that they are of. In a fork's child the parent's arenas
+    # stay as they are, since another thread may have held their locks.
     cdef const BudgetCore* account = arena.held_account
-    if account == asking or arena.parent != NULL:
+    if account == asking or arena.parent != NULL or context_is_dead(arena.context):
         return False
     while account != NULL and account != level:
         account = account.parent
@@ -380,8 +381,6 @@ cdef uint64_t release_what_is_idle(ArenaCore* arena) noexcept nogil:
     # One that is growing is left alone: its thread may be doing the same here.
     cdef CUstreamCaptureMode mode
     cdef uint64_t released = 0
-    if context_is_dead(arena.context):
-        return 0
     mode = context_relax(arena.context)
     find_idle(arena)
     if lock_try(&arena.grow_lock):
