@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
-from gpumem._buffer.buffer cimport Buffer
+from gpumem._buffer.buffer cimport Buffer, require_open
 from gpumem._buffer.stream cimport is_capturing, Stream, stream_follow
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUresult, CUstream,
@@ -25,6 +25,7 @@ cdef CUstream own_stream(Buffer buffer) noexcept:
 cdef int order_host_slowly(Buffer buffer) except -1:
     # Counted before the wait: what another thread queues meanwhile is waited for the next time.
     cdef uint32_t seen = buffer.queued
+    require_open(buffer)    # first: nothing is worth a wait if the memory is not there
     require_alive(&buffer.home.driver_device.context)
     buffer.home.before_cpu(buffer)
     wait_for_stream(&buffer.home.driver_device.context, own_stream(buffer))

@@ -212,6 +212,18 @@ def test_sleep_is_refused_while_cpu_views_exist(make_arena):
     buffer.close()
 
 
+@pytest.mark.parametrize("see", [memoryview, np.from_dlpack, np.asarray])
+def test_a_view_of_sleeping_memory_is_refused_without_a_wait(make_arena, see):
+    arena, stream = make_arena(), gpumem.Stream("host")
+    tensor = gpumem.full(1000, 7, "u1", resource=arena, stream=stream)
+    seen = tensor if see is np.from_dlpack else tensor.buffer
+    arena.sleep()
+    with HostDriver().block(stream), pytest.raises(gpumem.errors.SuspendedError):
+        see(seen)
+    arena.wake()
+    assert (tensor.numpy() == 7).all()
+
+
 def test_sleep_waits_for_queued_work(make_arena):
     driver, stream = HostDriver(), gpumem.Stream("host")
     arena = make_arena()

@@ -34,7 +34,8 @@ class Block:
     arena: Arena
     start: int
     nbytes: int
-    size: int  # with padding
+    first: int  # address of the piece that it lies in: padding of an alignment comes before it
+    size: int  # of that piece
     requested: int  # with what an alignment takes
     own: Queue
     buffer: Any = None  # while the user has it
@@ -54,6 +55,11 @@ class Block:
     @property
     def end(self) -> int:
         return self.start + self.nbytes
+
+    @property
+    def last(self) -> int:
+        """Where its piece ends. Who has the block is ordered behind what used any of the piece."""
+        return self.first + self.size
 
     @property
     def closed(self) -> bool:
@@ -106,8 +112,8 @@ class Freed:
         return [op for op in self.ops if not op.possible]
 
     def without(self, block: Block) -> list[Freed]:
-        """Return what is left of it when a block lies over it."""
-        ends = (self.start, min(self.end, block.start)), (max(self.start, block.end), self.end)
+        """Return what is left of it when the piece of a block lies over it."""
+        ends = (self.start, min(self.end, block.first)), (max(self.start, block.last), self.end)
         return [Freed(self.arena, start, end, self.ops) for start, end in ends if start < end]
 
 
@@ -154,6 +160,10 @@ class Arena:
     def reserved_with_pools(self) -> int:
         """Return the bytes that it and its graph pools hold, which sleep with it."""
         return sum(each.stats().reserved for each in (self.real, *self.real._children()))
+
+    def piece_at(self, address: int) -> int:
+        """Return where the piece begins that a used address lies in."""
+        return max(block.address for block in self.real.blocks() if block.address <= address)
 
     def handed_out(self, block: Block) -> None:
         self.live[block.start] = block

@@ -204,6 +204,7 @@ class World(RuleBasedStateMachine):
             arena=arena,
             start=buffer.ptr,
             nbytes=nbytes,
+            first=arena.piece_at(buffer.ptr) if extra else buffer.ptr,
             size=buffer.allocated_nbytes,
             requested=nbytes + extra,
             own=queue,
@@ -227,7 +228,7 @@ class World(RuleBasedStateMachine):
             self.settle()  # what may be done by now
         apart = []
         for freed in self.freed:
-            if freed.end <= block.start or block.end <= freed.start:
+            if freed.end <= block.first or block.last <= freed.start:
                 apart.append(freed)
                 continue
             for op in freed.unfinished:
@@ -265,7 +266,7 @@ class World(RuleBasedStateMachine):
         block.arena.took_back(block)
         ops = [op for op in block.uses if not op.sure]
         if ops:
-            self.freed.append(Freed(block.arena, block.start, block.end, ops))
+            self.freed.append(Freed(block.arena, block.first, block.last, ops))
 
     def graph_is_gone(self, owner: Any, arena: Arena, queue: Queue) -> None:
         """Launches that are still queued go on using its memory."""
