@@ -116,7 +116,7 @@ cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* st
     if status == ARENA_OK:
         return GPUMEM_OK
     if status == ARENA_OVER_BUDGET:
-        status = allocate_under_pressure(hook, nbytes, <CUstream>stream, <uint64_t*>address)
+        status = allocate_under_pressure(hook, nbytes, <CUstream>stream, 0, <uint64_t*>address)
     store32(&(<Handed*>arena).refused, status)
     return status_of(hook.arena, status)
 

@@ -239,7 +239,8 @@ def test_pool_serves_other_allocations_when_their_memory_is_out(driver, stream, 
     driver.release(spare)
 
 
-def test_budget_callback_runs_before_memory_is_out(driver):
+@pytest.mark.parametrize("caching", [1, 0])
+def test_budget_callback_runs_before_memory_is_out(driver, caching):
     kept = []
 
     def drop(budget, nbytes):
@@ -251,7 +252,11 @@ def test_budget_callback_runs_before_memory_is_out(driver):
     arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
     torch_hooks.serve(0, arena)
     kept.append(arena.allocate(200 * MIB))
-    driver.free(driver.alloc(200 * MIB))
+    driver.enable(caching)
+    try:
+        driver.free(driver.alloc(200 * MIB))
+    finally:
+        driver.enable(1)
     assert not kept
     torch_hooks.serve(0, Arena("host"))
 

@@ -48,7 +48,7 @@ cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1
 # A hook's allocation that the budget refused, tried again after callbacks as long as they help. It
 # takes the interpreter lock for them, and reports what they raise. No lock is held.
 cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
-                                 uint64_t* address) noexcept nogil
+                                 uint32_t flags, uint64_t* address) noexcept nogil
 # Repeats a call that the budget refused, after callbacks; raises if it is refused for good.
 cdef int under_pressure(ArenaBase arena,
                         int (*call)(ArenaCore*, uint64_t) noexcept nogil,

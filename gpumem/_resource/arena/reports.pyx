@@ -807,13 +807,13 @@ cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1:
 
 
 cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
-                                 uint64_t* address) noexcept nogil:
+                                 uint32_t flags, uint64_t* address) noexcept nogil:
     cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
     cdef ArenaCore* core = hook.arena
     cdef int status = ARENA_OVER_BUDGET
     while status == ARENA_OVER_BUDGET and budget_relieve(account(core), load64(&core.over_budget),
                                                          &relief):
-        status = hook_allocate(hook, nbytes, stream, 0, address)
+        status = hook_allocate(hook, nbytes, stream, flags, address)
     return status
 
 

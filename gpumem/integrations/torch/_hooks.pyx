@@ -144,11 +144,14 @@ cdef inline AllocatorHook* hook_of(int device) noexcept nogil:
 # ---- blocks --------------------------------------------------------------------------------------
 
 cdef int allocate(void* hook, size_t nbytes, void* stream, void** address) noexcept nogil:
-    cdef int status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, 0,
-                                    <uint64_t*>address)
+    return allocate_with(<AllocatorHook*>hook, nbytes, <CUstream>stream, 0, <uint64_t*>address)
+
+
+cdef inline int allocate_with(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
+                              uint32_t flags, uint64_t* address) noexcept nogil:
+    cdef int status = hook_allocate(hook, nbytes, stream, flags, address)
     if status == ARENA_OVER_BUDGET:
-        status = allocate_under_pressure(<AllocatorHook*>hook, nbytes, <CUstream>stream,
-                                         <uint64_t*>address)
+        status = allocate_under_pressure(hook, nbytes, stream, flags, address)
     return status
 
 
@@ -158,14 +161,14 @@ cdef int allocate_segment(void* hook, size_t nbytes, void* stream,
     # free. A segment stays with the caching allocator, which has its own rules for captures.
     cdef int status = allocate(hook, nbytes, stream, address)
     if status == ARENA_CAPTURING:
-        status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
+        status = allocate_with(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
                                <uint64_t*>address)
     return status
 
 
 cdef int allocate_alone(int device, size_t nbytes, void* stream, void** address) noexcept nogil:
     cdef void* hook = published_pointer(&uncounted[device])
-    return hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
+    return allocate_with(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
                          <uint64_t*>address)
 
 
