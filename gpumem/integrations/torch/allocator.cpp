@@ -593,6 +593,8 @@ GPUMEM_EXPORT int gpumem_torch_install(const TorchCalls *calls) {
     if (gpumem::installed || current.load()->initialized()) return 0;
     gpumem::installed = new gpumem::Allocator(calls);
     current.store(gpumem::installed);
-    c10::SetAllocator(c10::kCUDA, gpumem::installed);
+    /* At the lowest priority that is enough: PyTorch's own has 0, from 2.12 on 1. */
+    for (int priority = 0; c10::GetAllocator(c10::kCUDA) != gpumem::installed; priority++)
+        c10::SetAllocator(c10::kCUDA, gpumem::installed, static_cast<uint8_t>(priority));
     return 1;
 }
