@@ -20,6 +20,7 @@ from gpumem._testing.torch_hooks import out_of_memory_text
 from gpumem.errors import ConfigError, OutOfMemoryError
 
 MIB = 1 << 20
+RELAXED = 2  # mode of a capture
 
 
 @pytest.fixture(scope="module")
@@ -516,6 +517,27 @@ def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
     caller.free(address, device=7)
     arena.shrink()
     assert budget.used == 0
+
+
+def test_budget_callback_runs_for_a_segment_inside_a_capture(caller, stream):
+    kept = []
+
+    def drop(budget, nbytes):
+        while kept:
+            kept.pop().close()
+        arena.shrink()
+
+    arena = Arena("host", {"oom_wait_ms": 0}, budget=Budget(300 << 20, on_pressure=drop))
+    torch_hooks.serve(8, arena)
+    kept.append(arena.allocate(200 << 20))
+    driver, graph = HostDriver(), ctypes.c_uint64()
+    driver.call("cuStreamBeginCapture", stream.ptr, RELAXED)
+    address = caller.alloc(200 << 20, device=8, stream=stream.ptr, hook="alloc_segment")
+    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
+    assert address
+    assert not kept
+    caller.free(address, device=8)
+    driver.call("cuGraphDestroy", graph.value)
 
 
 def test_error_of_a_budget_callback_in_a_hook_is_told(caller, monkeypatch):
