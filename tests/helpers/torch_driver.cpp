@@ -208,6 +208,11 @@ int driver_empty_cache(unsigned long long number) {
 int driver_enable(int value) {
     return guarded([&](auto &) { cca::get()->enable(value != 0); });
 }
+int driver_fraction_now(size_t device) {
+    return guarded([&](auto &text) {
+        text << cca::get()->getMemoryFraction(static_cast<c10::DeviceIndex>(device));
+    });
+}
 int driver_fraction(double fraction) {
     return guarded([&](auto &text) {
         cca::get()->setMemoryFraction(fraction, 0);
@@ -384,8 +389,9 @@ int driver_tracked() {
 }
 int driver_observe() {
     return guarded([&](auto &) {
-        cca::get()->attachOutOfMemoryObserver([](int64_t device, size_t nbytes, size_t, size_t) {
-            observed.push_back("[" + std::to_string(device) + ", " + std::to_string(nbytes) + "]");
+        cca::get()->attachOutOfMemoryObserver([](int64_t device, size_t nbytes, size_t most, size_t) {
+            observed.push_back("[" + std::to_string(device) + ", " + std::to_string(nbytes) + ", " +
+                               std::to_string(most) + "]");
         });
     });
 }

@@ -17,13 +17,15 @@ from gpumem.integrations.torch import _build, _hooks
 
 VARIABLE = "GPUMEM_TORCH"
 DRIVER = Path(__file__).with_name("torch_driver.cpp")
+DEVICE_BYTES = 4 << 30  # of the stand-in below
+FIRST_FRACTION = 0.875  # of each device's memory, as if PyTorch's settings said so
 
 RUNTIME = """
 #include <stddef.h>
 #include <string.h>
 int cudaGetDevice(int *device) { *device = 0; return 0; }
 int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
-int cudaMemGetInfo(size_t *free, size_t *total) { *free = 1 << 30; *total = 4u << 30; return 0; }
+int cudaMemGetInfo(size_t *free, size_t *total) { *free = 1 << 30; *total = 4ul << 30; return 0; }
 int cudaMemcpyAsync(void *to, const void *from, size_t nbytes, int kind, void *stream) {
     memcpy(to, from, nbytes);
     return 0;
@@ -117,7 +119,8 @@ def load(folder, cache):
         ctypes.CDLL(str(folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     os.environ["XDG_CACHE_HOME"] = str(cache)
     torch = module_of(folder)
-    assert _build.load(torch).gpumem_torch_install(ctypes.c_void_p(_hooks.table()))
+    table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(FIRST_FRACTION)
+    assert _build.load(torch).gpumem_torch_install(table, fraction)
     library = cache / "torch_driver.so"
     compiler = os.environ.get("CXX", "c++").split()
     named = ["-std=c++20", "-shared", "-fPIC", "-o", str(library), str(DRIVER)]

@@ -139,6 +139,19 @@ def test_without_caching_a_block_has_memory_of_its_own_which_no_statistic_counts
     assert arena.stats().reserved == 0
 
 
+def test_caching_stays_off_where_pytorchs_variable_forbids_it(driver, arena, monkeypatch):
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    driver.enable(1)
+    try:
+        address = driver.alloc(4096)
+    finally:
+        monkeypatch.undo()
+        driver.enable(1)
+    assert driver.stats()["requested_bytes"][0][0] == 0
+    assert arena.stats().in_use == 4096
+    driver.free(address)
+
+
 def test_without_caching_blocks_of_a_replaced_arena_are_freed_in_it(driver, arena):
     driver.enable(0)
     try:
@@ -184,6 +197,10 @@ def test_memory_fraction_bounds_the_arena(driver, arena):
         driver.fraction(1.5)
 
 
+def test_memory_fraction_is_that_of_the_settings_until_one_is_set(driver):
+    assert driver.fraction_now(1) == torch_library.FIRST_FRACTION
+
+
 def test_largest_block_is_what_free_memory_and_the_limit_leave(driver, arena):
     arena.set_limit(64 * MIB)
     assert driver.cache_info() == 64 * MIB
@@ -198,6 +215,7 @@ def test_largest_block_is_what_free_memory_and_the_limit_leave(driver, arena):
 
 def test_out_of_memory_is_pytorchs_error_and_is_observed(driver, arena):
     driver.observe()
+    driver.fraction(0.5)
     arena.set_limit(MIB)
     with pytest.raises(
         Refused, match=r"^CUDA out of memory\. Tried to allocate 2\.00 MiB"
@@ -205,7 +223,7 @@ def test_out_of_memory_is_pytorchs_error_and_is_observed(driver, arena):
         driver.alloc(2 * MIB)
     assert refused.value.out_of_memory
     assert driver.stats()["num_ooms"] == 1
-    assert driver.observed()[-1] == [0, 2 * MIB]
+    assert driver.observed()[-1] == [0, 2 * MIB, torch_library.DEVICE_BYTES // 2]
 
 
 def test_closed_arena_is_no_out_of_memory(driver):

@@ -114,7 +114,8 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
         replaced = _plug(torch, str(error))
     else:
         replaced = Replacement(None)
-        if not library.gpumem_torch_install(ctypes.c_void_p(_hooks.table())):
+        table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(settings.fraction)
+        if not library.gpumem_torch_install(table, fraction):
             raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")
 
     def find(index: int) -> Arena:

@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/env.h>
 
 #include <array>
 #include <cstdio>
@@ -162,8 +163,10 @@ void add_to_snapshot(SnapshotInfo &info, const TorchBlock &block, bool begins, C
 
 class Allocator final : public CUDAAllocator {
    public:
-    explicit Allocator(const TorchCalls *calls) : calls_(calls), pools_(*calls), history_(*calls) {
-        for (auto &fraction : fraction_) fraction.store(1.0);
+    Allocator(const TorchCalls *calls, double fraction)
+        : calls_(calls), pools_(*calls), history_(*calls) {
+        for (auto &each : fraction_) each.store(fraction);
+        Allocator::enable(true);
     }
 
     std::string name() override { return "gpumem"; }
@@ -238,8 +241,11 @@ class Allocator final : public CUDAAllocator {
     }
 
     /* Without caching every block has memory of its own, which goes back once it is free, and counts
-       in no statistics. */
-    void enable(bool value) override { is_caching_.store(value); }
+       in no statistics. A variable of PyTorch's forbids caching, so that memory checkers see each
+       block. */
+    void enable(bool value) override {
+        is_caching_.store(value && !c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING"));
+    }
     bool isEnabled() const override { return is_caching_.load(); }
 
     void cacheInfo(DeviceIndex device, size_t *largest) override {
@@ -494,6 +500,7 @@ class Allocator final : public CUDAAllocator {
         if (!is_memory) TORCH_CHECK(false, text);
         size_t free = 0, total = 0;
         (void)cudaMemGetInfo(&free, &total);
+        const auto most = static_cast<size_t>(fraction_.at(device).load() * total);
         if (history_.is_watched()) history_.out_of_memory(device, nbytes, stream, free);
         if (c10::memoryProfilingEnabled()) {
             TorchFigures now = stats_now(device).parts[TORCH_ALL];
@@ -506,7 +513,7 @@ class Allocator final : public CUDAAllocator {
             std::lock_guard<std::mutex> lock(observers_mutex_);
             observers = observers_;
         }
-        for (auto &observer : observers) observer(device, nbytes, total, free);
+        for (auto &observer : observers) observer(device, nbytes, most, free);
         throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
     }
 
@@ -570,7 +577,7 @@ class Allocator final : public CUDAAllocator {
     const TorchCalls *calls_;
     Pools<cudaStream_t> pools_;
     History history_;
-    std::atomic<bool> is_caching_{true};
+    std::atomic<bool> is_caching_;
     std::atomic<int> device_count_{0};
     std::array<std::atomic<double>, TORCH_DEVICES> fraction_{};
     std::mutex since_mutex_;
@@ -587,11 +594,11 @@ void delete_block(void *address) { installed->Allocator::raw_delete(address); }
 }  // namespace gpumem
 
 /* Puts the allocator in PyTorch's place for its own; 0: PyTorch has initialised CUDA, or another
-   allocator is there. */
-GPUMEM_EXPORT int gpumem_torch_install(const TorchCalls *calls) {
+   allocator is there. `fraction` of each device's memory is the limit of its arena at first. */
+GPUMEM_EXPORT int gpumem_torch_install(const TorchCalls *calls, double fraction) {
     auto &current = c10::cuda::CUDACachingAllocator::allocator;
     if (gpumem::installed || current.load()->initialized()) return 0;
-    gpumem::installed = new gpumem::Allocator(calls);
+    gpumem::installed = new gpumem::Allocator(calls, fraction);
     current.store(gpumem::installed);
     /* At the lowest priority that is enough: PyTorch's own has 0, from 2.12 on 1. */
     for (int priority = 0; c10::GetAllocator(c10::kCUDA) != gpumem::installed; priority++)
