@@ -1,11 +1,12 @@
-"""Compile gpumem's allocator against the headers of several releases of PyTorch.
+"""Compile gpumem's allocator against the headers of several releases of PyTorch, and test it.
 
     python -m tests.torch_releases                  of 2.9, 2.11 and the newest
     python -m tests.torch_releases 2.10.0 2.14.1 --keep ~/torch-headers
 
 Wheels come from the package index, 0.5 GB each; their headers and the two libraries that are linked
-are kept, in a temporary folder or the one of `--keep`, where a later run finds them. Needs a C++
-compiler and CUDA's headers. Exit code 1: a release's headers refuse the allocator.
+are kept, in a temporary folder or the one of `--keep`, where a later run finds them. From 2.11 on,
+integrations/test_torch_allocator.py also runs with the release's libraries. Needs a C++ compiler
+and CUDA's headers. Exit code 1: a release's headers refuse the allocator, or a test fails.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from pathlib import Path
 
 from gpumem.integrations.torch import _build
 
-from .helpers.torch_library import module_of
+from .helpers.torch_library import VARIABLE, module_of
 
 RELEASES = ("2.9.1", "2.11.0", "newest")
 WHEEL = ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_28_x86_64"]
+
+TESTS = Path(__file__).parent / "integrations" / "test_torch_allocator.py"
+TESTED_FROM = 211  # what the tests call of PyTorch is declared so since
 
 NEEDED = ("torch/version.py", "torch/lib/libc10.so", "torch/lib/libc10_cuda.so")
 
@@ -49,8 +53,22 @@ def headers_of(release: str, folder: Path) -> Path:
     return unpacked
 
 
+def tested(unpacked: Path) -> str:
+    """Run the tests with a release's libraries; return the line in which pytest sums up."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)],
+        env=os.environ | {VARIABLE: str(unpacked)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"tests fail:\n{done.stdout}")
+    return done.stdout.splitlines()[-1]
+
+
 def main() -> int:
-    """Compile against each release; print a line for each."""
+    """Compile against each release, and test it; print a line for each."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.torch_releases",
         description=__doc__,
@@ -65,10 +83,14 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["XDG_CACHE_HOME"] = temporary
         for release in given.releases:
-            torch = module_of(headers_of(release, folder))
+            unpacked = headers_of(release, folder)
+            torch = module_of(unpacked)
             try:
                 _build.build(torch)
-                print(f"PyTorch {torch.__version__}: compiles", flush=True)
+                said = "compiles"
+                if _build.release(torch) >= TESTED_FROM:
+                    said += f"; {tested(unpacked)}"
+                print(f"PyTorch {torch.__version__}: {said}", flush=True)
             except RuntimeError as error:
                 refused += 1
                 print(f"PyTorch {torch.__version__}: {error}", flush=True)

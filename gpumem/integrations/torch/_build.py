@@ -16,7 +16,7 @@ from types import ModuleType
 from gpumem.integrations import _compiled
 from gpumem.integrations._compiled import Recipe
 
-__all__ = ["SOURCES", "build", "load", "recipe"]
+__all__ = ["SOURCES", "build", "load", "recipe", "release"]
 
 FOLDER = Path(__file__).parent
 SOURCES = ("allocator.cpp", "compat.h", "history.h", "hooks.h", "ipc.h", "pools.h")
@@ -54,7 +54,7 @@ def recipe(torch: ModuleType) -> Recipe:
         (
             "-fvisibility=hidden",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-            f"-DTORCH_RELEASE={_release(version)}",
+            f"-DTORCH_RELEASE={release(torch)}",
             f"-DTORCH_GIT_VERSION={torch.version.git_version}",
         ),
         tuple(FOLDER / source for source in SOURCES),
@@ -72,9 +72,9 @@ def recipe(torch: ModuleType) -> Recipe:
     )
 
 
-def _release(version: str) -> int:
-    """Return 211 for "2.11.0+cu130"."""
-    major, minor = version.split(".")[:2]
+def release(torch: ModuleType) -> int:
+    """Return 211 for PyTorch "2.11.0+cu130"."""
+    major, minor = str(torch.__version__).split(".")[:2]
     return 100 * int(major) + int(minor)
 
 
