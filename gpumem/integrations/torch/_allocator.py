@@ -26,7 +26,6 @@ __all__ = [
 # PyTorch's setter of each hook. gpumem refuses a version without a needed one; without one of the
 # others, the feature of that hook is missing.
 _SETTERS = {
-    "init": "set_init_fn",
     "reset": "set_reset_fn",
     "memory_fraction": "set_memory_fraction_fn",
     "base_alloc": "set_base_alloc_fn",
@@ -36,6 +35,7 @@ _SETTERS = {
     "release_pool": "set_release_pool",
 }
 _NEEDED = frozenset({"record_stream", "begin_pool", "end_pool", "release_pool"})
+_UNUSED = frozenset({"set_init_fn"})  # arenas are made at their first use
 
 
 # ---- in place of PyTorch's allocator -------------------------------------------------------------
@@ -153,7 +153,7 @@ def _plug(torch: ModuleType, reason: str) -> Replacement:
         raise IntegrationError(f"PyTorch's allocator cannot be replaced: {error}") from error
     Statistics(torch).install()
     setters = {name for name in dir(allocator) if name.startswith("set_")}
-    unknown = tuple(sorted(setters - set(_SETTERS.values())))
+    unknown = tuple(sorted(setters - {*_SETTERS.values(), *_UNUSED}))
     return Replacement(reason, allocator, hooks, unknown)
 
 

@@ -114,7 +114,7 @@ cdef extern from "hooks.h" nogil:
     void torch_hooks_addresses(uintptr_t* addresses)
 
 # Names of the hooks, in the order of torch_hooks_addresses.
-NAMES = ("alloc", "alloc_segment", "free", "init", "reset", "memory_fraction", "base_alloc",
+NAMES = ("alloc", "alloc_segment", "free", "reset", "memory_fraction", "base_alloc",
          "record_stream", "begin_pool", "end_pool", "release_pool")
 
 cdef enum:

@@ -67,8 +67,6 @@ HOOK void gpumem_torch_free(void *address, size_t nbytes, int device, Stream) no
                  nbytes, address, device, status);
 }
 
-HOOK void gpumem_torch_init(int) {}
-
 HOOK void gpumem_torch_reset() { calls->shrink(); }
 
 HOOK void gpumem_torch_memory_fraction(double fraction, int device) {
@@ -110,7 +108,6 @@ void torch_hooks_addresses(uintptr_t addresses[TORCH_HOOKS]) {
         reinterpret_cast<uintptr_t>(&gpumem_torch_alloc),
         reinterpret_cast<uintptr_t>(&gpumem_torch_alloc_segment),
         reinterpret_cast<uintptr_t>(&gpumem_torch_free),
-        reinterpret_cast<uintptr_t>(&gpumem_torch_init),
         reinterpret_cast<uintptr_t>(&gpumem_torch_reset),
         reinterpret_cast<uintptr_t>(&gpumem_torch_memory_fraction),
         reinterpret_cast<uintptr_t>(&gpumem_torch_base_alloc),

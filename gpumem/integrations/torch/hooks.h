@@ -140,7 +140,7 @@ typedef struct TorchCalls {
 /* The functions for PyTorch's pluggable allocator. */
 void torch_hooks_init(const TorchCalls *calls);
 /* Their addresses, in the order of their names in _hooks.pyx. */
-enum { TORCH_HOOKS = 11 };
+enum { TORCH_HOOKS = 10 };
 void torch_hooks_addresses(uintptr_t addresses[TORCH_HOOKS]);
 
 #ifdef __cplusplus
