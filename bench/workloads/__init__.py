@@ -36,8 +36,12 @@ WORKLOADS = {
     "gat_train": ("graphs", "GatTraining"),
     "sampled_gnn_train": ("graphs", "SampledTraining"),
 }
-# Captured once, replayed by each step: fixed shapes, a CUDA device only.
-GRAPHS = {"llama_graph_train": ("llama", "GraphTraining")}
+# Captured once, replayed by each step: fixed shapes. The first needs a CUDA device; the second
+# computes without graphs on others, and needs what `torch.compile` needs.
+GRAPHS = {
+    "llama_graph_train": ("llama", "GraphTraining"),
+    "llama_compiled_train": ("llama", "CompiledTraining"),
+}
 
 # By several processes, each with a device; see `bench.torch_ranks`.
 PARALLEL = {

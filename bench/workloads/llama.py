@@ -1,4 +1,4 @@
-"""Llama's kind: training; serving of several requests in turn; training as a replayed graph."""
+"""Llama's kind: training; serving of several requests in turn; training as replayed graphs."""
 
 from __future__ import annotations
 
@@ -144,3 +144,33 @@ class GraphTraining(Workload):
         self.input.copy_(self.tokens(self.size.model.vocabulary, *self.shape))
         self.graph.replay()
         return self.loss.clone()
+
+
+class CompiledTraining(Workload):
+    """A step of training of one shape, with a model whose graphs `torch.compile` captures."""
+
+    SIZES: ClassVar = GraphTraining.SIZES
+    WARMUP = 4  # compiles, runs once without a graph, captures, replays
+    size: Learning
+
+    def start(self) -> None:
+        batch = self.size.batches[0]
+        self.shape = (batch, self.scale // batch + 1)
+        self.model = self.built(lambda: Decoder(self.size.model), self.dtype)
+        self.compiled = torch.compile(self.model, mode="reduce-overhead")
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
+        for _ in range(self.WARMUP):
+            self.train()
+
+    def train(self) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        tokens = self.tokens(self.size.model.vocabulary, *self.shape)
+        loss = next_token_loss(self.compiled, tokens)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def step(self) -> torch.Tensor:
+        self.draw(*self.shape)
+        return self.train()

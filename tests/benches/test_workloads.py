@@ -68,6 +68,13 @@ def test_weights_and_data_come_from_the_seed(name):
     assert not torch.equal(data, different)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_compiled_training_gives_the_same_bits_again():
+    first, again = (steps("llama_compiled_train", 3, 3)[2] for _ in "12")
+    assert first == again
+    assert len(set(first)) == 3, "steps do not differ"
+
+
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_shapes_change_from_step_to_step(name):
     assert len(set(steps(name, 1, 6)[0])) > 2
