@@ -6,14 +6,15 @@ Commits and the bare calls (create, map, set access; unmap, release) have the sa
 of the same size, alternate, and begin with the same state. The bare calls go through ctypes, which
 adds some tenths of a microsecond to each. The rate is that of handles of 32 MiB over 2 MiB.
 Attention needs a GPU and PyTorch: its SDPA, and flex attention, which it compiles with Triton. The
-trace is that of tests/kv; what is held without any move is beside what is held when at most 64
-blocks move before a step.
+trace is that of tests/kv: what is held without moves, without and with hints which blocks belong to
+a sequence, and when at most 64 blocks move at a step in which more than 2 % are wasted.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import itertools
 import json
 import statistics
@@ -33,6 +34,7 @@ MIB, GIB = 1 << 20, 1 << 30
 ALLOCATION = ctypes.c_int * 8  # CUmemAllocationProp: pinned, no handle type, on the device
 ACCESS = ctypes.c_int * 3  # CUmemAccessDesc: the device, its number, reading and writing
 STEPS = 1000
+WASTE = 1.02  # of the floor, from which on blocks are moved
 
 
 class Bare:
@@ -176,52 +178,76 @@ def attention(device: str, rounds: int) -> dict[str, float] | None:
     return found
 
 
-def trace(device: str) -> dict[str, float]:
-    """Serve the trace of the tests without bytes: what is held, over what blocks need."""
+def trace(device: str) -> dict[str, dict[str, float]]:
+    """Serve the trace of the tests without bytes: what is held, over what blocks need.
+
+    If each layer's keys and values have a tensor, the pages of all are alike, and one stands for
+    them. A row of all of them fills a page with fewer blocks.
+    """
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from kv import serving_trace
 
-    row = serving_trace.BLOCK_TOKENS * serving_trace.TOKEN_BYTES
+    part = serving_trace.BLOCK_TOKENS * serving_trace.TOKEN_BYTES
+    count = 2 * serving_trace.LAYERS
+    found = {}
+    for kind, row, alike in (("a tensor for each", part, count), ("a row of all", part * count, 1)):
 
-    def serve(limit: int | None) -> tuple[float, float]:
-        rows = gpumem.Arena(device).virtual((4096, row), "uint8", step=1)
-        pool = BlockPool([rows])
-        return played(pool, serving_trace, limit)
+        def serve(limit: int | None, near: bool = True, row: int = row) -> Served:
+            rows = gpumem.Arena(device).virtual((4096, row), "uint8", step=1)
+            return played(BlockPool([rows]), serving_trace, limit, near)
 
-    (without, _), (moved, _), (_, compacted) = serve(0), serve(64), serve(None)
-    return {
-        "held / floor, no moves": without,
-        "held / floor, moves": moved,
-        "most after a compaction": compacted,
-    }
+        alone, near, moved, compacted = serve(0, False), serve(0), serve(64), serve(None)
+        found[kind] = {
+            "held / floor, no moves, no hints": alone.held / alone.floor,
+            "no moves": near.held / near.floor,
+            "its MiB, mean": near.held * alike / near.steps / MIB,
+            "at most 64 moves a step": moved.held / moved.floor,
+            "moves a step, mean": moved.moves / moved.steps,
+            "most after a compaction": compacted.most,
+        }
+    return found
 
 
-def played(pool: BlockPool, trace: Any, limit: int | None) -> tuple[float, float]:
-    """Return bytes held over the floor in the course of the trace, and the most after moves."""
+@dataclasses.dataclass
+class Served:
+    """Sums over the steps: bytes held, and those that blocks need; moves; the most after them."""
+
+    steps: int = 0
+    held: int = 0
+    floor: int = 0
+    moves: int = 0
+    most: float = 0.0
+
+
+def played(pool: BlockPool, trace: Any, limit: int | None, near: bool) -> Served:
+    """Run the trace; a sequence that grows names its blocks if `near`."""
     waiting = list(reversed(trace.load()))
     running: list[list[Any]] = []
-    held, floor, compacted, step = 0, 0, 0.0, 0
+    served = Served()
     while waiting or running:
-        while waiting and waiting[-1].arrival <= step:
+        while waiting and waiting[-1].arrival <= served.steps:
             each = waiting.pop()
             running.append([each, each.prompt, pool.allocate(-(-each.prompt // 16)).tolist()])
         for sequence in running:
             sequence[1] += 1
         for sequence in [s for s in running if s[1] > 16 * len(s[2])]:
-            sequence[2] += pool.allocate(1).tolist()
+            sequence[2] += pool.allocate(1, near=sequence[2] if near else ()).tolist()
         for sequence in [s for s in running if s[1] >= s[0].prompt + s[0].output]:
             pool.free(sequence[2])
             running.remove(sequence)
-        if limit != 0 and pool.held_nbytes > 1.08 * pool.floor_nbytes:
+        if limit != 0 and pool.held_nbytes > WASTE * pool.floor_nbytes:
             moves = pool.compact(limit)
             pool.moved(moves)
+            served.moves += len(moves)
             there = dict(moves.tolist())
             for sequence in running:
                 sequence[2] = [there.get(block, block) for block in sequence[2]]
             if limit is None:
-                compacted = max(compacted, pool.held_nbytes / max(pool.floor_nbytes, 1))
-        held, floor, step = held + pool.held_nbytes, floor + pool.floor_nbytes, step + 1
-    return held / floor, compacted
+                served.most = max(served.most, pool.held_nbytes / max(pool.floor_nbytes, 1))
+        served.held += pool.held_nbytes
+        served.floor += pool.floor_nbytes
+        served.steps += 1
+    return served
 
 
 def main() -> None:
@@ -233,8 +259,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
+    nbytes = max(round(chosen.gib * GIB / (32 * MIB)), 1) * 32 * MIB  # whole handles
     parts: dict[str, Callable[[], Any]] = {
-        "commit": lambda: commits(chosen.device, int(chosen.gib * GIB), chosen.rounds),
+        "commit": lambda: commits(chosen.device, nbytes, chosen.rounds),
         "growing and shrinking": lambda: steps(chosen.device),
         "attention": lambda: attention(chosen.device, chosen.rounds),
         "serving trace": lambda: trace(chosen.device),

@@ -8,8 +8,9 @@ blocks, by PyTorch's scaled_dot_product_attention if PyTorch is there, else by N
 model: queries, keys and values are random numbers.
 
 The cache reserves addresses for far more blocks than there is memory. Blocks of running sequences
-have memory, in whole pages; what half empty pages would hold back, moves free. The tensors
-that attention reads are made once, before anything is committed.
+have memory, in whole pages. A row has the keys and values of all layers, so that few blocks fill a
+page; what half empty pages still hold back, moves free. The tensor that attention reads is made
+once, before anything is committed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpumem.kv import BlockPool
 
 LAYERS, HEADS, WIDTH = 2, 8, 64
 TOKENS = 16  # of a block
-MOST_BLOCKS = 1 << 16  # 4 tensors of 2 GiB of addresses
+MOST_BLOCKS = 1 << 16  # 8 GiB of addresses
 MIB = 1 << 20
 
 try:
@@ -37,22 +38,19 @@ class Cache:
     """Keys and values of every layer, in blocks."""
 
     def __init__(self, arena: gpumem.Arena) -> None:
-        shape = (MOST_BLOCKS, TOKENS, HEADS, WIDTH)
-        tensors = [arena.virtual(shape, "float32", step=1) for _ in range(2 * LAYERS)]
-        self.pool = BlockPool(tensors)
-        if torch is None:
-            self.rows: list[Any] = [tensor.full.numpy() for tensor in tensors]
-        else:
-            self.rows = [torch.from_dlpack(tensor.full) for tensor in tensors]
+        shape = (MOST_BLOCKS, 2 * LAYERS, TOKENS, HEADS, WIDTH)
+        tensor = arena.virtual(shape, "float32", step=1)
+        self.pool = BlockPool([tensor])
+        self.rows: Any = tensor.full.numpy() if torch is None else torch.from_dlpack(tensor.full)
 
     def array(self, values: np.ndarray) -> Any:
         """Return it as the cache's tensors are: of PyTorch and on their device, or of NumPy."""
-        return values if torch is None else torch.from_numpy(values).to(self.rows[0].device)
+        return values if torch is None else torch.from_numpy(values).to(self.rows.device)
 
     def attend(self, layer: int, query: Any, table: list[int], length: int) -> Any:
         """Return what a query of shape (heads, width) reads of a sequence."""
         keys, values = (
-            self.rows[number][table].reshape(-1, HEADS, WIDTH)[:length]
+            self.rows[table, number].reshape(-1, HEADS, WIDTH)[:length]
             for number in (2 * layer, 2 * layer + 1)
         )
         if torch is not None:
@@ -77,11 +75,11 @@ class Sequence:
     def append(self) -> None:
         """Write the key and the value of one more token of each layer."""
         if self.length == len(self.table) * TOKENS:
-            self.table += self.cache.pool.allocate(1).tolist()
+            self.table += self.cache.pool.allocate(1, near=self.table).tolist()
         block, place = self.table[self.length // TOKENS], self.length % TOKENS
-        for number, rows in enumerate(self.cache.rows):
+        for number in range(2 * LAYERS):
             value = self.rng.standard_normal((HEADS, WIDTH), np.float32)
-            rows[block, place] = self.cache.array(value)
+            self.cache.rows[block, number, place] = self.cache.array(value)
             self.seen[number].append(value)
         self.length += 1
 
@@ -106,8 +104,7 @@ def compact(cache: Cache, running: list[Sequence]) -> int:
     if cache.pool.held_nbytes <= 1.1 * cache.pool.floor_nbytes:
         return 0
     moves = cache.pool.compact()
-    for rows in cache.rows:
-        rows[moves[:, 1]] = rows[moves[:, 0]]
+    cache.rows[moves[:, 1]] = cache.rows[moves[:, 0]]
     there = dict(moves.tolist())
     for sequence in running:
         sequence.table = [there.get(block, block) for block in sequence.table]

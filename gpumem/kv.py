@@ -13,11 +13,11 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpumem._support.arguments import is_integer, refuse, require
+from gpumem._support.arguments import refuse, require, require_integer
 from gpumem._support.forks import ForkLock
 from gpumem._support.sizes import format_size
 from gpumem._tensor import VirtualTensor
-from gpumem._tensor.row_groups import BARE, COMING, HELD, RowGroups, blocks_of_pages
+from gpumem._tensor.row_groups import BARE, COMING, HELD, RowGroups, blocks_of_pages, enough
 from gpumem.errors import OutOfMemoryError
 
 __all__ = ["BlockPool"]
@@ -34,11 +34,12 @@ class BlockPool:
     """Numbers of blocks over virtual tensors that grow and shrink with them.
 
     Blocks are handed out so that whole pages become free: a *group* is the blocks that fill a whole
-    number of pages in every tensor. `allocate` fills the fullest groups that have memory, and only
-    then gives memory to a new one, by one commit for each tensor and run of groups. A group
-    without a block loses its memory, by one release likewise, behind the work that is queued on the
-    tensors' streams (see `gpumem.VirtualTensor`). What long-lived blocks hold half empty `compact`
-    frees.
+    number of pages in every tensor. `allocate` keeps the blocks of a sequence together, since they
+    end together, and fills the lowest groups with what is left over. Groups get memory by one
+    commit for each tensor and run of groups. A group without a block loses its memory, by one
+    release likewise, behind the work that is queued on the tensors' streams (see
+    `gpumem.VirtualTensor`). What long-lived blocks hold half empty `compact` frees; with few blocks
+    a group, as in one tensor whose row has the keys and values of all layers, that is little.
 
     A block has a count of references, so that requests with the same beginning share blocks. With
     ``free(blocks, cache=True)`` a block whose count ends keeps its bytes until it is evicted:
@@ -111,8 +112,8 @@ class BlockPool:
         for number, tensor in enumerate(self.tensors):
             if any(tensor is other for other in self.tensors[:number]):
                 raise ValueError(f"{tensor!r} is there twice: a BlockPool needs different tensors")
-        _require_number("block_rows", block_rows, 1, most)
-        _require_number("spare", spare, 0, most)
+        require_integer("block_rows", block_rows, 1, most)
+        require_integer("spare", spare, 0, most)
         if on_evict is not None and not callable(on_evict):
             refuse("on_evict", on_evict, "a callable or None")
         self.block_rows = block_rows
@@ -121,15 +122,11 @@ class BlockPool:
         self.group_blocks = min(blocks_of_pages(self.tensors, block_rows), self.capacity)
         self.spare = spare
         self.on_evict = on_evict
-        groups = -(-self.capacity // self.group_blocks)
-        self._sizes = np.full(groups, self.group_blocks, np.int64)  # blocks of each group
-        self._sizes[-1] = self.capacity - (groups - 1) * self.group_blocks
         self._references = np.zeros(self.capacity, np.int32)
         self._states = np.zeros(self.capacity, np.int8)
         self._freed_at = np.zeros(self.capacity, np.int64)  # of cached blocks, a running number
-        self._taken = np.zeros(groups, np.int64)  # blocks of each group that are not free
-        most -= most % block_rows  # rows in blocks
-        self._groups = RowGroups(self.tensors, self.group_blocks * block_rows, most)
+        self._groups = RowGroups(self.tensors, block_rows, self.group_blocks, self.capacity)
+        self._sizes, self._taken = self._groups.sizes, self._groups.taken
         self._memory = self._groups.memory
         # The moves that are planned: where a TARGET's bytes come from, and where an origin's go to,
         # as long as it is not freed; -1: nowhere.
@@ -175,16 +172,21 @@ class BlockPool:
 
     # ---- blocks ----------------------------------------------------------------------------------
 
-    def allocate(self, count: int) -> Blocks:
+    def allocate(self, count: int, *, near: Numbers = ()) -> Blocks:
         """Hand out blocks, with one reference each.
 
-        Of what has memory, the fullest groups come first. Then groups get memory; if that is
-        refused, cached blocks are evicted, and it is tried again.
+        First from the groups of `near`. Then as many as fill whole groups from empty ones, which
+        get memory if that takes no wait and no callback. The rest from the lowest groups with room:
+        address-ordered first fit (Wilson et al., "Dynamic Storage Allocation: A Survey and Critical
+        Review", 1995). If memory is lacking, groups get it; if that is refused, cached blocks are
+        evicted, and it is tried again.
 
         Parameters
         ----------
         count : int
             How many.
+        near : sequence of int, optional
+            Blocks that end at the same time: those of the sequence. The last comes first.
 
         Returns
         -------
@@ -209,23 +211,26 @@ class BlockPool:
         >>> pool.allocate(3), pool.held_nbytes
         (array([0, 1, 2]), 4194304)
         """
-        _require_number("count", count, 0, None)
-        with self._lock:
-            found = self._take(count)
+        require_integer("count", count, 0)
+        groups = self._read(near)[::-1] // self.group_blocks
+        beside = groups[np.sort(np.unique(groups, return_index=True)[1])]
+        found = self._take_at_once(count, beside)
         if found is not None:
             return found
         # One thread at a time gives memory to groups: the next one takes what this one leaves.
         with self._growth:
             while found is None:
                 try:
-                    found = self._grow(count)
+                    found = self._grow(count, beside)
                 except OutOfMemoryError:
                     with self._lock:
-                        found = self._take(count)  # other threads may have freed some meanwhile
-                        missing = self._missing(count) if found is None else 0
+                        found = self._take(count, beside)  # others may have freed some meanwhile
+                        missing = self._groups.missing(count) if found is None else 0
                         going = self._begin_eviction(self._eviction_order()[0][:missing])
                         if found is None and not len(going):
-                            self._groups.give_back(self._idle(self.spare))  # of earlier turns
+                            self._groups.give_back(
+                                self._groups.idle(self.spare)
+                            )  # of earlier turns
                             raise
                     self._evict(going)
             return found
@@ -294,7 +299,7 @@ class BlockPool:
                 raise ValueError("blocks are freed more often than they have references")
             ended = dropped[self._references[dropped] == times]
             if not cache:  # what may be refused comes first
-                idle = self._idle(self.spare, ended)
+                idle = self._groups.idle(self.spare, ended)
                 idle = idle[np.isin(idle, ended // self.group_blocks)]
                 self._groups.release(idle)
             self._references[dropped] -= times.astype(np.int32)
@@ -323,7 +328,7 @@ class BlockPool:
         >>> pool.eviction_order()
         array([2, 3, 0])
         """
-        _require_number("count", 0 if count is None else count, 0, None)
+        require_integer("count", 0 if count is None else count, 0)
         with self._lock:
             return self._eviction_order()[0][:count]
 
@@ -348,7 +353,7 @@ class BlockPool:
         --------
         See `free`.
         """
-        _require_number("count", count, 0, None)
+        require_integer("count", count, 0)
         with self._lock:
             going = self._begin_eviction(self._eviction_order()[0][:count])
         self._evict(going)
@@ -392,7 +397,7 @@ class BlockPool:
         >>> arena.allocate(4 << 20).nbytes, pool.cached
         (4194304, 4)
         """
-        _require_number("nbytes", nbytes, 0, None)
+        require_integer("nbytes", nbytes, 0)
         with self._lock:
             order, useful = self._eviction_order()
             groups = order[:useful] // self.group_blocks
@@ -436,11 +441,11 @@ class BlockPool:
         >>> pool.held_nbytes == pool.floor_nbytes == 4 << 20
         True
         """
-        _require_number("limit", 0 if limit is None else limit, 0, None)
+        require_integer("limit", 0 if limit is None else limit, 0)
         with self._lock:
             order = np.argsort(-self._taken, kind="stable")
             order = order[self._taken[order] > 0]
-            needed = _enough(self._sizes[order], int(self._taken.sum()))
+            needed = enough(self._sizes[order], int(self._taken.sum()))
             kept, emptied = order[:needed], order[needed:][::-1]
             targets = self._free_in(kept, self.capacity)
             sources: list[Blocks] = []
@@ -502,65 +507,73 @@ class BlockPool:
             # Those too for which the host had no memory when they were to lose it.
             self._groups.give_back(np.flatnonzero((self._taken == 0) & (self._memory != COMING)))
 
-    def _missing(self, count: int) -> int:
-        return count - int((self._sizes - self._taken)[self._memory == HELD].sum())
-
-    def _take(self, count: int) -> Blocks | None:
-        """Hand out free blocks with memory, of the fullest groups first; None if there are less."""
-        if self._missing(count) > 0:
+    def _take(self, count: int, beside: Blocks) -> Blocks | None:
+        """Hand out free blocks with memory; None if there are less."""
+        if self._groups.missing(count) > 0:
             return None
-        found = self._free_in(np.flatnonzero(self._memory == HELD), count)
+        found = self._free_in(self._groups.to_fill(count, beside), count)
         self._states[found] = LIVE
         self._references[found] = 1
         np.add.at(self._taken, found // self.group_blocks, 1)
         return found
 
-    def _grow(self, count: int) -> Blocks | None:
+    def _take_at_once(self, count: int, beside: Blocks) -> Blocks | None:
+        """Hand out blocks, or None, without a wait for memory, of whole groups if it is there."""
+        with self._lock:
+            groups = self._groups.wished(count, beside)
+            if not len(groups) or not self._growth.enter_if_free():
+                return self._take(count, beside)
+            self._memory[groups] = COMING
+        try:
+            found = self._commit(groups, count, beside, needed=False)
+        finally:
+            self._growth.leave()
+        with self._lock:
+            return self._take(count, beside) if found is None else found
+
+    def _grow(self, count: int, beside: Blocks) -> Blocks | None:
         """Give memory to groups and hand out blocks; None if others took too many meanwhile."""
         with self._lock:
-            found = self._take(count)
+            found = self._take(count, beside)
             if found is not None:
                 return found
-            missing = self._missing(count)
-            bare = np.flatnonzero(self._memory == BARE)
-            groups = bare[: _enough(self._sizes[bare], missing)]
-            if self._sizes[groups].sum() < missing:
+            groups, missing = self._groups.to_bring(count)
+            if missing:
                 raise OutOfMemoryError(
                     f"a BlockPool of {self.capacity} blocks lacks {missing} of those asked for: "
                     f"{self.live} are live, {self.cached} cached; free some, or make a larger pool"
                 )
             self._memory[groups] = COMING
+        return self._commit(groups, count, beside, needed=True)
+
+    def _commit(self, groups: Blocks, count: int, beside: Blocks, needed: bool) -> Blocks | None:
+        """Give memory to COMING groups and hand out blocks, or None."""
         try:
             # Without the lock: it may wait for what another thread frees, and calls other pools.
-            self._groups.commit(groups)
+            if needed:
+                self._groups.commit(groups)
+            elif not self._groups.commit_if_free(groups):
+                return None
             with self._lock:
                 self._memory[groups] = HELD
-                return self._take(count)
-        except BaseException:
+                return self._take(count, beside)
+        finally:
             with self._lock:
                 groups = groups[self._memory[groups] == COMING]
                 self._memory[groups] = BARE
                 self._groups.give_back(groups)
-            raise
 
     def _release(self, blocks: Blocks) -> Blocks:
         """Make blocks free; return the groups that lost their memory."""
         self._states[blocks] = FREE
         self._planned_to[blocks] = -1
         np.subtract.at(self._taken, blocks // self.group_blocks, 1)
-        return self._groups.give_back(self._idle(self.spare))
-
-    def _idle(self, spare: int, without: Blocks | tuple[()] = ()) -> Blocks:
-        """Return groups that have memory and, without some blocks, none; not the lowest `spare`."""
-        gone = np.asarray(without, np.int64) // self.group_blocks
-        taken = self._taken - np.bincount(gone, minlength=len(self._taken))
-        return np.flatnonzero((self._memory == HELD) & (taken == 0))[spare:]
+        return self._groups.give_back(self._groups.idle(self.spare))
 
     def _free_in(self, groups: Blocks, count: int) -> Blocks:
+        """Return up to so many free blocks of groups, in their order."""
         room = self._sizes[groups] - self._taken[groups]
-        order = np.argsort(np.where(room, -self._taken[groups], 1), kind="stable")
-        order = order[: _enough(room[order], count)]
-        blocks = self._blocks_of(groups[order])
+        blocks = self._blocks_of(groups[: enough(room, count)])
         found: Blocks = blocks[self._states[blocks] == FREE]
         return found[:count]
 
@@ -584,16 +597,3 @@ class BlockPool:
         wrong = blocks[~np.isin(self._states[blocks], states)]
         if len(wrong):
             raise ValueError(f"block {wrong[0]} cannot be {what}: it is not handed out")
-
-
-def _enough(sizes: npt.NDArray[np.int64], count: int) -> int:
-    """Return how many of the first sizes it takes for a sum of `count`; one more than all: none."""
-    return int(np.searchsorted(np.cumsum(sizes), count)) + 1
-
-
-def _require_number(name: str, value: object, least: int, most: int | None) -> None:
-    if not is_integer(value, least, most if most is not None else (1 << 62)):
-        if isinstance(value, int) and not isinstance(value, bool):
-            bound = f"{least} to {most}" if most is not None else f"{least} or more"
-            raise ValueError(f"invalid {name} = {value}: expected {bound}")
-        refuse(name, value, "an integer")

@@ -17,6 +17,7 @@ __all__ = [
     "refuse_call",
     "refuse_keywords",
     "require",
+    "require_integer",
     "unknown",
 ]
 
@@ -34,6 +35,15 @@ def require(name: str, value: object, kind: type | tuple[type, ...], accepted: s
     """Raise TypeError unless `value` is one of `kind`."""
     if not isinstance(value, kind):
         refuse(name, value, accepted)
+
+
+def require_integer(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise TypeError unless `value` is an int, and ValueError unless it is in the range."""
+    if not is_integer(value, least, most if most is not None else (1 << 62)):
+        if isinstance(value, int) and not isinstance(value, bool):
+            bound = f"{least} to {most}" if most is not None else f"{least} or more"
+            raise ValueError(f"invalid {name} = {value}: expected {bound}")
+        refuse(name, value, "an integer")
 
 
 def unknown(

@@ -309,7 +309,7 @@ cdef class VirtualTensor:
             self.read_rows(0, first, &begin, &end, "rows")
         else:
             self.read_rows(first, last, &begin, &end)
-        self.bring(begin, end)
+        self.bring(begin, end, True)
 
     def release(self, first, last):
         """Take rows away, from `first` to `last`, exclusive; those without memory stay without.
@@ -376,14 +376,15 @@ cdef class VirtualTensor:
         if room == NULL:
             raise_status(self.arena, 0, 0, self.slot, ARENA_NO_METADATA)
         try:
-            self.bring(begin, end)
+            self.bring(begin, end, True)
             with self.lock:
                 self.require_free(end, self.max_rows)
                 self.take_away(end, self.max_rows, &room)
         finally:
             uses_free(room)
 
-    cdef int bring(self, uint64_t first, uint64_t last) except -1:
+    cdef bint bring(self, uint64_t first, uint64_t last, bint needed) except -1:
+        # What is not needed is neither waited for nor taken from anybody; tells whether it is there.
         cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
         cdef Asking asking = Asking(0, 0)
         cdef uint32_t begin, end, ahead
@@ -403,6 +404,8 @@ cdef class VirtualTensor:
                 if status == ARENA_OK:
                     with_rows(self.edges, first, last)
                     break
+            if not needed:
+                return False
             # Without the lock: the memory may come from a release of another thread, and while
             # Ctrl-C's exception is set, nothing of Python may be called.
             with nogil:
@@ -422,7 +425,7 @@ cdef class VirtualTensor:
                 raise_over_budget(self.arena, nbytes, 0, self.slot, errors)
             raise_status(self.arena, nbytes, 0, self.slot, status)
         tell_errors(errors)
-        return 0
+        return True
 
     cdef int take_away(self, uint64_t first, uint64_t last, Uses** room) except -1:
         # Of the pages that the rows lie in, the first and the last may have others. Takes the room,
@@ -669,6 +672,16 @@ cdef class VirtualTensor:
 
     def __exit__(self, *exception):
         self.close()
+
+
+def commit_if_free(VirtualTensor tensor not None, first, last):
+    """Commit rows as `VirtualTensor.commit`, and tell whether they have memory now.
+
+    Where the commit is refused nothing is changed: it waits for no work and calls nobody back.
+    """
+    cdef uint64_t begin, end
+    tensor.read_rows(first, last, &begin, &end)
+    return tensor.bring(begin, end, False)
 
 
 def release_together(tensors, runs):

@@ -38,13 +38,60 @@ def test_blocks_are_rows_with_memory_in_every_tensor(arena):
     assert (pool.live, pool.held_nbytes, pool.floor_nbytes) == (0, 0, 0)
 
 
-def test_fullest_groups_are_filled_first(arena):
+def test_lowest_groups_are_filled_first(arena):
     pool = pool_of(arena)
     blocks = pool.allocate(12)  # groups of 0, 4 and 8
     pool.free(blocks[[1, 2, 5]])
-    assert pool.allocate(1).tolist() == [5]
-    assert pool.allocate(3).tolist() == [1, 2, 12]
+    assert pool.allocate(1).tolist() == [1]
+    assert pool.allocate(3).tolist() == [2, 5, 12]
     assert pool.held_nbytes == 16 * MIB
+
+
+def test_blocks_of_a_sequence_stay_together(arena):
+    pool = pool_of(arena)
+    first, second = pool.allocate(5), pool.allocate(6)
+    assert second.tolist() == [8, 9, 10, 11, 5, 6]  # a group of its own, and what is left
+    pool.free(second[:2])
+    assert pool.allocate(2, near=second).tolist() == [7, 8]
+    assert pool.allocate(2, near=[*first, 10]).tolist() == [9, 12]
+    with pytest.raises(ValueError, match="invalid block = 64: expected 0 to 63"):
+        pool.allocate(1, near=[64])
+    with pytest.raises(TypeError, match="expected integers"):
+        pool.allocate(1, near="x")
+    assert pool.live == 13
+
+
+def test_whole_groups_are_taken_only_where_memory_is_free(make_arena):
+    arena = make_arena({"max_mem": 16 * MIB, "oom_wait_ms": HOUR_MS})
+    pool, other = pool_of(arena), arena.virtual((64, MIB), "uint8", step=2, committed=4)
+    other.on_pressure = lambda tensor, nbytes: other.release(0, 4)
+    begun = pool.allocate(9)  # 12 MiB of 12
+    pool.free(begun[[1, 5, 6]])
+    # Of the last three groups, two have room: nobody is asked for memory.
+    before = arena.stats().driver_calls
+    assert pool.allocate(4).tolist() == [1, 5, 6, 9]
+    assert arena.stats().driver_calls == before
+    assert (other.rows, pool.held_nbytes) == (((0, 4),), 12 * MIB)
+    pool.free(begun[[1, 5, 6]])
+    other.release(0, 4)
+    assert pool.allocate(4).tolist() == [12, 13, 14, 15]
+    other.on_pressure = None  # it has this frame
+
+
+def test_whole_groups_are_not_waited_for(host, full_pool):
+    pool, gate = full_pool
+    held = pool.allocate(8)  # all that there is for now
+    pool.free(held[[0, 1, 4, 5]])
+    waits = more_calls(host, "cuEventQuery", 20)
+    thread, results = run(lambda: pool.allocate(9))
+    with without_waiting(gate):
+        wait_until(waits)
+        assert pool.allocate(4).tolist() == [0, 1, 4, 5]
+        assert not results
+    gate.open()
+    pool.free(held)
+    ends(thread)
+    assert len(results[0]) == 9
 
 
 def test_one_commit_and_one_release_for_what_belongs_together(arena):
@@ -386,7 +433,7 @@ def test_refused_memory_leaves_all_tensors_as_they_were(host, make_arena):
         pool.allocate(4)
     host.clear_faults()
     assert ([tensor.rows for tensor in pool.tensors], pool.held_nbytes) == before
-    assert pool.allocate(6).tolist() == [6, 7, 8, 9, 10, 11]
+    assert pool.allocate(6).tolist() == [8, 9, 10, 11, 6, 7]
 
 
 def test_cached_blocks_go_before_memory_is_out(make_arena):
