@@ -204,8 +204,32 @@ def trace(device: str) -> dict[str, dict[str, float]]:
             "at most 64 moves a step": moved.held / moved.floor,
             "moves a step, mean": moved.moves / moved.steps,
             "most after a compaction": compacted.most,
+            "no moves, every end known": foreseen(serving_trace, 2 * MIB // row),
         }
     return found
+
+
+def foreseen(trace: Any, group: int) -> float:
+    """Return the same of a placement that knows every request, as no pool does.
+
+    The blocks that end last are placed first, each in the group where it adds the fewest steps.
+    """
+    blocks = []
+    for each in trace.load():
+        end = each.arrival + each.output - 1  # the step at which it ends, and holds nothing
+        whole = -(-each.prompt // 16)
+        grown = range(each.arrival + 16 * whole - each.prompt, end, 16)
+        blocks += [(end, begin) for begin in [each.arrival] * whole + list(grown)]
+    live = np.zeros((1, max(blocks)[0]), np.int32)  # blocks of each group, at each step
+    for end, begin in sorted(blocks, key=lambda block: (-block[0], block[1])):
+        part = live[:, begin:end]
+        added = (part == 0).sum(axis=1) - part.sum(axis=1) / 1e6
+        added[part.max(axis=1, initial=0) >= group] = np.inf
+        best = int(added.argmin())
+        if np.isinf(added[best]):
+            best, live = len(live), np.vstack([live, np.zeros_like(live[:1])])
+        live[best, begin:end] += 1
+    return float((live > 0).sum() / np.ceil(live.sum(axis=0) / group).sum())
 
 
 @dataclasses.dataclass

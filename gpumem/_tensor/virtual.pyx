@@ -384,7 +384,7 @@ cdef class VirtualTensor:
             uses_free(room)
 
     cdef bint bring(self, uint64_t first, uint64_t last, bint needed) except -1:
-        # What is not needed is neither waited for nor taken from anybody; tells whether it is there.
+        # Tells whether the rows have memory: what is not needed is not waited for.
         cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
         cdef Asking asking = Asking(0, 0)
         cdef uint32_t begin, end, ahead
