@@ -1,6 +1,7 @@
 """RMM's integration over a made-up RMM; tests/gpu/test_rmm_on_gpu.py has the real one."""
 
 import gc
+import re
 import sys
 import types
 
@@ -103,16 +104,31 @@ def test_allocator_is_their_resource_over_ours_and_switches_nothing(mr, arena):
     assert arena.stats().in_use == 0
 
 
-def test_status_names_the_resources_that_serve_rmm_and_how(mr, arena):
+def test_status_names_the_resources_that_serve_rmm_and_how(mr, arena, monkeypatch):
+    def not_compiled():  # whether librmm is there or not
+        raise RuntimeError("g++ is not found")
+
+    monkeypatch.setattr(_rmm_native, "_library", not_compiled)
     off = RmmStatus(False, {}, None, None)
     assert integration.status() == off
     with integration.using(arena):
         now = integration.status()
         assert (now.enabled, now.resources, now.calls) == (True, {0: arena}, "python")
-        assert now.why_python.startswith("it was not compiled: ")  # whether librmm is there or not
+        assert now.why_python == "it was not compiled: g++ is not found"
     with integration.using():
         assert integration.status().resources == {}
     assert integration.status() == off
+
+
+def test_rmm_of_another_layout_is_called_through_python(mr, arena, monkeypatch):
+    library = types.SimpleNamespace(gpumem_rmm_field_bytes=lambda: 1 << 10)
+    monkeypatch.setattr(_rmm_native, "_library", lambda: library)
+    with integration.using(arena):
+        assert isinstance(mr.sources[0], CallbackMemoryResource)
+        reason = integration.status().why_python
+    assert re.fullmatch(
+        r"this RMM's DeviceMemoryResource has \d+ bytes, and as declared it has \d+", reason
+    )
 
 
 @pytest.fixture
