@@ -51,6 +51,17 @@ def test_example_dask_shuffle_passes_tensors_on_without_a_copy():
     assert lines[2].startswith("passed on: 6 tensors by descriptor, 0 bytes copied; ")
 
 
+def test_example_onnx_model_is_run_on_tensors_in_place():
+    for name in ("onnx", "onnxruntime"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    assert run("examples/onnx_model.py", "--device", "host") == [
+        "run 1: as NumPy computes it: True",
+        "run 2: as NumPy computes it: True",
+        "written in place: True",
+        "a plan needs 128 KiB beside 1024 KiB of weights",
+    ]
+
+
 def test_example_paged_server_grows_shrinks_and_attends_rightly():
     lines = run("examples/paged_server.py", "--steps", "44")
     waves = [line for line in lines if line.startswith("step ")]
