@@ -7,8 +7,8 @@ import importlib.util
 import json
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from bench.children import Child, ask_all, ask_in_turn
 from bench.harness import Timing, interleave, timing_of
 
 NBYTES = 1 << 20
+RMM_BYTES = 1 << 30  # that RMM's arena begins with
 ROUNDS = 25
 TORCH_BATCH = 4000
 TORCH_CONFIGURATIONS = ("native", "expandable", "full", "pool")
@@ -27,6 +28,7 @@ TORCH_CONFIGURATIONS = ("native", "expandable", "full", "pool")
 AT_MOST = {
     "cupy.empty": {"gpumem": 0.9},
     "torch.empty": {"full": 0.78},
+    "rmm.DeviceBuffer": {"gpumem": 0.8},
 }
 _RMM = {"rmm.mr.PoolMemoryResource": 10.0, "rmm.mr.ArenaMemoryResource": 3.0}
 AT_LEAST = {"random allocations 1000/4096": _RMM, "random allocations 10000/1": _RMM}
@@ -50,6 +52,43 @@ def cupy_empty() -> Timing:
             "CuPy's pool": lambda: cupy.cuda.using_allocator(own.malloc),
             "gpumem": lambda: integration.using(arena),
         },
+    )
+
+
+def rmm_buffer(memory: str = "cuda:0") -> Timing:
+    """Make 1 MiB buffers with RMM, over its own arena and over one of gpumem, in turn.
+
+    Raises
+    ------
+    RuntimeError
+        This RMM cannot call an arena without the interpreter; the message says why.
+    """
+    rmm = importlib.import_module("rmm")
+    integration = importlib.import_module("gpumem.integrations.rmm")
+    arena = gpumem.Arena(memory)
+    with integration.using(arena):
+        reason = integration.status().why_python
+    if reason is not None:
+        raise RuntimeError(f"RMM has to call Python: {reason}")
+    own = rmm.mr.ArenaMemoryResource(rmm.mr.CudaMemoryResource(), RMM_BYTES)
+
+    @contextmanager
+    def over_own() -> Iterator[None]:
+        before = rmm.mr.get_per_device_resource(0)
+        rmm.mr.set_per_device_resource(0, own)
+        try:
+            yield
+        finally:
+            rmm.mr.set_per_device_resource(0, before)
+
+    def buffer() -> Any:
+        return rmm.DeviceBuffer(size=NBYTES)
+
+    return interleave(
+        {"RMM's arena": buffer, "gpumem": buffer},
+        "RMM's arena",
+        rounds=ROUNDS,
+        around={"RMM's arena": over_own, "gpumem": lambda: integration.using(arena)},
     )
 
 
@@ -81,6 +120,7 @@ def torch_empty(device: str = "cuda") -> Timing:
 MEASUREMENTS: dict[str, Callable[[], Timing | None]] = {
     "torch.empty": torch_empty,  # first: the other processes find a device without our pools
     "cupy.empty": cupy_empty,
+    "rmm.DeviceBuffer": rmm_buffer,
     "random allocations 1000/4096": lambda: rmm_shapes.random_allocations(1000, 4096),
     "random allocations 10000/1": lambda: rmm_shapes.random_allocations(10_000, 1),
     "allocations on four streams": rmm_shapes.multi_stream,
