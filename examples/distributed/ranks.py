@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -55,15 +56,25 @@ def start(program: Callable[[Rank], None], description: str | None) -> None:
     """Run a program as ranks: one for each GPU, or on the CPU where there are too few."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 4))
-    count = parser.parse_args().ranks
+    parser.add_argument("--record", metavar="FOLDER", help="write rank0.rec and so on there")
+    given = parser.parse_args()
+    count = given.ranks
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     kind = "cuda" if torch.cuda.device_count() >= count else "cpu"
-    torch.multiprocessing.spawn(_run, (program, count, kind, port), nprocs=count)
+    arguments = (program, count, kind, port, given.record)
+    torch.multiprocessing.spawn(_run, arguments, nprocs=count)
 
 
-def _run(number: int, program: Callable[[Rank], None], count: int, kind: str, port: int) -> None:
+def _run(
+    number: int,
+    program: Callable[[Rank], None],
+    count: int,
+    kind: str,
+    port: int,
+    folder: str | None,
+) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     arena = None
     device = torch.device("cpu")
@@ -81,7 +92,10 @@ def _run(number: int, program: Callable[[Rank], None], count: int, kind: str, po
     )
     rank = Rank(number, count, device, arena)
     rank.tell(f"{count} ranks, tensors on {kind}")
-    program(rank)
+    # Each rank into a file of its own, which is there even if the rank is killed.
+    path = folder and os.path.join(folder, f"rank{number}.rec")
+    with gpumem.observe.record(path=path) if path else nullcontext():
+        program(rank)
     rank.tell_memory()
     dist.destroy_process_group()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpumem.report import write_report
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / ".ci" / "examples"
 
@@ -65,3 +67,14 @@ def test_program_over_several_ranks_succeeds(script, name):
     pytest.importorskip("torch")
     succeeded, printed = script.run(script.FOLDER / "distributed" / f"{name}.py", [])
     assert succeeded, printed
+
+
+def test_ranks_record_into_files_that_make_one_page(script, tmp_path):
+    pytest.importorskip("torch")
+    program = script.FOLDER / "distributed" / "checkpoint.py"
+    succeeded, printed = script.run(program, ["--record", str(tmp_path)])
+    assert succeeded, printed
+    files = sorted(tmp_path.glob("rank*.rec"))
+    assert [each.name for each in files] == ["rank0.rec", "rank1.rec"]
+    report = write_report(files, tmp_path / "ranks.html")
+    assert [run.name for run in report.runs] == ["rank0", "rank1"]
