@@ -90,7 +90,13 @@ PROGRAMS = [
     "limits.recorded_streams",
     "limits.smaller_batches_until_one_fits",
 ]
-OF_SEVERAL = ["ranks.ddp", "ranks.fsdp", "ranks.tensor_parallel", "ranks.copies_between_devices"]
+OF_SEVERAL = [
+    "ranks.ddp",
+    "ranks.fsdp",
+    "ranks.tensor_parallel",
+    "ranks.copies_between_devices",
+    "ranks.symmetric_memory",
+]
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
@@ -172,12 +178,14 @@ def test_program_gives_the_same_over_gpumem_as_over_pytorchs_allocator(program, 
     assert said["full"] == said["native"]
 
 
-@pytest.mark.skipif(COUNT < 2, reason=f"needs two CUDA devices: {COUNT} found")
+@pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("program", OF_SEVERAL)
-def test_program_of_two_gpus_gives_the_same_over_gpumem(program, monkeypatch):
+def test_program_of_several_gpus_gives_the_same_over_gpumem(program, count, monkeypatch):
+    if count > COUNT:
+        pytest.skip(f"needs {count} CUDA devices: {COUNT} found")
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
     native, full = (
-        launch(command(allocator, program), 2).splitlines()[-1] for allocator in ALLOCATORS
+        launch(command(allocator, program), count).splitlines()[-1] for allocator in ALLOCATORS
     )
     assert full == native

@@ -60,3 +60,18 @@ def copies_between_devices():
         tensor = torch.full((1 << 18,), float(other + 1), device=f"cuda:{other}")
         said.append(float(tensor.to(f"cuda:{rank}").sum()))
     return end(said)
+
+
+def symmetric_memory():
+    """Memory that each rank writes, and the rank before it reads where it lies."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    rank, mesh = begin()
+    tensor = symmetric.empty(1 << 18, device=f"cuda:{rank}")
+    handle = symmetric.rendezvous(tensor, mesh.get_group())
+    tensor.fill_(rank + 1)
+    handle.barrier()
+    other = handle.get_buffer((rank + 1) % mesh.size(), tensor.shape, tensor.dtype)
+    said = [float(other.sum())]
+    handle.barrier()  # nobody leaves while another one reads
+    return end(said)
