@@ -22,7 +22,7 @@ from gpumem._copy.staged cimport (
     wait_for_detached_jobs, WorkJob,
 )
 from gpumem._native.driver cimport (
-    check, context_enter, context_leave, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+    check, context_enter, context_leave, CU_MEMORYTYPE_HOST, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUhostFn, CUresult, CUstream, DeviceContext,
     DriverDevice,
 )
@@ -44,6 +44,7 @@ cdef enum:
     # Bytes between host memories up to which copying takes no longer than queuing the copy
     # (bench/results/copies.md).
     AT_ONCE = 1 << 18
+    TYPE_UNKNOWN = 0            # to the driver, instead of a CUmemorytype
 
 cdef uint64_t staged_from = STAGED_FROM
 
@@ -96,7 +97,8 @@ cdef int copy_on_own_stream(Buffer dst, Buffer src, DriverDevice driver_device, 
 
 cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Route* route) except -1:
     find_ends(route, driver_device, dst, src)
-    if is_hosts(dst, route.to_reachable) and is_hosts(src, route.origin_reachable):
+    if (is_hosts(dst, route.to_reachable, driver_device)
+            and is_hosts(src, route.origin_reachable, driver_device)):
         return copy_between_hosts(dst, src, driver_device, route)
     if route.to_reachable and route.origin_reachable:
         return copy_by_driver(dst, src, driver_device, route)
@@ -166,30 +168,30 @@ cdef bint is_devices(Buffer buffer):
 cdef bint is_reachable(Buffer buffer, DriverDevice driver_device, uint64_t low,
                        uint64_t high) except -1:
     # Tell whether the device's driver reaches the bytes itself, as it does pinned memory.
-    cdef CUresult code
     if buffer.home.driver_device.type == driver_device.type and not is_plain(buffer):
         return True
     # Host memory that another library may have pinned: look at its first and its last byte.
+    return (memory_type(driver_device, low) != TYPE_UNKNOWN
+            and memory_type(driver_device, high - 1) != TYPE_UNKNOWN)
+
+
+cdef bint is_hosts(Buffer buffer, bint is_reachable, DriverDevice driver_device):
+    # Tell whether the driver takes it for memory of the host: pageable, pinned or registered. Of a
+    # host device's memory it does so, too, where another process or a node's processors map it.
+    if not is_reachable or buffer.home.memory.kind is MemoryKind.HOST_ACCESSIBLE:
+        return True
+    return is_cpus(buffer) and memory_type(driver_device, buffer.address) == CU_MEMORYTYPE_HOST
+
+
+cdef unsigned int memory_type(DriverDevice driver_device, uint64_t address) noexcept:
+    cdef unsigned int found = TYPE_UNKNOWN
     with nogil:
-        code = context_enter(&driver_device.context)
-        if code == CUDA_SUCCESS:
-            code = read_memory_type(&driver_device.context, low)
-            if code == CUDA_SUCCESS:
-                code = read_memory_type(&driver_device.context, high - 1)
+        if context_enter(&driver_device.context) == CUDA_SUCCESS:
+            if driver_device.context.table.cuPointerGetAttribute(
+                    &found, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS:
+                found = TYPE_UNKNOWN
             context_leave(&driver_device.context)
-    return code == CUDA_SUCCESS
-
-
-cdef bint is_hosts(Buffer buffer, bint is_reachable):
-    # Tell whether the driver takes it for memory of the host: pageable, pinned or registered.
-    return (not is_reachable or buffer.home.memory.kind is MemoryKind.HOST_ACCESSIBLE
-            or (is_cpus(buffer) and isinstance(buffer.home, BorrowedMemory)))
-
-
-cdef CUresult read_memory_type(DeviceContext* context, uint64_t address) noexcept nogil:
-    cdef unsigned int memory_type = 0
-    return context.table.cuPointerGetAttribute(&memory_type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                               address)
+    return found
 
 
 # ---- By the CPU ----------------------------------------------------------------------------------
@@ -529,7 +531,7 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
     # Earlier work on the buffer's own stream comes first, and its later work behind the fill.
     order_stream(dst, handle)
     # As between host memories: the driver's own copies would block here.
-    by_cpu = (is_hosts(dst, True) and not fill_is_word(address, value, itemsize)
+    by_cpu = (is_hosts(dst, True, driver_device) and not fill_is_word(address, value, itemsize)
               and not is_capturing(driver_device, handle))
     with nogil:
         if by_cpu:

@@ -38,6 +38,25 @@ def test_copy_between_pinned_memories_returns_before_its_stream_has_come_to_it(s
     assert (dst.numpy(sync=False) == 7).all()
 
 
+@pytest.mark.parametrize("to_pinned", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "shareable"), [({}, True), ({"numa_node": 0}, False), ({"numa_node": 0}, True)]
+)
+def test_copy_with_a_host_devices_mapped_memory_is_queued(
+    settings, shareable, to_pinned, stream, driver
+):
+    with gpumem.Arena("host", settings) as arena:
+        ends = [arena.allocate(N, shareable=shareable), pinned(0).buffer]
+        src, dst = ends if to_pinned else ends[::-1]
+        memoryview(src)[:] = bytes([7]) * N
+        with driver.block(stream):
+            gpumem.copy(dst, src, stream)
+            held = (ctypes.c_ubyte * N).from_address(dst.ptr)
+            assert not any(held)
+        assert bytes(memoryview(dst)) == bytes([7]) * N
+        del ends, src, dst
+
+
 def test_copy_from_a_pageable_source_takes_its_bytes_and_returns(stream, driver):
     dst, array = pinned(0, (40, 50)), np.full((50, 40), 7, np.uint8)
     with driver.block(stream):

@@ -85,6 +85,7 @@ cdef extern from "driver_table.h" nogil:
     ctypedef void* CUmemoryPool
 
     ctypedef enum CUmemorytype:
+        CU_MEMORYTYPE_HOST
         CU_MEMORYTYPE_DEVICE
         CU_MEMORYTYPE_UNIFIED
 
