@@ -228,8 +228,6 @@ def allocator(resource: Arena) -> SessionMemory:
     Of weights that ONNX Runtime reserves apart (``session.use_device_allocator_for_initializers``)
     it asks after each free that idle memory goes back. It does where that is more than 1/64 of what
     is in use; `SessionMemory.shrink` gives back the rest.
-
-    It was not run with a CUDA provider yet: tests call the functions as ONNX Runtime does.
     """
     if not isinstance(resource, Arena):
         raise TypeError(f"invalid resource = {resource!r}: expected a gpumem.Arena")
