@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import socket
 from types import TracebackType
@@ -135,8 +136,9 @@ class Ranks:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for child in self._children:
-            child.close()
+        # All at once: a rank that leaves the group waits for the others.
+        with ThreadPoolExecutor(len(self._children)) as pool:
+            list(pool.map(Child.close, self._children))
 
 
 def ranks(count: int) -> list[dict[str, str]]:
