@@ -295,12 +295,13 @@ class MemoryRules(World):
             other = self.some(self.queues_of(block.arena.device), stream)
             self.allocate_once_more(block, other if again == "on another" else block.own)
 
-    def allocate_once_more(self, block: Block, queue: Queue) -> None:
+    def allocate_once_more(self, block: Block, queue: Queue) -> Block | None:
         arena, nbytes = block.arena, block.nbytes
         self.before_allocation(arena, nbytes)
         made = self.obtain(arena, nbytes, queue, lambda: arena.real.allocate(nbytes, queue.stream))
         if made is not None:
             note(f"    # {made} on {queue}, at {made.start:#x}; {block} was at {block.start:#x}")
+        return made
 
     def before_a_free(self, block: Block) -> None:
         """Without caching a block goes back to the driver, whose free waits for the device."""

@@ -163,10 +163,10 @@ class SessionRules(MemoryRules):
             self.end(session, drop=bool(own % 2))
         else:
             stream = self.some(self.queues_of(block.arena.device), own)
-            self.allocate_once_more(block, stream)
-            if not self.blocks or self.blocks[-1] is block or self.blocks[-1].buffer is None:
+            made = self.allocate_once_more(block, stream)
+            if made is None or made.buffer is None:  # a callback under pressure may have freed it
                 return
-            self.bind(session, self.blocks[-1])
+            self.bind(session, made)
         if block.buffer is not None:
             self.give_back(block, "drop", block.own)
         if not block.arena.suspended:
