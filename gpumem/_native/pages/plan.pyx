@@ -21,10 +21,10 @@ from gpumem._native.pages.space cimport (
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
     ActionKind, address_of, bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_from,
-    granule_of, is_backed, is_dormant_quiet, is_idle, is_movable, is_quiet, KEEP_VIEW_PERCENT,
-    MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES, Piece, Plan,
-    PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, RETIRED,
-    RetiredView, Space,
+    granule_of, is_backed, is_dormant_quiet, is_idle, is_movable, is_quiet, MAX_PAGE_GRANULES,
+    overlaps, Page, page_mapped_at, page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY,
+    PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, RETIRED, RetiredView,
+    Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
 from gpumem._support.events cimport REC_MOVE
@@ -245,7 +245,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     # 3. Move an idle page here: driver calls, but no more memory.
     chosen = longest_idle(space, plan, wanted, begin, end)
     if chosen != NIL:
-        return plan_move(space, plan, chosen, at, demand)
+        return plan_move(space, plan, chosen, at)
     # 4. A smaller new page, if that stays within the share.
     while granules > 1:
         granules >>= 1
@@ -356,11 +356,9 @@ cdef uint32_t plan_create(Space* space, Plan* plan, uint32_t at, uint32_t granul
     return granules
 
 
-cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
-                        const Demand* demand) noexcept nogil:
+cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at) noexcept nogil:
     cdef Page* page = &space.page[index]
     cdef Action* action = action_add(plan, ACTION_MOVE, index)
-    cdef bint keep = demand.size * 100 >= demand.live_peak * KEEP_VIEW_PERCENT
     plan.moves += 1
     action.to = at
     action.origin = page.active
@@ -368,19 +366,12 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
         unmap_dormant(space, action, page)
     else:
         retired_add(space, index, page.dormant, page.dormant_stream_slot, page.dormant_epoch)
-    # The old view stays mapped while work that was queued before may still use it.
+    # The old view stays mapped. Work that was queued before may still use it, and the same place is
+    # often wanted again: a swap then saves the map and the unmap.
     take_out(space, page, &action.stream_slot, &action.epoch)
     page.dormant = page.active
     page.dormant_stream_slot = action.stream_slot
     page.dormant_epoch = action.epoch
-    # A view that nothing uses only stays for large demands, where the same place is soon wanted
-    # again and a swap saves the map and unmap; and where the page has a retired view, which needs
-    # it: without a view it would be given back if the driver refuses the move.
-    if (not keep and is_quiet(space, action.stream_slot, action.epoch)
-            and not has_retired(space, index)):
-        action.unmap[1] = page.active
-        view_set(space, page.active, page.granules, NIL)
-        page.dormant = NIL
     note_dormant(space, page)
     # Only now: all of the above reads the old place.
     page.active = at

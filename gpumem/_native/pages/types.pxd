@@ -36,7 +36,6 @@ cdef enum:
     GRANULE = 2097152           # 2 MiB: the smallest handle of a current GPU
     MAX_PAGE_GRANULES = 16      # 32 MiB: up to there a mapping costs the same whatever its size
     PEAK_PAGES = 224            # the live peak is at least so many pages: rounding stays small
-    KEEP_VIEW_PERCENT = 2       # of the live peak: blocks from here on leave a dormant view behind
     MOST_RETIRED = 4096         # views; each plan looks at all of them
     RETIRED = 0xFFFFFFFE        # in Space.page_at: a retired view
     MAX_RANGES = 24             # they double, so this is more than there are addresses
