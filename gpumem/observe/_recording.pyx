@@ -284,8 +284,8 @@ cdef class RecorderHandle:
             raise OSError(code, (<bytes>strerror(code)).decode())
 
     def define(self, what, number, text):
-        """Write the text of a number into the file, once."""
-        if (what, number) not in self.defined:
+        """Write the text of a number into the file, once. A fork's child leaves it alone."""
+        if self.recorder.generation == process.generation and (what, number) not in self.defined:
             self.defined.add((what, number))
             encoded = text.encode("utf-8", "replace")
             recorder_define(self.recorder, what, number, encoded, len(encoded))

@@ -755,6 +755,25 @@ def test_forked_child_does_not_write_into_its_parents_file(tmp_path):
     child.run_quietly(script, str(tmp_path / "events"))
 
 
+def test_name_that_is_new_in_a_forked_child_is_not_written_into_its_parents_file(tmp_path):
+    script = """
+        import os, sys
+        from pathlib import Path
+        from gpumem import observe
+        path = Path(sys.argv[1])
+        with observe.record(path=path):
+            before = path.read_bytes()
+            pid = os.fork()
+            if pid == 0:
+                with observe.tag("the child's"):
+                    pass
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert path.read_bytes() == before
+    """
+    child.run_quietly(script, str(tmp_path / "events"))
+
+
 def test_process_that_exits_while_recording_leaves_a_readable_file(tmp_path):
     script = """
         import sys
