@@ -1,11 +1,11 @@
 """Recorders as Python objects, and the texts that numbers in events stand for."""
 
 import json
-import sys
 from threading import Lock
 
 cimport cython
 from cpython.exc cimport PyErr_Occurred
+from cpython.object cimport PyObject
 from libc.errno cimport EBUSY, ENOMEM
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport strerror
@@ -34,6 +34,25 @@ cdef extern from "Python.h":
         pass
     PyThreadState* PyGILState_GetThisThreadState() noexcept nogil
 
+cdef extern from "stacks.h":
+    ctypedef struct Call:
+        uint64_t at
+    ctypedef struct Stack:
+        uint32_t count
+        Call* calls
+        PyObject** codes
+    ctypedef struct KnownStack:
+        uint16_t number
+        uint64_t begun
+    ctypedef struct StackTable:
+        pass
+    int stack_init()
+    void stack_add_native(Stack* stack, void* address)
+    int stack_add_frames(Stack* stack) except -1
+    int stack_line(const Stack* stack, uint32_t call)
+    const KnownStack* stack_find(const StackTable* table, const Stack* stack)
+    void stack_keep(StackTable* table, const Stack* stack, uint16_t number, uint64_t begun)
+
 cdef extern from "<execinfo.h>" nogil:
     int backtrace(void** addresses, int size)
 
@@ -48,7 +67,7 @@ cdef extern from "<dlfcn.h>" nogil:
 cdef enum:
     MOST_NUMBERS = 65535
     WORDS = 6                   # of one event in a ring
-    MOST_FRAMES = 32            # of one stack, innermost first
+    MOST_NATIVE = 32            # native frames of one stack, ours included
     OWN_FRAMES = 4              # native frames between an allocator and backtrace()
 
 # Running recordings. A new name is written into each of them, under the lock.
@@ -69,15 +88,14 @@ cdef class NameTable:
         self.numbers = {}
         self.texts = texts
 
-    cdef uint16_t number(self, object key, object describe) except? 0:
-        """Return the number of `key` and define it in every recorder; 0 if no number is left."""
-        text = describe(key) if key not in self.numbers else ""
+    cdef uint16_t number(self, str text) except? 0:
+        """Return the number of a text and define it in every recorder; 0 if no number is left."""
         with lock:
-            found = self.numbers.get(key)
+            found = self.numbers.get(text)
             if found is None and len(self.texts) <= MOST_NUMBERS:
                 found = len(self.texts)
                 self.texts.append(text)
-                self.numbers[key] = found
+                self.numbers[text] = found
             for each in active if found is not None else ():
                 (<RecorderHandle>each).define(self.what, found, self.texts[found])
         return 0 if found is None else found
@@ -86,6 +104,13 @@ cdef class NameTable:
 cdef NameTable tags = NameTable(REC_TAGS, tag_texts)
 cdef NameTable stacks = NameTable(REC_STACKS, [""])
 cdef bint native_frames = False
+# Numbers of stacks by their calls, so that a text is made only for a stack that is new, or new to a
+# recording. Guarded by the interpreter lock.
+cdef StackTable known_stacks    # empty
+cdef uint64_t begun = 0         # recordings so far
+
+if stack_init() != 0:
+    raise MemoryError("the interpreter has no index for data of code objects left")
 
 
 # ---- tag and framework of the calling thread -----------------------------------------------------
@@ -100,7 +125,7 @@ def set_tag(tag):
     """
     cdef uint16_t number = 0
     if tag is not None:
-        number = tags.number(tag, str)
+        number = tags.number(str(tag))
         if number == 0:
             raise ValueError(f"tag {tag!r} is one too many: a process can use {MOST_NUMBERS} tags")
     return thread_set_tag(number)
@@ -149,37 +174,49 @@ cdef uint16_t number_stack() noexcept nogil:
 
 
 cdef uint16_t number_frames() noexcept:
+    cdef Stack stack
+    cdef const KnownStack* known
+    cdef uint64_t told = begun
+    cdef uint16_t number
     if PyErr_Occurred() != NULL:
         return 0                # an exception is being propagated
     try:
-        return stacks.number(frames_now(), describe_frames)
+        stack.count = 0
+        if native_frames:
+            add_native_frames(&stack)
+        if stack_add_frames(&stack) == 0:
+            return 0
+        known = stack_find(&known_stacks, &stack)
+        if known != NULL and known.begun == told:
+            return known.number
+        # Python code may run in here, and other threads: they may note this stack, too.
+        number = stacks.number(text_of(&stack))
+        stack_keep(&known_stacks, &stack, number, told)
+        return number
     except BaseException as error:
         interrupt_again(error)
         return 0                # no host memory for a stack: the event has none
 
 
-cdef tuple frames_now():
-    # Code objects and lines, and native addresses, innermost first: cheap, and the same each time.
-    cdef void* addresses[MOST_FRAMES]
-    cdef int count = 0
+cdef inline void add_native_frames(Stack* stack) noexcept:
+    cdef void* addresses[MOST_NATIVE]
+    cdef int count = backtrace(addresses, MOST_NATIVE)
     cdef int i
-    found = []
-    if native_frames:
-        count = backtrace(addresses, MOST_FRAMES)
-        for i in range(OWN_FRAMES, count):
-            found.append((None, <uintptr_t>addresses[i]))
-    frame = sys._getframe(0)
-    while frame is not None and len(found) < 2 * MOST_FRAMES:
-        found.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(found)
+    for i in range(OWN_FRAMES, count):
+        stack_add_native(stack, addresses[i])
 
 
-def describe_frames(frames):
-    """Write frames as JSON: [file, line, name] each; native ones have line 0."""
-    return json.dumps([
-        [code.co_filename, line or 0, code.co_qualname] if code is not None else native_frame(line)
-        for code, line in frames])
+cdef str text_of(const Stack* stack):
+    """Write a stack as JSON: [file, line, name] for each call; native ones have line 0."""
+    cdef uint32_t i
+    calls = []
+    for i in range(stack.count):
+        if stack.codes[i] == NULL:
+            calls.append(native_frame(stack.calls[i].at))
+        else:
+            code = <object>stack.codes[i]
+            calls.append([code.co_filename, stack_line(stack, i), code.co_qualname])
+    return json.dumps(calls)
 
 
 cdef list native_frame(uint64_t address):
@@ -240,6 +277,7 @@ cdef class RecorderHandle:
 
     def begin(self, resources):
         """Attach to resources, or with None to all; raise InUseError where another one is."""
+        global begun
         cdef EventSource* source
         cdef int code = 0
         with lock:
@@ -249,6 +287,7 @@ cdef class RecorderHandle:
             for number, text in enumerate(FRAMEWORKS[1:], start=1):
                 self.define(REC_FRAMEWORKS, number, text)
             active.append(self)
+            begun += 1
             listen_for_stacks()
         self.running = True
         self.keys = None if resources is None else set()
