@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ ROUNDS = 11
 LIVE = 100_000
 SNAPSHOTS = 9
 STACKS = (0.0, 0.01, 1.0)
+DEPTH = 40  # frames of a deep stack
+ENTERED = (2, 20)  # of them, anew for each block
 DEBUGGED = (4 << 10, 1 << 20)  # bytes of a block
 DEBUG_PAIRS = 200
 GOAL_EVENT_NS = 100
@@ -34,6 +37,7 @@ def observed(rounds: int = ROUNDS, live: int = LIVE) -> dict[str, Any]:
     """Measure everything here and now; plain values."""
     return {
         "events": events(rounds),
+        "stacks": {entered: deep_stack(entered, rounds) for entered in ENTERED},
         "snapshots": {backing: snapshots(backing, live) for backing in ("regions", "virtual")},
         "debug": {size: debugged(size, rounds) for size in DEBUGGED},
     }
@@ -53,6 +57,28 @@ def events(rounds: int) -> dict[str, float]:
                         added = (_pair_ns(arena) - plain) / 2
                     samples.setdefault(f"{name}, stacks {stacks:g}", []).append(added)
     return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def deep_stack(entered: int, rounds: int) -> float:
+    """Nanoseconds that a stack adds to a block that is recorded; median.
+
+    It is the same stack each time, of functions of different code.
+    """
+    with gpumem.Arena("host") as arena:
+        block = _tower(entered - 1, lambda _: arena.allocate(4096))
+
+        def blocks(count: int) -> None:
+            for _ in range(count):
+                block(0)
+
+        def block_ns(stacks: bool) -> float:
+            with observe.record(arena, stacks=stacks):
+                begin = time.perf_counter_ns()
+                all_blocks(PAIRS)
+                return (time.perf_counter_ns() - begin) / PAIRS
+
+        all_blocks = _tower(DEPTH - 1 - entered, blocks)
+        return statistics.median(block_ns(True) - block_ns(False) for _ in range(rounds))
 
 
 def snapshots(backing: str, live: int) -> dict[str, float]:
@@ -131,6 +157,15 @@ def _pair_ns(arena: gpumem.Arena, nbytes: int = 4096, pairs: int = PAIRS) -> flo
     return (time.perf_counter_ns() - begin) / pairs
 
 
+def _tower(height: int, innermost: Callable[[int], object]) -> Callable[[int], object]:
+    """Return a function that calls another through so many functions of different code."""
+    for level in range(height):
+        names: dict[str, Any] = {"inner": innermost}
+        exec(compile("def floor(n): return inner(n)", f"/a folder/floor{level}.py", "exec"), names)
+        innermost = names["floor"]
+    return innermost
+
+
 def _milliseconds(call: Any) -> float:
     begin = time.perf_counter()
     call()
@@ -151,6 +186,8 @@ def main(arguments: list[str] | None = None) -> int:
     table.add_column("ns", justify="right")
     for name, ns in report["events"].items():
         table.add_row(name, f"{ns:.0f}")
+    for entered, ns in report["stacks"].items():
+        table.add_row(f"ring, stack of {DEPTH} frames, {entered} of them new", f"{ns:.0f}")
     Console().print(table)
     table = Table(title=f"a snapshot (goal: held for {GOAL_HELD_MS} ms at most)")
     table.add_column("")

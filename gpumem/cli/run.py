@@ -51,7 +51,7 @@ def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path 
     default=1.0,
     show_default=True,
     metavar="SHARE",
-    help="Allocations whose stack the page shows, 0 to 1; a stack takes some microseconds.",
+    help="Allocations whose stack the page shows, 0 to 1; a stack takes one or two microseconds.",
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as with python -m.")
 @click.argument("program", type=click.Path())
