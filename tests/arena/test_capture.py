@@ -10,7 +10,7 @@ import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
-OUT_OF_MEMORY = 2
+INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
 
 
@@ -181,6 +181,41 @@ def test_free_on_a_capturing_stream_records_no_event(make_arena, driver, stream)
         arena.shrink()
     graph.destroy()
     arena.allocate(MIB, other).close()
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_what_is_freed_on_a_capturing_stream_serves_others_after_the_capture(
+    make_arena, driver, stream, host, backing
+):
+    """An event that became a part of the graph would never complete."""
+    arena = make_arena({"backing": backing, "max_mem": 8 * MIB, "oom_wait_ms": 0})
+    before, other = arena.allocate(8 * MIB, stream), gpumem.Stream("host")
+    recorded = host.call_count("cuEventRecord")
+    with Graph(driver, stream, RELAXED) as graph:
+        before.close()
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(8 * MIB, other)
+        arena.shrink()
+        assert host.call_count("cuEventRecord") == recorded
+    assert graph.handle, "the capture is valid"
+    graph.destroy()
+    stream.synchronize()
+    arena.allocate(8 * MIB, other).close()
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_what_is_freed_waits_while_the_driver_does_not_say_whether_its_stream_captures(
+    make_arena, stream, host, backing
+):
+    arena = make_arena({"backing": backing, "max_mem": 8 * MIB, "oom_wait_ms": 0})
+    arena.allocate(8 * MIB, stream).close()
+    other, recorded = gpumem.Stream("host"), host.call_count("cuEventRecord")
+    host.fail("cuStreamGetCaptureInfo", 1, INVALID_VALUE, 1000)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(8 * MIB, other)
+    host.clear_faults()
+    assert host.call_count("cuEventRecord") == recorded
+    arena.allocate(8 * MIB, other).close()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -184,3 +184,31 @@ def test_memory_beside_a_new_block_is_withheld_while_its_stream_works(make_arena
     third = arena.allocate(4096, gpumem.Stream("host"))
     assert arena.stats().reserved == 4 * MIB
     del first, second, third
+
+
+def events_recorded_for(arena, host, sizes):
+    """Take blocks, each for a stream of its own; return the events recorded after each."""
+    before, found, held = host.call_count("cuEventRecord"), [], []
+    for size in sizes:
+        held.append(arena.allocate(size, gpumem.Stream("host")))
+        found.append(host.call_count("cuEventRecord") - before)
+    while held:
+        held.pop().close()
+    return found
+
+
+def test_memory_beside_new_blocks_is_shared_once_it_is_more_than_half(make_arena, host):
+    arena = make_arena(VIRTUAL)
+    pin = arena.allocate(22 * MIB)
+    # The 24th block is half of 68 MiB, with all before it.
+    events = events_recorded_for(arena, host, [MIB // 2] * 25)
+    assert events == [0] * 24 + [24]
+    pin.close()
+
+
+@pytest.mark.parametrize(("more", "shared"), [(0, True), (256, False)])
+def test_memory_beside_new_blocks_is_shared_from_32_mib_on(make_arena, host, more, shared):
+    # Each of 19 pages has 1.75 MiB beside its block: with the last block, 32 MiB are left.
+    sizes = [MIB // 4] * 19 + [MIB * 5 // 4 + more]
+    events = events_recorded_for(make_arena(VIRTUAL), host, sizes)
+    assert events == [0] * 19 + [19 if shared else 0]
