@@ -87,3 +87,20 @@ assert 10 * MIB <= arena.stats().reserved <= 16 * MIB, arena.stats()
 arena.check_invariants()
 __import__("os")._exit(0)
 """)
+
+
+def test_growth_that_found_room_which_another_thread_took_is_refused():
+    """The first thread reserves addresses for its tag's blocks when the other one is served."""
+    child.run_quietly(f"""{SETUP}
+other = "keep(lambda: arena.allocate(10 * MIB))"
+keep(lambda: arena.allocate(1))     # has its addresses
+with held_call("cuMemAddressReserve", meanwhile=lambda: note(lambda: exec(other))):
+    try:
+        in_tag("a", 10 * MIB)
+    except gpumem.OutOfMemoryError as error:
+        assert "max_mem" in str(error), error
+        seen.append("refused")
+assert seen == ["made", "refused"], seen
+arena.check_invariants()
+__import__("os")._exit(0)
+""")

@@ -204,6 +204,20 @@ def test_idle_memory_beyond_the_share_goes_back_before_a_tag_grows(arena, host):
     del first, second
 
 
+@pytest.mark.parametrize(("nbytes", "idle"), [(12 * MIB, 20 * MIB), (12 * MIB + 1, 0)])
+def test_idle_memory_within_the_share_stays_when_another_tag_grows(make_arena, nbytes, idle):
+    # One and a half of a live peak of 24 MiB, of which 24 MiB are held.
+    arena = make_arena({"page_move_threshold": 0.5})
+    pin = arena.allocate(4 * MIB)
+    in_tag(arena, "a", 20 * MIB, 1).close()
+    gpumem.Device("host").synchronize()
+    block = in_tag(arena, "b", nbytes, 2)
+    pages = -(-nbytes // (2 * MIB)) * 2 * MIB
+    assert arena.stats().reserved == pin.nbytes + pages + idle
+    block.close()
+    pin.close()
+
+
 def test_refused_request_does_not_let_tags_keep_more_idle_memory(make_arena, host):
     arena = make_arena({"max_mem": 256 * MIB})
     base = host.used(0)

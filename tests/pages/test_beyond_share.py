@@ -190,6 +190,20 @@ def test_a_round_ends_after_32_looks(crowded, virtual_clock, looks, left):
     assert arena.stats().reserved == BEFORE + left
 
 
+def test_memory_is_not_kept_longer_after_a_look_that_gave_nothing_back(crowded, virtual_clock):
+    arena = crowded()
+    blocks = [hurried(arena)]
+    virtual_clock.advance_clock(5 * SECOND)
+    search(arena, 1)
+    blocks.append(hurried(arena))
+    for block in blocks:
+        block.close()
+    assert reserved_after(arena, virtual_clock, 5 * SECOND - 1, 1) == [
+        2 * LARGE,
+        2 * LARGE - 2 * MIB,
+    ]
+
+
 def test_memory_that_is_made_again_in_every_round_is_kept_ever_longer(crowded, virtual_clock):
     """A program that needs it every second: a cycle would make and release it 120 times."""
     arena = crowded()
