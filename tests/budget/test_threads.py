@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 
+from helpers import child
+
 import gpumem
 from gpumem import Budget
 
@@ -204,3 +206,30 @@ def test_pressure_callbacks_under_threads_lose_no_charge(rng):
     assert budget.used == arena.stats().reserved
     arena.close()
     assert budget.used == 0
+
+
+def test_refusal_that_room_came_too_late_for_names_the_tightest_level():
+    """One thread is held in a call of the driver, in a vain search for idle memory."""
+    child.run_quietly("""
+import gpumem
+from gpumem._testing import host_device
+from helpers.driver import HostDriver
+from helpers.held_call import held_call
+
+MIB, NOT_READY = 1 << 20, 600
+process = gpumem.Budget(16 * MIB, name="process")
+tenant = gpumem.Budget(None, parent=process, name="tenant")
+arena, stream = gpumem.Arena("host", budget=process, name="arena"), gpumem.Stream("host")
+taken = process.reserve(8 * MIB)
+with HostDriver().block(stream):
+    arena.allocate(4 * MIB, stream).close()
+    host_device.fail("cuEventQuery", 1, NOT_READY, 1000)    # the held call records no event
+    with held_call("cuEventRecord", meanwhile=taken.cancel):
+        try:
+            tenant.reserve(8 * MIB)
+        except gpumem.errors.BudgetExceededError as error:
+            told = error.budget, error.limit, error.missing, error.holders
+assert told == ("process", 16 * MIB, 8 * MIB, (("arena", 4 * MIB),)), told
+tenant.reserve(8 * MIB).cancel()
+__import__("os")._exit(0)
+""")

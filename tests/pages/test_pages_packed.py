@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from helpers.driver import HostDriver
 
 from gpumem import Stream
@@ -120,3 +121,44 @@ def test_low_place_keeps_the_bytes_of_blocks_beside_it(make_arena):
     for value, block in enumerate(blocks):
         assert (np.frombuffer(block, np.uint8) == value).all()
     arena.check_invariants()
+
+
+def low_after(make_arena, pinned, vain):
+    """Take 6 MiB again and again; after so many times in vain, they have a low place.
+
+    Returns how many times later it was found.
+    """
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
+    low, beside, pin = row(arena, 4, 2, pinned)
+    place = low.ptr
+    low.close()
+    arena.allocate(12 * MIB).close()  # on the pages of the low place, among others
+    for _ in range(vain):
+        with arena.allocate(6 * MIB) as block:
+            assert block.ptr > pin.ptr
+    beside.close()
+    for number in itertools.count(1):
+        with arena.allocate(6 * MIB) as block:
+            if block.ptr < pin.ptr:
+                assert block.ptr == place
+                return number
+
+
+@pytest.mark.parametrize(("vain", "later"), [(1, 4), (2, 3), (4, 1), (5, 4), (8, 1)])
+def test_after_a_search_in_vain_three_like_it_are_left_out(make_arena, vain, later):
+    assert low_after(make_arena, 320, vain) == later
+
+
+@pytest.mark.parametrize(("pinned", "later"), [(300, 1), (300 + 1 / 4096, 4)])
+def test_no_search_is_left_out_for_a_fiftieth_of_what_is_in_use(make_arena, pinned, later):
+    assert low_after(make_arena, pinned, 1) == later
+
+
+def test_no_search_is_left_out_for_a_smaller_block_than_the_last_in_vain(make_arena):
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
+    low, _beside, pin = row(arena, 4, 2, 320)
+    place = low.ptr
+    low.close()
+    arena.allocate(12 * MIB).close()
+    assert arena.allocate(6 * MIB - 256).ptr > pin.ptr
+    assert arena.allocate(4 * MIB).ptr == place
