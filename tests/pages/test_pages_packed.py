@@ -162,3 +162,61 @@ def test_no_search_is_left_out_for_a_smaller_block_than_the_last_in_vain(make_ar
     arena.allocate(12 * MIB).close()
     assert arena.allocate(6 * MIB - 256).ptr > pin.ptr
     assert arena.allocate(4 * MIB).ptr == place
+
+
+def test_no_search_is_left_out_after_one_that_found_a_low_place(make_arena):
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
+    low, _a, next_low, _b, _pin = row(arena, 4, 2, 8, 2, 420)
+    places = [low.ptr, next_low.ptr]
+    low.close()
+    next_low.close()
+    arena.allocate(40 * MIB).close()
+    taken = [arena.allocate(size * MIB) for size in (4, 8)]
+    assert [block.ptr for block in taken] == places
+
+
+# Of six pages that moved up from a low place, one has a block: the places before and behind it.
+@pytest.mark.parametrize(
+    ("busy", "size", "place"),
+    [(3, 6, 0), (3, 4, 0), (1, 8, 4), (2, 6, 6), (0, 9, 2), (5, 9, 0), (3, 7, None), (1, 9, None)],
+)
+def test_block_goes_to_the_lowest_idle_pages_in_a_row_that_hold_it(make_arena, busy, size, place):
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
+    low, _a, pin = row(arena, 12, 2, 64)
+    begin = low.ptr
+    low.close()
+    arena.allocate(40 * MIB).close()  # 14 new pages, and behind them those of the low place
+    assert arena.stats().pages_moved == 6
+    filler = arena.allocate((28 + 2 * busy) * MIB + 256)
+    _block = arena.allocate(MIB)
+    filler.close()
+    before = arena.stats()
+    taken = arena.allocate(size * MIB)
+    assert taken.ptr > pin.ptr if place is None else taken.ptr == begin + place * MIB
+    assert arena.stats().driver_calls == before.driver_calls
+    arena.check_invariants()
+
+
+def test_block_goes_to_a_low_place_that_begins_with_free_memory(make_arena):
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
+    beside, low, _a, _pin = row(arena, 2, 4, 2, 64)
+    place = beside.ptr
+    low.close()
+    arena.allocate(24 * MIB).close()
+    beside.close()
+    assert arena.allocate(6 * MIB).ptr == place
+
+
+def test_block_goes_behind_a_low_page_in_use_that_cuts_a_row_in_two(make_arena):
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
+    low, between, behind, _a, _pin = row(arena, 4, 2, 10, 2, 64)
+    place = behind.ptr + 2 * MIB
+    low.close()
+    behind.close()
+    arena.allocate(40 * MIB).close()  # 13 new pages, and behind them two and five that moved
+    assert arena.stats().pages_moved == 7
+    filler = arena.allocate(30 * MIB + 256)
+    _block = arena.allocate(MIB)
+    filler.close()
+    between.close()
+    assert arena.allocate(8 * MIB).ptr == place
