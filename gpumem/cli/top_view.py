@@ -91,7 +91,8 @@ def _columns(page: LivePage, before: LivePage | None) -> list[_Column]:
         _Column("peak", _size("max_in_use"), True, 3),
         _Column("reserved", _size("reserved"), True),
         _Column("peak", _size("max_reserved"), True, 5),
-        _Column("limit", lambda one: _size("limit")(one) if one.counters["limit"] else "", True, 2),
+        _Column("asleep", _size_if_any("suspended_bytes"), True, 2),
+        _Column("limit", _size_if_any("limit"), True, 2),
         _Column("blocks", _blocks, True, 6),
         _Column("blocks/s", lambda one: _rate(one, page, before), True, 1),
     ]
@@ -113,6 +114,10 @@ def _fitting(
 
 def _size(counter: str) -> Callable[[LiveResource], str]:
     return lambda one: format_size(one.counters[counter])
+
+
+def _size_if_any(counter: str) -> Callable[[LiveResource], str]:
+    return lambda one: format_size(one.counters[counter]) if one.counters[counter] else ""
 
 
 def _blocks(one: LiveResource) -> str:

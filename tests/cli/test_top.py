@@ -101,6 +101,20 @@ def test_top_prints_tables_of_resources_and_budgets(arena, top):
     assert out.index("process ") < out.index("\n   tenant ")  # below its parent, and further in
 
 
+def test_top_tells_what_is_asleep(top):
+    with gpumem.Arena("host", name="sleeper") as arena, arena.allocate(5 * MIB):
+        publication = observe.publish(period=0.01)
+        wait_for_an_update()
+        assert "asleep" not in top(os.getpid(), "--once")[1]
+        arena.sleep()
+        wait_for_an_update()
+        out = top(os.getpid(), "--once")[1]
+        arena.wake()
+        publication.close()
+    assert "asleep" in out
+    assert "5.0 MiB" in next(line for line in out.splitlines() if "sleeper" in line)
+
+
 def test_top_escapes_control_characters_in_names(top):
     rogue = "\x1b[2J[red]x\r\n\u202e"
     budget = gpumem.Budget(1 << 30, name=rogue)
@@ -209,7 +223,10 @@ def test_top_rates_cover_the_time_between_two_reads():
 
 def columns_at(width):
     """Titles of what is shown of two resources, one with a long name."""
-    counters = {name: 3 << 30 for name in gpumem._live.COUNTERS} | {"num_frees": 0}
+    counters = dict.fromkeys(gpumem._live.COUNTERS, 3 << 30) | {
+        "num_frees": 0,
+        "suspended_bytes": 0,
+    }
     names = ("short", "a name that is much too long for the terminals of this world")
     told = tuple(
         observe.LiveResource(number, name, "host:0", "arena", None, counters)
