@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.driver import HostDriver
 
-from gpumem import Stream
+from gpumem import Device, Stream
 
 MIB = 1 << 20
 VIRTUAL = {"backing": "virtual"}
@@ -220,3 +220,16 @@ def test_block_goes_behind_a_low_page_in_use_that_cuts_a_row_in_two(make_arena):
     filler.close()
     between.close()
     assert arena.allocate(8 * MIB).ptr == place
+
+
+def test_block_goes_to_idle_pages_behind_a_low_place_whose_memory_went_back(make_arena):
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
+    first, low, _a, _pin = row(arena, 2, 6, 2, 64)
+    place = low.ptr
+    first.close()
+    Device("host").synchronize()
+    arena.shrink()
+    low.close()
+    arena.allocate(40 * MIB).close()
+    assert arena.stats().pages_moved == 3
+    assert arena.allocate(6 * MIB).ptr == place

@@ -142,3 +142,47 @@ def test_sleep_unmaps_what_a_refused_call_left_of_pages_that_moved_again(make_ar
     arena.wake()
     arena.check_invariants()
     assert held(live)
+
+
+def test_block_goes_right_behind_a_place_that_is_still_worked_in(make_arena, stream):
+    arena = make_arena(MOVES_ALL)
+    first, middle, last, pin = (arena.allocate(size * MIB) for size in (2, 4, 8, 2))
+    behind = last.ptr
+    assert behind == first.ptr + 6 * MIB
+    first.close()
+    last.close()
+    gpumem.Device("host").synchronize()
+    arena.shrink()  # nothing is mapped below the middle and behind it
+    with HostDriver().block(stream):
+        middle.close(stream)
+        moved = arena.allocate(16 * MIB, stream)
+        above = arena.allocate(16 * MIB)
+        moved.close()
+        held = arena.allocate(18 * MIB, stream)
+        assert arena.stats().pages_moved == 2 + 8  # those of the middle twice
+        block = arena.allocate(6 * MIB, stream)
+        assert block.ptr == behind
+        arena.check_invariants()
+    for block in (block, held, above, pin):
+        block.close()
+
+
+def test_driver_calls_count_each_mapping_that_goes_before_pages_sleep(make_arena, host, stream):
+    named = ("cuMemUnmap", "cuMemRelease", "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventQuery")
+
+    def others_counted(arena):
+        """Let it sleep; return how many calls it counts besides those named."""
+        before = arena.stats().driver_calls - sum(map(host.call_count, named))
+        arena.sleep()
+        return arena.stats().driver_calls - sum(map(host.call_count, named)) - before
+
+    plain, moved = make_arena(MOVES_ALL), make_arena(MOVES_ALL)
+    block = plain.allocate(4 * MIB, stream)
+    with HostDriver().block(stream):
+        live = run(moved, stream, 5)
+    stream.synchronize()
+    assert others_counted(moved) == others_counted(plain)
+    for arena in (plain, moved):
+        arena.wake()
+    assert held(live)
+    block.close()

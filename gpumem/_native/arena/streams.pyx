@@ -182,8 +182,6 @@ cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         return False
     if stream.event_epoch and not poll_event(arena, stream_slot):
         return False
-    if stream.silent:
-        return False
     if load32(&stream.dirty) and not stream.polling:
         close_epoch(arena, stream_slot)
         if stream.event_epoch:
