@@ -276,6 +276,20 @@ def test_event_for_the_own_default_stream_waits_for_no_other_stream(make_arena, 
     pin.close()
 
 
+def test_raw_handle_that_was_reset_has_no_event_for_what_is_freed_later(make_arena, streams, calls):
+    """It may name no stream any more."""
+    arena, pin = one_block(make_arena)
+    buffer = arena.allocate(BLOCK, int(streams[0].ptr))
+    arena.reset_stream(int(streams[0].ptr))
+    calls(RECORD)
+    buffer.close()
+    assert next_address(arena, streams[1]) is None
+    assert calls(RECORD) == [0]
+    arena.reset_stream(int(streams[0].ptr))
+    assert next_address(arena, streams[1])
+    pin.close()
+
+
 def test_raw_handle_that_is_named_again_after_its_reset_has_events_again(
     make_arena, streams, virtual_clock, calls
 ):

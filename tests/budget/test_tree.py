@@ -390,6 +390,21 @@ def test_soft_limit_of_each_level_above_is_passed_by_itself():
     del held
 
 
+def test_soft_limits_callback_has_run_in_the_thread_that_passed_it_when_the_request_returns():
+    told, seen = [], []
+    budget = Budget(100, soft=10, on_pressure=lambda *_: told.append(threading.get_ident()))
+
+    def pass_it():
+        with budget.reserve(11):
+            seen.append(told == [threading.get_ident()])
+
+    thread = threading.Thread(target=pass_it)
+    thread.start()
+    thread.join()
+    assert seen == [True]
+    assert len(told) == 1
+
+
 def test_soft_limit_of_a_budget_without_a_callback_tells_nobody():
     told = []
     root = Budget(None, soft=10, name="root", on_pressure=lambda b, n: told.append((b.name, n)))
