@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine
 
 import gpumem
@@ -337,7 +338,7 @@ class World(RuleBasedStateMachine):
             failure = error
             raise
         finally:
-            if isinstance(failure, Exception):
+            if isinstance(failure, Exception) and not isinstance(failure, Flaky):
                 diary.keep(failure)
             self.watch.end()
             self.pool.shutdown()
