@@ -12,6 +12,7 @@ from helpers.child import run, run_quietly
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.interrupting import interrupted, more_calls
+from helpers.waiting import without_waiting
 
 import gpumem
 from gpumem import interop
@@ -75,15 +76,13 @@ def test_close_does_not_wait_for_the_device_beyond_its_timeout(
             refused.append(str(error))
 
     with HostDriver().block(stream) as gate:
-        opener = threading.Timer(10, gate.open)  # a wait without a bound is a failure, not a hang
-        opener.start()
-        if thread == "main":
-            close()
-        else:
-            other = threading.Thread(target=close)
-            other.start()
-            other.join()
-        opener.cancel()
+        with without_waiting(gate):
+            if thread == "main":
+                close()
+            else:
+                other = threading.Thread(target=close)
+                other.start()
+                other.join()
         assert not stream.query()
         assert [f"not done within {timeout} s" in text for text in refused] == [True]
         assert not memory.closed
