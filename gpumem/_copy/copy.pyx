@@ -24,7 +24,7 @@ from gpumem._copy.staged cimport (
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_MEMORYTYPE_HOST, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUhostFn, CUresult, CUstream, DeviceContext,
-    DriverDevice,
+    DriverDevice, pointer_value,
 )
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
@@ -44,7 +44,6 @@ cdef enum:
     # Bytes between host memories up to which copying takes no longer than queuing the copy
     # (bench/results/copies.md).
     AT_ONCE = 1 << 18
-    TYPE_UNKNOWN = 0            # to the driver, instead of a CUmemorytype
 
 cdef uint64_t staged_from = STAGED_FROM
 
@@ -171,8 +170,7 @@ cdef bint is_reachable(Buffer buffer, DriverDevice driver_device, uint64_t low,
     if buffer.home.driver_device.type == driver_device.type and not is_plain(buffer):
         return True
     # Host memory that another library may have pinned: look at its first and its last byte.
-    return (memory_type(driver_device, low) != TYPE_UNKNOWN
-            and memory_type(driver_device, high - 1) != TYPE_UNKNOWN)
+    return memory_type(driver_device, low) != 0 and memory_type(driver_device, high - 1) != 0
 
 
 cdef bint is_hosts(Buffer buffer, bint is_reachable, DriverDevice driver_device):
@@ -183,15 +181,9 @@ cdef bint is_hosts(Buffer buffer, bint is_reachable, DriverDevice driver_device)
     return is_cpus(buffer) and memory_type(driver_device, buffer.address) == CU_MEMORYTYPE_HOST
 
 
-cdef unsigned int memory_type(DriverDevice driver_device, uint64_t address) noexcept:
-    cdef unsigned int found = TYPE_UNKNOWN
-    with nogil:
-        if context_enter(&driver_device.context) == CUDA_SUCCESS:
-            if driver_device.context.table.cuPointerGetAttribute(
-                    &found, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS:
-                found = TYPE_UNKNOWN
-            context_leave(&driver_device.context)
-    return found
+cdef inline uint64_t memory_type(DriverDevice driver_device, uint64_t address) noexcept:
+    # 0: the driver does not know the address.
+    return pointer_value(driver_device, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
 
 
 # ---- By the CPU ----------------------------------------------------------------------------------
