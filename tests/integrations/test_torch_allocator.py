@@ -9,9 +9,10 @@ import random
 import pytest
 from helpers import torch_library
 from helpers.driver import HostDriver
+from helpers.giving_way import arena_that_gives_way
 from helpers.torch_library import Refused
 
-from gpumem import Arena, Budget, Stream
+from gpumem import Arena, Stream
 from gpumem._testing import torch_hooks
 
 pytestmark = pytest.mark.skipif(
@@ -259,15 +260,7 @@ def test_pool_serves_other_allocations_when_their_memory_is_out(driver, stream, 
 
 @pytest.mark.parametrize("caching", [1, 0])
 def test_budget_callback_runs_before_memory_is_out(driver, caching):
-    kept = []
-
-    def drop(budget, nbytes):
-        while kept:
-            kept.pop().close()
-        arena.shrink()
-
-    budget = Budget(300 * MIB, on_pressure=drop)
-    arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
+    arena, kept, _ = arena_that_gives_way(300 * MIB)
     torch_hooks.serve(0, arena)
     kept.append(arena.allocate(200 * MIB))
     driver.enable(caching)

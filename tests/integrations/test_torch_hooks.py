@@ -10,6 +10,7 @@ import threading
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.giving_way import arena_that_gives_way
 from helpers.interrupting import reaches_the_caller
 from helpers.torch_caller import Caller, Refused
 
@@ -495,17 +496,8 @@ def test_forks_child_leaves_its_parents_blocks_alone(caller, arena, capfd):
 
 
 def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
-    kept = []
-    asked = []
-
-    def drop(budget, nbytes):
-        asked.append(nbytes)
-        while kept:
-            kept.pop().close()
-        arena.shrink()
-
-    budget = Budget(300 << 20, on_pressure=drop)
-    arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
+    arena, kept, asked = arena_that_gives_way(300 << 20)
+    budget = arena.budget
     torch_hooks.serve(7, arena)
     kept.append(arena.allocate(200 << 20))
     address = caller.alloc(200 << 20, device=7)
@@ -520,14 +512,7 @@ def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
 
 
 def test_budget_callback_runs_for_a_segment_inside_a_capture(caller, stream):
-    kept = []
-
-    def drop(budget, nbytes):
-        while kept:
-            kept.pop().close()
-        arena.shrink()
-
-    arena = Arena("host", {"oom_wait_ms": 0}, budget=Budget(300 << 20, on_pressure=drop))
+    arena, kept, _ = arena_that_gives_way(300 << 20)
     torch_hooks.serve(8, arena)
     kept.append(arena.allocate(200 << 20))
     driver, graph = HostDriver(), ctypes.c_uint64()
