@@ -228,9 +228,8 @@ class BlockPool:
                         missing = self._groups.missing(count) if found is None else 0
                         going = self._begin_eviction(self._eviction_order()[0][:missing])
                         if found is None and not len(going):
-                            self._groups.give_back(
-                                self._groups.idle(self.spare)
-                            )  # of earlier turns
+                            # What earlier turns have brought.
+                            self._groups.give_back(self._groups.idle(self.spare))
                             raise
                     self._evict(going)
             return found

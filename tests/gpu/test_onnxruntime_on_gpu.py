@@ -7,7 +7,7 @@ from helpers import child
 import gpumem
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-onnx = pytest.importorskip("onnx", reason="onnx, which makes the models, is not installed")
+pytest.importorskip("onnx", reason="onnx, which makes the models, is not installed")
 if "CUDAExecutionProvider" not in ort.get_available_providers():
     pytest.skip("this ONNX Runtime has no CUDA provider", allow_module_level=True)
 
@@ -39,7 +39,6 @@ rng = np.random.default_rng(5)
 side = torch.cuda.Stream()
 arrays = {rows: rng.normal(size=(rows, WIDTH)).astype("f4") for rows in (64, 700, 2048)}
 first = {rows: session.run(None, {"x0": array})[0] for rows, array in arrays.items()}
-wrong = torch.zeros((), dtype=torch.int64, device="cuda")
 kept = []
 for turn in range(300):
     rows = (64, 700, 2048)[turn % 3]
