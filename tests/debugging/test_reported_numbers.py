@@ -35,7 +35,7 @@ def test_blocks_show_the_requested_size(make_arena):
 def test_snapshot_agrees_with_stats_and_shows_the_quarantine(
     make_arena, backing, streams, driver, rng
 ):
-    arena = make_arena({"backing": backing}, debug_heap=True)
+    arena = make_arena({"backing": backing, "split_rule": "tight"}, debug_heap=True)
     live = [arena.allocate(rng.randrange(1, 100_000)) for _ in range(50)]
     for _ in range(20):
         live.pop(rng.randrange(len(live))).close()
