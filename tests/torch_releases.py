@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gpumem.integrations.torch import _build
 
-from .helpers.torch_library import VARIABLE, module_of
+from .helpers.torch_library import VARIABLE, linkable, module_of
 
 RELEASES = ("2.9.1", "2.11.0", "newest")
 WHEEL = ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_28_x86_64"]
@@ -84,7 +84,7 @@ def main() -> int:
         os.environ["XDG_CACHE_HOME"] = temporary
         for release in given.releases:
             unpacked = headers_of(release, folder)
-            torch = module_of(unpacked)
+            torch = module_of(linkable(unpacked, Path(temporary, unpacked.parent.name)))
             try:
                 _build.build(torch)
                 said = "compiles"

@@ -2,6 +2,7 @@
 
 from gpumem.integrations.torch._hooks import (
     NAMES,
+    PINNED,
     addresses,
     arenas,
     counts,
@@ -15,6 +16,7 @@ from gpumem.integrations.torch._messages import out_of_memory as out_of_memory_t
 
 __all__ = [
     "NAMES",
+    "PINNED",
     "addresses",
     "arenas",
     "counts",

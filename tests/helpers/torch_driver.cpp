@@ -1,7 +1,9 @@
 /* Drives PyTorch's current allocator as PyTorch does, through c10's own functions; compiled by the
  * tests against a PyTorch that is unpacked, and called by ctypes. A function returns 0, 1 for an
  * exception or 2 for c10::OutOfMemoryError; what it has to say is the text of `driver_said`. */
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -11,6 +13,10 @@
 #include <string>
 #include <unordered_set>
 
+namespace c10::cuda::_internal {
+C10_CUDA_API void setHasPrimaryContext(bool (*)(DeviceIndex)); /* ATen's part of CUDA calls it */
+}
+
 namespace cca = c10::cuda::CUDACachingAllocator;
 using c10::DataPtr;
 using c10::MempoolId_t;
@@ -18,7 +24,7 @@ using Stream = cudaStream_t;
 
 namespace {
 
-std::string said;
+thread_local std::string said;
 
 template <typename Call>
 int guarded(Call call) {
@@ -174,6 +180,7 @@ const char *driver_said() { return said.c_str(); }
 
 int driver_start(int devices) {
     return guarded([&](auto &text) {
+        c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
         cca::get()->init(devices);
         text << cca::get()->name() << " " << cca::get()->initialized() << " "
              << (c10::GetAllocator(c10::kCUDA) == cca::get());
@@ -408,6 +415,63 @@ int driver_profiled(size_t nbytes) {
         text << joined(profile->events);
     });
 }
+/* ---- pinned memory ---- */
+
+int driver_pinned_alloc(size_t nbytes, Stream stream, void **context) {
+    return guarded([&](auto &text) {
+        c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(stream, 0));
+        DataPtr data = at::getHostAllocator(c10::kCUDA)->allocate(nbytes);
+        text << (data.device().is_cpu() ? reinterpret_cast<uintptr_t>(data.get()) : 1);
+        *context = data.release_context();
+    });
+}
+int driver_pinned_free(void *context) {
+    return guarded([&](auto &) {
+        DataPtr none = at::getHostAllocator(c10::kCUDA)->allocate(0);
+        none.get_deleter()(context);
+    });
+}
+int driver_pinned_record(void *address, void *context, Stream stream) {
+    return guarded([&](auto &text) {
+        auto used_on = c10::cuda::getStreamFromExternal(stream, 0).unwrap();
+        text << at::getHostAllocator(c10::kCUDA)->record_event(address, context, used_on);
+    });
+}
+int driver_pinned_empty() {
+    return guarded([&](auto &) { at::getHostAllocator(c10::kCUDA)->empty_cache(); });
+}
+int driver_pinned_stats() {
+    return guarded([&](auto &text) {
+        auto now = at::getHostAllocator(c10::kCUDA)->get_stats();
+        text << "{\"active_requests\": " << json_of({now.active_requests})
+             << ", \"active_bytes\": " << json_of({now.active_bytes})
+             << ", \"allocations\": " << json_of({now.allocations})
+             << ", \"allocated_bytes\": " << json_of({now.allocated_bytes})
+             << ", \"num_host_alloc\": " << now.num_host_alloc
+             << ", \"num_host_free\": " << now.num_host_free << "}";
+    });
+}
+int driver_pinned_reset() {
+    return guarded([&](auto &) {
+        at::getHostAllocator(c10::kCUDA)->reset_accumulated_stats();
+        at::getHostAllocator(c10::kCUDA)->reset_peak_stats();
+    });
+}
+int driver_pinned_begin(unsigned long long number, Stream accepted) {
+    return guarded([&](auto &) {
+        at::getHostAllocator(c10::kCUDA)
+            ->begin_allocate_to_pool(pool(number), [accepted](c10::Stream stream) {
+                return c10::cuda::CUDAStream(stream).stream() == accepted;
+            });
+    });
+}
+int driver_pinned_end(unsigned long long number) {
+    return guarded([&](auto &) { at::getHostAllocator(c10::kCUDA)->end_allocate_to_pool(pool(number)); });
+}
+int driver_pinned_release(unsigned long long number) {
+    return guarded([&](auto &) { at::getHostAllocator(c10::kCUDA)->release_pool(pool(number)); });
+}
+
 int driver_peer(int device, int owner) {
     return guarded([&](auto &) { cca::get()->enablePeerAccess(device, owner); });
 }

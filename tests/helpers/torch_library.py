@@ -31,7 +31,31 @@ int cudaMemcpyAsync(void *to, const void *from, size_t nbytes, int kind, void *s
     return 0;
 }
 int cudaDeviceGetStreamPriorityRange(int *least, int *most) { *least = *most = 0; return 0; }
+int unfinished;    /* events are, until a test or a wait ends it */
+int cudaEventCreateWithFlags(void **event, unsigned flags) { *event = &unfinished; return 0; }
+int cudaEventRecord(void *event, void *stream) { return stream == (void *)-2 ? 400 : 0; }
+int cudaEventQuery(void *event) { return unfinished ? 600 : 0; }
+int cudaEventSynchronize(void *event) { unfinished = 0; return 0; }
+int synchronized;
+int cudaDeviceSynchronize(void) { synchronized++; return 0; }
+const char *cudaGetErrorName(int error) { return "cudaErrorOfTheStandIn"; }
 const char *cudaGetErrorString(int error) { return "an error of the stand-in"; }
+"""
+
+
+# What of libtorch_cpu the allocator links to: who has the pinned memory of a device.
+HOST_ALLOCATORS = """
+#include <ATen/core/CachingHostAllocator.h>
+namespace {
+at::HostAllocator *current;
+uint8_t needed = 2;
+}
+void at::setHostAllocator(at::DeviceType, at::HostAllocator *allocator, uint8_t priority) {
+    if (priority < needed) return;
+    current = allocator;
+    needed = priority;
+}
+at::HostAllocator *at::getHostAllocator(at::DeviceType) { return current; }
 """
 
 
@@ -84,6 +108,12 @@ class Driver:
             self._guard(self.library.driver_alloc, argument(nbytes), ctypes.byref(address))
         return address.value
 
+    def pinned_alloc(self, nbytes, stream=0):
+        """The address of a block of pinned memory, and PyTorch's context of it."""
+        context = ctypes.c_void_p()
+        where = argument(nbytes), argument(stream), ctypes.byref(context)
+        return self._guard(self.library.driver_pinned_alloc, *where), context.value
+
     def empty_cache(self, number=0):
         return self._guard(self.library.driver_empty_cache, argument(number))
 
@@ -112,20 +142,46 @@ def argument(value):
 
 @functools.cache
 def load(folder, cache):
-    """Compile and load everything; the driver, with gpumem's allocator in place."""
+    """Compile and load everything; the driver, with gpumem's allocators in place."""
+    folder = linkable(folder, cache)
     runtime = _runtime(folder, cache)
-    ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
-    for name in ("libc10.so", "libc10_cuda.so"):
+    stand_in = ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+    for name in ("libc10.so", "libc10_cuda.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     os.environ["XDG_CACHE_HOME"] = str(cache)
     torch = module_of(folder)
     table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(FIRST_FRACTION)
-    assert _build.load(torch).gpumem_torch_install(table, fraction)
+    allocator = _build.load(torch)
+    assert allocator.gpumem_torch_install(table, fraction)
+    allocator.gpumem_torch_install_pinned(table)
     library = cache / "torch_driver.so"
     compiler = os.environ.get("CXX", "c++").split()
     named = ["-std=c++20", "-shared", "-fPIC", "-o", str(library), str(DRIVER)]
     subprocess.run([*compiler, *named, *_build.recipe(torch).places], check=True)
-    return Driver(ctypes.CDLL(str(library)))
+    driver = Driver(ctypes.CDLL(str(library)))
+    driver.unfinished = ctypes.c_int.in_dll(stand_in, "unfinished")
+    driver.synchronized = ctypes.c_int.in_dll(stand_in, "synchronized")
+    return driver
+
+
+def linkable(folder, cache):
+    """The unpacked PyTorch with a libtorch_cpu of our own; a real one is half a gigabyte."""
+    whole = cache / "torch"
+    (whole / "lib").mkdir(parents=True)
+    (whole / "include").symlink_to(folder / "include")
+    (whole / "version.py").symlink_to(folder / "version.py")
+    for name in ("libc10.so", "libc10_cuda.so"):
+        (whole / "lib" / name).symlink_to(folder / "lib" / name)
+    library = whole / "lib" / "libtorch_cpu.so"
+    compiler = os.environ.get("CXX", "c++").split()
+    named = ["-Wl,-soname,libtorch_cpu.so", f"-I{folder / 'include'}", "-o", str(library)]
+    subprocess.run(
+        [*compiler, "-w", "-std=c++20", "-shared", "-fPIC", *named, "-xc++", "-"],
+        input=HOST_ALLOCATORS,
+        text=True,
+        check=True,
+    )
+    return whole
 
 
 def _runtime(folder, cache):

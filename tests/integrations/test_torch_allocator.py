@@ -24,11 +24,9 @@ MIB = 1 << 20
 STATE, ALLOC, ALL = 1, 2, 3  # of RecordContext
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    driver = torch_library.load(torch_library.unpacked(), tmp_path_factory.mktemp("torch"))
-    driver.start(1)
-    return driver
+@pytest.fixture
+def driver(torch_driver):
+    return torch_driver
 
 
 @pytest.fixture

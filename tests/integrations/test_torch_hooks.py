@@ -234,9 +234,10 @@ def test_interrupt_of_what_finds_an_arena_reaches_the_main_thread(caller):
         torch_hooks.set_finder(None)
 
 
-def test_device_out_of_range_is_refused():
-    with pytest.raises(ConfigError, match="device 64 is not from 0 to 63"):
-        torch_hooks.serve(64, Arena("host"))
+@pytest.mark.parametrize("number", [-1, torch_hooks.PINNED + 1])
+def test_device_out_of_range_is_refused(number):
+    with pytest.raises(ConfigError, match=f"device {number} is not from 0 to 63"):
+        torch_hooks.serve(number, Arena("host"))
 
 
 def test_blocks_outlive_the_switch_to_another_arena(caller):
@@ -575,11 +576,12 @@ class Block(ctypes.Structure):
 class Pool:
     """A pool of PyTorch's side over device 0, by the table of functions in hooks.h."""
 
-    DEVICES = 64
-    FIRST = ("allocate", "allocate_segment", "allocate_alone", "release", "record", "find")
-    THEN = ("shrink", "shrink_pool", "limit", "block", "blocks", "live", "changes", "stats")
-    AND = ("reset_peaks", "pool_bytes", "largest", "open_pool", "begin_pool", "retain_pool")
-    LAST = ("drop_pool", "restore")
+    HOOKS = 65  # of 64 devices, and of pinned memory
+    CALLS = """
+        allocate allocate_segment allocate_alone release record find shrink shrink_pinned
+        shrink_pool limit block blocks live changes stats reset_peaks pool_bytes largest
+        open_pool begin_pool retain_pool drop_pool restore
+    """
 
     def __init__(self, number):
         hook = ctypes.c_void_p.from_address(torch_hooks.table()).value
@@ -590,7 +592,7 @@ class Pool:
         assert self.pool
 
     def _call(self, name, result, kinds, *arguments):
-        index = self.DEVICES + (self.FIRST + self.THEN + self.AND + self.LAST).index(name)
+        index = self.HOOKS + self.CALLS.split().index(name)
         place = torch_hooks.table() + index * ctypes.sizeof(ctypes.c_void_p)
         function = ctypes.c_void_p.from_address(place).value
         return ctypes.CFUNCTYPE(result, *kinds)(function)(*arguments)

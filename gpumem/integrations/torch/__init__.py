@@ -28,6 +28,9 @@ Under ``"full"``:
   an arena gives a GPU access to its memory once PyTorch asks for it (see `ArenaConfig.peers`; with
   "none" PyTorch's copies to that arena raise RuntimeError).
 
+- With ``enable(pinned=True)`` PyTorch's pinned memory, of ``tensor.pin_memory()`` and of a
+  DataLoader, comes from an arena too.
+
 Without a C++ compiler or CUDA's headers it goes through PyTorch's pluggable allocator instead;
 `status` says why, and what that costs: `COST`.
 
@@ -47,6 +50,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from gpumem import integrations
+from gpumem._core import Arena
 from gpumem.errors import ConfigError
 from gpumem.integrations._resources import ResourceLike, Resources
 from gpumem.integrations._switch import Framework, Setting, Switch, Using
@@ -85,6 +89,8 @@ class TorchStatus(integrations.Status):
         Of a pluggable allocator, the hooks of the installed PyTorch that gpumem has set.
     unknown_hooks : tuple of str
         Setters of hooks of the installed PyTorch that this gpumem does not support.
+    pinned : Arena or None
+        What serves PyTorch's pinned memory; None: PyTorch has its own, or asked for none yet.
     """
 
     mode: str | None
@@ -92,6 +98,7 @@ class TorchStatus(integrations.Status):
     limits: str
     hooks: tuple[str, ...]
     unknown_hooks: tuple[str, ...]
+    pinned: Arena | None
 
 
 class Torch(Framework):
@@ -106,8 +113,9 @@ class Torch(Framework):
     def attach(self, setting: Setting) -> dict[int, Pool]:
         torch = import_torch()
         _allocator.require_gpu(torch)
-        if dict(setting.options)["mode"] == "full":
-            self.replacement = _allocator.replace(torch, setting.resources)
+        options = dict(setting.options)
+        if options["mode"] == "full":
+            self.replacement = _allocator.replace(torch, setting.resources, options["pinned"])
             return {}
         if self.routing is None:
             self.routing = Routing(torch)
@@ -147,7 +155,9 @@ def import_torch() -> ModuleType:
     return import_framework("PyTorch", "torch", "2.9", install="pip install 'torch>=2.9'")
 
 
-def enable(resource: ResourceLike = None, *, mode: str = "auto") -> None:
+def enable(
+    resource: ResourceLike = None, *, mode: str = "auto", pinned: Arena | bool | None = None
+) -> None:
     """Let PyTorch allocate its GPU memory from gpumem, in the whole process.
 
     Parameters
@@ -159,17 +169,23 @@ def enable(resource: ResourceLike = None, *, mode: str = "auto") -> None:
     mode : {"auto", "full", "pool"}
         Replace PyTorch's allocator, or serve it; see the module's description. "auto" is "full"
         until PyTorch has initialised CUDA.
+    pinned : Arena or bool, optional
+        Under "full", where PyTorch's pinned memory comes from: an arena of pinned memory; with True
+        one that is made at its first use, whose regions have the sizes of PyTorch's blocks; with
+        False PyTorch's own. None means False, or what an earlier call has chosen.
 
     Raises
     ------
     MissingFrameworkError
         PyTorch is not installed.
     IntegrationError
-        PyTorch is older than 2.9, was built without CUDA, or cannot switch now; nothing is changed.
+        PyTorch is older than 2.9, was built without CUDA, or cannot switch now; or pinned memory is
+        wanted and the allocator cannot be compiled. Nothing is changed.
     ConfigError
-        `mode` is invalid, or a resource is not an arena on a GPU.
+        `mode` is invalid, a resource is not an arena on a GPU, or `pinned` is not an arena of a
+        GPU's pinned memory, or is wanted under "pool".
     """
-    _switch.enable(_setting(resource, mode))
+    _switch.enable(_setting(resource, mode, pinned))
 
 
 def disable() -> None:
@@ -183,13 +199,15 @@ def disable() -> None:
     _switch.disable()
 
 
-def using(resource: ResourceLike = None, *, mode: str = "auto") -> Using:
+def using(
+    resource: ResourceLike = None, *, mode: str = "auto", pinned: Arena | bool | None = None
+) -> Using:
     """Return a context manager in which PyTorch allocates its GPU memory from gpumem.
 
     Parameters are those of `enable`. It can be entered once, and applies to the whole process. With
     ``mode="full"`` its end raises `IntegrationError`, and gpumem stays enabled.
     """
-    return Using(_switch, _setting(resource, mode))
+    return Using(_switch, _setting(resource, mode, pinned))
 
 
 def status() -> TorchStatus:
@@ -206,6 +224,7 @@ def status() -> TorchStatus:
         limits=_limits(replaced.why_pluggable) if replaced and replaced.why_pluggable else "",
         hooks=replaced.hooks if replaced else (),
         unknown_hooks=replaced.unknown if replaced else (),
+        pinned=_allocator.pinned_in_use() if replaced and replaced.serves_pinned else None,
     )
 
 
@@ -217,9 +236,23 @@ def _limits(reason: str) -> str:
     )
 
 
-def _setting(resource: ResourceLike, mode: str) -> Setting:
+def _setting(resource: ResourceLike, mode: str, pinned: Arena | bool | None) -> Setting:
     chosen = _torch.mode(mode)
+    if pinned and chosen == "pool":
+        raise ConfigError(f'invalid pinned = {pinned!r} with mode="pool": expected False')
+    if not isinstance(pinned, bool | None):
+        _allocator.require_pinned(pinned)
     current = _switch.current()
-    if resource is None and chosen == "full" and current and _torch.replacement is not None:
-        return current  # of an earlier call, or of `gpumem run`
-    return Setting(Resources("PyTorch", resource), (("mode", chosen),))
+    resources = Resources("PyTorch", resource)
+    if chosen == "full" and current and _torch.replacement is not None:
+        # What is not given is as an earlier call, or `gpumem run`, has chosen.
+        if resource is None:
+            resources = current.resources
+        if pinned is None:
+            pinned = dict(current.options)["pinned"]
+    return setting_of(resources, chosen, pinned or False)
+
+
+def setting_of(resources: Resources, mode: str, pinned: Arena | bool = False) -> Setting:
+    """Return what the switch is asked for."""
+    return Setting(resources, (("mode", mode), ("pinned", pinned)))

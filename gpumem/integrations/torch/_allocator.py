@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpumem._core import Arena
+from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._resources import Resources
 from gpumem.integrations.torch import _build, _hooks, _sharing
@@ -52,6 +53,8 @@ class Replacement(NamedTuple):
     """The hooks of the installed PyTorch that are set."""
     unknown: tuple[str, ...] = ()
     """Setters of the installed PyTorch that gpumem does not support."""
+    serves_pinned: bool = False
+    """Whether PyTorch's pinned memory comes from gpumem too."""
 
 
 def require_cuda(torch: ModuleType) -> None:
@@ -89,16 +92,18 @@ def why_not_replace(torch: ModuleType) -> str | None:
     return None
 
 
-def replace(torch: ModuleType, resources: Resources) -> Replacement:
+def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool = False) -> Replacement:
     """Replace PyTorch's allocator by gpumem's until the process ends.
 
     By the one that is compiled for the installed PyTorch; where that is impossible, by hooks of the
-    pluggable one.
+    pluggable one. `pinned`: the arena of PyTorch's pinned memory; True: one that is made when some
+    is first asked for; False: PyTorch keeps its own.
 
     Raises
     ------
     IntegrationError
-        PyTorch can no longer switch, or lacks a needed hook; nothing is changed.
+        PyTorch can no longer switch, or lacks a needed hook, or pinned memory is asked for and
+        nothing can be compiled; nothing is changed.
     ConfigError
         A resource is not an arena, or PyTorch's settings of its allocator ask for a memory fraction
         that is none.
@@ -111,14 +116,22 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
     try:
         library = _build.load(torch)
     except (OSError, RuntimeError) as error:
+        if pinned:
+            raise IntegrationError(
+                f"PyTorch's pinned memory needs gpumem's compiled allocator: {error}"
+            ) from error
         replaced = _plug(torch, str(error))
     else:
-        replaced = Replacement(None)
+        replaced = Replacement(None, serves_pinned=bool(pinned))
         table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(settings.fraction)
         if not library.gpumem_torch_install(table, fraction):
             raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")
+        if pinned:
+            library.gpumem_torch_install_pinned(table)
 
     def find(index: int) -> Arena:
+        if index == _hooks.PINNED:
+            return pinned if isinstance(pinned, Arena) else pinned_arena(torch)
         arena = arena_of(resources, index)
         settings.limit(arena)
         if replaced.why_pluggable:
@@ -138,6 +151,30 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
         for arena in arenas.values():
             _sharing.prepare(arena.memory.device)
     return replaced
+
+
+def require_pinned(pinned: object) -> None:
+    """Raise `ConfigError` if it is not an arena of a GPU's pinned memory."""
+    if (
+        isinstance(pinned, Arena)
+        and pinned.memory.device.type == "cuda"
+        and pinned.memory.kind is MemoryKind.HOST_ACCESSIBLE
+    ):
+        return
+    raise ConfigError(
+        f'invalid pinned = {pinned!r}: expected a bool, or an arena of memory "cuda:N/pinned"'
+    )
+
+
+def pinned_in_use() -> Arena | None:
+    """Return the arena that serves PyTorch's pinned memory; None: none was asked for yet."""
+    return _hooks.pinned()
+
+
+def pinned_arena(torch: ModuleType) -> Arena:
+    """Make an arena of pinned memory for PyTorch, whose regions have the sizes of its blocks."""
+    memory = f"cuda:{torch.cuda.current_device()}/pinned"
+    return Arena(memory, {"extend_strategy": "same_as_requested"}, name="PyTorch's pinned memory")
 
 
 # ---- the pluggable allocator, where ours cannot be compiled --------------------------------------

@@ -19,7 +19,16 @@ from gpumem.integrations._compiled import Recipe
 __all__ = ["SOURCES", "build", "load", "recipe", "release"]
 
 FOLDER = Path(__file__).parent
-SOURCES = ("allocator.cpp", "compat.h", "history.h", "hooks.h", "ipc.h", "pools.h")
+SOURCES = (
+    "allocator.cpp",
+    "compat.h",
+    "history.h",
+    "hooks.h",
+    "ipc.h",
+    "pinned.h",
+    "pools.h",
+    "statistics.h",
+)
 
 
 def load(torch: ModuleType) -> ctypes.CDLL:
@@ -60,12 +69,13 @@ def recipe(torch: ModuleType) -> Recipe:
         tuple(FOLDER / source for source in SOURCES),
         (
             f"-I{FOLDER}",
-            f"-I{root / 'include'}",
+            f"-isystem{root / 'include'}",
             *(f"-I{folder}" for folder in _cuda_headers(root)),
             # For what CUDA's headers include of another package, which PyTorch does not install.
             f"-idirafter{FOLDER / 'cuda'}",
             # Found by name among what PyTorch has loaded.
             f"-L{root / 'lib'}",
+            "-ltorch_cpu",
             "-lc10_cuda",
             "-lc10",
         ),

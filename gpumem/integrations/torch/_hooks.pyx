@@ -45,6 +45,8 @@ from gpumem.integrations.torch._messages import out_of_memory
 cdef extern from "hooks.h" nogil:
     enum:
         TORCH_DEVICES
+        TORCH_PINNED
+        TORCH_ARENAS
         TORCH_HOOKS
         TORCH_ALL
         TORCH_SMALL
@@ -87,6 +89,7 @@ cdef extern from "hooks.h" nogil:
         int (*record)(void* address, void* stream)
         void* (*find)(int device)
         void (*shrink)()
+        void (*shrink_pinned)()
         void (*shrink_pool)(const uint64_t* id)
         void (*limit)(int device, double fraction)
         int (*block)(void* address, TorchBlock* found)
@@ -123,20 +126,25 @@ cdef enum:
 cdef TorchCalls calls
 memset(&calls, 0, sizeof(calls))
 
+PINNED = TORCH_PINNED       # the number of pinned memory, in the place of a device's
+
 cdef dict served = {}       # device -> its Arena, which lives as long as it is here
 cdef object finder = None   # a function from a device to the Arena of one that is not in `served`
-cdef uint64_t failures[64]  # how often memory was out on each device
+cdef uint64_t failures[65]  # how often memory was out on each device
 memset(failures, 0, sizeof(failures))
 
-cdef void* uncounted[64]    # each device's hook of blocks that its statistics leave out
+cdef void* uncounted[65]    # each device's hook of blocks that its statistics leave out
 memset(uncounted, 0, sizeof(uncounted))
 
 # Bytes: max_mem of each arena's settings, which a memory fraction does not raise.
-cdef uint64_t configured[64]
+cdef uint64_t configured[65]
+
+cdef enum:
+    PINNED_LABEL = -1       # of the hooks of pinned memory; no pool of PyTorch's has this number
 
 
 cdef inline AllocatorHook* hook_of(int device) noexcept nogil:
-    if not 0 <= device < TORCH_DEVICES:
+    if not 0 <= device < TORCH_ARENAS:
         return NULL
     return <AllocatorHook*>published_pointer(&calls.hooks[device])
 
@@ -206,6 +214,11 @@ cdef void shrink() noexcept nogil:
             each_tag(hook_of(device).arena, shrink_part, NULL, NULL)
     if not process_is_exiting():
         drop_idle_mappings()
+
+
+cdef void shrink_pinned() noexcept nogil:
+    if hook_of(TORCH_PINNED) != NULL:
+        each_tag(hook_of(TORCH_PINNED).arena, shrink_part, NULL, NULL)
 
 
 cdef void drop_idle_mappings() noexcept with gil:
@@ -280,7 +293,10 @@ cdef void stats(int device, TorchStats* now) noexcept nogil:
         return
     counts = hook_counts(hook)
     memset(&figures, 0, sizeof(figures))
-    each_arena(device, add_to_stats, now, &figures)
+    if device == TORCH_PINNED:
+        each_tag(hook.arena, add_to_stats, now, &figures)
+    else:
+        each_arena(device, add_to_stats, now, &figures)
     fill(&now.parts[<int>TORCH_LARGE], &counts, &figures, <int>HOOK_LARGE)
     fill(&now.parts[<int>TORCH_SMALL], &counts, &figures, <int>HOOK_SMALL)
     sum_parts(now, &counts.peaks[<int>HOOK_KINDS])
@@ -363,7 +379,7 @@ cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcep
     # Of one device, or of all (-1): its hooks' arenas, their tags' arenas, and pools that have
     # ended and still have blocks.
     cdef AllocatorHook* found[MOST_HOOKS]
-    cdef uint64_t count = hooks_of(FRAMEWORK_TORCH, found, MOST_HOOKS)
+    cdef uint64_t count = hooks_of_devices(found)
     cdef ArenaCore* arena
     cdef uint64_t i
     for i in range(count):
@@ -375,6 +391,20 @@ cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcep
                 each_tag(arena, visit, first, second)
     for i in range(count):
         hook_let_go(found[i])
+
+
+cdef uint64_t hooks_of_devices(AllocatorHook** found) noexcept nogil:
+    # Up to MOST_HOOKS, for the caller to let go.
+    cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, found, MOST_HOOKS)
+    cdef uint64_t count = 0
+    cdef uint64_t i
+    for i in range(many):
+        if found[i].label[0] == <uint64_t>PINNED_LABEL:
+            hook_let_go(found[i])
+        else:
+            found[count] = found[i]
+            count += 1
+    return count
 
 
 cdef bint seen(AllocatorHook** found, uint64_t number) noexcept nogil:
@@ -443,7 +473,7 @@ cdef struct Blocks:
 cdef TorchBlock* blocks(size_t* count) noexcept nogil:
     cdef Blocks found
     cdef AllocatorHook* hooks[MOST_HOOKS]
-    cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, hooks, MOST_HOOKS)
+    cdef uint64_t many = hooks_of_devices(hooks)
     cdef uint64_t i
     memset(&found, 0, sizeof(found))
     for i in range(many):
@@ -715,6 +745,8 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
     except MemoryError as error:
         sum_add(&failures[device], 1)
         is_memory[0] = True
+        if device == TORCH_PINNED:
+            return c_string(f"gpumem: {error}")
         words = out_of_memory(device, nbytes, getattr(error, "report", None))
         return c_string(f"{words}\ngpumem: {error}")
     except BaseException as error:
@@ -746,19 +778,19 @@ def addresses():
 
 
 def serve(device, Arena arena not None):
-    """Let an arena serve a device from now on, and keep the arena alive.
+    """Let an arena serve a device, or pinned memory (PINNED), from now on; it is kept alive.
 
     No thread may allocate while an arena replaces another one. Blocks of the other one stay valid.
 
     Raises
     ------
     ConfigError
-        `device` is not from 0 to 63, or the arena's memory has an alignment above 256.
+        `device` is not from 0 to 63 or PINNED, or the arena's memory has an alignment above 256.
     """
     cdef AllocatorHook* before
     cdef AllocatorHook* hook
     cdef AllocatorHook* alone
-    if not 0 <= device < TORCH_DEVICES:
+    if not 0 <= device < TORCH_ARENAS:
         raise ConfigError(f"device {device} is not from 0 to {TORCH_DEVICES - 1}")
     if arena.extra:
         raise ConfigError(f"invalid alignment = {arena.memory.alignment} of an arena beneath "
@@ -771,6 +803,8 @@ def serve(device, Arena arena not None):
         drop(hook)
         drop(alone)
         raise MemoryError("out of host memory while making an allocator hook")
+    if device == TORCH_PINNED:
+        hook.label[0] = alone.label[0] = <uint64_t>PINNED_LABEL
     before = hook_of(device)
     configured[device] = arena.config.max_mem
     served[device] = arena
@@ -803,7 +837,12 @@ def set_finder(function):
 
 def arenas():
     """Return the arenas by the ordinals of the devices that they serve."""
-    return dict(served)
+    return {device: arena for device, arena in served.items() if device != TORCH_PINNED}
+
+
+def pinned():
+    """Return the arena that serves PyTorch's pinned memory; None: none does yet."""
+    return served.get(TORCH_PINNED)
 
 
 def counts(device):
@@ -842,6 +881,7 @@ calls.release = release
 calls.record = record
 calls.find = find
 calls.shrink = shrink
+calls.shrink_pinned = shrink_pinned
 calls.shrink_pool = shrink_pool
 calls.limit = limit
 calls.block = block

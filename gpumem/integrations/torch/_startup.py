@@ -19,7 +19,6 @@ from gpumem.device import Device
 from gpumem.errors import GpumemError, TraceError
 from gpumem.integrations import torch
 from gpumem.integrations._resources import Resources
-from gpumem.integrations._switch import Setting
 
 __all__ = ["FOLDER", "VARIABLE", "Options", "begin", "record"]
 
@@ -77,7 +76,7 @@ def begin() -> None:
     try:
         config = ArenaConfig(max_mem=options.max_mem)
         resources = Resources("PyTorch", config=config)
-        torch._switch.enable(Setting(resources, (("mode", "full"),)))
+        torch._switch.enable(torch.setting_of(resources, "full"))
     except GpumemError as error:
         _tell(f"not enabled for PyTorch: {error}")
 

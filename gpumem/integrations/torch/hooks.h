@@ -7,7 +7,7 @@
  * a device that is used for the first time, and to give a device access to another's memory.
  *
  * A `hook` is an AllocatorHook of gpumem/_native/arena/allocator_hooks.pxd: the arena that serves a
- * device or a pool. Here it is opaque.
+ * device, a pool or pinned memory. Here it is opaque.
  */
 #ifndef GPUMEM_TORCH_HOOKS_H
 #define GPUMEM_TORCH_HOOKS_H
@@ -19,7 +19,8 @@
 extern "C" {
 #endif
 
-enum { TORCH_DEVICES = 64 };
+/* Numbers of arenas: of devices by their ordinals, then the one of pinned memory. */
+enum { TORCH_DEVICES = 64, TORCH_PINNED = TORCH_DEVICES, TORCH_ARENAS };
 
 /* Of PyTorch's memory: all of it, and its two parts, in the order of its StatType. */
 enum { TORCH_ALL, TORCH_SMALL, TORCH_LARGE, TORCH_PARTS };
@@ -75,7 +76,7 @@ typedef struct TorchSource {
 } TorchSource;
 
 typedef struct TorchCalls {
-    void *hooks[TORCH_DEVICES]; /* of each device, to be read atomically; NULL: none yet */
+    void *hooks[TORCH_ARENAS]; /* to be read atomically; NULL: none yet */
 
     /* 0, or a status that `report` explains. A segment is a block of the caching allocator: it may
        be allocated while a graph is captured, and does not belong to that graph. */
@@ -86,10 +87,11 @@ typedef struct TorchCalls {
     int (*allocate_alone)(int device, size_t nbytes, void *stream, void **address);
     int (*release)(void *address);
     int (*record)(void *address, void *stream);
-    /* Make the hook of a device that has none yet; NULL: there is no arena for the device. */
+    /* Make the hook of a device, or of pinned memory, that has none yet; NULL: there is no arena. */
     void *(*find)(int device);
     /* Idle memory of every device, and of pools that have ended, goes back to the driver. */
     void (*shrink)(void);
+    void (*shrink_pinned)(void);
     /* That of one pool that has ended; its blocks stay. */
     void (*shrink_pool)(const uint64_t id[2]);
     void (*limit)(int device, double fraction);
@@ -103,6 +105,7 @@ typedef struct TorchCalls {
     size_t (*live)(void *pool, uint64_t *addresses, size_t most);
     /* How often these arenas' memory has grown or shrunk. */
     uint64_t (*changes)(void);
+    /* Of a device, or of pinned memory. */
     void (*stats)(int device, TorchStats *now);
     void (*reset_peaks)(int device);
     /* Of up to `most` pools of a device, and of what is left of ended ones; returns how many. */

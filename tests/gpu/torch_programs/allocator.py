@@ -8,12 +8,12 @@ MIB = 1 << 20
 
 
 def choose(allocator):
-    """Put gpumem in place of PyTorch's allocator if it is "full"; "native" leaves it."""
+    """Put gpumem in place of PyTorch's allocators if it is "full"; "native" leaves them."""
     os.environ[CHOSEN] = allocator
     if allocator == "full":
         from gpumem.integrations import torch
 
-        torch.enable(mode="full")
+        torch.enable(mode="full", pinned=True)
 
 
 def choose_as_the_parent():

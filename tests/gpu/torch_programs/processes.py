@@ -130,3 +130,50 @@ def pinned_tensors():
     back.copy_(there, non_blocking=True)
     torch.cuda.synchronize()
     return digest(back)
+
+
+def pinned_tensors_freed_behind_copies():
+    """Each is freed behind a queued copy, and the next ones are filled before the copy has run."""
+    stream = torch.cuda.Stream()
+    busy = torch.randn(4096, 4096, device="cuda")
+    there = []
+    for number in range(60):
+        with torch.cuda.stream(stream):
+            busy = (busy @ busy).clamp(-1, 1)
+            host = torch.empty(1 << (10 + number % 10), pin_memory=True).fill_(number)
+            there.append(host.to("cuda", non_blocking=True))
+        del host
+    stream.synchronize()
+    return [[float(each.min()), float(each.max())] for each in there]
+
+
+def pinned_tensors_of_a_graph():
+    """What a graph copies through stays the graph's, though its tensor ends in the capture."""
+    given, out = filled(1, 1.0), filled(1, 0.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        staged = torch.empty(given.shape, pin_memory=True)
+        staged.copy_(given, non_blocking=True)
+        out.copy_(staged, non_blocking=True)
+        del staged
+    others = [torch.zeros(given.shape, pin_memory=True) for _ in range(4)]
+    said = []
+    for number in range(3):
+        given.fill_(number)
+        graph.replay()
+        torch.cuda.synchronize()
+        said.append([float(out.min()), float(out.max())])
+    assert all(float(other.max()) == 0 for other in others)
+    del graph, others
+    torch._C._host_emptyCache()
+    return said
+
+
+def pinned_statistics():
+    """Counts of live blocks and their ends are PyTorch's; sizes are the arena's own."""
+    before = torch.cuda.host_memory_stats()
+    kept = [torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True) for _ in range(3)]
+    del kept[0]
+    now = torch.cuda.host_memory_stats()
+    count = "active_requests.current"
+    return now[count] - before[count]

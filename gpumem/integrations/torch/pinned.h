@@ -1,0 +1,300 @@
+/* PyTorch's pinned memory over an arena: a subclass of its HostAllocator.
+ *
+ * PyTorch names a block's streams while tensors are copied; those of several GPUs may use one block.
+ * When the block is freed, an event is recorded on each of them, and the block goes back to the arena
+ * once all have completed. To the arena it was in nobody's use then: it knows no streams of PyTorch's
+ * here.
+ *
+ * What is allocated while a graph is captured belongs to the graph's pool. A replay may use it at any
+ * time, so it stays until the pool has ended, and then until `empty_cache`, which waits for the GPU.
+ */
+#ifndef GPUMEM_TORCH_PINNED_H
+#define GPUMEM_TORCH_PINNED_H
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "hooks.h"
+#include "pools.h"
+#include "statistics.h"
+
+namespace gpumem {
+
+class PinnedAllocator final : public at::HostAllocator {
+   public:
+    using Filter = std::function<bool(c10::Stream)>;
+
+    explicit PinnedAllocator(const TorchCalls &calls) : calls_(calls) {}
+
+    at::DataPtr allocate(size_t nbytes) override {
+        if (nbytes == 0) return {nullptr, nullptr, &delete_block, c10::kCPU};
+        release_completed();
+        auto *block = new Block{this, nullptr, nbytes, c10::cuda::current_device(), pool_now(), {}};
+        int status = take(block);
+        if (status != 0 && calls_.is_memory(status) && wait_for_freed()) status = take(block);
+        if (status != 0) {
+            delete block;
+            fail(nbytes, status);
+        }
+        std::lock_guard<std::mutex> lock(mutex_);
+        live_[reinterpret_cast<uintptr_t>(block->address)] = block;
+        return {block->address, block, &delete_block, c10::kCPU};
+    }
+
+    /* The address may lie inside a block, and the context be another library's that wraps one. */
+    bool record_event(void *address, void *, c10::Stream stream) override {
+        const auto at = reinterpret_cast<uintptr_t>(address);
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto next = live_.upper_bound(at);
+        if (next == live_.begin()) return false;
+        auto &[begin, block] = *std::prev(next);
+        if (at - begin >= block->nbytes) return false;
+        auto &streams = block->streams;
+        if (std::find(streams.begin(), streams.end(), stream) == streams.end())
+            streams.push_back(stream);
+        return true;
+    }
+
+    void copy_data(void *to, const void *from, std::size_t nbytes) const override {
+        default_copy_data(to, from, nbytes);
+    }
+
+    void empty_cache() override {
+        release_completed();
+        std::vector<Block *> ended;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            ended.swap(ended_);
+        }
+        std::set<c10::DeviceIndex> devices;
+        for (auto *block : ended) devices.insert(block->device);
+        for (auto device : devices) {
+            c10::cuda::CUDAGuard guard(device);
+            c10::cuda::device_synchronize();
+        }
+        for (auto *block : ended) give_back(block);
+        calls_.shrink_pinned();
+    }
+
+    /* ---- statistics ---- */
+
+    at::HostStats get_stats() override {
+        std::lock_guard<std::mutex> lock(since_mutex_);
+        const TorchStats now = stats_now();
+        DeviceStats as_device = stats_of(now, since_);
+        at::HostStats stats;
+        stats.active_requests = as_device.allocation[TORCH_ALL];
+        stats.active_bytes = as_device.allocated_bytes[TORCH_ALL];
+        stats.allocations = as_device.segment[TORCH_ALL];
+        stats.allocated_bytes = as_device.reserved_bytes[TORCH_ALL];
+        stats.num_host_alloc = as_device.num_device_alloc;
+        stats.num_host_free = as_device.num_device_free;
+        return stats;
+    }
+
+    void reset_accumulated_stats() override {
+        std::lock_guard<std::mutex> lock(since_mutex_);
+        since_.then = stats_now();
+    }
+
+    void reset_peak_stats() override {
+        std::lock_guard<std::mutex> lock(since_mutex_);
+        calls_.reset_peaks(TORCH_PINNED);
+        since_ = Since{since_.then};
+    }
+
+    /* ---- pools of captured graphs, which PyTorch has from 2.10 on ---- */
+
+    void begin_allocate_to_pool(c10::MempoolId_t id, Filter filter) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        TORCH_CHECK(std::none_of(routes_.begin(), routes_.end(),
+                                 [&](const Route &route) { return route.id == id; }),
+                    "gpumem: pinned memory is allocated to pool (", id.first, ", ", id.second,
+                    ") already");
+        pools_[id].uses++;
+        routes_.push_back({id, std::move(filter)});
+        route_count_.store(routes_.size(), std::memory_order_release);
+    }
+
+    void end_allocate_to_pool(c10::MempoolId_t id) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto route = std::find_if(routes_.begin(), routes_.end(),
+                                  [&](const Route &each) { return each.id == id; });
+        TORCH_CHECK(route != routes_.end(), "gpumem: no pinned memory is allocated to pool (", id.first,
+                    ", ", id.second, ")");
+        routes_.erase(route);
+        route_count_.store(routes_.size(), std::memory_order_release);
+    }
+
+    void release_pool(c10::MempoolId_t id) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto found = pools_.find(id);
+        if (found == pools_.end() || --found->second.uses > 0) return;
+        auto &freed = found->second.freed;
+        ended_.insert(ended_.end(), freed.begin(), freed.end());
+        pools_.erase(found);
+    }
+
+   private:
+    struct Block {
+        PinnedAllocator *owner;
+        void *address;
+        size_t nbytes;
+        c10::DeviceIndex device; /* that was the current one */
+        c10::MempoolId_t pool;   /* zeros: none */
+        std::vector<c10::Stream> streams;
+    };
+    struct Freed {
+        Block *block;
+        std::vector<c10::Event> events;
+    };
+    struct Pool {
+        int uses = 0;
+        std::vector<Block *> freed;
+    };
+    struct Route {
+        c10::MempoolId_t id;
+        Filter filter;
+    };
+
+    static void delete_block(void *context) {
+        auto *block = static_cast<Block *>(context);
+        if (block != nullptr) block->owner->release(block);
+    }
+
+    int take(Block *block) {
+        return calls_.allocate(hook(), block->nbytes, nullptr, &block->address);
+    }
+
+    void *hook() {
+        if (void *hook = __atomic_load_n(&calls_.hooks[TORCH_PINNED], __ATOMIC_ACQUIRE)) return hook;
+        if (void *hook = calls_.find(TORCH_PINNED)) return hook;
+        TORCH_CHECK(false, "gpumem: no arena of pinned memory could be made");
+    }
+
+    [[noreturn]] void fail(size_t nbytes, int status) {
+        int is_memory = 0;
+        Text reason(calls_.report(TORCH_PINNED, nbytes, nullptr, status, &is_memory), &std::free);
+        std::string text = reason ? reason.get()
+                                  : "gpumem: pinned memory was refused with status " +
+                                        std::to_string(status);
+        TORCH_CHECK(is_memory, text);
+        throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
+    }
+
+    /* Destructors call this, so that an exception would end the process. */
+    void release(Block *block) {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            live_.erase(reinterpret_cast<uintptr_t>(block->address));
+            if (block->pool != c10::MempoolId_t{0, 0}) {
+                auto pool = pools_.find(block->pool);
+                (pool == pools_.end() ? ended_ : pool->second.freed).push_back(block);
+                return;
+            }
+        }
+        if (block->streams.empty()) return give_back(block);
+        Freed freed{block, {}};
+        try {
+            for (auto &stream : block->streams) {
+                freed.events.emplace_back(c10::kCUDA);
+                freed.events.back().record(stream);
+            }
+        } catch (const std::exception &error) {
+            /* Nobody knows when the stream has finished with it. */
+            std::fprintf(stderr, "gpumem: %zu bytes of pinned memory stay in use: %s\n", block->nbytes,
+                         error.what());
+            return;
+        }
+        std::lock_guard<std::mutex> lock(mutex_);
+        freed_.push_back(std::move(freed));
+    }
+
+    void give_back(Block *block) {
+        int status = calls_.release(block->address);
+        if (status != 0)
+            std::fprintf(stderr, "gpumem: PyTorch freed pinned memory at %p, refused with status %d\n",
+                         block->address, status);
+        delete block;
+    }
+
+    /* In the order of their frees, up to the first that a stream still uses. */
+    void release_completed() {
+        while (true) {
+            std::deque<Freed> first;
+            {
+                std::lock_guard<std::mutex> lock(mutex_);
+                if (freed_.empty()) return;
+                first.push_back(std::move(freed_.front()));
+                freed_.pop_front();
+            }
+            auto &events = first.front().events;
+            if (!std::all_of(events.begin(), events.end(),
+                             [](const c10::Event &event) { return event.query(); })) {
+                std::lock_guard<std::mutex> lock(mutex_);
+                freed_.push_front(std::move(first.front()));
+                return;
+            }
+            give_back(first.front().block);
+        }
+    }
+
+    /* Whether there was anything to wait for. */
+    bool wait_for_freed() {
+        std::deque<Freed> all;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            all.swap(freed_);
+        }
+        for (auto &each : all) {
+            for (auto &event : each.events) event.synchronize();
+            give_back(each.block);
+        }
+        return !all.empty();
+    }
+
+    /* Costs one load where nothing is captured. */
+    c10::MempoolId_t pool_now() {
+        if (route_count_.load(std::memory_order_acquire) == 0) return {0, 0};
+        c10::Stream stream = c10::cuda::getCurrentCUDAStream().unwrap();
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (auto &route : routes_)
+            if (route.filter(stream)) return route.id;
+        return {0, 0};
+    }
+
+    TorchStats stats_now() {
+        TorchStats now{};
+        calls_.stats(TORCH_PINNED, &now);
+        return now;
+    }
+
+    const TorchCalls &calls_;
+    std::mutex mutex_; /* of all below but the statistics */
+    std::map<uintptr_t, Block *> live_;
+    std::deque<Freed> freed_;     /* streams still used them when they were freed */
+    std::vector<Block *> ended_;  /* of pools that have ended */
+    std::map<c10::MempoolId_t, Pool> pools_;
+    std::vector<Route> routes_;
+    std::atomic<size_t> route_count_{0};
+    std::mutex since_mutex_;
+    Since since_;
+};
+
+}  // namespace gpumem
+
+#endif
