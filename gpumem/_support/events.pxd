@@ -22,6 +22,7 @@ cdef extern from "recorder_types.h" nogil:
         REC_FAILURE
         REC_RESERVE
         REC_RELEASE
+        REC_ASLEEP
         REC_MOVE
         REC_SHRINK
         REC_RESET
@@ -30,6 +31,7 @@ cdef extern from "recorder_types.h" nogil:
         REC_STACKS
         FRAMEWORK_TORCH
         FRAMEWORK_CUPY
+        FRAMEWORK_VIRTUAL
 
     ctypedef struct Recorder:
         uint64_t serial
@@ -97,6 +99,16 @@ cdef void (*event_source_close)(EventSource* source) noexcept nogil
 # have to grow first. `noted` says what was written.
 cdef void (*event_source_note)(EventSource* source, const RecEvent* event, bint may_wait,
                                RecNoted* noted) noexcept nogil
+
+# Memory came from the driver or went back to it (`origin` is 0, or REC_ASLEEP), or moved from the
+# address `origin`; recorded or not, and with any lock.
+cdef inline void note_page(EventSource* source, uint32_t kind, uint64_t address, uint64_t nbytes,
+                           uint64_t origin) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted _noted
+    if is_recorded(source):
+        event = RecEvent(kind, address, nbytes, nbytes, origin)
+        event_source_note(source, &event, False, &_noted)
 
 # ---- for the calling thread ----------------------------------------------------------------------
 

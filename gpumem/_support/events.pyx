@@ -29,7 +29,8 @@ cdef extern from "recorder.h" nogil:
 # What numbers in events mean: tags by the order in which they were first named, frameworks by that
 # of include/recorder_types.h. 0 is none.
 tag_texts = [""]
-FRAMEWORKS = ("", "torch", "cupy", "numba", "jax", "rmm", "cuda.core", "c", "onnxruntime")
+FRAMEWORKS = ("", "torch", "cupy", "numba", "jax", "rmm", "cuda.core", "c", "onnxruntime",
+              "virtual tensors")
 
 if rec_init(&process.generation) != 0:
     raise MemoryError("the process has no thread-specific key left")

@@ -21,7 +21,8 @@ event::
     16  8   requested bytes; 0 in free_completed
     24  6   bytes of the block
     30  2   number of the resource
-    32  8   handle of the stream; of a move the address that the page left, in older files 0
+    32  8   handle of the stream; of a move the address that the page left, in older files 0; of
+            reserve and release 1 if the memory woke or went to sleep, else 0
     40  1   kind
     41  1   number of the framework that called, 0: none
     42  2   number of the thread
@@ -89,6 +90,7 @@ _NAMES = "alloc free free_requested free_completed failure reserve release move 
 ACTIONS = dict(enumerate(_NAMES.split(), start=1))
 """Names of the kinds of events."""
 ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE, MOVE = range(1, 9)
+ASLEEP = 1  # the stream of a reserve or a release, see above
 
 _PART_OF_A_NAME = 255
 _TEXT_BYTES = 40
@@ -183,7 +185,7 @@ class AllocationEvent:
         Bytes of the block, padding included; of a failure the arena's status.
     stream : int
         Handle of the stream; of a move the address that the page left, 0 where an older file does
-        not tell it.
+        not tell it; of ``"reserve"`` and ``"release"`` 1 if the memory woke or went to sleep.
     thread : int
         The system's id of the thread; 0 if it is not known.
     tag : str or None

@@ -114,9 +114,11 @@ def recorded_policy(trace: Trace) -> Policy | None:
     The log lacks the latter; the estimate is the least that has room for the live blocks.
     """
     held = trace.details.held if trace.details else None
-    if held is None:
+    if trace.details is None or held is None:
         return None
     missing = trace.live_bytes() - held.by_event(trace.events)
+    if trace.details.asleep is not None:
+        missing -= trace.details.asleep.by_event(trace.events)
     before = max(int(np.max(missing, initial=0)), 0)
     if before:
         held = Curve(np.append(0, held.at), np.append(before, held.nbytes + before))

@@ -58,6 +58,7 @@ class TraceBuilder:
         self._owners: dict[str, int] = {}
         self._held = array("q")  # bytes held from the driver, by change
         self._held_at = array("q")  # events before each change
+        self._asleep = array("q")  # bytes that went to sleep, by change of those held
         self._holding = 0  # the sum of the changes
         self._failures: list[tuple[int, int]] = []
         self._stack = array("i")  # by block number; -1: none
@@ -115,8 +116,11 @@ class TraceBuilder:
         if address in self._live:
             self.free_completed(where, address, 0, stream, time_us)
 
-    def hold(self, where: str, nbytes: int) -> None:
-        """Record that memory was reserved from the driver; negative: released to it."""
+    def hold(self, where: str, nbytes: int, *, sleeps: bool = False) -> None:
+        """Record that memory was reserved from the driver; negative: released to it.
+
+        `sleeps`: because live blocks woke, or went to sleep.
+        """
         if abs(nbytes) > MAX_SIZE:
             raise TraceError(f"{where}: size is {abs(nbytes)}, expected 0..{MAX_SIZE} bytes")
         self._holding += nbytes
@@ -124,6 +128,7 @@ class TraceBuilder:
             raise TraceError(f"{where}: {self._holding} bytes are held, expected 0..{MAX_LIVE}")
         self._held_at.append(len(self))
         self._held.append(nbytes)
+        self._asleep.append(-nbytes if sleeps else 0)
 
     def segment_begin(self, address: int, nbytes: int) -> None:
         """Record that memory lies at `address` from here on."""
@@ -179,7 +184,9 @@ class TraceBuilder:
         return Trace(action, block, size, stream, time_us, meta=facts, name=name, details=details)
 
     def _details(self) -> Details:
-        held = Curve(np.array(self._held_at, np.int64), np.cumsum(self._held, dtype=np.int64))
+        at = np.array(self._held_at, np.int64)
+        held = Curve(at, np.cumsum(self._held, dtype=np.int64))
+        asleep = Curve(at, np.cumsum(self._asleep, dtype=np.int64)) if any(self._asleep) else None
         return Details(
             np.array(self._addresses, np.uint64),
             np.array(self._owner, np.int32),
@@ -190,6 +197,7 @@ class TraceBuilder:
             np.array(self._stack, np.int32) if self._stacks else None,
             tuple(self._stacks),
             self._segments.columns(),
+            asleep,
         )
 
 

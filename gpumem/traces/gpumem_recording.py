@@ -14,6 +14,7 @@ from gpumem.errors import EventFileError, TraceError
 from gpumem.observe import Block, Events, RecordedResource
 from gpumem.observe.events import (
     ALLOC,
+    ASLEEP,
     FAILURE,
     FREE_COMPLETED,
     FREE_REQUESTED,
@@ -180,7 +181,7 @@ def _record_event(
     place = resource << 64 | address
     if kind in (RESERVE, RELEASE, MOVE):
         if kind != MOVE:
-            builder.hold(where, nbytes if kind == RESERVE else -nbytes)
+            builder.hold(where, nbytes if kind == RESERVE else -nbytes, sleeps=stream == ASLEEP)
         # Of a move, `stream` is the address that the page left; 0: an older file does not tell it.
         if kind == MOVE and stream:
             builder.segment_end(resource << 64 | stream, nbytes)

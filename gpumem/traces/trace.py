@@ -377,6 +377,9 @@ class Details:
         Each different stack once.
     segments : Segments or None
         None if the log lacks them.
+    asleep : Curve or None
+        Bytes that went to sleep since the log began, and are not held meanwhile, though their
+        blocks are live; None: nothing slept.
     """
 
     address: NDArray[np.uint64]
@@ -388,3 +391,4 @@ class Details:
     stack: NDArray[np.int32] | None = None
     stacks: tuple[Frames, ...] = ()
     segments: Segments | None = None
+    asleep: Curve | None = None

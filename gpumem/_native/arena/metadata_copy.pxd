@@ -26,13 +26,14 @@ cdef struct PageCopy:
 
 cdef struct ArenaCopy:
     TableCopy tables[2]     # `table`, `small`
-    PageCopy* pages         # where physical memory counts
+    PageCopy* pages         # where physical memory counts: of blocks, none while they sleep
     uint32_t page_count
+    PageCopy* span_pages    # of virtual tensors: those in use
+    uint32_t span_page_count
     uint64_t* streams       # handle by slot
     uint32_t stream_count
     ArenaStats stats        # of that moment, with counts that caches had not published
-    uint64_t reserved       # with what virtual tensors hold
-    uint64_t span_used      # by virtual tensors, which are in no table
+    uint64_t reserved       # with what virtual tensors hold, without what sleeps
     uint64_t persistent_free    # bytes of pages that only persistent blocks may have
     uint64_t limit
     uint32_t state          # ArenaState

@@ -6,11 +6,13 @@ from libc.string cimport memcpy, memset
 
 from gpumem._native.arena.thread_cache cimport cache_flush, caches_hold, caches_thaw
 from gpumem._native.arena.types cimport (
-    arena_extensions, arena_max_in_use, arena_reserved, arena_reserved_now, arena_shrinkages,
-    arena_state, ArenaCore, IN_SMALL, index_of, SMALL_SPACE, SPACES, table_of, ThreadCache,
+    arena_extensions, arena_max_in_use, arena_reserved_now, arena_shrinkages, arena_state, ArenaCore,
+    ArenaSpan, IN_SMALL, index_of, SMALL_SPACE, SPACES, STATE_ASLEEP, table_of, ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_region_is_idle, Chunk, NIL, Region
-from gpumem._native.pages cimport address_of, GRANULE_BITS, Page, Space
+from gpumem._native.pages cimport (
+    address_of, GRANULE_BITS, Page, Space, span_page_at, span_page_bytes, SPAN_USED,
+)
 from gpumem._support.atomics cimport load32, load64, load8, published64
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.lease cimport Uses
@@ -53,6 +55,7 @@ cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil:
         free(copy.tables[i].chunks)
         free(copy.tables[i].regions)
     free(copy.pages)
+    free(copy.span_pages)
     free(copy.streams)
     memset(copy, 0, sizeof(ArenaCopy))
 
@@ -66,6 +69,7 @@ cdef bint make_room(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     count_table(&arena.table, &copy.tables[0])
     count_table(&arena.small, &copy.tables[1])
     copy.page_count = page_slots(arena) + SPARE
+    copy.span_page_count = span_page_slots(arena) + SPARE
     copy.stream_count = arena.table.stream_slot_count + SPARE
     lock_release(&arena.lock)
     return (room_for_table(&copy.tables[0]) and room_for_table(&copy.tables[1])
@@ -85,8 +89,9 @@ cdef bint room_for_table(TableCopy* copy) noexcept nogil:
 
 cdef bint room_for_rest(ArenaCopy* copy) noexcept nogil:
     copy.pages = <PageCopy*>touched(<size_t>copy.page_count * sizeof(PageCopy))
+    copy.span_pages = <PageCopy*>touched(<size_t>copy.span_page_count * sizeof(PageCopy))
     copy.streams = <uint64_t*>touched(<size_t>copy.stream_count * sizeof(uint64_t))
-    return copy.pages != NULL and copy.streams != NULL
+    return copy.pages != NULL and copy.span_pages != NULL and copy.streams != NULL
 
 
 cdef void* touched(size_t nbytes) noexcept nogil:
@@ -105,12 +110,22 @@ cdef uint32_t page_slots(const ArenaCore* arena) noexcept nogil:
     return slots
 
 
+cdef uint32_t span_page_slots(const ArenaCore* arena) noexcept nogil:
+    cdef uint32_t slots = 0
+    cdef const ArenaSpan* span = arena.spans
+    while span != NULL:
+        slots += span.pages.count
+        span = span.next
+    return slots
+
+
 cdef bint fits(const ArenaCore* arena, const ArenaCopy* room) noexcept nogil:
     return (arena.table.count <= room.tables[0].count
             and arena.small.count <= room.tables[1].count
             and arena.table.region_count <= room.tables[0].region_count
             and arena.small.region_count <= room.tables[1].region_count
             and page_slots(arena) <= room.page_count
+            and span_page_slots(arena) <= room.span_page_count
             and arena.table.stream_slot_count <= room.stream_count)
 
 
@@ -122,16 +137,16 @@ cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     copy_table(&arena.table, &copy.tables[0])
     copy_table(&arena.small, &copy.tables[1])
     copy.page_count = 0
-    for space in range(SPACES):
+    for space in range(SPACES if arena_state(arena) != STATE_ASLEEP else 0):
         copy_pages(&arena.spaces[space], copy)
+    copy_span_pages(arena, copy)
     copy.stream_count = arena.table.stream_slot_count
     for i in range(copy.stream_count):
         copy.streams[i] = <uint64_t>arena.streams[i].handle
     copy.stats = arena.stats
     copy.stats.max_in_use = arena_max_in_use(arena)
-    copy.span_used = arena.span_used
     add_unpublished(arena, copy)
-    copy.reserved = arena_reserved(arena) + arena.spanned
+    copy.reserved = arena_reserved_now(arena)
     copy.persistent_free = arena.persistent.reserved - arena.persistent.in_use
     copy.limit = load64(&arena.settings.max_mem)
     copy.state = arena_state(arena)
@@ -176,6 +191,19 @@ cdef void copy_pages(const Space* space, ArenaCopy* copy) noexcept nogil:
         copy.pages[copy.page_count].address = address_of(space, page.active)
         copy.pages[copy.page_count].nbytes = <uint64_t>page.granules << GRANULE_BITS
         copy.page_count += 1
+
+
+cdef void copy_span_pages(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+    cdef const ArenaSpan* span = arena.spans
+    cdef uint32_t i
+    copy.span_page_count = 0
+    while span != NULL:
+        for i in range(span.pages.count):
+            if span.pages.page[i].state == SPAN_USED:
+                copy.span_pages[copy.span_page_count] = PageCopy(
+                    span_page_at(&span.pages, i), span_page_bytes(&span.pages, i))
+                copy.span_page_count += 1
+        span = span.next
 
 
 # ---- figures -------------------------------------------------------------------------------------

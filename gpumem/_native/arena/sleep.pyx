@@ -282,6 +282,7 @@ cdef void name_sleeper(ArenaCore* arena) noexcept nogil:
     arena.sleeper.context = arena.context
     arena.sleeper.access = &arena.access
     arena.sleeper.calls = &arena.backing.calls
+    arena.sleeper.events = &arena.events
     arena.sleeper.owner = arena
     arena.sleeper.is_live = is_live
     arena.sleeper.orphan = keep_orphan

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
+from gpumem._native.arena.allocation_events cimport note_event
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_claim, arena_reconcile, arena_unclaim, charge_request, count_out,
     note_reserved,
@@ -21,10 +22,13 @@ from gpumem._native.driver cimport (
     CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_bytes, SpanPage, span_settle,
-    SPAN_SPARE, span_unmap, SPAN_USED,
+    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_at, span_page_bytes, SpanPage,
+    span_settle, SPAN_SPARE, span_unmap, SPAN_USED,
 )
 from gpumem._support.atomics cimport load32, locked_raise64, store64
+from gpumem._support.events cimport (
+    FRAMEWORK_VIRTUAL, is_recorded, REC_ALLOC, REC_FREE, thread_set_framework,
+)
 from gpumem._support.lease cimport Uses, uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -51,7 +55,9 @@ cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t las
         code = span_map(&span.pages, first, last, &call)
         context_leave(arena.context)
     if code == CUDA_SUCCESS:
-        take_pages(&span.pages, first, spare, last)
+        lock_acquire(&arena.lock)
+        take_pages(span, first, spare, last)
+        lock_release(&arena.lock)
     elif arena.in_use_account != NULL:
         count_out(arena, used)
     count_spans(arena)
@@ -69,15 +75,30 @@ cdef uint64_t bytes_without(const Span* span, uint32_t first, uint32_t last) noe
     return nbytes
 
 
-cdef void take_pages(Span* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
+cdef void take_pages(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
+    # With the arena lock, as every change of which pages are in use: copies of metadata see them.
+    cdef Span* pages = &span.pages
     cdef uint32_t i
-    span.used += bytes_without(span, first, spare)
+    pages.used += bytes_without(pages, first, spare)
     for i in range(first, last):
-        span.leaving -= span.page[i].state == SPAN_LEAVING
+        pages.leaving -= pages.page[i].state == SPAN_LEAVING
+        if pages.page[i].state == SPAN_USED:
+            continue
+        pages.page[i].state = SPAN_USED if i < spare else SPAN_SPARE
         if i < spare:
-            span.page[i].state = SPAN_USED
-        elif span.page[i].state != SPAN_USED:
-            span.page[i].state = SPAN_SPARE
+            note_block(span, REC_ALLOC, i)
+
+
+cdef void note_block(ArenaSpan* span, uint32_t kind, uint32_t page) noexcept nogil:
+    # A page in use counts as a block, whose owner is what the thread is tagged with, else all
+    # virtual tensors together: with a lock no stack is recorded.
+    cdef uint64_t nbytes = span_page_bytes(&span.pages, page)
+    cdef uint8_t before
+    if is_recorded(&span.arena.events):
+        before = thread_set_framework(FRAMEWORK_VIRTUAL)
+        note_event(span.arena, kind, span_page_at(&span.pages, page), nbytes, nbytes,
+                   span.stream_slot, False)
+        thread_set_framework(before)
 
 
 cdef void count_spans(ArenaCore* arena) noexcept nogil:
@@ -118,12 +139,7 @@ cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t s
     mode = context_relax(arena.context)
     lock_acquire(&arena.grow_lock)
     used = span.pages.used
-    if leave(span, first, last, spare, spare_end, span.releases + 1):
-        lock_acquire(&arena.lock)
-        span_stamp(span, uses, OF_PAGES)
-        lock_release(&arena.lock)
-    else:
-        uses_free(uses)
+    leave_or_free(span, first, last, spare, spare_end, uses)
     if arena.in_use_account != NULL:
         count_out(arena, used - span.pages.used)
     spans_poll(arena)
@@ -145,9 +161,20 @@ cdef Uses* room_for_streams(ArenaSpan* span, Uses* uses) noexcept nogil:
     return uses
 
 
+cdef void leave_or_free(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
+                        uint32_t spare_end, Uses* uses) noexcept nogil:
+    # The room is freed where no page leaves.
+    lock_acquire(&span.arena.lock)
+    if leave(span, first, last, spare, spare_end, span.releases + 1):
+        span_stamp(span, uses, OF_PAGES)
+        uses = NULL
+    lock_release(&span.arena.lock)
+    uses_free(uses)
+
+
 cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
                 uint32_t spare_end, uint64_t release) noexcept nogil:
-    # Does any page?
+    # Does any page? With the arena lock.
     cdef Span* pages = &span.pages
     cdef uint32_t i
     cdef bint any_page = False
@@ -155,6 +182,7 @@ cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
         if first <= i < last and pages.page[i].state == SPAN_USED:
             pages.used -= span_page_bytes(pages, i)
             pages.page[i].state = SPAN_SPARE
+            note_block(span, REC_FREE, i)
         if pages.page[i].state == SPAN_SPARE and not spare <= i < spare_end:
             pages.page[i].state = SPAN_LEAVING
             pages.page[i].release = release
@@ -212,12 +240,8 @@ cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil:
     while span != NULL:
         # Without host memory for it, spare pages stay.
         uses = room_for_streams(span, NULL)
-        if uses != NULL and leave(span, 0, 0, 0, 0, span.releases + 1):
-            lock_acquire(&arena.lock)
-            span_stamp(span, uses, OF_PAGES)
-            lock_release(&arena.lock)
-        else:
-            uses_free(uses)
+        if uses != NULL:
+            leave_or_free(span, 0, 0, 0, 0, uses)
         span = span.next
     spans_poll(arena)
     return before - arena.spanned
@@ -246,7 +270,9 @@ cdef void spans_sweep(ArenaCore* arena) noexcept nogil:
         if span.pages.leaving:
             span_unmap(&span.pages)
         if is_over(span) and span_free(&span.pages):
+            lock_acquire(&arena.lock)
             link[0] = span.next
+            lock_release(&arena.lock)
             slot_drop(arena, span.stream_slot)
             span_forget(span)
         else:

@@ -90,6 +90,7 @@ cdef int span_open(ArenaCore* arena, uint64_t nbytes, uint64_t page_bytes, uint3
     span.pages.context = arena.context
     span.pages.access = &arena.access
     span.pages.calls = &arena.backing.calls
+    span.pages.events = &arena.events
     code = span_reserve(&span.pages, nbytes, page_bytes, &call)
     if code != CUDA_SUCCESS:
         uses_free(span.end)
@@ -103,8 +104,10 @@ cdef int span_open(ArenaCore* arena, uint64_t nbytes, uint64_t page_bytes, uint3
     arena_retain(arena)
     lock_acquire(&arena.grow_lock)
     spans_sweep(arena)
+    lock_acquire(&arena.lock)
     span.next = arena.spans
     arena.spans = span
+    lock_release(&arena.lock)
     count_add(&arena.live_spans, 1)
     lock_release(&arena.grow_lock)
     return ARENA_OK

@@ -85,7 +85,8 @@ cdef CUresult unmap_views(Space* space, Plan* plan) noexcept nogil:
             if action.unmap[view] == NIL:
                 continue
             # A page without memory sleeps: the driver has no view of it.
-            if page.memory:
+            action.slept = page.memory == 0
+            if not action.slept:
                 code = note_call(space, &plan.refused, "cuMemUnmap",
                                  view_unmap(space, action.unmap[view], page.granules))
                 if code != CUDA_SUCCESS:
@@ -189,7 +190,7 @@ cdef void plan_note(const Space* space, const Plan* plan) noexcept nogil:
             page_note(space, page, REC_RESERVE, action.to, NIL)
         elif action.done:
             page_note(space, page, REC_MOVE, action.to, action.origin)
-        elif action.unmapped[1]:        # the active view, and with it the memory
+        elif action.unmapped[1] and not action.slept:       # the active view, and with it the memory
             page_note(space, page, REC_RELEASE, action.origin, NIL)
 
 

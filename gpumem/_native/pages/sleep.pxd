@@ -18,6 +18,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.backing cimport Backing, HostPages
 from gpumem._native.driver cimport Access, CUresult, DeviceContext
+from gpumem._support.events cimport EventSource
 
 # One mapped physical handle.
 cdef struct SleepPage:
@@ -64,6 +65,7 @@ cdef struct Sleeper:
     DeviceContext* context
     const Access* access    # who may touch the pages
     uint64_t* calls         # where driver calls are counted
+    EventSource* events     # where memory that comes and goes is recorded
     void* owner
     # Are the bytes still wanted? They may have been freed while they slept.
     bint (*is_live)(void* owner, const SleepPiece* piece) noexcept nogil

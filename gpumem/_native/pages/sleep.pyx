@@ -16,6 +16,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages.space cimport page_create
 from gpumem._support.atomics cimport store64, sum_add
+from gpumem._support.events cimport note_page, REC_ASLEEP, REC_RELEASE, REC_RESERVE
 
 
 cdef extern from "meminfo.h":
@@ -264,6 +265,7 @@ cdef void page_release(Sleeper* sleeper, SleepPage* page) noexcept nogil:
     if sleeper.context.table.cuMemRelease(page.memory[0]) != CUDA_SUCCESS:
         sleeper.orphan(sleeper.owner, page.memory[0])
     page.memory[0] = 0
+    note_page(sleeper.events, REC_RELEASE, page.address, page.nbytes, REC_ASLEEP)
 
 
 # ---- coming up -----------------------------------------------------------------------------------
@@ -350,6 +352,7 @@ cdef CUresult page_make(Sleeper* sleeper, SleepPage* page, const char** call) no
     if code == CUDA_SUCCESS:
         page.memory[0] = memory
         page.made = True
+        note_page(sleeper.events, REC_RESERVE, page.address, page.nbytes, REC_ASLEEP)
     elif sleeper.context.table.cuMemRelease(memory) != CUDA_SUCCESS:
         sleeper.orphan(sleeper.owner, memory)
     return code

@@ -20,9 +20,7 @@ from gpumem._native.pages.types cimport (
     round_to_granule, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
-from gpumem._support.events cimport (
-    event_source_note, EventSource, is_recorded, RecEvent, RecNoted,
-)
+from gpumem._support.events cimport EventSource, note_page
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 
@@ -180,16 +178,8 @@ cdef void space_create(Space* space, Bfc* table, DeviceContext* context, const A
 
 cdef void page_note(const Space* space, const Page* page, uint32_t kind, uint32_t at,
                     uint32_t origin) noexcept nogil:
-    cdef RecEvent event
-    cdef RecNoted _noted
-    if not is_recorded(space.events):
-        return
-    event.kind = kind
-    event.address = address_of(space, at)
-    event.nbytes = event.block = bytes_of(page)
-    event.stream = 0 if origin == NIL else address_of(space, origin)
-    # Not waiting: the arena lock is held.
-    event_source_note(space.events, &event, False, &_noted)
+    note_page(space.events, kind, address_of(space, at), bytes_of(page),
+              0 if origin == NIL else address_of(space, origin))
 
 
 cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil:

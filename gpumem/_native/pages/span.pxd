@@ -9,6 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.driver cimport Access, CUmemAccessDesc, CUresult, DeviceContext
 from gpumem._native.pages.sleep cimport Sleeper
+from gpumem._support.events cimport EventSource
 
 cdef enum SpanPageState:
     SPAN_EMPTY = 0              # no memory is wanted here
@@ -24,9 +25,10 @@ cdef struct SpanPage:
     bint fresh                  # during one call: mapped, or made, by it
 
 cdef struct Span:
-    DeviceContext* context      # of the arena, as the two others
+    DeviceContext* context      # of the arena, as the three others
     const Access* access        # who may touch the pages
     uint64_t* calls             # where calls of the driver are counted
+    EventSource* events
     uint64_t base
     uint64_t nbytes             # of all pages; reserved is one granule more, as of a range
     uint64_t page_bytes         # of every page but the last, a power of two
@@ -35,6 +37,9 @@ cdef struct Span:
     uint64_t held               # bytes that have memory
     uint64_t used               # bytes of the pages in use
     uint32_t leaving            # pages that do
+
+cdef inline uint64_t span_page_at(const Span* span, uint32_t page) noexcept nogil:
+    return span.base + page * span.page_bytes
 
 cdef inline uint64_t span_page_bytes(const Span* span, uint32_t page) noexcept nogil:
     return min(span.page_bytes, span.nbytes - page * span.page_bytes)

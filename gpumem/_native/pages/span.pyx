@@ -10,6 +10,7 @@ from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page, sleeper_add_p
 from gpumem._native.pages.space cimport address_reserve, page_create
 from gpumem._native.pages.types cimport GRANULE
 from gpumem._support.atomics cimport sum_add
+from gpumem._support.events cimport note_page, REC_RELEASE, REC_RESERVE
 
 
 cdef CUresult span_reserve(Span* span, uint64_t nbytes, uint64_t page_bytes,
@@ -36,10 +37,6 @@ cdef inline CUresult note(const Span* span, const char** refused, const char* ca
     if code != CUDA_SUCCESS:
         refused[0] = call
     return code
-
-
-cdef inline uint64_t place_of(const Span* span, uint32_t page) noexcept nogil:
-    return span.base + page * span.page_bytes
 
 
 cdef uint64_t span_lacks(const Span* span, uint32_t first, uint32_t last) noexcept nogil:
@@ -84,13 +81,14 @@ cdef CUresult make(Span* span, uint32_t first, uint32_t last, const char** call)
             return code
         page.fresh = True
         span.held += span_page_bytes(span, i)
+        note_page(span.events, REC_RESERVE, span_page_at(span, i), span_page_bytes(span, i), 0)
     return CUDA_SUCCESS
 
 
 cdef CUresult map_run(Span* span, uint32_t* next_page, uint32_t last,
                       const char** call) noexcept nogil:
     # Pages side by side get access in one call, which costs as much as it has handles.
-    cdef uint64_t begin = place_of(span, next_page[0])
+    cdef uint64_t begin = span_page_at(span, next_page[0])
     cdef uint64_t end = begin
     cdef SpanPage* page
     cdef CUresult code
@@ -152,8 +150,8 @@ cdef void unmap_run(Span* span, uint32_t first, uint32_t last) noexcept nogil:
 cdef bint unmap(Span* span, uint32_t first, uint32_t last) noexcept nogil:
     # One call for all of them: a refusal leaves all mapped.
     cdef uint32_t i
-    cdef uint64_t begin = place_of(span, first)
-    cdef uint64_t end = place_of(span, last - 1) + span_page_bytes(span, last - 1)
+    cdef uint64_t begin = span_page_at(span, first)
+    cdef uint64_t end = span_page_at(span, last - 1) + span_page_bytes(span, last - 1)
     sum_add(span.calls, 1)
     if span.context.table.cuMemUnmap(begin, end - begin) != CUDA_SUCCESS:
         return False
@@ -170,6 +168,8 @@ cdef void give_back(Span* span, uint32_t number) noexcept nogil:
             return
         page.memory = 0
         span.held -= span_page_bytes(span, number)
+        note_page(span.events, REC_RELEASE, span_page_at(span, number),
+                  span_page_bytes(span, number), 0)
     page.state = SPAN_EMPTY
     span.leaving -= 1
 
@@ -188,7 +188,7 @@ cdef bint span_list_pages(Span* span, Sleeper* sleeper) noexcept nogil:
     cdef uint32_t i
     for i in range(span.count):
         if (span.page[i].mapped or span.page[i].state == SPAN_USED) and not sleeper_add_page(
-                sleeper, place_of(span, i), span_page_bytes(span, i), &span.page[i].memory):
+                sleeper, span_page_at(span, i), span_page_bytes(span, i), &span.page[i].memory):
             return False
     return True
 
@@ -197,7 +197,7 @@ cdef bint span_list_bytes(const Span* span, Sleeper* sleeper, uint64_t block) no
     cdef uint32_t i
     for i in range(span.count):
         if span.page[i].state == SPAN_USED and not sleeper_add_piece(
-                sleeper, place_of(span, i), span_page_bytes(span, i), block):
+                sleeper, span_page_at(span, i), span_page_bytes(span, i), block):
             return False
     return True
 
@@ -235,7 +235,7 @@ cdef CUresult span_set_access(const Span* span, const CUmemAccessDesc* place) no
         if last > first:
             sum_add(span.calls, 1)
             code = span.context.table.cuMemSetAccess(
-                place_of(span, first), place_of(span, last - 1) + span_page_bytes(span, last - 1)
-                - place_of(span, first), place, 1)
+                span_page_at(span, first), span_page_at(span, last - 1) + span_page_bytes(span, last - 1)
+                - span_page_at(span, first), place, 1)
         first = last + 1
     return code

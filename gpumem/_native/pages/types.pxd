@@ -113,6 +113,7 @@ cdef struct Action:
     uint32_t origin             # active view before
     uint32_t unmap[2]           # views to unmap first, the dormant one, the active one; NIL: none
     bint unmapped[2]
+    bint slept                  # the page: its memory had gone before
     uint32_t stream_slot        # mark of the free chunk it lay in
     uint64_t epoch
     bint created                # memory was made

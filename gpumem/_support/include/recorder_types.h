@@ -18,6 +18,7 @@ enum {
     REC_FAILURE = 5,        /* nothing could be handed out; `block` is the status */
     REC_RESERVE = 6,        /* memory came from the driver: a region, or a page at its place */
     REC_RELEASE = 7,        /* and went back */
+    REC_ASLEEP = 1,         /* their `stream` if it woke, or went to sleep */
     REC_MOVE = 8,           /* a page was moved; `address` is where to, `stream` where from */
     REC_SHRINK = 9,         /* a shrink gave back so many bytes */
     REC_RESET = 10,         /* a stream was declared drained */
@@ -32,6 +33,7 @@ enum {
     FRAMEWORK_TORCH = 1,
     FRAMEWORK_CUPY = 2,
     FRAMEWORK_NUMBA = 3,
+    FRAMEWORK_VIRTUAL = 9, /* none: pages of virtual tensors */
 };
 
 typedef struct Recorder {

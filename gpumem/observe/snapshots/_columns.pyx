@@ -23,7 +23,9 @@ from gpumem._native.driver cimport context_is_dead, DeviceContext
 from gpumem._resource.arena cimport GraphPool
 from gpumem._support.atomics cimport count_retain_live
 from gpumem._support.columns cimport column_of
-from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA
+from gpumem._support.events cimport (
+    event_sources_visit, EventSource, FRAMEWORK_VIRTUAL, OWNER_ARENA,
+)
 from gpumem._support.process cimport process
 from gpumem.adaptors._adaptor cimport Adaptor
 from gpumem.observe._sources cimport find_source, source_of
@@ -65,7 +67,7 @@ REGION = np.dtype([("address", "<u8"), ("nbytes", "<u8"), ("kind", "u1")])
 PAGE = np.dtype([("address", "<u8"), ("nbytes", "<u8")])
 
 # The order is the number in `kind`.
-REGION_KINDS = ("region", "persistent", "range")
+REGION_KINDS = ("region", "persistent", "range", "virtual")
 
 
 # ---- list of resources ---------------------------------------------------------------------------
@@ -218,13 +220,15 @@ cdef dict describe_arena(ArenaCore* arena):
 
 
 cdef object block_rows(const ArenaCore* arena, const ArenaCopy* copy):
-    cdef uint32_t total = count_chunks(&copy.tables[0]) + count_chunks(&copy.tables[1])
+    cdef uint32_t total = (count_chunks(&copy.tables[0]) + count_chunks(&copy.tables[1])
+                           + copy.span_page_count)
     rows = np.zeros(total, BLOCK)
     cdef BlockRow* row = <BlockRow*>column_of(rows, total, sizeof(BlockRow), True)
     cdef uint32_t at
     with nogil:
         at = fill_rows(arena, copy, 0, 0, row, 0)
         at = fill_rows(arena, copy, 1, copy.tables[0].region_count, row, at)
+        at = fill_span_rows(copy, row, at)
     return rows[:at]
 
 
@@ -249,6 +253,20 @@ cdef uint32_t fill_rows(const ArenaCore* arena, const ArenaCopy* copy, bint smal
                 add_note(arena, small, index, &rows[at])
             at += 1
             index = table.chunks[index].next
+    return at
+
+
+cdef uint32_t fill_span_rows(const ArenaCopy* copy, BlockRow* rows, uint32_t at) noexcept nogil:
+    # A page in use of a virtual tensor is a block in a region of its own.
+    cdef uint32_t first = copy.tables[0].region_count + copy.tables[1].region_count
+    cdef uint32_t i
+    for i in range(copy.span_page_count):
+        rows[at].address = copy.span_pages[i].address
+        rows[at].nbytes = rows[at].allocated_nbytes = copy.span_pages[i].nbytes
+        rows[at].region = first + i
+        rows[at].framework = FRAMEWORK_VIRTUAL
+        rows[at].state = USED
+        at += 1
     return at
 
 
@@ -346,8 +364,8 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
     of_free = blocks["allocated_nbytes"][blocks["state"] == <int>FREE]
     marked = blocks["allocated_nbytes"][(blocks["state"] == <int>FREE) & (blocks["stream"] != 0)]
     return {
-        "in_use": used + copy.span_used,
-        "requested_in_use": int(blocks["nbytes"].sum()) + copy.span_used,
+        "in_use": used,
+        "requested_in_use": int(blocks["nbytes"].sum()),
         "reserved": copy.reserved,
         "free": free_,
         "cached": cached,
@@ -355,7 +373,7 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
         "waiting": int(marked.sum()),
         "holes": holes,
         "largest_free": int(of_free.max(initial=0)),
-        "max_in_use": max(copy.stats.max_in_use, used + copy.span_used),
+        "max_in_use": max(copy.stats.max_in_use, used),
         "max_reserved": copy.stats.max_reserved,
         "num_allocs": copy.stats.num_allocs,
         "num_frees": copy.stats.num_frees,
@@ -372,13 +390,17 @@ cdef object region_rows(const ArenaCopy* copy):
             region = &copy.tables[table].regions[i]
             rows.append((region.address, region.size,
                          2 if region.is_range else 1 if region.persistent else 0))
+    for i in range(copy.span_page_count):
+        rows.append((copy.span_pages[i].address, copy.span_pages[i].nbytes, 3))
     return np.array(rows, REGION)
 
 
 cdef object page_rows(const ArenaCopy* copy):
     cdef uint32_t i
-    return np.array([(copy.pages[i].address, copy.pages[i].nbytes)
-                     for i in range(copy.page_count)], PAGE)
+    cdef uint32_t of_spans = 0 if copy.state == STATE_ASLEEP else copy.span_page_count
+    rows = [(copy.pages[i].address, copy.pages[i].nbytes) for i in range(copy.page_count)]
+    rows += [(copy.span_pages[i].address, copy.span_pages[i].nbytes) for i in range(of_spans)]
+    return np.array(rows, PAGE)
 
 
 # ---- others --------------------------------------------------------------------------------------

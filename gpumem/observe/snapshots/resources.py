@@ -81,7 +81,8 @@ class Region:
     ----------
     address, nbytes : int
     kind : str
-        ``"region"``; ``"persistent"``: of a single block; ``"range"``: addresses for pages.
+        ``"region"``; ``"persistent"``: of a single block; ``"range"``: addresses for pages;
+        ``"virtual"``: a page of a virtual tensor, whose block is all of it.
 
     Examples
     --------
