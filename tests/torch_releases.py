@@ -5,8 +5,8 @@
 
 Wheels come from the package index, 0.5 GB each; their headers and the two libraries that are linked
 are kept, in a temporary folder or the one of `--keep`, where a later run finds them. From 2.11 on,
-integrations/test_torch_allocator.py also runs with the release's libraries. Needs a C++ compiler
-and CUDA's headers. Exit code 1: a release's headers refuse the allocator, or a test fails.
+the tests of the allocators also run with the release's libraries. Needs a C++ compiler and CUDA's
+headers. Exit code 1: a release's headers refuse the allocator, or a test fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from .helpers.torch_library import VARIABLE, linkable, module_of
 RELEASES = ("2.9.1", "2.11.0", "newest")
 WHEEL = ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux_2_28_x86_64"]
 
-TESTS = Path(__file__).parent / "integrations" / "test_torch_allocator.py"
+TESTS = [
+    Path(__file__).parent / "integrations" / name
+    for name in ("test_torch_allocator.py", "test_torch_pinned.py")
+]
 TESTED_FROM = 211  # what the tests call of PyTorch is declared so since
 
 NEEDED = ("torch/version.py", "torch/lib/libc10.so", "torch/lib/libc10_cuda.so")
@@ -56,7 +59,7 @@ def headers_of(release: str, folder: Path) -> Path:
 def tested(unpacked: Path) -> str:
     """Run the tests with a release's libraries; return the line in which pytest sums up."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, TESTS)],
         env=os.environ | {VARIABLE: str(unpacked)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -8,6 +8,7 @@
 #ifndef GPUMEM_TORCH_COMPAT_H
 #define GPUMEM_TORCH_COMPAT_H
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/ApproximateClock.h>
 
@@ -63,6 +64,27 @@ std::optional<TraceEntry::Action> annotate_action() {
         return Entry::ANNOTATE;
     else
         return std::nullopt;
+}
+
+/* The sums of blocks and regions of pinned memory; their names changed with 2.10. */
+template <typename Stats = at::HostStats>
+Stats host_stats_of(const DeviceStats &counted) {
+    constexpr size_t all = 0;
+    Stats stats;
+    if constexpr (requires { stats.active_requests; }) {
+        stats.active_requests = counted.allocation[all];
+        stats.active_bytes = counted.allocated_bytes[all];
+        stats.allocations = counted.segment[all];
+        stats.allocated_bytes = counted.reserved_bytes[all];
+    } else {
+        stats.allocation = counted.allocation[all];
+        stats.allocated_bytes = counted.allocated_bytes[all];
+        stats.segment = counted.segment[all];
+        stats.reserved_bytes = counted.reserved_bytes[all];
+    }
+    stats.num_host_alloc = counted.num_device_alloc;
+    stats.num_host_free = counted.num_device_free;
+    return stats;
 }
 
 /* Names of actions, in the order of their numbers; PyTorch's own table came with 2.10. */

@@ -95,15 +95,7 @@ class PinnedAllocator final : public at::HostAllocator {
     at::HostStats get_stats() override {
         std::lock_guard<std::mutex> lock(since_mutex_);
         const TorchStats now = stats_now();
-        DeviceStats as_device = stats_of(now, since_);
-        at::HostStats stats;
-        stats.active_requests = as_device.allocation[TORCH_ALL];
-        stats.active_bytes = as_device.allocated_bytes[TORCH_ALL];
-        stats.allocations = as_device.segment[TORCH_ALL];
-        stats.allocated_bytes = as_device.reserved_bytes[TORCH_ALL];
-        stats.num_host_alloc = as_device.num_device_alloc;
-        stats.num_host_free = as_device.num_device_free;
-        return stats;
+        return host_stats_of(stats_of(now, since_));
     }
 
     void reset_accumulated_stats() override {
