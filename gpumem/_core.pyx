@@ -21,7 +21,7 @@ from gpumem._native.arena cimport (
     Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
-from gpumem._native.bfc cimport ABSURD, QUANTUM
+from gpumem._native.bfc cimport MOST_BYTES, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream
 from gpumem._resource.arena cimport (
@@ -315,7 +315,7 @@ cdef class Arena(SleepingArena):
             if tag_now(self.core) != NULL:
                 return ARENA_TAGGED         # which may be awake
             raise_status(self, asked, extra, slot, ARENA_CLOSED)
-        if nbytes > ABSURD - QUANTUM:
+        if nbytes > MOST_BYTES:
             raise_status(self, asked, extra, slot, ARENA_OVER_LIMIT)
         status = ARENA_MISS
         if region == REGION_OF_MANY:
@@ -516,7 +516,7 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         """
         cdef uint64_t size = size_of(nbytes, self)
         cdef int status
-        if not self.core.settings.paged or size == 0 or size > ABSURD - QUANTUM:
+        if not self.core.settings.paged or size == 0 or size > MOST_BYTES:
             self.allocate(nbytes).close()
             return
         if not arena_is_open(self.core):

@@ -117,6 +117,18 @@ def test_out_of_memory_is_a_status_that_leaves_the_arena_as_it_was(c, arena):
     c.deallocate(c.allocate(1 << 10))
 
 
+@pytest.mark.parametrize("nbytes", [(1 << 48) - 256, (1 << 48) - 255, (1 << 48) - 1, 1 << 48])
+def test_block_of_all_addresses_is_refused_with_free_blocks_there(c, arena, nbytes):
+    # A search for it must not leave the bins.
+    blocks = [c.allocate(200_001 * number + 1) for number in range(8)]
+    for address in blocks[::2]:
+        c.deallocate(address)
+    assert refusal(c.allocate, nbytes) == OUT_OF_MEMORY
+    arena.check_invariants()
+    for address in blocks[1::2]:
+        c.deallocate(address)
+
+
 def test_address_without_a_block_is_not_found(c, arena, stream):
     address = c.allocate(4096, stream)
     for call in (c.deallocate, c.deallocate_on, lambda at: c.record_stream(at, stream)):

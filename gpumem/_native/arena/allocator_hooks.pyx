@@ -13,10 +13,10 @@ from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of,
+    ARENA_STALE, ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of,
     table_of,
 )
-from gpumem._native.bfc cimport ABSURD, Chunk
+from gpumem._native.bfc cimport Chunk
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport (
     count_add, count_now, count_retain_live, publish32, published32,
@@ -365,8 +365,6 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
         return ARENA_NO_METADATA
     if not arena_is_open(arena):
         return ARENA_CLOSED
-    if nbytes > ABSURD:
-        return ARENA_OVER_LIMIT
     status = slot_of_arena(hook, arena, stream, &slot, &retained)
     if status != ARENA_OK:
         return status

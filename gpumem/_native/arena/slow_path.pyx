@@ -29,7 +29,7 @@ from gpumem._native.arena.types cimport (
     Block, is_graph_pool, REUSE_WAIT, table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport (
-    Bfc, bfc_allocate, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum,
+    Bfc, bfc_allocate, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, MOST_BYTES, NIL, round_to_quantum,
     SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
@@ -215,7 +215,9 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     cdef int status
     if context_is_dead(arena.context):
         return ARENA_DEAD
-    if arena.heap != NULL:
+    if nbytes > MOST_BYTES:
+        status = ARENA_OVER_LIMIT
+    elif arena.heap != NULL:
         # The heap waits, for its quarantine as well as for streams.
         status = heap_allocate(arena, nbytes, stream_slot, flags | ALLOCATE_NO_WAIT,
                                allocate_charged, block)

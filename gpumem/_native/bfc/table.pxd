@@ -61,6 +61,7 @@ cdef enum:
 cdef enum:
     # Bytes: more than any machine has or a bin takes, and far from where sums of sizes overflow.
     ABSURD = 281474976710656
+    MOST_BYTES = 281474976710400    # of a block: rounded up to a quantum it is not absurd yet
 
 cdef enum ChunkState:
     CHUNK_UNUSED = 0        # a slot of the array that names no memory

@@ -24,7 +24,7 @@ from gpumem._native.arena.types cimport (
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ArenaCore, Block, driver_refused,
     stamp_free, STATE_ASLEEP,
 )
-from gpumem._native.bfc cimport ABSURD, QUANTUM
+from gpumem._native.bfc cimport MOST_BYTES, QUANTUM
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, context_relax, context_restore,
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS, CUresult,
@@ -138,7 +138,7 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, 
     cdef uint64_t guards = 2 * arena.heap.settings.guard if guarded else 0
     cdef HeapBlock* made
     cdef int status
-    if nbytes > ABSURD - QUANTUM - guards:
+    if nbytes > MOST_BYTES - guards:
         return ARENA_OVER_LIMIT
     # Before the turn: storing the caller's stack may wait for the interpreter lock.
     made = make(arena, nbytes, stream_slot, guarded)
