@@ -538,6 +538,21 @@ def test_refused_call_of_the_second_tag_wakes_the_first(arena, host):
     assert refused > 10
 
 
+def test_sleep_refused_before_a_drop_tag_leaves_that_tags_bytes(arena, tmp_path, monkeypatch):
+    cache = in_tag(arena, "cache", 3 * MIB, 2, asleep="drop")
+    weights = in_tag(arena, "weights", 3 * MIB, 1)
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="space"):
+        arena.sleep(["cache", "weights"], to=tmp_path / "asleep")
+    assert arena.asleep == ()
+    assert holds(weights, 1)
+    assert holds(cache, 2)
+
+
 def test_wake_refused_at_any_call_can_be_tried_again(arena, host):
     a, b = in_tag(arena, "a", 3 * MIB, 1), in_tag(arena, "b", 300 * KIB, 2)
     refused = 0

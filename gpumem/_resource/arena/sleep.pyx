@@ -154,10 +154,11 @@ cdef class SleepingArena(ArenaBase):
         OSError
             The file cannot be written; the arena goes on as before.
         DriverError
-            The driver refused; the arena goes on as before.
+            The driver refused; the arena goes on as before. Tags of "drop" go to sleep after all
+            others: if it refused one of these, the blocks of "drop" tags may have any bytes.
         SuspendedError
             The driver refused a step, and then to undo what was done: those tags that `asleep`
-            tells are asleep, their bytes are safe, and some memory has not gone back. `wake`
+            tells are asleep, what they keep is safe, and some memory has not gone back. `wake`
             completes it.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
@@ -193,6 +194,8 @@ cdef class SleepingArena(ArenaBase):
             for part in parts:
                 require_untouched(part, name)
             sleepers.append((name, each))
+        # A refusal wakes those that sleep by then, and nothing brings a dropped tag's bytes back.
+        sleepers.sort(key=lambda sleeper: self._mode(sleeper[0]) == "drop")
         # Ctrl-C ends this wait; those below are for what was queued meanwhile.
         synchronize_device(&self.driver_device.context)
         place = SleepPlace(self, to, self.config.sleep_keep_bytes)
