@@ -632,6 +632,8 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
             The arena or the pool is closed.
         InUseError
             On entering: another pool serves the stream.
+        GpumemError
+            On leaving: this context is not entered.
 
         Examples
         --------

@@ -318,6 +318,18 @@ def test_captures_nest_for_different_streams_only(make_arena, stream):
     assert not lies_in(arena.allocate(KIB, stream), outer)
 
 
+def test_capture_left_without_being_entered_is_an_error(make_arena, stream):
+    arena = make_arena()
+    capture = arena.capture(stream)
+    with pytest.raises(gpumem.errors.GpumemError, match="is not entered"):
+        capture.__exit__(None, None, None)
+    with capture as pool:
+        assert lies_in(arena.allocate(KIB, stream), pool)
+    with pytest.raises(gpumem.errors.GpumemError, match="is not entered"):
+        capture.__exit__(None, None, None)
+    pool.close()
+
+
 def test_max_mem_bounds_an_arena_and_its_pools_together(make_arena, stream):
     arena = make_arena({"max_mem": 4 * MIB, "backing": "regions"})
     with arena.capture(stream) as pool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -413,6 +415,44 @@ def test_tag_left_on_another_thread_is_an_error(arena):
     thread.join()
     with pytest.raises(GpumemError, match="another thread"):
         tag.__exit__(None, None, None)
+
+
+def test_tag_left_without_being_entered_is_an_error(arena):
+    tag = arena.tag("a")
+    with pytest.raises(GpumemError, match="'a' is not entered"):
+        tag.__exit__(None, None, None)
+    with tag:
+        pass
+    with pytest.raises(GpumemError, match="'a' is not entered"):
+        tag.__exit__(None, None, None)
+    with arena.allocate(100):
+        assert [block.tag for block in arena.blocks() if block.used] == ["default"]
+
+
+def test_tag_entered_a_second_time_is_an_error(arena):
+    tag = arena.tag("a")
+    with tag, pytest.raises(GpumemError, match=r"'a' was entered before: call tag\(\)"):
+        tag.__enter__()
+    with pytest.raises(GpumemError, match=r"'a' was entered before: call tag\(\)"):
+        tag.__enter__()
+    with arena.allocate(100):
+        assert [block.tag for block in arena.blocks() if block.used] == ["default"]
+
+
+def test_tag_that_is_left_open_keeps_its_arena():
+    # The list of the thread's open tags names the arena.
+    arena = gpumem.Arena("host")
+    tag, alive = arena.tag("left open"), weakref.ref(arena)
+    tag.__enter__()
+    del arena, tag
+    gc.collect()
+    assert alive() is not None
+    for each in gc.get_objects():
+        if type(each).__name__ == "Tagged" and each.name == "left open":
+            each.__exit__(None, None, None)
+    del each
+    gc.collect()
+    assert alive() is None
 
 
 def test_blocks_tell_their_tag_and_whether_they_sleep(arena):

@@ -18,7 +18,7 @@ from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
-from gpumem.errors import ClosedError, InUseError, SuspendedError
+from gpumem.errors import ClosedError, GpumemError, InUseError, SuspendedError
 
 
 @cython.final
@@ -201,6 +201,7 @@ class Capture:
     def __init__(self, pool, stream):
         self._pool = pool
         self._stream = stream
+        self._entered = 0
 
     def __enter__(self):
         cdef GraphPool pool = self._pool
@@ -212,11 +213,15 @@ class Capture:
                 pool_begin(pool.core)
         pool.arena._serve(self._stream, pool)
         pool.contexts += 1
+        self._entered += 1
         return pool
 
     def __exit__(self, *exception):
         # Streams that joined end with the last context.
         cdef GraphPool pool = self._pool
+        if not self._entered:
+            raise GpumemError(f"this capture into {pool.name!r} is not entered")
+        self._entered -= 1
         pool.contexts -= 1
         if pool.contexts == 0:
             pool.arena._end_service(pool)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from gpumem._native.arena cimport (
@@ -65,7 +65,8 @@ cdef class SleepingArena(ArenaBase):
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
         GpumemError
-            On leaving: another thread has entered.
+            On entering: this context was used before. On leaving: it is not entered, or another
+            thread has entered.
 
         Examples
         --------
@@ -496,32 +497,31 @@ cdef class Tagged:
     cdef SleepingArena arena
     cdef ArenaBase inner
     cdef object observed                # the context of the observers' tag
-    cdef list opened                    # addresses of what this context has open
+    cdef OpenTag open
+    cdef bint used
+    cdef bint is_open                   # it has a reference to itself: the thread's list has `open`
 
     def __cinit__(self, SleepingArena arena not None, ArenaBase inner not None, name, observed):
         self.arena, self.inner, self.name, self.observed = arena, inner, name, observed
-        self.opened = []
+        self.open.arena, self.open.tagged = arena.core, inner.core
 
     def __enter__(self):
-        cdef OpenTag* tag
-        if self.opened:
-            raise GpumemError(f"tag {self.name!r} is entered already: call tag() for each use")
-        tag = <OpenTag*>malloc(sizeof(OpenTag))
-        if tag == NULL:
-            raise MemoryError("out of host memory while opening a tag")
+        if self.used:
+            raise GpumemError(f"tag {self.name!r} was entered before: call tag() for each use")
+        self.used = True
         self.observed.__enter__()
-        tag.arena, tag.tagged = self.arena.core, self.inner.core
-        tag_open(tag)
-        self.opened.append(<uint64_t>tag)
+        Py_INCREF(self)
+        self.is_open = True
+        tag_open(&self.open)
 
     def __exit__(self, *exception):
-        cdef OpenTag* tag = <OpenTag*><uint64_t>self.opened[0]
-        if not tag_close(tag):
-            # It stays in the list of its thread, and is not freed.
+        if not self.is_open:
+            raise GpumemError(f"tag {self.name!r} is not entered")
+        if not tag_close(&self.open):
             raise GpumemError(f"tag {self.name!r} was entered by another thread: leave it on that "
                               "thread")
-        self.opened.clear()
-        free(tag)
+        self.is_open = False
+        Py_DECREF(self)
         self.observed.__exit__(*exception)
 
 
