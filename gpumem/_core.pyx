@@ -899,6 +899,7 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
                 status = arena_close(self.core)
         if status == ARENA_IN_USE:
             raise_in_use(self)
+        self.files = None
         self.streams.clear()
         self.last_stream = None
         self.stale = []

@@ -11,6 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
+from helpers.child import run_quietly
 
 import gpumem
 from gpumem.errors import (
@@ -295,6 +296,62 @@ def test_file_without_room_leaves_the_arena_awake(arena, tmp_path, monkeypatch):
     assert arena.asleep == ()
     assert not (tmp_path / "asleep").exists()
     assert holds(a, 1)
+
+
+def test_wake_removes_its_file_after_the_working_directory_changed(arena, tmp_path, monkeypatch):
+    block = in_tag(arena, "a", MIB, 1)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "two" / "asleep").write_bytes(b"other")
+    monkeypatch.chdir(tmp_path / "one")
+    arena.sleep(to="./asleep")
+    monkeypatch.chdir(tmp_path / "two")
+    arena.wake()
+    assert not (tmp_path / "one" / "asleep").exists()
+    assert (tmp_path / "two" / "asleep").read_bytes() == b"other"
+    assert holds(block, 1)
+
+
+def test_wake_leaves_another_file_that_has_the_path_by_then(arena, tmp_path):
+    block = in_tag(arena, "a", MIB, 1)
+    arena.sleep(to=tmp_path / "asleep")
+    (tmp_path / "asleep").rename(tmp_path / "moved")
+    (tmp_path / "asleep").write_bytes(b"other")
+    arena.wake()
+    assert (tmp_path / "asleep").read_bytes() == b"other"
+    assert holds(block, 1)
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_file_is_removed_where_the_arena_ends_asleep(tmp_path, end):
+    arena = gpumem.Arena("host")
+    block = arena.allocate(MIB)
+    arena.sleep(to=tmp_path / "asleep")
+    assert (tmp_path / "asleep").exists()
+    block.close()
+    if end == "close":
+        arena.close()
+    del arena, block
+    assert not (tmp_path / "asleep").exists()
+
+
+def test_file_is_removed_by_the_end_of_its_own_process(tmp_path):
+    script = """
+    import gc, os, sys
+    import gpumem
+    arena = gpumem.Arena("host")
+    block = arena.allocate(1 << 20)
+    arena.sleep(to=sys.argv[1])
+    child = os.fork()
+    if child == 0:
+        del arena, block
+        gc.collect()
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.path.exists(sys.argv[1])
+    """
+    run_quietly(script, str(tmp_path / "asleep"))
+    assert not (tmp_path / "asleep").exists()
 
 
 def test_kept_memory_is_copied_into_again(make_arena, host):

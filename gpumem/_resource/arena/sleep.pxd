@@ -4,7 +4,7 @@ from gpumem._resource.arena.reports cimport ArenaBase
 
 cdef class SleepingArena(ArenaBase):
     cdef dict tags                      # name -> Tag; None until one is opened
-    cdef dict files                     # tag -> the path that its bytes wait in
+    cdef dict files                     # tag -> the SleepFile that its bytes wait in
 
     # The arena of the calling thread's tag; None: it has none open.
     cdef ArenaBase tagged(self)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -127,7 +128,8 @@ cdef class SleepingArena(ArenaBase):
         to : str, Device or path
             Where bytes wait: "host", in pinned memory, some of which stays for the next time (see
             `ArenaConfig.sleep_keep_bytes`); another device, as "cuda:1"; or a file, which must not
-            exist, and which `wake` removes. A text with a slash is a path.
+            exist, and which `wake` and the end of the arena or the process remove. A text with a
+            slash is a path.
         registered : {"refuse", "stay"}
             What a registration of a block does (see `Buffer.register`), other than of a block for
             ``transport="ipc"``; a block that is the memory of another arena (`source`) or of a
@@ -480,13 +482,9 @@ cdef class SleepingArena(ArenaBase):
 
     def _forget_files(self):
         # A file goes with the last tag whose bytes it has.
-        asleep = self.asleep
         if self.files:
-            gone = {path for name, path in self.files.items() if name not in asleep}
-            self.files = {name: path for name, path in self.files.items() if name in asleep}
-            for path in gone - set(self.files.values()):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+            asleep = self.asleep
+            self.files = {name: file for name, file in self.files.items() if name in asleep}
 
 
 @cython.final
@@ -531,8 +529,7 @@ cdef class SleepPlace:
 
     cdef StorePlace place
     cdef DriverDevice device            # kept as long as its memory is used
-    cdef str path
-    cdef bint used
+    cdef object file
 
     def __cinit__(self, SleepingArena arena not None, to, uint64_t keep):
         memset(&self.place, 0, sizeof(StorePlace))
@@ -550,10 +547,9 @@ cdef class SleepPlace:
             self.place.kind, self.place.keep = STORE_DEVICE, 0
             self.place.device = &self.device.context
             return
-        self.path = os.fspath(to)
+        self.file = SleepFile(to)
         self.place.kind, self.place.keep = STORE_FILE, 0
-        self.place.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-                                  0o600)
+        self.place.file = self.file.descriptor
 
     cdef StorePlace* make_room(self, uint64_t nbytes) except NULL:
         # A file has its blocks before it is written through a mapping, where a full disk would be
@@ -567,16 +563,31 @@ cdef class SleepPlace:
         if self.place.kind == STORE_FILE and sleep_sums(each.core).copied:
             self.place.offset += self.place.room
             self.place.room = 0
-            arena.files = {**(arena.files or {}), name: self.path}
-            self.used = True
+            arena.files = {**(arena.files or {}), name: self.file}
 
     def close(self):
         # Mappings keep the file.
         if self.place.file >= 0:
             os.close(self.place.file)
             self.place.file = -1
-            if not self.used:
-                os.unlink(self.path)
+            self.file = None
+
+
+class SleepFile:
+    """The file of one call of sleep, removed when no tag has its bytes there any more."""
+
+    def __init__(self, to):
+        # The program may change its working directory before the file is removed.
+        path = os.path.abspath(os.fsdecode(to))
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, remove_file, path, os.fstat(self.descriptor), os.getpid())
+
+
+def remove_file(path, made, process):
+    """Remove a file that this process made, unless the path names another one by now."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == process and os.path.samestat(os.lstat(path), made):
+            os.unlink(path)
 
 
 cdef enum:
