@@ -382,7 +382,9 @@ def evaluator_of(model):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("options", [{}, {"in_place": False}, {"strategy": "best_fit_by_time"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"in_place": False}, {"strategy": "best_fit_by_time"}, {"weights": True}]
+)
 def test_planned_run_equals_an_unplanned_run(name, options):
     model = shipped(name)
     graph = ModelGraph.from_onnx(model)
@@ -396,6 +398,29 @@ def test_planned_run_equals_an_unplanned_run(name, options):
         for value, wanted in zip(graph.outputs, expected, strict=True):
             np.testing.assert_array_equal(outputs[value.name].numpy(), wanted)
         assert arena.stats().max_in_use <= plan.peak_bytes + 2 * plan.alignment
+        outputs.clear()
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_view_of_a_weight_has_its_values_in_a_run(weights):
+    builder = GraphBuilder()
+    x = builder.input("x", "float32", (6,))
+    weight = builder.initializer("w", "float32", (2, 3))
+    flat = builder.value("flat", "float32", (6,))
+    builder.node("Flatten", [weight], [flat])
+    builder.node("Add", [flat, x], [builder.value("y", "float32", (6,))])
+    plan = on_host(builder.build(["y"]), weights=weights)
+
+    def kernel(node, reads, writes):
+        if node.op_type == "Add":
+            np.add(reads[0].numpy(), reads[1].numpy(), out=writes[0].numpy())
+        else:
+            writes[0].numpy()[:] = reads[0].reshape(-1)
+
+    given = np.arange(6, dtype="float32").reshape(2, 3)
+    with gpumem.Arena("host") as arena:
+        outputs = plan.run(kernel, {"x": np.ones(6, "float32")}, arena, weights={"w": given})
+        np.testing.assert_array_equal(outputs["y"].numpy(), given.reshape(-1) + 1)
         outputs.clear()
 
 

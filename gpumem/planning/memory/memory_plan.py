@@ -225,7 +225,8 @@ class MemoryPlan:
         memory
             As of `tensors`.
         weights : Mapping, optional
-            The inputs that the kernel gets for weights, by name.
+            Weights by name. Those that have places are copied there, as inputs are; the kernel gets
+            the others as they are.
         stream : Stream, optional
             Stream of the copies.
 

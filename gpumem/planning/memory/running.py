@@ -100,6 +100,9 @@ def run_plan(
     run = _Run(plan, PlannedTensors(plan, memory, stream), weights, stream)
     for value in plan.placement.graph.inputs:
         copy(run.tensors[value], inputs[value.name], stream)
+    for tenant in plan.places:
+        if tenant.value.is_initializer:  # views of it lie there
+            copy(run.tensors.tensor(*tenant), weights[tenant.value.name], stream)
     steps = plan.placement.steps
     for number, step in enumerate(steps):
         run.copies(number)
@@ -152,7 +155,7 @@ class _Run:
         kernel(node, reads, [v and self.tensors[v] for v in node.outputs])
 
     def find(self, value: Value, memory: MemoryInfo) -> Any:
-        """Return the weight or the tensor of a value."""
-        if value.is_initializer:
+        """Return the tensor of a value; of a weight without a place, what was given."""
+        if value.is_initializer and Tenant(value, memory) not in self._plan.places:
             return self._weights[value.name]
         return self.tensors.tensor(value, memory)
