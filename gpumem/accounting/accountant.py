@@ -2,8 +2,8 @@
 
 A pass prices nodes in order; the costs of accepted nodes are *pending*. A commit moves one node's
 cost to *consumed*. The bytes of a node itself are computed once and kept for later passes. A weight
-is counted once, in the cost of the first node of the pass that uses it; if that node is another one
-in the next pass, the weight is counted there.
+is counted once: for good with the first commit of a node that uses it, before that in the cost of
+the first pending node that does. So the sum depends on which nodes there are, not on their order.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ __all__ = ["Accountant", "AdHocAccountant"]
 
 @dataclass(frozen=True)
 class Price:
-    """Cost of a node, and the weights that are in that cost."""
+    """Cost of a node, and what it consists of."""
 
     nbytes: int
-    own: int  # of these, the bytes of the node itself, without weights
-    weights: tuple[CostedValue, ...] = ()
+    own: int  # bytes of the node itself, without weights and margin
+    used: tuple[CostedValue, ...] = ()  # weights
+    counted: tuple[CostedValue, ...] = ()  # those of them that are in the cost
 
 
 NOTHING = Price(0, 0)
@@ -76,7 +77,8 @@ class Accountant(abc.ABC):
         self._pending: dict[Hashable, Price] = {}
         self._pending_bytes = 0
         self._committed: set[Hashable] = set()
-        self._payers: dict[CostedValue, Hashable] = {}  # of weights: a pending or committed node
+        self._committed_weights: set[CostedValue] = set()
+        self._users: dict[CostedValue, dict[Hashable, None]] = {}  # pending nodes, in their order
         self._own: dict[Hashable, int] = {}  # from the first pass that accepted the node
         self._stop_requested = False
 
@@ -167,7 +169,8 @@ class Accountant(abc.ABC):
     def commit(self, node: NodeOrGroup) -> ResourceCount:
         """Move the cost of a node to `consumed`; a second time adds nothing.
 
-        A node that is not pending, because a new pass began, is priced as by `cost`.
+        A node that is not pending, because a new pass began, is priced as by `cost`. A weight that
+        was counted for another node, which is not committed, is counted for this one instead.
 
         Returns
         -------
@@ -179,14 +182,17 @@ class Accountant(abc.ABC):
         OverflowError
             More than 2**64 - 1 bytes consumed; nothing has changed.
         """
-        prices = self._prices(nodes_of(node))
+        prices = self._prices(nodes_of(node), for_good=True)
         added = _sum_of(prices.values())
         self._consumed = fitting(self._consumed + added)
         for key, price in prices.items():
             self._release(key)
             self._committed.add(key)
             self._own.setdefault(key, price.own)
-            self._payers.update(dict.fromkeys(price.weights, key))
+            for weight in price.counted:
+                if weight in self._users:
+                    self._pending_bytes -= self._cost_of(weight)
+                self._committed_weights.add(weight)
         return ResourceCount.from_bytes(added)
 
     def reset_for_new_pass(self) -> None:
@@ -199,15 +205,24 @@ class Accountant(abc.ABC):
         if key in self._pending or key in self._committed:
             return
         self._pending[key] = price
-        self._pending_bytes += price.nbytes
+        self._pending_bytes += self._with_margin(price.own)
         self._own.setdefault(key, price.own)
-        self._payers.update(dict.fromkeys(price.weights, key))
+        for weight in price.used:
+            users = self._users.setdefault(weight, {})
+            if not users and weight not in self._committed_weights:
+                self._pending_bytes += self._cost_of(weight)
+            users[key] = None
 
     def _release(self, key: Hashable) -> None:
         price = self._pending.pop(key, NOTHING)
-        self._pending_bytes -= price.nbytes
-        for weight in price.weights:
-            del self._payers[weight]
+        self._pending_bytes -= self._with_margin(price.own)
+        for weight in price.used:
+            users = self._users[weight]
+            del users[key]
+            if not users:
+                del self._users[weight]
+                if weight not in self._committed_weights:
+                    self._pending_bytes -= self._cost_of(weight)
 
     # ---- prices ----------------------------------------------------------------------------------
 
@@ -220,30 +235,43 @@ class Accountant(abc.ABC):
         return ()
 
     def _with_margin(self, nbytes: int) -> int:
-        """Return the cost of known bytes, a margin included."""
+        """Return the cost of known bytes of a node or a weight, a margin included."""
         return nbytes
 
-    def _prices(self, nodes: list[CostedNode]) -> dict[Hashable, Price]:
-        """Price nodes in order; a weight in the price of one is not in that of a later one."""
+    def _cost_of(self, weight: CostedValue) -> int:
+        return self._with_margin(weight.nbytes or 0)
+
+    def _prices(self, nodes: list[CostedNode], *, for_good: bool = False) -> dict[Hashable, Price]:
+        """Price nodes in order; a weight in the price of one is not in that of a later one.
+
+        `for_good`: for a commit, which takes weights from nodes that are only pending.
+        """
         prices: dict[Hashable, Price] = {}
-        paid: set[CostedValue] = set()
+        counted: set[CostedValue] = set()
         for node in nodes:
             key = key_of(node)
             if key not in prices:
-                prices[key] = self._price(key, node, paid)
-                paid.update(prices[key].weights)
+                prices[key] = self._price(key, node, counted, for_good)
+                counted.update(prices[key].counted)
         return prices
 
-    def _price(self, key: Hashable, node: CostedNode, paid: set[CostedValue]) -> Price:
+    def _price(
+        self, key: Hashable, node: CostedNode, counted: set[CostedValue], for_good: bool
+    ) -> Price:
         if key in self._committed:
             return NOTHING
-        if key in self._pending:
-            return self._pending[key]
         own = self._own[key] if key in self._own else fitting(self._own_bytes(node))
-        used = dict.fromkeys(self._weights_of(node))
-        weights = tuple(w for w in used if w not in self._payers and w not in paid)
-        nbytes = own + sum(weight.nbytes or 0 for weight in weights)
-        return Price(fitting(self._with_margin(nbytes)), own, weights)
+        held = self._pending.get(key)
+        used = tuple(dict.fromkeys(self._weights_of(node))) if held is None else held.used
+        new = tuple(
+            weight
+            for weight in used
+            if weight not in self._committed_weights
+            and weight not in counted
+            and (for_good or next(iter(self._users.get(weight, ())), key) == key)
+        )
+        nbytes = self._with_margin(own) + sum(map(self._cost_of, new))
+        return Price(fitting(nbytes), own, used, new)
 
     def _allows(self, prices: dict[Hashable, Price]) -> bool:
         new = _sum_of(price for key, price in prices.items() if key not in self._pending)
@@ -267,8 +295,9 @@ class AdHocAccountant(Accountant):
     threshold : ResourceCount, int or str, optional
         The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
     percent : int
-        Cost in per cent of those bytes, rounded down: 150 leaves half of them again for scratch
-        memory of kernels, as ONNX Runtime does. 100 counts the bytes alone.
+        Cost in per cent of those bytes, rounded down for a node and for each weight: 150 leaves
+        half of them again for scratch memory of kernels, as ONNX Runtime does. 100 counts the bytes
+        alone.
 
     Raises
     ------

@@ -77,6 +77,67 @@ def test_weight_of_a_withdrawn_node_is_charged_to_the_next_user():
     assert accountant.account(b) == 130
 
 
+def test_withdrawn_node_leaves_its_weight_to_the_pending_user():
+    accountant = exact(150)
+    a, b = chain(20, 30)
+    accountant.account(a)
+    accountant.account(b)
+    accountant.withdraw(a)
+    assert accountant.pending == accountant.cost(b) == 130
+    assert accountant.account(a) == 20
+    assert accountant.commit(b) == 130
+
+
+def test_committed_node_takes_its_weight_from_a_pending_one():
+    accountant = exact(150)
+    a, b = chain(20, 30)
+    accountant.account(a)
+    accountant.account(b)
+    assert accountant.commit(b) == 130
+    assert accountant.pending == accountant.cost(a) == 20
+    accountant.reset_for_new_pass()
+    assert (accountant.consumed, accountant.cost(a)) == (130, 20)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.sets(st.integers(0, 2))), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.sampled_from(["account", "withdraw", "commit", "new pass"]), st.integers(0, 5))
+    ),
+    st.sampled_from([100, 133]),
+)
+def test_sum_is_what_pending_and_committed_nodes_cost_anew(nodes, steps, percent):
+    builder = GraphBuilder()
+    x = builder.input("x", "uint8", (1,))
+    weights = [builder.initializer(f"w{n}", "uint8", (7 + n,)) for n in range(3)]
+    made = [
+        builder.node(
+            "Op", [x, *(weights[w] for w in used)], [builder.value(f"v{n}", "uint8", (k,))]
+        )
+        for n, (k, used) in enumerate(nodes)
+    ]
+    accountant = AdHocAccountant(percent=percent)
+    pending, committed = set(), set()
+    for step, number in steps:
+        node = made[number % len(made)]
+        if step == "account":
+            accountant.account(node)
+            pending |= {node} - committed
+        elif step == "withdraw":
+            accountant.withdraw(node)
+            pending.discard(node)
+        elif step == "commit":
+            accountant.commit(node)
+            committed.add(node)
+            pending.discard(node)
+        else:
+            accountant.reset_for_new_pass()
+            pending.clear()
+        anew = AdHocAccountant(percent=percent)
+        assert accountant.consumed == anew.cost(committed)
+        assert accountant.consumed + accountant.pending == anew.cost(committed | pending)
+
+
 def test_group_costs_the_sum_of_its_nodes():
     nodes = chain(20, 30, 40)
     together, apart = exact(), exact()

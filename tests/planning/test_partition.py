@@ -248,6 +248,24 @@ def test_best_order_equals_brute_force_for_few_nodes(rows, threshold):
     assert (accountant.consumed, len(placement.nodes_on("cuda:0"))) == max(fillings)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.integers(0, 3)), min_size=17, max_size=24),
+    st.integers(0, 400),
+)
+def test_best_order_of_many_nodes_keeps_to_the_budget_with_shared_weights(rows, threshold):
+    builder = GraphBuilder()
+    x = builder.input("x", "uint8", (1,))
+    weights = [builder.initializer(f"w{n}", "uint8", (50 * n,)) for n in range(4)]
+    for number, (nbytes, weight) in enumerate(rows):
+        made = builder.value(f"v{number}", "uint8", (nbytes,))
+        builder.node("Op", [x, weights[weight]], [made], name=f"n{number}")
+    graph = builder.build([f"v{number}" for number in range(len(rows))])
+    accountant = budget(threshold)
+    placement = partition(graph, ["cuda:0", "host"], {"cuda:0": accountant}, strategy="best")
+    assert accountant.consumed == budget().cost(placement.nodes_on("cuda:0"))
+    assert accountant.consumed.total_bytes <= threshold
+
+
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=14)
 
 
