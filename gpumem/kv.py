@@ -231,7 +231,7 @@ class BlockPool:
                             # What earlier turns have brought.
                             self._groups.give_back(self._groups.idle(self.spare))
                             raise
-                    self._evict(going)
+                    self._evict(going, self.spare)
             return found
 
     def share(self, blocks: Numbers) -> None:
@@ -307,7 +307,7 @@ class BlockPool:
                 self._turn += 1
                 self._freed_at[ended] = self._turn
             else:
-                self._release(ended)
+                self._release(ended, self.spare)
 
     # ---- eviction --------------------------------------------------------------------------------
 
@@ -345,8 +345,8 @@ class BlockPool:
     def evict(self, count: int) -> Blocks:
         """Free up to so many cached blocks, in `eviction_order`, and return them.
 
-        Groups that have no block left lose their memory, later if a tensor of some of their rows is
-        alive. Calls `on_evict` before.
+        Groups that have no block left lose their memory, all but `spare` ones, later if a tensor of
+        some of their rows is alive. Calls `on_evict` before.
 
         Examples
         --------
@@ -355,7 +355,7 @@ class BlockPool:
         require_integer("count", count, 0)
         with self._lock:
             going = self._begin_eviction(self._eviction_order()[0][:count])
-        self._evict(going)
+        self._evict(going, self.spare)
         return going
 
     def _begin_eviction(self, blocks: Blocks) -> Blocks:
@@ -363,7 +363,7 @@ class BlockPool:
         self._planned_to[blocks] = -1
         return blocks
 
-    def _evict(self, going: Blocks) -> int:
+    def _evict(self, going: Blocks, spare: int) -> int:
         """Free them, without the lock; return the bytes of the groups that lost their memory."""
         if not len(going):
             return 0
@@ -371,17 +371,18 @@ class BlockPool:
             if self.on_evict is not None:
                 self.on_evict(going)
             with self._lock:
-                groups = self._release(going)
+                groups = self._release(going, spare)
         except BaseException:
             with self._lock:
                 self._states[going[self._states[going] == GOING]] = CACHED
             raise
-        return int(self._sizes[groups].sum()) * self.block_nbytes
+        return self._nbytes_of(groups)
 
     def relieve(self, nbytes: int) -> int:
         """Evict cached blocks until pages of so many bytes are unused; return the bytes.
 
-        Whole groups go; cached blocks beside live ones stay, as they would give nothing back.
+        Spare groups go first. Then whole groups with cached blocks; those beside live ones stay, as
+        they would give nothing back.
         For `VirtualTensor.on_pressure` and `Budget.on_pressure`.
 
         Examples
@@ -398,11 +399,12 @@ class BlockPool:
         """
         require_integer("nbytes", nbytes, 0)
         with self._lock:
+            given = self._nbytes_of(self._groups.give_back(self._groups.idle(0)))
             order, useful = self._eviction_order()
             groups = order[:useful] // self.group_blocks
-            count = min(-(-nbytes // self.block_nbytes), useful)
+            count = min(-(-max(nbytes - given, 0) // self.block_nbytes), useful)
             going = self._begin_eviction(order[:useful][np.isin(groups, groups[:count])])
-        return self._evict(going)
+        return given + self._evict(going, 0)
 
     # ---- compaction ------------------------------------------------------------------------------
 
@@ -496,7 +498,7 @@ class BlockPool:
                 values[there] = values[here]
             self._references[here] = 0
             self._planned_from[targets] = -1
-            self._release(np.concatenate([here, targets[~kept]]))
+            self._release(np.concatenate([here, targets[~kept]]), self.spare)
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -562,12 +564,15 @@ class BlockPool:
                 self._memory[groups] = BARE
                 self._groups.give_back(groups)
 
-    def _release(self, blocks: Blocks) -> Blocks:
-        """Make blocks free; return the groups that lost their memory."""
+    def _release(self, blocks: Blocks, spare: int) -> Blocks:
+        """Make blocks free; return the groups that lost their memory, all idle but `spare`."""
         self._states[blocks] = FREE
         self._planned_to[blocks] = -1
         np.subtract.at(self._taken, blocks // self.group_blocks, 1)
-        return self._groups.give_back(self._groups.idle(self.spare))
+        return self._groups.give_back(self._groups.idle(spare))
+
+    def _nbytes_of(self, groups: Blocks) -> int:
+        return int(self._sizes[groups].sum()) * self.block_nbytes
 
     def _free_in(self, groups: Blocks, count: int) -> Blocks:
         """Return up to so many free blocks of groups, in their order."""

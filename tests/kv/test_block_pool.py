@@ -132,6 +132,25 @@ def test_spare_groups_keep_their_memory(arena):
     assert pool.held_nbytes == 0
 
 
+def test_relieve_gives_spare_groups_back_and_evicts_only_for_the_rest(make_arena):
+    arena = make_arena({"max_mem": 16 * MIB})
+    pool = pool_of(arena, spare=1)
+    pool.tensors[0].on_pressure = lambda tensor, nbytes: pool.relieve(nbytes)
+    group = pool.group_blocks * pool.block_nbytes
+    blocks = pool.allocate(16)
+    pool.free(blocks, cache=True)
+    with arena.allocate(group):
+        assert (pool.cached, pool.held_nbytes) == (16 - pool.group_blocks, 16 * MIB - group)
+    pool.tensors[0].on_pressure = None
+    pool.evict(pool.group_blocks)
+    assert pool.held_nbytes == 16 * MIB - group
+    cached = pool.cached
+    assert pool.relieve(group) == group
+    assert (pool.cached, pool.held_nbytes) == (cached, 16 * MIB - 2 * group)
+    assert pool.relieve(2 * group) == 2 * group
+    assert pool.cached == cached - 2 * pool.group_blocks
+
+
 def test_references_keep_shared_blocks(arena):
     pool = pool_of(arena)
     prefix = pool.allocate(4)
