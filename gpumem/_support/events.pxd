@@ -44,6 +44,7 @@ cdef extern from "recorder_types.h" nogil:
         uint64_t mask
         char** names
         uint32_t resources
+        uint32_t native
         uint64_t next
         uint64_t allocations
         uint64_t missed
@@ -134,7 +135,7 @@ cdef void (*recorder_define)(Recorder* recorder, uint32_t what, uint32_t number,
 cdef bint (*recorder_read_ring)(const Recorder* recorder, uint64_t number,
                                 uint64_t* words) noexcept nogil
 # The function that numbers the calling thread's stack, called without a lock; NULL: none.
-cdef void (*recorder_set_stacks)(uint16_t (*number)() noexcept nogil) noexcept nogil
+cdef void (*recorder_set_stacks)(uint16_t (*number)(int native) noexcept nogil) noexcept nogil
 # The system's id of a thread by its number.
 cdef int32_t (*recorder_thread_id)(uint16_t number) noexcept nogil
 

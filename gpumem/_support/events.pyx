@@ -22,7 +22,7 @@ cdef extern from "recorder.h" nogil:
     void rec_free(Recorder*)
     void rec_define(Recorder*, uint32_t what, uint32_t number, const char* text, size_t length)
     bint rec_read_ring(const Recorder*, uint64_t number, uint64_t* words)
-    void rec_set_stacks(uint16_t (*number)() noexcept nogil)
+    void rec_set_stacks(uint16_t (*number)(int native) noexcept nogil)
     int32_t rec_thread_id(uint16_t number)
     void rec_visit(void (*visit)(EventSource*, void*) noexcept nogil, void* context)
 

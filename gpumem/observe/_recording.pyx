@@ -103,7 +103,6 @@ cdef class NameTable:
 
 cdef NameTable tags = NameTable(REC_TAGS, tag_texts)
 cdef NameTable stacks = NameTable(REC_STACKS, [""])
-cdef bint native_frames = False
 # Numbers of stacks by their calls, so that a text is made only for a stack that is new, or new to a
 # recording. Guarded by the interpreter lock.
 cdef StackTable known_stacks    # empty
@@ -164,16 +163,16 @@ cdef void listen_for_stacks():
         recorder_set_stacks(NULL)
 
 
-cdef uint16_t number_stack() noexcept nogil:
+cdef uint16_t number_stack(int native) noexcept nogil:
     # Called by an allocating thread that holds no lock of gpumem's, with the interpreter lock or
     # without it. A thread that Python does not know has no frames to show.
     if process_is_exiting() or PyGILState_GetThisThreadState() == NULL:
         return 0
     with gil:
-        return number_frames()
+        return number_frames(native)
 
 
-cdef uint16_t number_frames() noexcept:
+cdef uint16_t number_frames(int native) noexcept:
     cdef Stack stack
     cdef const KnownStack* known
     cdef uint64_t told = begun
@@ -182,7 +181,7 @@ cdef uint16_t number_frames() noexcept:
         return 0                # an exception is being propagated
     try:
         stack.count = 0
-        if native_frames:
+        if native:
             add_native_frames(&stack)
         if stack_add_frames(&stack) == 0:
             return 0
@@ -242,6 +241,8 @@ cdef class RecorderHandle:
         An empty file, open to read and write, which this object does not close.
     sampling : int
         A stack for so many of 2**32 - 1 allocations.
+    native : bool
+        Whether its stacks have native frames.
 
     Raises
     ------
@@ -255,7 +256,7 @@ cdef class RecorderHandle:
     cdef set defined            # in the file: (what, number)
     cdef readonly object keys   # of the recorded resources, as in a snapshot; None: all
 
-    def __cinit__(self, uint64_t slots, int file, uint32_t sampling):
+    def __cinit__(self, uint64_t slots, int file, uint32_t sampling, bint native=False):
         cdef int code = 0
         self.slots = slots
         self.defined = set()
@@ -268,6 +269,7 @@ cdef class RecorderHandle:
             raise MemoryError(f"out of host memory for a ring of {slots} events")
         if self.recorder == NULL:
             raise OSError(code, (<bytes>strerror(code)).decode())
+        self.recorder.native = native
 
     def __dealloc__(self):
         # In a fork's child the recorder is the parent's: its memory is left alone.
@@ -392,12 +394,6 @@ def tags_and_stacks():
 def thread_id(number):
     """Return the system's id of a thread by its number in events."""
     return recorder_thread_id(number)
-
-
-def set_native_frames(on):
-    """Set whether stacks include native frames."""
-    global native_frames
-    native_frames = on
 
 
 def resources_below(resource):

@@ -73,6 +73,7 @@ class Recording:
         path: Path | None,
         capacity: int,
         sampling: int,
+        native: bool,
     ) -> None:
         self.path = path
         self._file = -1 if path is None else _open_alone(path)
@@ -81,7 +82,7 @@ class Recording:
         self._process = os.getpid()
         try:
             slots = 0 if path is not None else 1 << (capacity - 1).bit_length()
-            self._handle = _recording.RecorderHandle(slots, self._file, sampling)
+            self._handle = _recording.RecorderHandle(slots, self._file, sampling, native)
             self._slots = slots
             self._handle.begin(resources)
             if path is not None:
@@ -314,7 +315,7 @@ def record(
         False none. Each takes the interpreter lock, and one or two microseconds with 40 frames; 20
         or more at its first time in a recording.
     native : bool, optional
-        Include native frames in the stacks.
+        Include native frames in this recording's stacks.
 
     Returns
     -------
@@ -362,9 +363,8 @@ def record(
             f"or None; a path goes to path="
         )
     resources = None if resource is None else _recording.resources_below(resource)
-    _recording.set_native_frames(native)
     file = None if path is None else Path(path)
-    return Recording(resources, file, capacity, round(stacks * _ALWAYS))
+    return Recording(resources, file, capacity, round(stacks * _ALWAYS), native)
 
 
 @contextlib.contextmanager

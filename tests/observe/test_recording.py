@@ -307,6 +307,19 @@ def test_native_frames_precede_python_frames(make_arena):
     assert stack[-1].line > 0
 
 
+def test_native_frames_belong_to_the_recording_that_asked_for_them(make_arena):
+    one, other = make_arena(), make_arena()
+    with observe.record(one, stacks=1.0, native=True) as recording:
+        with pytest.raises(InUseError):
+            observe.record(one, stacks=1.0)
+        with observe.record(other, stacks=1.0) as plain:
+            one.allocate(1).close()
+            other.allocate(1).close()
+    for found, has_native in ((recording, True), (plain, False)):
+        (stack,) = [event.stack for event in found.events() if event.action == "alloc"]
+        assert any(frame.line == 0 for frame in stack) is has_native
+
+
 # ---- which resources -----------------------------------------------------------------------------
 
 

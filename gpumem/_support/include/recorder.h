@@ -81,7 +81,8 @@ static const uint32_t *rec_process; /* the process's generation, see _support/pr
 static uint32_t rec_numbers;
 static uint64_t rec_serials;
 static int rec_biased;
-static uint16_t (*rec_stack)(void); /* numbers the calling thread's stack; NULL: stacks are not recorded */
+/* Numbers the calling thread's stack, with native frames or without; NULL: stacks are not recorded. */
+static uint16_t (*rec_stack)(int native);
 static pthread_key_t rec_key;
 static int32_t rec_thread_ids[65536]; /* number -> the system's id of the thread */
 
@@ -161,7 +162,7 @@ static uint8_t rec_set_framework(uint8_t framework) {
 }
 
 static int32_t rec_thread_id(uint16_t number) { return rec_thread_ids[number]; }
-static void rec_set_stacks(uint16_t (*number)(void)) { rec_stack = number; }
+static void rec_set_stacks(uint16_t (*number)(int native)) { rec_stack = number; }
 
 static int rec_init(const uint32_t *generation) {
     rec_process = generation;
@@ -276,12 +277,13 @@ static __attribute__((noinline)) uint16_t rec_sample(const EventSource *source, 
     owner_enter(&thread->lock);
     const Recorder *recorder = rec_of(source);
     uint32_t threshold = recorder != NULL ? recorder->sampling : 0;
+    int native = recorder != NULL && recorder->native;
     owner_leave(&thread->lock);
     if (threshold == 0 || thread->capturing || rec_stack == NULL ||
         !rec_sampled(thread, threshold))
         return 0;
     thread->capturing = 1;
-    uint16_t stack = rec_stack();
+    uint16_t stack = rec_stack(native);
     thread->capturing = 0;
     return stack;
 }

@@ -52,6 +52,7 @@ typedef struct Recorder {
     uint64_t mask;        /* slots - 1 */
     char **names;         /* of resources, by number */
     uint32_t resources;
+    uint32_t native;      /* whether its stacks have native frames */
     uint64_t next;        /* slot; alone in its cache line, as far as that goes */
     uint64_t allocations;
     uint64_t missed;      /* events that found no slot */
