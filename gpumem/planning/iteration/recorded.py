@@ -67,7 +67,7 @@ class IterationPlan:
     Raises
     ------
     ConfigError
-        Arrays of different lengths or out of range.
+        Arrays that are ragged, of different lengths, out of range, or streams in another order.
 
     Examples
     --------
@@ -100,6 +100,14 @@ class IterationPlan:
             raise ConfigError(f"columns of a plan differ in length: {sorted(lengths)}")
         if (self.last < self.first).any() or (np.diff(self.first) < 0).any():
             raise ConfigError("a block ends before it begins, or before the one that came earlier")
+        highest = np.maximum.accumulate(np.concatenate([[-1], self.streams]))[:-1]
+        early = np.flatnonzero(self.streams > highest + 1)
+        if len(early):
+            at = early[0]
+            raise ConfigError(
+                f"invalid stream = {self.streams[at]} of allocation {at}: expected 0 to "
+                f"{highest[at] + 1}, as streams are numbered in the order of their first allocation"
+            )
         if (self.offsets % ALIGNMENT).any():
             raise ConfigError(f"offsets must be multiples of {ALIGNMENT}")
 
@@ -279,7 +287,10 @@ def _blocks(trace: Trace, begin: int, end: int) -> Iterator[tuple[int, int, int,
 
 def _column(name: str, values: ArrayLike, least: int) -> NDArray[np.int64]:
     """Return a read-only copy of the values as a column."""
-    given = np.asarray(values)
+    try:
+        given = np.asarray(values)
+    except ValueError as error:  # ragged
+        raise ConfigError(f"{name} of a plan is not a row of integers: {error}") from None
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise ConfigError(f"{name} of a plan is not a row of integers")
     if given.size and not least <= given.min() <= given.max() < 1 << 48:
