@@ -239,7 +239,8 @@ class StatsRecorder:
         node : Node
             The node that ran.
         sizes : Mapping, optional
-            Bytes of its inputs and outputs by name; if left out, the graph's sizes are used.
+            Bytes of its inputs and outputs by name; those of other values are ignored, so that one
+            mapping serves all nodes of a run. If left out, the graph's sizes are used.
         temporary_bytes : int
             Other memory that it allocated.
 
@@ -277,14 +278,17 @@ class StatsRecorder:
         Raises
         ------
         ConfigError
-            A node's name has a comma or a line break, which the format does not allow; nothing is
-            written.
+            A node's name would be read as another one, or as a comment: it has a comma or a line
+            break, begins with ``#``, or begins or ends with a blank. Nothing is written.
         OSError
             The file cannot be written.
         """
         for name in self._stats:
-            if "," in name or len(name.splitlines()) > 1:
-                raise ConfigError(f"node name {name!r} has a comma or a line break")
+            if "," in name or name.startswith("#") or name.strip().splitlines() != [name]:
+                raise ConfigError(
+                    f"invalid node name {name!r}: expected no comma, no line break, no blank at an "
+                    "end and no # at the beginning"
+                )
         rows = (",".join((name, *map(str, row.as_tuple()))) for name, row in self._stats.items())
         Path(path).write_text("\n".join((HEADER, *rows, "")), encoding="utf-8")
 
