@@ -103,7 +103,10 @@ class BlockPool:
         spare: int = 0,
         on_evict: OnEvict | None = None,
     ) -> None:
+        require("tensors", tensors, Iterable, "VirtualTensors")
         self.tensors = tuple(tensors)
+        for tensor in self.tensors:
+            require("tensors", tensor, VirtualTensor, "VirtualTensors")
         if not self.tensors:
             raise ValueError("a BlockPool needs at least one tensor")
         most = min(len(tensor) for tensor in self.tensors)
