@@ -11,7 +11,8 @@ from gpumem.traces.trace import Trace
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 
-_DAY_US = 24 * 3600 * 1_000_000
+_HOUR_US = 3600 * 1_000_000
+_DAY_US = 24 * _HOUR_US
 # spdlog's time of day; the microseconds stand behind a colon in old logs, a point in new ones.
 _TIME_OF_DAY = re.compile(r"(\d{1,2}):(\d{2}):(\d{2})(?:[:.](\d{1,6}))?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,9})|\d{1,18}", re.ASCII)
@@ -24,8 +25,9 @@ def read_rmm_log(file: IO[bytes], name: str) -> Trace:
 
     Every ``allocate`` and ``free`` line is one event. A free completes at once, since RMM frees
     in stream order. Failed allocations and empty ones at the null pointer are left out. A time
-    is a time of day (a drop of more than half a day is midnight), a decimal number of seconds,
-    or a whole number of microseconds.
+    is a time of day (a drop of more than half a day is midnight, a rise of more than 23 hours a
+    line from before midnight that was logged late), a decimal number of seconds, or a whole number
+    of microseconds.
 
     Parameters
     ----------
@@ -79,7 +81,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._days_us = 0
-        self._last_us = 0
+        self._last_us: int | None = None
 
     def microseconds(self, text: str, where: str) -> int:
         """Return microseconds since the midnight before the log began, or since the log's epoch."""
@@ -94,12 +96,15 @@ class _Clock:
     def _time_of_day(self, match: re.Match[str]) -> int:
         hours, minutes, seconds = (int(match[part]) for part in (1, 2, 3))
         fraction = (match[4] or "").ljust(6, "0")
-        now = (hours * 3600 + minutes * 60 + seconds) * 1_000_000 + int(fraction)
+        now = (hours * 3600 + minutes * 60 + seconds) * 1_000_000 + int(fraction) + self._days_us
         # Threads log a little out of order; only a drop of half a day or more is a new day.
-        if now < self._last_us - _DAY_US // 2:
+        if self._last_us is not None and now < self._last_us - _DAY_US // 2:
             self._days_us += _DAY_US
+            now += _DAY_US
+        elif self._last_us is not None and now > self._last_us + _DAY_US - _HOUR_US:
+            now -= _DAY_US
         self._last_us = now
-        return self._days_us + now
+        return now
 
 
 def _pointer(column: str, text: str, where: str) -> int:
