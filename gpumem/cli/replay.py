@@ -21,12 +21,11 @@ from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, 
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.replay import ReplayResult
+from gpumem.replay.engine import MOST_LAG_US
 from gpumem.traces import Trace, load_trace, samples
 from gpumem.traces.trace import MAX_LIVE
 
 __all__ = ["replay"]
-
-MOST_LAG_US = 1 << 40
 
 
 @click.command(short_help="Run a trace again under other settings.")

@@ -20,6 +20,8 @@ from gpumem.traces import Trace, load_trace
 
 __all__ = ["ReplayResult", "replay"]
 
+MOST_LAG_US = (1 << 40) - 1
+
 
 @dataclass(frozen=True)
 class ReplayResult:
@@ -115,7 +117,7 @@ def replay(
     ValueError
         Unknown device.
     ConfigError
-        A setting, a negative limit or a negative lag.
+        A setting, a negative limit, or a lag that is not from 0 to 2**40 - 1.
 
     Examples
     --------
@@ -125,7 +127,7 @@ def replay(
     """
     recorded = trace if isinstance(trace, Trace) else load_trace(trace)
     where = default_device() if device is None else Device(device)
-    if not is_integer(lag_us, 0, (1 << 40) - 1):
+    if not is_integer(lag_us, 0, MOST_LAG_US):
         raise ConfigError(f"invalid lag_us = {lag_us!r}: expected 0 to 2**40 - 1")
     if lag_us and where.type != "host":
         raise ConfigError(f"lag_us = {lag_us} needs a host device, not {where}")
