@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NoReturn, TypeGuard
 
@@ -12,6 +13,7 @@ __all__ = [
     "MISSING",
     "is_integer",
     "is_number",
+    "is_same_file",
     "power_of_two",
     "refuse",
     "refuse_call",
@@ -127,6 +129,18 @@ def refuse_call(
         raise TypeError(f"{name}({first}): give {such}")
     names = ", ".join(list(keywords)[:most])
     raise TypeError(f"{name}() takes by position only {names}, and {len(given)} were given")
+
+
+def is_same_file(path: str | os.PathLike[str], others: Iterable[object]) -> bool:
+    """Return whether a file is one of others, under whatever name; what is no path is skipped."""
+    for other in others:
+        if isinstance(other, str | os.PathLike):
+            try:
+                if os.path.samefile(path, other):
+                    return True
+            except (OSError, ValueError):  # one is not there
+                continue
+    return False
 
 
 def power_of_two(name: str, value: object, most: int, most_shown: str) -> int:

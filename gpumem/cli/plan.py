@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 import gpumem
+from gpumem._support.arguments import is_same_file
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import visible
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
@@ -94,6 +95,8 @@ def plan(
     as_json: bool,
 ) -> None:
     """Place MODEL, an ONNX file, on devices under budgets, and plan its memory."""
+    if output is not None and is_same_file(output, (model, stats)):
+        raise ConfigError(f"invalid --output {output}: expected another file than what is read")
     targets = _targets(devices)
     limits = _limits(budgets, targets)
     accountants = Accountants(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from gpumem._support.arguments import is_same_file
 from gpumem.cli.arguments import size
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
@@ -72,6 +73,8 @@ def run(
     Only the page is written. Without a GPU, PyTorch keeps its own memory, and the page shows the
     arenas that the program makes itself.
     """
+    if report and not module and is_same_file(report, [program]):
+        raise click.BadParameter(f"--report {report}: expected another file than the program")
     command = _command(program, module)
     page = str(report.absolute()) if report else ""
     options = Options(os.getpid(), max_mem or 0, page, stacks, time.time_ns())

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.arena.graph_pool import GraphPool
-from gpumem._support.arguments import is_integer, is_number, require
+from gpumem._support.arguments import is_integer, is_number, is_same_file, require
 from gpumem.errors import ConfigError, GpumemError, InUseError
 from gpumem.observe import _recording
 from gpumem.observe.events import (
@@ -169,6 +169,8 @@ class Recording:
             Nothing was allocated.
         OSError
             The page cannot be written.
+        ConfigError
+            The page is the file of the recording.
 
         Examples
         --------
@@ -184,6 +186,11 @@ class Recording:
 
         if self.running:
             raise InUseError("the recording still runs: stop() it before its report")
+        if is_same_file(path, [self.path]):
+            raise ConfigError(
+                f"invalid path = {os.fspath(path)!r}: expected another file than that of the "
+                "recording"
+            )
         return write_report(self._traces(None), path, title=title)
 
     def _traces(self, device: int | None) -> list[Trace]:

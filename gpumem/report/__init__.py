@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from gpumem._support.arguments import is_same_file
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
-from gpumem.errors import TraceError
+from gpumem.errors import ConfigError, TraceError
 from gpumem.observe import Snapshot
 from gpumem.replay.policies import Policy
 from gpumem.report import page
@@ -137,6 +138,8 @@ def write_report(
         Every resource of the process is being recorded, so a replay cannot be recorded.
     OSError
         The page cannot be written.
+    ConfigError
+        The page is a source.
 
     Examples
     --------
@@ -151,10 +154,13 @@ def write_report(
     """
     import gpumem
 
+    target = Path(path)
     alone = isinstance(source, Trace | Snapshot | str | os.PathLike)
     sources = [cast("Source", source)] if alone else list(cast("Sequence[Source]", source))
     if not sources:
         raise TraceError("a report needs at least one source")
+    if is_same_file(target, sources):
+        raise ConfigError(f"invalid path = {str(path)!r}: expected another file than a source")
     found = []
     for each in sources:
         doing(f"reading {getattr(each, 'name', each)}")
@@ -172,10 +178,10 @@ def write_report(
     shown = next(n for n, (trace, _) in enumerate(runs) if trace is first)
     facts = {"runs": data, "shown": shown}
     text = page.page(title or _title(first, len(found)), gpumem.__version__, facts)
-    written = page.write_page(Path(path), text)
+    written = page.write_page(target, text)
     figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _ in runs)
     return Report(
-        path=Path(path),
+        path=target,
         nbytes=written,
         policies=tuple(each.as_dict() for each in served),
         notice=notice_of(first),

@@ -221,6 +221,17 @@ def test_plan_fails_when_nodes_fit_nowhere_or_output_is_unwritable(command, mode
     assert "No such file" in err
 
 
+def test_plan_that_would_replace_its_input_is_bad_input(command, named, tmp_path):
+    written = named.read_bytes()
+    stats = tmp_path / "stats.csv"
+    StatsRecorder().save(stats)
+    for output in (named, stats):
+        code, out, err = command(named, "--stats", stats, "-o", output)
+        assert (code, out) == (2, "")
+        assert f"--output {output}: expected another file" in err
+    assert named.read_bytes() == written
+
+
 def test_plan_without_onnx_names_the_missing_package(command, model, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     code, out, err = command(model)

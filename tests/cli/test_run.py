@@ -349,6 +349,13 @@ def test_page_that_cannot_be_written_is_refused_before_the_program_runs(
     assert said in done.stderr
 
 
+def test_page_that_would_replace_the_program_is_refused(gpumem, tmp_path):
+    path = script(tmp_path, "print('ran')")
+    done = gpumem("--report", path, path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected another file than the program" in done.stderr
+
+
 def test_nothing_is_left_behind(gpumem, tmp_path):
     path = script(tmp_path, "import torch")
     assert gpumem(path).returncode == 0

@@ -12,7 +12,7 @@ from helpers.runs import MIB, small_run, told_run
 import gpumem
 from gpumem import observe
 from gpumem.cli import main
-from gpumem.errors import InUseError, TraceError
+from gpumem.errors import ConfigError, InUseError, TraceError
 from gpumem.replay import replay
 from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
 from gpumem.replay.policies import place, policies
@@ -579,6 +579,25 @@ def test_failed_page_write_names_the_page_and_no_temporary_file(tmp_path):
         write_report(small_run(), page)
     assert caught.value.filename == str(page)
     assert ".part" not in str(caught.value)
+
+
+def test_report_that_would_replace_a_source_is_refused(tmp_path, capsys):
+    file, link = tmp_path / "run.rec", tmp_path / "link"
+    arena = gpumem.Arena("host")
+    with observe.record(arena, file) as recording:
+        arena.allocate(1000).close()
+    link.symlink_to(file)
+    written = file.read_bytes()
+    for refused in (
+        lambda: write_report(["multistream_train", link], file),
+        lambda: recording.report(link),
+    ):
+        with pytest.raises(ConfigError, match="expected another file than"):
+            refused()
+    code, _, err = run(capsys, "report", file, "-o", file)
+    assert code == 2
+    assert "expected another file than a source" in err
+    assert file.read_bytes() == written
 
 
 def test_report_rejects_an_unsupported_source():
