@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from gpumem._support.arguments import is_same_file
+from gpumem._support.arguments import is_same_file, require
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
 from gpumem.errors import ConfigError, TraceError
@@ -140,6 +140,8 @@ def write_report(
         The page cannot be written.
     ConfigError
         The page is a source.
+    TypeError
+        An argument of another type.
 
     Examples
     --------
@@ -154,6 +156,7 @@ def write_report(
     """
     import gpumem
 
+    require("title", title, (str, type(None)), "a str or None")
     target = Path(path)
     alone = isinstance(source, Trace | Snapshot | str | os.PathLike)
     sources = [cast("Source", source)] if alone else list(cast("Sequence[Source]", source))

@@ -600,6 +600,13 @@ def test_report_that_would_replace_a_source_is_refused(tmp_path, capsys):
     assert file.read_bytes() == written
 
 
+def test_report_rejects_a_title_or_path_of_another_type_before_it_reads():
+    with pytest.raises(TypeError, match="invalid title = 5: expected a str or None"):
+        write_report("nope", "page.html", title=5)
+    with pytest.raises(TypeError, match="PathLike"):
+        write_report("nope", 5)
+
+
 def test_report_rejects_an_unsupported_source():
     with pytest.raises(TraceError, match="no such file"):
         write_report("nope", "page.html")
