@@ -16,7 +16,7 @@ from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.deferred cimport call_unraisable, report_unraisable
 from gpumem._support.process cimport process, process_is_exiting
 
-from gpumem._support.arguments import MISSING, refuse_call, require
+from gpumem._support.arguments import MISSING, refuse_call, require_name
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import exact_size, format_size, whole_bytes
@@ -132,7 +132,7 @@ cdef class Budget:
                         (limit, *excess), others, most=1, keywords=KEYWORDS)
         cdef uint64_t most = bytes_of("limit", limit)
         cdef uint64_t gentle = soft_of(soft, most)
-        require("name", name, (str, type(None)), "a str or None")
+        require_name(name)
         if parent is not None and not isinstance(parent, Budget):
             raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
         self.parent = parent
@@ -457,7 +457,8 @@ cdef BudgetCore* limit_of(object nbytes, str holder) except NULL:
 
 
 cdef BudgetCore* account_under(BudgetCore* parent, uint64_t limit, str holder) except NULL:
-    cdef BudgetCore* account = budget_make(parent, holder.encode(), limit, BUDGET_UNLIMITED, True)
+    cdef BudgetCore* account = budget_make(parent, holder.encode("utf-8", "replace"), limit,
+                                           BUDGET_UNLIMITED, True)
     if account == NULL:
         raise MemoryError("out of host memory while allocating a budget's account")
     return account

@@ -33,7 +33,7 @@ from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.lease cimport Lease, lease_create, Uses
 from gpumem._support.streams cimport LEGACY_STREAM
 
-from gpumem._support.arguments import require
+from gpumem._support.arguments import require, require_name
 from gpumem._support.closing import close_after_body
 from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
@@ -706,7 +706,7 @@ cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1:
     """Fill in what every resource has; opens the device."""
-    require("name", name, (str, type(None)), "a str or None")
+    require_name(name)
     resource.memory = MemoryInfo.parse(memory)
     resource.name = str(resource.memory) if name is None else name
     resource.driver_device = resource.memory.device._open()
@@ -721,7 +721,7 @@ cdef int resource_init(MemoryResource resource, object memory, object name) exce
 cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1:
     if upstream.memory is None:
         raise TypeError(f"this {type(upstream).__name__} was never initialised")
-    require("name", name, (str, type(None)), "a str or None")
+    require_name(name)
     resource.memory = upstream.memory
     resource.name = upstream.name if name is None else name
     resource.driver_device = upstream.driver_device

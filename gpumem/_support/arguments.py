@@ -20,6 +20,7 @@ __all__ = [
     "refuse_keywords",
     "require",
     "require_integer",
+    "require_name",
     "unknown",
 ]
 
@@ -37,6 +38,13 @@ def require(name: str, value: object, kind: type | tuple[type, ...], accepted: s
     """Raise TypeError unless `value` is one of `kind`."""
     if not isinstance(value, kind):
         refuse(name, value, accepted)
+
+
+def require_name(name: object) -> None:
+    """Raise TypeError unless a name is a str or None, and ValueError where C would cut it."""
+    require("name", name, (str, type(None)), "a str or None")
+    if isinstance(name, str) and "\0" in name:
+        raise ValueError(f"invalid name = {name!r}: expected no NUL character")
 
 
 def require_integer(name: str, value: object, least: int, most: int | None = None) -> None:

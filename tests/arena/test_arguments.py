@@ -15,6 +15,17 @@ class Indexable:
         return 1000
 
 
+def test_name_that_recordings_and_budgets_would_cut_is_refused(arena):
+    for make in (
+        lambda: gpumem.Arena("host", name="a\0b"),
+        lambda: gpumem.DriverPool("host", name="a\0b"),
+        lambda: gpumem.adaptors.track(arena, name="a\0b"),
+        lambda: arena.tag("a\0b"),
+    ):
+        with pytest.raises(ValueError, match=r"a\\x00b.*: expected no NUL"):
+            make()
+
+
 @pytest.mark.parametrize("method", ["allocate", "allocate_persistent"])
 def test_zero_bytes_give_an_empty_buffer(arena, method):
     buffer = getattr(arena, method)(0)

@@ -189,12 +189,20 @@ def test_tree_depth_is_bounded():
         (((1,), {"soft": 2}), ValueError),
         (((1,), {"parent": 5}), TypeError),
         (((1,), {"on_pressure": 5}), TypeError),
+        (((1,), {"name": "a\0b"}), ValueError),
     ],
 )
 def test_invalid_arguments_are_refused_by_name(arguments, error):
     positional, named = arguments
     with pytest.raises(error, match=next(iter(named), "limit")):
         Budget(*positional, **named)
+
+
+def test_holder_whose_name_is_no_utf8_is_shown_with_a_replacement():
+    budget = Budget(1 << 30)
+    arena = gpumem.Arena("host", name="a\ud800", budget=budget)
+    with arena.allocate(1000):
+        assert [name for name, _ in budget.holders()] == ["a?"]
 
 
 def test_budget_names_none_as_accepted_where_it_is():
