@@ -171,6 +171,17 @@ def test_suspend_releases_the_charge_and_resume_takes_it_again(make_arena):
         buffer.close()
 
 
+def test_blocks_in_use_stay_charged_while_they_sleep(make_arena):
+    budget = Budget(20 * MIB)
+    arena = make_arena({"backing": "virtual"}, budget=budget, count="in_use")
+    with arena.allocate(3 * MIB):
+        arena.sleep()
+        assert budget.used == arena.stats().in_use == 3 * MIB
+        with budget.reserve(budget.free):
+            arena.wake()
+        assert budget.used == 3 * MIB
+
+
 def test_resume_calls_the_pressure_callback(make_arena):
     budget = Budget(8 * MIB)
     arena = make_arena({"backing": "virtual"}, budget=budget)
