@@ -54,7 +54,7 @@ class Recording:
     Attributes
     ----------
     path : Path or None
-        The file; None of a ring.
+        The file, absolute; None of a ring.
 
     Examples
     --------
@@ -370,7 +370,8 @@ def record(
             f"or None; a path goes to path="
         )
     resources = None if resource is None else _recording.resources_below(resource)
-    file = None if path is None else Path(path)
+    # Absolute, as it is read again, perhaps from another working directory.
+    file = None if path is None else Path(path).absolute()
     return Recording(resources, file, capacity, round(stacks * _ALWAYS), native)
 
 

@@ -320,6 +320,16 @@ def test_native_frames_belong_to_the_recording_that_asked_for_them(make_arena):
         assert any(frame.line == 0 for frame in stack) is has_native
 
 
+def test_recording_is_read_after_the_working_directory_changed(make_arena, tmp_path, monkeypatch):
+    arena = make_arena()
+    monkeypatch.chdir(tmp_path)
+    with observe.record(arena, "run.rec") as recording:
+        arena.allocate(1000).close()
+    monkeypatch.chdir("/")
+    assert recording.path == tmp_path / "run.rec"
+    assert [event.nbytes for event in recording.events() if event.action == "alloc"] == [1000]
+
+
 # ---- which resources -----------------------------------------------------------------------------
 
 
