@@ -6,8 +6,9 @@ from libc.string cimport memcpy, memset
 
 from gpumem._native.arena.thread_cache cimport cache_flush, caches_hold, caches_thaw
 from gpumem._native.arena.types cimport (
-    arena_extensions, arena_max_in_use, arena_reserved_now, arena_shrinkages, arena_state, ArenaCore,
-    ArenaSpan, IN_SMALL, index_of, SMALL_SPACE, SPACES, STATE_ASLEEP, table_of, ThreadCache,
+    arena_extensions, arena_max_in_use, arena_reserved_now, arena_shrinkages, arena_state,
+    ArenaCore, ArenaSpan, IN_SMALL, index_of, SMALL_SPACE, SPACES, STATE_ASLEEP, table_of,
+    ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_region_is_idle, Chunk, NIL, Region
 from gpumem._native.pages cimport (

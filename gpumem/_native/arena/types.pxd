@@ -203,7 +203,7 @@ cdef struct SpanNote:
     uint8_t* page           # by page: 1 if it uses it
 
 # The memory of a virtual tensor: pages that its user commits and releases. grow_lock, but for what
-# names another; which pages are in use, and the list of spans, also change with the arena lock alone.
+# names another; which pages are in use, and the list of spans, change with the arena lock, too.
 cdef struct ArenaSpan:
     Span pages
     ArenaCore* arena        # a reference, as long as `references` is not 0

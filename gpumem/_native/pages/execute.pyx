@@ -190,7 +190,7 @@ cdef void plan_note(const Space* space, const Plan* plan) noexcept nogil:
             page_note(space, page, REC_RESERVE, action.to, NIL)
         elif action.done:
             page_note(space, page, REC_MOVE, action.to, action.origin)
-        elif action.unmapped[1] and not action.slept:       # the active view, and with it the memory
+        elif action.unmapped[1] and not action.slept:   # the active view, and with it the memory
             page_note(space, page, REC_RELEASE, action.origin, NIL)
 
 

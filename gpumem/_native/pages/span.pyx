@@ -228,14 +228,15 @@ cdef CUresult span_set_access(const Span* span, const CUmemAccessDesc* place) no
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t first = 0
     cdef uint32_t last
+    cdef uint64_t begin, end
     while first < span.count and code == CUDA_SUCCESS:
         last = first
         while last < span.count and span.page[last].mapped:
             last += 1
         if last > first:
+            begin = span_page_at(span, first)
+            end = span_page_at(span, last - 1) + span_page_bytes(span, last - 1)
             sum_add(span.calls, 1)
-            code = span.context.table.cuMemSetAccess(
-                span_page_at(span, first), span_page_at(span, last - 1) + span_page_bytes(span, last - 1)
-                - span_page_at(span, first), place, 1)
+            code = span.context.table.cuMemSetAccess(begin, end - begin, place, 1)
         first = last + 1
     return code

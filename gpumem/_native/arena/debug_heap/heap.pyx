@@ -24,7 +24,7 @@ from gpumem._native.arena.types cimport (
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ArenaCore, Block, driver_refused,
     stamp_free, STATE_ASLEEP,
 )
-from gpumem._native.bfc cimport MOST_BYTES, QUANTUM
+from gpumem._native.bfc cimport MOST_BYTES
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, context_relax, context_restore,
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS, CUresult,
