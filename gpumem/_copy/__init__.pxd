@@ -1,3 +1,3 @@
 """Copies between any memories."""
 
-from gpumem._copy.copy cimport copy_elements, fill_elements, Side
+from gpumem._copy.copy cimport copy_elements, fill_captured, fill_elements, Side

@@ -20,3 +20,7 @@ cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origi
 # the CPU does it where the memory is ordinary host memory.
 cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
                        object stream) except -1
+# The same for any layout, as a part of the graph that the stream captures. False: it captures none,
+# and nothing is done.
+cdef bint fill_captured(Buffer dst, const Side* to, int ndim, const int64_t* shape, bytes element,
+                        object stream) except -1

@@ -12,6 +12,7 @@ from gpumem._buffer cimport (
 )
 from gpumem._copy.driver cimport (
     call_result, CallResult, fill_by_cpu, fill_is_word, fill_queue, Peers, rows_queue,
+    spread_queue,
 )
 from gpumem._copy.plan cimport (
     Box, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_lead, rows_make, rows_move,
@@ -408,6 +409,9 @@ cdef int copy_with_pageable(Buffer dst, Buffer src, DriverDevice driver_device,
     cdef CallResult result
     if rows_bytes(route.rows) >= staged_from or box.calls > MOST_CALLS:
         return copy_staged(dst, src, driver_device, route, device)
+    # Without a stream the caller keeps a source until this returns, which a graph reads later.
+    if route.waits and is_capturing(driver_device, route.stream):
+        wait_for_stream(&driver_device.context, route.stream)   # refused: it is captured
     order_ends(dst, src, driver_device, route, device)
     # A pageable source was read when the driver's call returns; for a destination the CPU waits.
     if device == END_ORIGIN:
@@ -538,6 +542,40 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
     if is_freed_early(dst, driver_device, by_cpu):
         keep_until_done(dst, driver_device, handle)
     return check(context.table, result.code, result.call.decode())
+
+
+cdef bint fill_captured(Buffer dst, const Side* to, int ndim, const int64_t* shape, bytes element,
+                        object stream) except -1:
+    # A copy of the element would be a node that reads it whenever the graph is launched.
+    cdef DriverDevice driver_device = dst.home.driver_device
+    cdef DeviceContext* context = &driver_device.context
+    cdef CUstream handle = own_stream(dst)
+    cdef size_t itemsize = len(element)
+    cdef const uint8_t* value = element
+    cdef CallResult result
+    cdef Rows rows
+    if stream is not None:
+        stream_handle(stream, driver_device, &handle)
+    elif is_cpus(dst):
+        return False
+    if not is_capturing(driver_device, handle):
+        return False
+    if not rows_make(&rows, to.address, to.strides, to.address, to.strides, ndim, shape, itemsize,
+                     END_TO):
+        return True
+    if rows_box(&rows).calls > MOST_CALLS:
+        wait_for_stream(context, handle)    # refused: it is captured
+    order_stream(dst, handle)
+    with nogil:
+        result = entered(context)
+        if result.code == CUDA_SUCCESS:
+            result = fill_queue(context, handle, rows.to, value, itemsize, rows.width // itemsize)
+            if result.code == CUDA_SUCCESS:
+                result = spread_queue(context, handle, &rows)
+            context_leave(context)
+    order_written(dst, handle)
+    check(context.table, result.code, result.call.decode())
+    return True
 
 
 cdef CallResult fill_in_turn(DeviceContext* context, CUstream stream, uint64_t address,

@@ -28,7 +28,10 @@ cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* 
 # Fills `count` adjacent elements with one value, queued on a stream of `context`, which is current.
 cdef CallResult fill_queue(DeviceContext* context, CUstream stream, uint64_t address,
                            const uint8_t* value, size_t itemsize, int64_t count) noexcept nogil
-# Whether that is one call, which copies nothing.
+# Copies the first row to all others: `rows` are of one memory, as both ends of a copy.
+cdef CallResult spread_queue(DeviceContext* context, CUstream stream,
+                             const Rows* rows) noexcept nogil
+# Whether a fill is one call, which copies nothing.
 cdef bint fill_is_word(uint64_t address, const uint8_t* value, size_t itemsize) noexcept nogil
 # The same, by the CPU at once.
 cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memset
 
-from gpumem._copy.plan cimport Box, Dim, Rows, rows_next
+from gpumem._copy.plan cimport Box, Dim, Rows, rows_box, rows_next
 from gpumem._native.driver cimport (
     CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_SUCCESS, CUstream, DeviceContext,
 )
@@ -108,6 +108,29 @@ cdef CallResult fill_queue(DeviceContext* context, CUstream stream, uint64_t add
         if last.code != CUDA_SUCCESS:
             return last
         done += part
+    return last
+
+
+cdef CallResult spread_queue(DeviceContext* context, CUstream stream,
+                             const Rows* rows) noexcept nogil:
+    # Doubled, too, from the inside: what a dimension has so far is copied behind itself.
+    cdef CallResult last = call_result(CUDA_SUCCESS, "")
+    cdef Rows part = rows[0]
+    cdef const Dim* dim
+    cdef int64_t done
+    cdef int i
+    for i in range(rows.ndim - 1, -1, -1):
+        dim = &rows.dims[i]
+        part.ndim = rows.ndim - i
+        memcpy(part.dims, dim, part.ndim * sizeof(Dim))
+        done = 1
+        while done < dim.length:
+            part.to = rows.to + done * dim.to
+            part.dims[0].length = min(done, dim.length - done)
+            last = rows_queue(context, stream, &part, rows_box(&part), NULL)
+            if last.code != CUDA_SUCCESS:
+                return last
+            done += part.dims[0].length
     return last
 
 

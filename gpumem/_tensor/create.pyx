@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from gpumem._buffer cimport Buffer, MemoryResource, require_open
-from gpumem._copy cimport fill_elements
+from gpumem._copy cimport fill_captured, fill_elements, Side
 from gpumem._defaults cimport serving
 from gpumem._tensor.imports cimport tensor_seeing
 from gpumem._tensor.layout cimport (
@@ -232,12 +232,13 @@ def _element_from(name, given, dtype):
 
 def fill(Tensor dst not None, value, stream):
     """Do what `Tensor.fill` describes."""
+    cdef Side to = Side(dst.address, dst.steps, False)
     element = _element_from("value", value, dst.element.dtype)
     _require_writable(dst)
     require_open(dst.buffer)
     if layout_is_c(dst.rank, dst.lengths, dst.steps, dst.element.itemsize):
         fill_elements(dst.buffer, dst.address, dst.count, element.tobytes(), stream)
-    else:
+    elif not fill_captured(dst.buffer, &to, dst.rank, dst.lengths, element.tobytes(), stream):
         copy(dst, numpy().broadcast_to(element, dst.shape), stream)
 
 
@@ -319,7 +320,8 @@ def copy(dst, src, stream=None):
     CPU copies, in its turn on the stream: at once if the stream is idle and there is little to
     copy, else in a function that the stream calls. While it is captured, a copy is a node of
     the graph, and one that only the CPU can make (of more than 128 driver calls, or to pageable
-    memory) is a DriverError.
+    memory) is a DriverError. So is one that has to be done when it returns: of an array that
+    gpumem did not make, without a `stream`.
 
     Overlapping arrays are copied as if through a third array, as NumPy does.
 

@@ -305,7 +305,9 @@ cdef class Tensor:
 
         What the host holds, as numbers, lists and NumPy's arrays, is converted and broadcast by
         NumPy's rules of assignment; another library's array and a Tensor are taken as by `copy`.
-        Queued as by `fill` and `copy`, without a stream of the caller's.
+        Queued as by `fill` and `copy`, without a stream of the caller's. While the buffer's own
+        stream is captured into a graph, a scalar becomes a part of the graph, and an array that
+        gpumem did not make is a DriverError: the graph would read it at each launch.
 
         Examples
         --------
@@ -337,6 +339,9 @@ cdef class Tensor:
             The dtype does not hold it.
         BufferError
             The tensor is read-only.
+        DriverError
+            The driver refused; or the stream is captured into a graph, and the layout would need
+            more than 128 driver calls.
         """
         from gpumem._tensor.create import fill
         fill(self, value, stream)

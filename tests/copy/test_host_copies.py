@@ -248,6 +248,67 @@ def test_captured_fill_keeps_its_value(memory, dtype, stream, driver):
         assert tensor.numpy(sync=False).tobytes() == expected
 
 
+LAYOUTS = {
+    "a column": (np.s_[:, 3], (200, 8)),
+    "backwards": (np.s_[::-2, ::-1], (9, 8)),
+    "three dimensions": (np.s_[:5, 1:, ::3], (7, 6, 10)),
+    "four dimensions": (np.s_[::2, ::2, ::2, ::2], (6, 6, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("memory", [PINNED, "host", "host/managed"])
+@pytest.mark.parametrize("dtype", ["u1", "i4", "f8", "V7"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_captured_fill_of_a_strided_tensor_keeps_its_value(memory, dtype, layout, stream, driver):
+    key, shape = LAYOUTS[layout]
+    value = np.frombuffer(bytes(range(1, 17)), np.dtype(dtype), 1)[0]
+    tensor = gpumem.zeros(shape, dtype, memory=memory, stream=stream)
+    expected = np.zeros(shape, dtype)
+    expected[key] = value
+    tensor.numpy()
+    with captured(driver, stream) as run:
+        tensor[key].fill(value, stream)
+    others = [np.zeros(1, dtype) for _ in range(100)]  # where NumPy had the value
+    run()
+    assert tensor.numpy(sync=False).tobytes() == expected.tobytes()
+    del others
+
+
+def test_captured_fill_that_needs_too_many_driver_calls_is_refused(stream, driver):
+    tensor = gpumem.zeros((30, 30, 30, 30), "u1", memory=PINNED, stream=stream)
+    tensor.numpy()
+    driver.call("cuStreamBeginCapture", stream.ptr, 2)
+    with pytest.raises(gpumem.errors.DriverError) as caught:
+        tensor[::2, ::2, ::2, ::2].fill(1, stream)
+    assert caught.value.code == 900  # STREAM_CAPTURE_UNSUPPORTED
+    with pytest.raises(gpumem.errors.DriverError):  # the refusal ended the capture
+        driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(ctypes.c_uint64()))
+
+
+@pytest.mark.parametrize("memory", [PINNED, "host/managed"])
+def test_scalar_assigned_in_a_captured_stream_is_a_part_of_the_graph(memory, stream, driver):
+    tensor = gpumem.zeros((20, 8), "i4", memory=memory, stream=stream)
+    tensor.numpy()
+    with captured(driver, stream) as run:
+        tensor[:, 1] = 5
+    run()
+    assert tensor.numpy(sync=False).tolist() == [[0, 5] + [0] * 6] * 20
+
+
+@pytest.mark.parametrize("memory", [PINNED, "host/managed"])
+@pytest.mark.parametrize("values", [[1, 2, 3], np.arange(3, dtype="i4")], ids=["list", "array"])
+def test_array_assigned_in_a_captured_stream_is_refused(memory, values, stream, driver):
+    tensor = gpumem.zeros((2, 3), "i4", memory=memory, stream=stream)
+    tensor.numpy()
+    driver.call("cuStreamBeginCapture", stream.ptr, 2)
+    with pytest.raises(gpumem.errors.DriverError) as caught:
+        tensor[0] = values
+    assert caught.value.code == 900  # STREAM_CAPTURE_UNSUPPORTED
+    with pytest.raises(gpumem.errors.DriverError):  # the refusal ended the capture
+        driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(ctypes.c_uint64()))
+    assert not tensor.numpy(sync=False).any()
+
+
 # ---- fills ---------------------------------------------------------------------------------------
 
 
