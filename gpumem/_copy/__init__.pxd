@@ -1,3 +1,5 @@
 """Copies between any memories."""
 
-from gpumem._copy.copy cimport copy_elements, fill_captured, fill_elements, Side
+from gpumem._copy.copy cimport (
+    copy_elements, fill_captured, fill_elements, refuse_captured, Side,
+)

@@ -16,6 +16,8 @@ cdef struct Side:
 # memory, it may be done when this returns. The ends do not overlap.
 cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
                        const int64_t* shape, int64_t itemsize, object stream) except -1
+# Raises if a copy between the two would be captured into a graph.
+cdef int refuse_captured(Buffer dst, Buffer src, object stream) except -1
 # Fills `count` adjacent elements with one value, queued on a stream; None is the buffer's own, or
 # the CPU does it where the memory is ordinary host memory.
 cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,

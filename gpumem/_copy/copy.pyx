@@ -66,9 +66,7 @@ cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origi
     cdef Route route
     cdef DriverDevice driver_device = copying_device(dst, src, stream)
     cdef Buffer bound = bound_elsewhere(dst, src, driver_device)
-    route.stream = own_stream(dst if dst.home.driver_device is driver_device else src)
-    if stream is not None:
-        stream_handle(stream, driver_device, &route.stream)
+    route.stream = copying_stream(dst, src, driver_device, stream)
     if not rows_make(&rows, to.address, to.strides, origin.address, origin.strides, ndim, shape,
                      itemsize, END_TO):
         return 0
@@ -120,6 +118,24 @@ cdef DriverDevice copying_device(Buffer dst, Buffer src, object stream):
             and is_devices(src) and not is_devices(dst)):
         return other
     return driver_device
+
+
+cdef CUstream copying_stream(Buffer dst, Buffer src, DriverDevice driver_device,
+                             object stream) except? NULL:
+    cdef CUstream handle = own_stream(dst if dst.home.driver_device is driver_device else src)
+    if stream is not None:
+        stream_handle(stream, driver_device, &handle)
+    return handle
+
+
+cdef int refuse_captured(Buffer dst, Buffer src, object stream) except -1:
+    cdef DriverDevice driver_device = copying_device(dst, src, stream)
+    cdef CUstream handle = copying_stream(dst, src, driver_device, stream)
+    if stream is None and is_cpus(dst) and is_cpus(src):
+        return 0        # without a stream
+    if is_capturing(driver_device, handle):
+        wait_for_stream(&driver_device.context, handle)     # refused: it is captured
+    return 0
 
 
 cdef Buffer bound_elsewhere(Buffer dst, Buffer src, DriverDevice driver_device):

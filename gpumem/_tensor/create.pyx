@@ -4,15 +4,16 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from gpumem._buffer cimport Buffer, MemoryResource, require_open
-from gpumem._copy cimport fill_captured, fill_elements, Side
+from gpumem._copy cimport fill_captured, fill_elements, refuse_captured, Side
 from gpumem._defaults cimport serving
+from gpumem._resource.arena cimport is_in_graph_pool
 from gpumem._tensor.imports cimport tensor_seeing
 from gpumem._tensor.layout cimport (
     element_of, ElementType, layout_extent, layout_is_c, layout_size,
     MAX_RANK, numpy, shape_from,
 )
 from gpumem._tensor.tensor cimport (
-    resource_beside, Tensor, tensor_allocate, tensor_copy, tensor_move, tensor_within,
+    resource_beside, Tensor, tensor_allocate, tensor_move, tensor_within,
 )
 
 from gpumem._support.arguments import is_integer, MISSING, refuse, refuse_keywords
@@ -323,7 +324,9 @@ def copy(dst, src, stream=None):
     memory) is a DriverError. So is one that has to be done when it returns: of an array that
     gpumem did not make, without a `stream`.
 
-    Overlapping arrays are copied as if through a third array, as NumPy does.
+    Overlapping arrays are copied through a third array, as NumPy does. While the stream is
+    captured, that is memory of the arena's graph pool (see `Arena.capture`); where the array's
+    resource has none for the stream, the copy is a DriverError.
 
     Examples
     --------
@@ -343,7 +346,7 @@ def copy(dst, src, stream=None):
         # Onto itself: nothing to do. Otherwise a copy of the source is out of the way.
         if is_same(to, origin):
             return
-        origin = tensor_copy(origin, resource_beside(origin), stream)
+        origin = copied_aside(to, origin, stream)
     tensor_move(to, origin, stream, not isinstance(dst, (Tensor, Buffer)))
 
 
@@ -388,6 +391,16 @@ cdef bint overlap(Tensor a, Tensor b):
     layout_extent(a.rank, a.lengths, a.steps, a.element.itemsize, &a_low, &a_high)
     layout_extent(b.rank, b.lengths, b.steps, b.element.itemsize, &b_low, &b_high)
     return a.address + a_low < b.address + b_high and b.address + b_low < a.address + a_high
+
+
+cdef Tensor copied_aside(Tensor to, Tensor origin, object stream):
+    cdef Tensor made = tensor_allocate(resource_beside(origin), origin.element, origin.rank,
+                                       origin.lengths, stream, False)
+    # It ends with the copy, and a graph writes to it at each launch: only a graph pool keeps it.
+    if not is_in_graph_pool(made.buffer):
+        refuse_captured(to.buffer, origin.buffer, stream)
+    tensor_move(made, origin, stream, False)
+    return made
 
 
 cdef bint is_same(Tensor a, Tensor b):

@@ -248,6 +248,39 @@ def test_captured_fill_keeps_its_value(memory, dtype, stream, driver):
         assert tensor.numpy(sync=False).tobytes() == expected
 
 
+@pytest.mark.parametrize("memory", [PINNED, "host", "host/managed"])
+def test_captured_copy_of_overlapping_arrays_without_a_graph_pool_is_refused(
+    memory, stream, driver
+):
+    arena = gpumem.Arena(memory)
+    with gpumem.using_resource(arena):
+        tensor = put(np.arange(N).astype("u1"), memory)
+    gpumem.empty(N - 1, "u1", resource=arena, stream=stream)  # so the capture finds memory
+    driver.call("cuStreamBeginCapture", stream.ptr, 2)
+    with pytest.raises(gpumem.errors.DriverError) as caught:
+        gpumem.copy(tensor[1:], tensor[:-1], stream)
+    assert caught.value.code == 900  # STREAM_CAPTURE_UNSUPPORTED
+    with pytest.raises(gpumem.errors.DriverError):  # the refusal ended the capture
+        driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(ctypes.c_uint64()))
+    assert (tensor.numpy() == np.arange(N).astype("u1")).all()
+
+
+def test_captured_copy_of_overlapping_arrays_goes_through_the_graph_pool(stream, driver):
+    arena = gpumem.Arena("host")
+    with gpumem.using_resource(arena):
+        tensor = put(np.arange(N).astype("u1"), "host")
+    expected = tensor.numpy().copy()
+    with arena.capture(stream) as pool, captured(driver, stream) as run:
+        gpumem.copy(tensor[1:], tensor[:-1], stream)
+    others = [gpumem.full(N - 1, 9, "u1", resource=arena, stream=stream) for _ in range(4)]
+    for _ in range(2):
+        run()
+        expected[1:] = expected[:-1].copy()
+        assert (tensor.numpy() == expected).all()
+    assert all((other.numpy() == 9).all() for other in others)
+    assert pool.stats().reserved
+
+
 LAYOUTS = {
     "a column": (np.s_[:, 3], (200, 8)),
     "backwards": (np.s_[::-2, ::-1], (9, 8)),

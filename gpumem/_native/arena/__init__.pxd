@@ -56,9 +56,9 @@ from gpumem._native.arena.types cimport (
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
     ARENA_STALE, arena_state, ARENA_TAGGED, ArenaCore, ArenaSettings, ArenaSpan, ArenaStats,
     backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
-    family_held, LARGE_SPACE, last_refusal, last_refused_call, MAX_STREAMS, move_clock,
-    REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE, SpanView, STATE_ASLEEP,
-    STATE_CLOSED, ThreadCache,
+    family_held, is_graph_pool, LARGE_SPACE, last_refusal, last_refused_call, MAX_STREAMS,
+    move_clock, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE, SpanView,
+    STATE_ASLEEP, STATE_CLOSED, ThreadCache,
 )
 from gpumem._native.arena.virtual cimport (
     Lack, span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,

@@ -1,7 +1,9 @@
 """What the arena is made of above C."""
 
 from gpumem._resource.arena.debug_heap cimport Heap, make_heap
-from gpumem._resource.arena.graph_pool cimport capture_on, Captures, GraphPool, make_pool
+from gpumem._resource.arena.graph_pool cimport (
+    capture_on, Captures, GraphPool, is_in_graph_pool, make_pool,
+)
 from gpumem._resource.arena.reports cimport (
     allocate_under_pressure, ArenaBase, Asking, count_of, join_budget, least_limit, raise_in_use,
     raise_over_budget, raise_status, relieve, retained_regions, tensors_relieve, under_pressure,

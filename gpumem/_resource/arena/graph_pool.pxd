@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._buffer cimport Buffer
 from gpumem._native.arena cimport ArenaCore
 from gpumem._native.driver cimport CUgraph
 from gpumem._resource.arena.reports cimport ArenaBase
@@ -37,5 +38,7 @@ cdef class Captures:
     cdef int end_if_over(self, GraphPool pool) except -1
     cdef int close(self) except -1
 
+# Whether a buffer's memory stays a graph's when the buffer has ended.
+cdef bint is_in_graph_pool(Buffer buffer) noexcept
 cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner)
 cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) noexcept

@@ -6,8 +6,10 @@ from weakref import WeakSet
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
+from gpumem._buffer cimport Buffer
 from gpumem._native.arena cimport (
-    ArenaCore, pool_adopt, pool_begin, pool_retain_with, pool_sleeps, slot_drop, slot_retain,
+    ArenaCore, is_graph_pool, pool_adopt, pool_begin, pool_retain_with, pool_sleeps, slot_drop,
+    slot_retain,
 )
 from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
 from gpumem._resource.arena.reports cimport sum_of_stats
@@ -342,6 +344,10 @@ cdef object required(GraphPool pool):
     if pool.inner is None:
         raise TypeError("a GraphPool is made by an arena's capture(); this one was not")
     return pool.inner
+
+
+cdef bint is_in_graph_pool(Buffer buffer) noexcept:
+    return isinstance(buffer.home, ArenaBase) and is_graph_pool((<ArenaBase>buffer.home).core)
 
 
 cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner):
