@@ -412,7 +412,9 @@ class Session:
             ``fn(ctx)`` queues the work on ``ctx.stream`` and gets its outputs from
             ``ctx.output``. Its exceptions are raised here; then `outputs` stays as it was.
         synchronize : bool, optional
-            Wait until the work is done. False: the caller waits, with `compute_stream`. There is
+            Wait until the work is done. False: the caller waits, with `compute_stream`. A run that
+            overlaps others is on a stream of its own, and what is queued on `compute_stream` from
+            its end on comes after its work, too, unless either stream is being captured. There is
             no wait for a stream that is being captured. The work comes after what is queued on the
             streams of inputs and bound arrays; the CPU waits for that between the host device and
             a GPU.
@@ -481,12 +483,21 @@ class Session:
         finally:
             try:
                 _retain(used, stream)
+                self._join(stream)
             finally:
                 with self._lock:
                     self._running -= 1
-                    self._idle.append(stream)
+                    # First, so that runs which do not overlap are on the stream that callers know.
+                    self._idle.insert(0 if stream is self._compute else len(self._idle), stream)
         for resource in shrinking:
             resource.shrink()
+
+    def _join(self, stream: Stream) -> None:
+        """Let the stream that callers wait for come after a run on another one."""
+        # An event of work outside of a capture, or inside of one, does not cross its border.
+        apart = stream is not self._compute
+        if apart and not stream.capturing and not self._compute.capturing:
+            self._compute.wait(stream.record())
 
     def _to_shrink(self, shrink: Any) -> list[MemoryResource]:
         if isinstance(shrink, bool):

@@ -15,6 +15,7 @@ from helpers.driver import HostDriver
 from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Plain
 from helpers.waiting import wait_until
+from session.test_order import assert_unfinished
 
 import gpumem
 from gpumem.device import decide_copy
@@ -673,6 +674,35 @@ def test_runs_on_separate_streams_may_overlap(session):
 
     session.run(outer)
     assert len(set(streams)) == 2
+
+
+def test_run_that_overlaps_no_other_is_on_the_compute_stream_again(session):
+    streams = []
+
+    def outer(ctx):
+        session.run(lambda ctx: streams.append(ctx.stream))
+
+    session.run(outer)
+    for _ in range(3):
+        session.run(lambda ctx: streams.append(ctx.stream))
+    assert streams[0] != session.compute_stream
+    assert streams[1:] == [session.compute_stream] * 3
+
+
+def test_compute_stream_comes_after_an_overlapping_run_that_was_not_waited_for(session):
+    driver = HostDriver()
+
+    def inner(ctx):
+        gates.append(driver.block(ctx.stream))
+        streams.append(ctx.stream)
+
+    streams, gates = [], []
+    session.run(lambda ctx: session.run(inner, synchronize=False), synchronize=False)
+    with gates[0]:
+        assert streams[0] != session.compute_stream
+        assert_unfinished(session.compute_stream)
+    session.compute_stream.synchronize()
+    assert streams[0].query()
 
 
 def test_run_on_a_capturing_stream_does_not_wait_and_keeps_addresses(host):
