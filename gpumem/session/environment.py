@@ -21,6 +21,7 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._factory import resource_from_config
 from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
+from gpumem.adaptors._adaptor import Adaptor
 from gpumem.config import ArenaConfig
 from gpumem.device import _MEMORY_NAME, Device, MemoryInfo, MemoryKind, _plain_name
 from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
@@ -37,7 +38,7 @@ BARE = ("", "")
 _PREFIXED = re.compile(r"(ep_factory|ep)\.([^.]+)\.(.+)\Z", re.DOTALL)
 
 
-@dataclass
+@dataclass(eq=False)  # one entry is not another with the same values
 class _Entry:
     resource: MemoryResource
     made_here: bool  # so it is closed with its last reference
@@ -68,10 +69,10 @@ class Environment:
     -----
     Each registered allocator counts references: `register` and `acquire` add one, `release`
     removes one, and with the last it is unregistered. An allocator that the environment made is
-    closed then, unless a buffer of it is in use or work of the device still uses its memory. Such a
-    one goes on, and ends when nothing refers to it any more, as a dropped arena does: no call of an
-    environment waits for the streams of its allocators. A resource that the caller registered stays
-    open.
+    closed then, unless a buffer of it is in use, work of the device still uses its memory, or a
+    registered adaptor is around it. Such a one goes on, and ends when nothing refers to it any
+    more, as a dropped arena does: no call of an environment waits for the streams of its
+    allocators. A resource that the caller registered stays open.
 
     Warns
     -----
@@ -119,8 +120,8 @@ class Environment:
         config : ArenaConfig, Mapping or MemoryResource, optional
             Settings of the arena, or of the driver's pool (``use_cuda_mempool``), that is made; a
             mapping overrides the environment's own settings, and its keys of other memory are
-            checked and left out. A resource is used as it is, and not closed. None: the
-            environment's settings.
+            checked and left out. A resource is used as it is, and not closed; one that the memory
+            has already stays, with its references. None: the environment's settings.
 
         Returns
         -------
@@ -132,7 +133,7 @@ class Environment:
         ConfigError, TypeError, ValueError, DriverError
             The allocator cannot be made, or is of another memory; the previous one stays.
         ClosedError
-            The environment is closed.
+            The environment is closed, or the resource is.
 
         Examples
         --------
@@ -166,12 +167,26 @@ class Environment:
         ended: list[MemoryResource] = []
         with self._alone():
             self._require_open()
+            if entry.resource.closed:
+                raise ClosedError(f"{entry.resource!r} is closed: expected an open resource")
             before = self._entries.get(_key(info))
+            if before is not None and before.resource is entry.resource:
+                return
+            entry = self._again(entry)
             self._entries[_key(info)] = entry
             if before is not None:
                 self._replaced.append(before)
                 ended = self._drop(before)
         close_those_idle(ended)
+
+    def _again(self, entry: _Entry) -> _Entry:
+        """Return the entry of a resource that was replaced and is still held, else a new one."""
+        for held in self._replaced:
+            if held.resource is entry.resource:
+                self._replaced.remove(held)
+                held.references += 1
+                return held
+        return entry
 
     def shared_allocator(self, memory: Memory) -> MemoryResource | None:
         """Return the allocator registered for exactly this memory, its kind included, or None.
@@ -305,7 +320,17 @@ class Environment:
             return []
         self._replaced = [other for other in self._replaced if other is not entry]
         self._entries = {key: other for key, other in self._entries.items() if other is not entry}
-        return [entry.resource] if entry.made_here else []
+        return [entry.resource] if entry.made_here and not self._is_beneath(entry.resource) else []
+
+    def _is_beneath(self, resource: MemoryResource) -> bool:
+        """Return whether an adaptor that has references allocates a resource's blocks."""
+        above = [entry.resource for entry in (*self._entries.values(), *self._replaced)]
+        while above:
+            each = above.pop()
+            if each is resource:
+                return True
+            above += each.upstreams if isinstance(each, Adaptor) else ()
+        return False
 
     def memories(self) -> list[MemoryInfo]:
         """Return the memories that have an allocator."""

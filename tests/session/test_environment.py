@@ -100,6 +100,62 @@ def test_allocator_with_live_buffers_ends_with_the_last_of_them(environment):
     arena.close()
 
 
+def test_registering_the_registered_resource_again_changes_no_references(environment):
+    mine = gpumem.Arena("host")
+    environment.register("host", mine)
+    with gpumem.Session("host", environment=environment):
+        assert environment.register("host", mine) is mine
+        assert environment.references(mine) == 2
+        with pytest.raises(gpumem.errors.InUseError):
+            environment.close()
+    assert environment.shared_allocator("host") is mine
+    assert environment.references(mine) == 1
+
+
+def test_allocator_of_the_environment_that_is_registered_again_stays_open(environment):
+    made = environment.register("host")
+    assert environment.register("host", made) is made
+    assert not made.closed
+    environment.release(made)
+    assert made.closed
+
+
+def test_replaced_allocator_that_is_registered_again_has_its_references_together(environment):
+    mine = gpumem.Arena("host")
+    environment.register("host", mine)
+    with gpumem.Session("host", environment=environment):
+        environment.register("host")
+        environment.register("host", mine)
+        assert environment.references(mine) == 2
+    assert environment.shared_allocator("host") is mine
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_allocator_of_the_environment_beneath_a_registered_adaptor_stays_open(
+    environment, held, number
+):
+    made = environment.register("host")
+    if held:
+        environment.acquire("host")
+    around = [made, gpumem.Arena("host")]
+    adaptor = gpumem.adaptors.fallback(around[number], around[1 - number])
+    environment.register("host", gpumem.adaptors.limit(adaptor, MIB))
+    if held:
+        environment.release(made)
+    assert not made.closed
+    environment.shared_allocator("host").allocate(1000).close()
+
+
+def test_closed_resource_is_not_registered(environment):
+    before = environment.register("host")
+    closed = gpumem.Arena("host")
+    closed.close()
+    with pytest.raises(gpumem.errors.ClosedError, match="open resource"):
+        environment.register("host", closed)
+    assert environment.shared_allocator("host") is before
+
+
 def test_replaced_allocator_stays_with_its_holders(environment):
     first = environment.register("host")
     environment.acquire("host")
