@@ -23,15 +23,16 @@ class CapturedRun:
 
     The first run is an ordinary one: it loads code, makes the outputs and warms caches, which a
     graph cannot do. The second is captured and launched, later ones are only launched. Another
-    function or binding starts again with a first run, and so does a failed run, or an output that
-    its user closed.
+    function or binding starts again with a first run, and so does a failed run, or an output or a
+    copied input that its user closed.
     """
 
     def __init__(self, allocator: MemoryResource) -> None:
         self._allocator = allocator
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Start again with a first run: memory that the graph uses is replaced."""
         self._key: object = None
         self._graph: Graph | None = None
         self._context: RunContext | None = None
@@ -47,9 +48,10 @@ class CapturedRun:
     def run(self, key: object, stream: Stream, call: Call) -> RunContext:
         """Do the work of `call`, by calling it or by launching its captured work."""
         if key != self._key or any(tensor.buffer.closed for tensor in self._written):
-            self._forget()
+            self.forget()
             context = call(self._allocator)
-            self._key, self._written = key, list(context._work.values())
+            self._key = key
+            self._written = [*context._work.values(), *context._results.values()]
             return context
         try:
             if not self._is_captured:
@@ -59,7 +61,7 @@ class CapturedRun:
             if self._graph is not None:
                 self._graph.launch()
         except BaseException:
-            self._forget()
+            self.forget()
             raise
         return self._context or context
 

@@ -585,7 +585,9 @@ class Session:
             return source
         copies = self._copies_for(stream)
         staged = bound.staged
-        if staged is None or not self.options.enable_cuda_graph:
+        if staged is None or staged.buffer.closed or not self.options.enable_cuda_graph:
+            if self._captured_run is not None:
+                self._captured_run.forget()  # its graph reads the one before
             staged = empty(source.shape, source.dtype, resource=self._own_memory, stream=copies)
             bound.staged = staged if self.options.enable_cuda_graph else None
         elif copies != stream and not stream.capturing:

@@ -129,6 +129,31 @@ def test_inputs_and_outputs_are_copied_around_each_launch(x, host, monkeypatch, 
     assert work.calls == [False, True]
 
 
+@pytest.mark.parametrize("runs", [1, 2, 3])
+@pytest.mark.parametrize("closed", ["input", "output"])
+def test_copied_input_or_output_that_was_closed_starts_a_new_capture(x, monkeypatch, closed, runs):
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
+    copied = []
+
+    def work(ctx):
+        copied.append(ctx.inputs["x"])
+        gpumem.copy(ctx.output("y", N, "u1"), ctx.inputs["x"], ctx.stream)
+
+    with session_of(x) as session:
+        session.bind_output("y", "host/managed")
+        for _ in range(runs):
+            session.run(work)
+        before = copied[-1] if closed == "input" else session.outputs()["y"]
+        before.buffer.close()
+        taken = [gpumem.full(N, 77, "u1", memory="host") for _ in range(8)]
+        for value in range(1, 5):
+            x.numpy()[:] = value
+            session.run(work)
+            assert (session.outputs()["y"].numpy() == value).all()
+        assert all((each.numpy() == 77).all() for each in taken)
+        assert len(copied) == min(runs, 2) + 2
+
+
 class OverAnArena(gpumem.MemoryResource):
     """Has no graph pool of its own."""
 
