@@ -108,6 +108,16 @@ def tensor_of(Buffer buffer not None, shape, dtype, offset):
     return tensor_within(buffer, element, offset, ndim, lengths, count)
 
 
+def is_like(Tensor tensor not None, shape, dtype):
+    """Tell whether a tensor has a shape and a dtype; those that `empty` refuses are errors."""
+    cdef int64_t lengths[MAX_RANK]
+    cdef ElementType element = element_of(dtype)
+    cdef int ndim = shape_from(shape, lengths)
+    if ndim != tensor.rank or element.dtype != tensor.element.dtype:
+        return False
+    return all([tensor.lengths[i] == lengths[i] for i in range(ndim)])
+
+
 cdef MemoryResource chosen_resource(object memory, object resource, object environment):
     if resource is not None and environment is not None:
         raise ValueError("resource and environment are both given: name one of them")

@@ -11,6 +11,7 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem._copy.copy import order_behind
 from gpumem._tensor import Tensor, empty
+from gpumem._tensor.create import is_like
 from gpumem.device import CopyDecision, MemoryInfo
 from gpumem.stats import ShrinkReport, Stats
 
@@ -111,7 +112,7 @@ class RunContext:
         name : str
             A bound output.
         shape, dtype
-            Of the output in this run. A bound array must have both.
+            Of the output in this run, as of `gpumem.empty`. A bound array must have both.
 
         Returns
         -------
@@ -122,8 +123,9 @@ class RunContext:
         ------
         KeyError
             No such output is bound.
-        ValueError
-            The bound array, or the tensor of an earlier call, has another shape or dtype.
+        ValueError, TypeError
+            The bound array, or the tensor of an earlier call, has another shape or dtype; or one of
+            these is invalid.
 
         Examples
         --------
@@ -165,7 +167,7 @@ class RunContext:
             self._keep
             and before is not None
             and not before.buffer.closed
-            and _is_like(before, shape, dtype)
+            and is_like(before, shape, dtype)
         ):
             return before
         stream = self.stream if of.memory.device == self.stream.device else None
@@ -256,15 +258,8 @@ class _OfStream(Forwarding):
         return self._resource.closed
 
 
-def _is_like(tensor: Tensor, shape: Any, dtype: npt.DTypeLike) -> bool:
-    import numpy
-
-    lengths = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
-    return tensor.shape == lengths and tensor.dtype == numpy.dtype(dtype)
-
-
 def require_like(tensor: Tensor, name: str, shape: Any, dtype: npt.DTypeLike) -> None:
-    if not _is_like(tensor, shape, dtype):
+    if not is_like(tensor, shape, dtype):
         raise ValueError(
             f"output {name!r} of shape {shape} and dtype {dtype} does not fit the array of shape "
             f"{tensor.shape} and dtype {tensor.dtype}"
