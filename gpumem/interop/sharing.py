@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpumem._buffer.buffer import Buffer
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
+from gpumem._support.arguments import require
 from gpumem._support.texts import shown
 from gpumem._tensor import Tensor, from_dlpack
 from gpumem.device import Device, MemoryInfo, MemoryKind, devices
@@ -34,6 +35,7 @@ from gpumem.interop.descriptors import (
     SemaphoreType,
 )
 from gpumem.interop.importer import Importer, ImporterLike
+from gpumem.interop.memory.placement import require_aligned
 from gpumem.interop.timelines._kinds import HostTimeline
 from gpumem.interop.timelines._timeline import Timeline
 
@@ -108,11 +110,13 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
     Raises
     ------
     TypeError
-        `what` is neither.
+        `what` is neither, or `read_only` not a bool.
     UnsupportedHandleTypeError
         The memory is not shareable, or cannot be exported to be read only.
     InvalidDescriptorError
-        Strides are negative.
+        Strides are negative, or the dtype has fields.
+    AlignmentError
+        Elements are not at multiples of their alignment.
     ClosedError
         It is closed.
     DriverError
@@ -131,6 +135,7 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
     >>> float(tensor.numpy()[0])
     5.0
     """
+    require("read_only", read_only, bool, "True or False")
     if isinstance(what, Buffer):
         what = from_dlpack(what)
     if not isinstance(what, Tensor):
@@ -143,6 +148,13 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
         raise InvalidDescriptorError(
             f"strides {what.strides} are negative: export the tensor that it is a view of"
         )
+    # What `attach` refuses: a damaged handle may say it, too.
+    if what.dtype.names is not None:
+        raise InvalidDescriptorError(
+            f"dtype {what.dtype} has fields: export a view of its bytes, such as "
+            f"view('V{what.itemsize}')"
+        )
+    require_aligned(what.ptr, what.shape, what.strides, what.dtype)
     if sync:
         what.buffer.stream.synchronize()
     return _export_tensor(what, read_only or what.read_only)

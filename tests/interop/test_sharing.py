@@ -16,6 +16,7 @@ from helpers.given_out import given_out
 import gpumem
 from gpumem import interop
 from gpumem.errors import (
+    AlignmentError,
     BadHandleError,
     ClosedError,
     ConfigError,
@@ -263,6 +264,61 @@ def test_unsupported_export_names_the_reason(arena):
     shareable.buffer.close()
     with pytest.raises(ClosedError):
         interop.export(shareable)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "key"),
+    [
+        ("S3", np.s_[1:]),
+        ("V5", np.s_[1:]),
+        ("c16", np.s_[::2]),
+        (np.longdouble, np.s_[1:]),
+        (">i4", np.s_[1:]),
+        ("f4", np.s_[:, None]),
+    ],
+)
+def test_tensor_that_is_exported_can_be_attached(arena, dtype, key):
+    tensor = gpumem.zeros(8, dtype, resource=arena, shareable=True)[key]
+    with interop.export(tensor) as handle:
+        there = interop.attach(handle)
+        assert (there.shape, there.strides, there.dtype) == (
+            tensor.shape,
+            tensor.strides,
+            tensor.dtype,
+        )
+        del there
+
+
+def test_complex_numbers_at_a_multiple_of_their_alignment_can_be_attached(arena):
+    tensor = gpumem.zeros(64, "u1", resource=arena, shareable=True)[8:40].view("c16")
+    with interop.export(tensor) as handle:
+        interop.attach(handle).numpy()[:] = 1 + 2j
+    assert tensor.tolist() == [1 + 2j] * 2
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_export_of_unaligned_elements_is_refused(arena, rows):
+    tensor = gpumem.zeros((4, 5), "u1", resource=arena, shareable=True)
+    unaligned = tensor[:, :4].view("i4") if rows else tensor.reshape(20)[1:9].view("i4")
+    with pytest.raises(AlignmentError, match="stride 5" if rows else "address"):
+        interop.export(unaligned)
+
+
+def test_export_of_a_dtype_with_fields_is_refused(arena):
+    tensor = gpumem.zeros(4, [("a", "i4"), ("b", "f8")], resource=arena, shareable=True)
+    with pytest.raises(InvalidDescriptorError, match="V12"):
+        interop.export(tensor)
+    with interop.export(tensor.view("V12")) as handle:
+        assert interop.attach(handle).nbytes == tensor.nbytes
+
+
+@pytest.mark.parametrize("given", [1, 0, np.True_, "no", None])
+def test_export_takes_a_bool_for_read_only(arena, given):
+    with (
+        arena.allocate(4096, shareable=True) as buffer,
+        pytest.raises(TypeError, match="read_only"),
+    ):
+        interop.export(buffer, read_only=given)
 
 
 def test_attach_finds_the_device_of_a_memory_handle(arena):

@@ -258,7 +258,7 @@ cdef class ExternalMemory:
         OutOfBoundsError
             It would reach beyond the allocation.
         AlignmentError
-            Its address, a stride or the pitch is not a multiple of the dtype's size.
+            Its address, a stride or the pitch is not a multiple of the dtype's alignment.
         TypeError, ValueError
             `stream` is not a stream, or is one of another device.
         ClosedError

@@ -22,7 +22,7 @@ from gpumem.errors import (
 )
 from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor, number_of
 
-__all__ = ["PlacedTensor", "Slices", "place_tensor", "point_of"]
+__all__ = ["PlacedTensor", "Slices", "place_tensor", "point_of", "require_aligned"]
 
 QUANTUM = 256  # bytes; the alignment of an arena's regions
 
@@ -81,7 +81,7 @@ def place_tensor(
         raise InvalidDescriptorError(
             f"shape {lengths} with strides {steps} counts more than 2**63 - 1 bytes"
         )
-    _check_alignment(address + start, lengths, steps, dtype)
+    require_aligned(address + start, lengths, steps, dtype)
     return PlacedTensor(lengths, steps, start, extent, count, _access(memory.read_only, read_only))
 
 
@@ -133,10 +133,11 @@ def _extent(lengths: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> 
     return itemsize + sum((length - 1) * step for length, step in zip(lengths, steps, strict=True))
 
 
-def _check_alignment(
+def require_aligned(
     address: int, lengths: tuple[int, ...], steps: tuple[int, ...], dtype: Any
 ) -> None:
-    size = dtype.alignment if dtype.names else dtype.itemsize
+    """Raise AlignmentError unless every element is at a multiple of its alignment."""
+    size = dtype.alignment
     if address % size:
         raise AlignmentError(f"address {address:#x} is not a multiple of {dtype}'s {size} bytes")
     for length, step in zip(lengths, steps, strict=True):
