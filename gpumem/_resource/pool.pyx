@@ -25,6 +25,7 @@ from gpumem._resource.pool_driver cimport (
     pool_free_refused, pool_free_view, pool_import_pointer, pool_let, pool_lets, pool_make,
     pool_require_sharing, pool_take, PoolBlock, PoolCore,
 )
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem._resource.handle import Handle
 from gpumem.config import PoolConfig
@@ -447,7 +448,7 @@ cdef class DriverPool(MemoryResource):
         Parameters
         ----------
         buffer : Buffer
-            Allocated from this pool, not empty.
+            Allocated from this pool, by itself or through adaptors; not empty.
 
         Returns
         -------
@@ -459,18 +460,18 @@ cdef class DriverPool(MemoryResource):
         ConfigError
             The pool was not made with ``shareable=True``, or is imported itself.
         ValueError
-            The buffer is empty, or another resource's.
+            The buffer is empty, or its memory is another resource's.
         ClosedError
             The buffer or the pool is closed.
         DriverError
             The driver refused.
         """
         cdef CUmemPoolPtrExportData note
-        cdef LedgerBlock* block
+        cdef LedgerBlock block
         cdef CUresult code
         self.require_open()
         require_shareable(self)
-        if buffer.resource is not self:
+        if buffer.home is not self:
             raise ValueError(f"{buffer!r} is not a buffer of {self!r}")
         if buffer.is_closed:
             raise ClosedError("this buffer is closed")
@@ -478,7 +479,7 @@ cdef class DriverPool(MemoryResource):
             raise ValueError("an empty buffer has no memory to export")
         if not self.was_exported:
             self.export_handle().close()    # drivers export a pointer after its pool only
-        block = <LedgerBlock*><uintptr_t>buffer.handle
+        block = block_of(self, buffer)
         with nogil:
             code = context_enter(self.ledger.context)
             if code == CUDA_SUCCESS:
@@ -557,6 +558,25 @@ cdef object require_pools(object memory):
             raise ConfigError(capability.reason)    # that there is no such device
         raise ConfigError(f"{memory} has no driver's pools: {capability.reason}")
     return memory
+
+
+cdef LedgerBlock block_of(DriverPool pool, Buffer buffer):
+    # A copy. A buffer of an adaptor has a block of the adaptor's: its address tells the pool's.
+    cdef LedgerBlock found
+    cdef LedgerBlock* block
+    if buffer.resource is pool:
+        return (<LedgerBlock*><uintptr_t>buffer.handle)[0]
+    with nogil:
+        lock_acquire(&pool.ledger.lock)
+        block = pool.ledger.newest
+        while block != NULL and not block.base <= buffer.address < block.base + block.size:
+            block = block.older
+        if block != NULL:
+            found = block[0]
+        lock_release(&pool.ledger.lock)
+    if block == NULL:
+        raise ValueError(f"{buffer!r} is not a buffer of {pool!r}")
+    return found
 
 
 cdef int require_shareable(DriverPool pool) except -1:

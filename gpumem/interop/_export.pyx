@@ -14,6 +14,7 @@ from gpumem._resource cimport Handle, handle_of
 from gpumem._support.lease cimport Lease
 from gpumem._support.lock cimport lock_acquire, lock_release
 
+from gpumem._resource.pool import DriverPool
 from gpumem.errors import UnsupportedHandleTypeError
 from gpumem.interop.descriptors import MemoryHandleType
 
@@ -64,8 +65,12 @@ cdef object open_file(int fd, bint read_only):
     return Handle(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), kind=MemoryHandleType.MEMFD)
 
 
-def not_shareable(buffer):
-    """Make the error that names what can be exported."""
+def pool_of(Buffer buffer not None):
+    """Return the driver's pool that a buffer's memory is of, behind adaptors, too; else None."""
+    return buffer.home if isinstance(buffer.home, DriverPool) else None
+
+
+cdef object not_shareable(Buffer buffer):
     return UnsupportedHandleTypeError(
         f"{buffer!r} lies among other blocks, so it cannot be exported: allocate it with "
         "arena.allocate(nbytes, shareable=True), or from a DriverPool with shareable=True")

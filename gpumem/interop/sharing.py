@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem._buffer.buffer import Buffer
 from gpumem._resource.handle import Handle
-from gpumem._resource.pool import DriverPool
 from gpumem._support.arguments import require
 from gpumem._support.texts import shown
 from gpumem._tensor import Tensor, from_dlpack
@@ -27,7 +26,7 @@ from gpumem.errors import (
     OutOfBoundsError,
     UnsupportedHandleTypeError,
 )
-from gpumem.interop._export import export_block, not_shareable
+from gpumem.interop._export import export_block, pool_of
 from gpumem.interop.descriptors import (
     MAX_BYTES,
     MemoryDescriptor,
@@ -163,10 +162,14 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
 def _export_tensor(tensor: Tensor, read_only: bool) -> Handle:
     buffer = tensor.buffer
     memory = buffer.memory
-    if isinstance(buffer.resource, DriverPool):
+    pool = pool_of(buffer)
+    if pool is not None:
         if read_only:
-            raise not_shareable(buffer)
-        pool, note = buffer.resource, buffer.resource.export_buffer(buffer)
+            raise UnsupportedHandleTypeError(
+                f"memory of {pool!r} cannot be exported to be read only: the receiver of the "
+                "handle may map it to write"
+            )
+        note = pool.export_buffer(buffer)
         handle, size, start = pool.export_handle(), buffer.nbytes, 0
         kind = MemoryHandleType.CUDA_POOL_FD
     else:

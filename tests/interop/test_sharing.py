@@ -218,6 +218,22 @@ def test_pools_block_is_exported_by_its_pool():
         del there, tensor
 
 
+@pytest.mark.parametrize("alignment", [None, 1 << 16])
+@pytest.mark.parametrize("viewed", [False, True])
+def test_pools_block_behind_adaptors_is_exported_by_its_pool(viewed, alignment):
+    with gpumem.DriverPool("host", {"shareable": True}) as pool:
+        adaptor = gpumem.adaptors.track(gpumem.adaptors.limit(pool, 1 << 20))
+        buffers = [adaptor.allocate(4096, alignment=alignment) for _ in range(3)]
+        views = [np.asarray(buffer) for buffer in buffers] if viewed else []
+        with interop.export(buffers[1]) as handle:
+            assert handle.kind is MemoryHandleType.CUDA_POOL_FD
+            interop.attach(handle).numpy()[...] = 2
+        assert [int(np.asarray(buffer).sum()) for buffer in buffers][1] == 2 * 4096
+        with pytest.raises(UnsupportedHandleTypeError, match="read only"):
+            interop.export(buffers[0], read_only=True)
+        del buffers, views
+
+
 def test_export_waits_for_pending_writes(arena, host):
     host.set_lag(30_000_000)
     stream = gpumem.Stream("host")
