@@ -13,8 +13,8 @@ from gpumem._buffer cimport (
 )
 from gpumem._defaults cimport serving
 from gpumem._support.deferred cimport interrupt_again
-from gpumem._tensor.imports cimport tensor_of_incoming
-from gpumem._tensor.layout cimport element_named
+from gpumem._tensor.imports cimport read_shape, tensor_of_incoming
+from gpumem._tensor.layout cimport element_named, ElementType, Layout
 from gpumem._tensor.tensor cimport (
     export_order, Tensor, tensor_allocate, tensor_describe, tensor_export, tensor_find_words,
     tensor_flags,
@@ -73,7 +73,10 @@ cdef int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* con
 
 
 cdef int allocate_like(const DLTensor* prototype, DLManagedTensorVersioned** out) except -1:
+    cdef ElementType element = element_named(prototype.dtype)
+    cdef Layout layout
     cdef Tensor tensor
+    read_shape(prototype, element.itemsize, &layout)
     # The default resource of that memory, as `gpumem.empty` would use.
     if prototype.device.device_type == DL_CPU:
         memory = "host"
@@ -82,8 +85,7 @@ cdef int allocate_like(const DLTensor* prototype, DLManagedTensorVersioned** out
     else:
         raise BufferError(f"cannot allocate a tensor on DLPack device "
                           f"({prototype.device.device_type}, {prototype.device.device_id})")
-    tensor = tensor_allocate(serving(memory), element_named(prototype.dtype), prototype.ndim,
-                             prototype.shape, None, False)
+    tensor = tensor_allocate(serving(memory), element, layout.ndim, layout.shape, None, False)
     return from_py_object(<void*>tensor, out)
 
 

@@ -236,7 +236,7 @@ cdef Tensor tensor_of_incoming(const Incoming* incoming, object stream=None):
     return tensor
 
 
-cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout) except -1:
+cdef int read_shape(const DLTensor* described, int64_t itemsize, Layout* layout) except -1:
     cdef int i
     if not 0 <= described.ndim <= MAX_RANK:
         raise BufferError(f"DLPack tensor has {described.ndim} dimensions; at most {MAX_RANK} are "
@@ -252,6 +252,12 @@ cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout
         raise BufferError("DLPack tensor has more than 2**63 - 1 bytes")
     # No strides mean C order.
     layout_c_strides(layout.ndim, layout.shape, itemsize, layout.strides)
+    return 0
+
+
+cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout) except -1:
+    cdef int i
+    read_shape(described, itemsize, layout)
     if described.strides == NULL:
         return 0
     for i in range(layout.ndim):

@@ -458,6 +458,31 @@ def test_exchange_table_allocates_from_the_default_resource(arena):
     assert told[0][0] == b"BufferError"
 
 
+@pytest.mark.parametrize(
+    ("shape", "fields", "says"),
+    [
+        ((-2, 3), {}, b"-2 elements in dimension 0"),
+        ((-2, -3), {}, b"-2 elements in dimension 0"),
+        ((0, -5), {}, b"-5 elements in dimension 1"),
+        ((1,) * 65, {}, b"65 dimensions; at most 64"),
+        ((1,) * 1000, {}, b"1000 dimensions; at most 64"),
+        ((1,), {"ndim": -1}, b"-1 dimensions; at most 64"),
+        (None, {"ndim": 2}, b"2 dimensions but no shape"),
+        ((1 << 62, 4), {}, b"more than 2**63 - 1 bytes"),
+    ],
+)
+def test_exchange_table_refuses_to_allocate_an_impossible_shape(arena, shape, fields, says):
+    table = dlpack.exchange_table(gpumem.Tensor)
+    prototype = dlpack.Producer(shape=shape, **fields).managed.tensor
+    told = []
+    report = dlpack.SET_ERROR(lambda _, kind, message: told.append((kind, message)))
+    with gpumem.using_resource(arena):
+        assert table.allocate(prototype, ctypes.c_void_p(), None, report) == -1
+    assert told[0][0] == b"BufferError"
+    assert says in told[0][1]
+    assert arena.stats().num_allocs == 0
+
+
 def test_exchange_table_has_no_work_stream_for_the_cpu():
     stream = ctypes.c_void_p(5)
     assert dlpack.exchange_table(gpumem.Tensor).stream(1, 0, stream) == 0
