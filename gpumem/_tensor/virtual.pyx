@@ -35,6 +35,7 @@ from gpumem._tensor.layout cimport (
 from gpumem._tensor.tensor cimport Tensor, tensor_new
 
 from gpumem._support.arguments import require
+from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
 from gpumem._support.sizes import format_size
 from gpumem.errors import ClosedError, InUseError
@@ -670,8 +671,8 @@ cdef class VirtualTensor:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exception):
-        self.close()
+    def __exit__(self, kind, error, trace):
+        close_after_body(self.close, error)
 
 
 def commit_if_free(VirtualTensor tensor not None, first, last):

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
+from gpumem._support.closing import close_after_body
 from gpumem._support.sizes import format_size
 from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, MissingFrameworkError
 from gpumem.integrations._switch import Status
@@ -159,8 +160,8 @@ class NcclRegistration:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.release()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        close_after_body(self.release, error)
 
     def __repr__(self) -> str:
         state = (

@@ -16,6 +16,7 @@ import numpy as np
 from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.arena.graph_pool import GraphPool
 from gpumem._support.arguments import is_integer, is_number, is_same_file, require
+from gpumem._support.closing import close_after_body
 from gpumem.errors import ConfigError, GpumemError, InUseError
 from gpumem.observe import _recording
 from gpumem.observe.events import (
@@ -232,8 +233,8 @@ class Recording:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        close_after_body(self.stop, error)
 
     def __repr__(self) -> str:
         where = self.path if self.path is not None else f"memory, the last {self._slots} events"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+
+import numpy as np
 import pytest
 from helpers.resources import Plain
 
 import gpumem
+from gpumem.interop import HostTimeline, Importer, MemoryDescriptor, MemoryHandleType
 
 
 def fail_in_the_body(kind, used):
@@ -38,3 +42,45 @@ def test_exception_of_a_body_that_keeps_nothing_has_no_note():
         resource.allocate(1).nbytes // 0
     assert not hasattr(raised.value, "__notes__")
     assert resource.closed
+
+
+class Body:
+    """Opens something, and what keeps it from being closed; `let_go` ends that."""
+
+    def __init__(self, kind):
+        if kind == "virtual tensor":
+            self.opened = gpumem.Arena("host").virtual(1000, "i4", committed=10)
+            self.held = self.opened.tensor()
+            return
+        # Memory that its user may free next, while a stream waits for a timeline.
+        self.pages = mmap.mmap(-1, mmap.PAGESIZE)
+        self.timeline, self.stream = HostTimeline.create(), gpumem.Stream("host")
+        self.timeline.enqueue_wait(self.stream, 1)
+        address = np.frombuffer(self.pages, "u1").ctypes.data
+        described = MemoryDescriptor(address, MemoryHandleType.HOST_ALLOCATION, mmap.PAGESIZE)
+        self.opened = Importer.for_device("host").import_memory(described)
+
+    def let_go(self):
+        self.held = None
+        if hasattr(self, "timeline"):
+            self.timeline.signal(1)
+            self.stream.synchronize()
+
+
+@pytest.mark.parametrize("kind", ["virtual tensor", "imported memory"])
+def test_exception_of_the_body_comes_before_a_use_that_goes_on(kind):
+    body = Body(kind)
+    with pytest.raises(KeyError, match="body") as raised, body.opened:
+        raise KeyError("body")
+    assert "in use" in raised.value.__notes__[0] or "alive" in raised.value.__notes__[0]
+    body.let_go()
+    body.opened.close()
+
+
+@pytest.mark.parametrize("kind", ["virtual tensor", "imported memory"])
+def test_use_that_goes_on_is_an_error_after_a_body_that_succeeded(kind):
+    body = Body(kind)
+    with pytest.raises(gpumem.errors.InUseError), body.opened:
+        pass
+    body.let_go()
+    body.opened.close()

@@ -37,6 +37,7 @@ from gpumem.interop.memory._mapping cimport (
 
 from gpumem._copy.copy import wait_for_releases
 from gpumem._core import Arena
+from gpumem._support.closing import close_after_body
 from gpumem._support.releases import on_release
 from gpumem._support.sizes import exact_size, format_size
 from gpumem.config import ArenaConfig
@@ -440,12 +441,12 @@ cdef class ExternalMemory:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exception):
-        # An InUseError would hide the error that leaves the block.
-        if exception[0] is not None and self.exports:
+    def __exit__(self, kind, error, trace):
+        # The frames of the error that leaves the block often keep tensors.
+        if error is not None and self.exports:
             mapping_drop(self.mapping)      # released with the last export
             self.mapping = NULL
-        self.close()
+        close_after_body(self.close, error)
 
     def __repr__(self):
         state = ", closed" if self.mapping == NULL else ""

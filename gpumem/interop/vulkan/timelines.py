@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
+from gpumem._support.closing import close_after_body
 from gpumem.device import Capability
 from gpumem.errors import (
     DriverError,
@@ -295,5 +296,5 @@ class Bridge:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        close_after_body(self.close, error)
