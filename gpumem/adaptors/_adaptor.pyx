@@ -124,8 +124,8 @@ cdef class Adaptor(MemoryResource):
         """Return an object that is kept with a new block until it is freed, or None."""
         return None
 
-    def _on_free(self, address, nbytes, stream, time, thread):
-        """Called when a block is freed, if `tells` is true."""
+    def _on_free(self, address, nbytes, stream, time, thread, note):
+        """Called when a block is freed, with its note, if `tells` is true."""
 
     # ---- the upstream's calls --------------------------------------------------------------------
 
@@ -368,9 +368,10 @@ cdef void finish_leased(Deferred* work) noexcept:
 cdef void finish(Adaptor adaptor, AdaptedBlock* block) noexcept:
     """Drop a freed block's note and call `_on_free`, with the interpreter lock."""
     cdef AdaptedBlock gone = block[0]
+    cdef object note = <object>gone.note if gone.note != NULL else None
     ledger_end(&block.block, True)
-    Py_XDECREF(gone.note)
+    Py_XDECREF(gone.note)   # the variable owns it now
     if not adaptor.tells or context_is_dead(&adaptor.driver_device.context):
         return
     call_unraisable(adaptor._on_free, (gone.block.base, gone.block.requested, gone.stream,
-                                       gone.time, gone.thread), adaptor)
+                                       gone.time, gone.thread, note), adaptor)

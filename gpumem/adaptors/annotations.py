@@ -68,7 +68,9 @@ class AnnotateAdaptor(Adaptor):
         with self._range("allocate_persistent" if persistent else "allocate", payload=nbytes):
             return serve_from(self.upstreams[0], nbytes, stream, options, persistent)
 
-    def _on_free(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
+    def _on_free(
+        self, address: int, nbytes: int, stream: int, time: int, thread: int, note: Any
+    ) -> None:
         self._mark("free", payload=nbytes)
 
     def shrink(self) -> ShrinkReport:

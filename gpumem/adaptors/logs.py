@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem.adaptors._adaptor import Adaptor, handle_or_zero, report, serve_from
+from gpumem.device import MemoryInfo
 
 __all__ = ["LogAdaptor", "MemoryEvent", "Sink", "log"]
 
@@ -26,7 +27,7 @@ class MemoryEvent:
     action : {"allocate", "free", "failure"}
         A block was allocated, freed, or could not be allocated.
     ptr : int
-        Address of the block; 0 after a failure and of an empty block.
+        Address of the block; 0 after a failure.
     nbytes : int
         Requested bytes.
     stream : int
@@ -37,7 +38,7 @@ class MemoryEvent:
         Identifier of the calling thread, as of `threading.get_ident`; a view may be dropped on a
         thread that Python did not start.
     memory : str
-        Memory of the block, such as ``"cuda:0"``.
+        Memory of the block, such as ``"cuda:0"``; after a failure the resource's.
     persistent : bool
         Whether it was allocated by ``allocate_persistent``; False for a free.
     error : str
@@ -99,10 +100,12 @@ class LogAdaptor(Adaptor):
 
     Notes
     -----
-    A sink is called on the thread where the event happened, finalizers included; an event that
-    occurs inside the sink is reported right after. A view that is dropped on a thread without
-    Python is reported later, with the correct `time`. An exception of the sink goes to
-    ``sys.unraisablehook`` and does not affect the allocation.
+    A sink is called where the event happened, finalizers included; an event that occurs inside the
+    sink is reported right after. Several threads may be in it at once, and one may report what
+    happened on another: `thread` and `time` of an event are its own, and times of several threads'
+    events may go back. A view that is dropped on a thread without Python is reported later. An
+    exception of the sink goes to ``sys.unraisablehook`` and does not affect the allocation. A block
+    of 0 bytes has no memory, and no events.
 
     Examples
     --------
@@ -130,13 +133,18 @@ class LogAdaptor(Adaptor):
             why = f"{type(error).__name__}: {error}"
             self._put(MemoryEvent("failure", 0, nbytes, handle, *_now(), memory, persistent, why))
             raise
-        ptr, handle, memory = buffer.ptr, buffer.stream.ptr, str(buffer.memory)
-        self._put(MemoryEvent("allocate", ptr, nbytes, handle, *_now(), memory, persistent))
+        if buffer.allocated_nbytes:
+            ptr, handle, memory = buffer.ptr, buffer.stream.ptr, str(buffer.memory)
+            self._put(MemoryEvent("allocate", ptr, nbytes, handle, *_now(), memory, persistent))
         return buffer
 
-    def _on_free(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
-        memory = str(self.memory)
-        self._put(MemoryEvent("free", address, nbytes, stream, time, thread, memory))
+    def _note(self, buffer: Buffer, persistent: bool) -> MemoryInfo:
+        return buffer.memory  # a fallback's blocks are in several
+
+    def _on_free(
+        self, address: int, nbytes: int, stream: int, time: int, thread: int, note: Any
+    ) -> None:
+        self._put(MemoryEvent("free", address, nbytes, stream, time, thread, str(note)))
 
     def _put(self, event: MemoryEvent) -> None:
         """Pass events to the sink, oldest first; events of the sink's own calls come after it."""

@@ -582,6 +582,33 @@ def test_log_adaptor_calls_a_callable_sink_for_each_event(make_arena):
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("viewed", [False, True])
+def test_log_adaptor_names_the_memory_of_the_block_at_its_free(make_arena, viewed):
+    events = []
+    fast = gpumem.adaptors.limit(make_arena(), 1000)
+    both = gpumem.adaptors.fallback(fast, make_arena(memory="host/host_accessible"))
+    logged = gpumem.adaptors.log(both, events.append)
+    buffer = logged.allocate(2000)
+    view = memoryview(buffer) if viewed else None
+    buffer.close()
+    del view
+    logged.allocate(500).close()
+    assert [(event.action, event.memory) for event in events] == [
+        ("allocate", "host:0/host_accessible"),
+        ("free", "host:0/host_accessible"),
+        ("allocate", "host:0"),
+        ("free", "host:0"),
+    ]
+
+
+def test_log_adaptor_reports_nothing_of_a_block_without_memory(make_arena):
+    events = []
+    logged = gpumem.adaptors.log(make_arena(), events.append)
+    logged.allocate(0).close()
+    logged.allocate_persistent(0).close()
+    assert events == []
+
+
 def test_log_adaptor_names_the_stream_of_the_free(make_arena):
     events = []
     logged = gpumem.adaptors.log(make_arena(), events.append)
