@@ -177,11 +177,20 @@ class RunContext:
 
 
 class Forwarding(MemoryResource):
-    """A resource that allocates another one's blocks."""
+    """A resource that allocates another one's blocks: the same resource, seen from a run."""
 
     def __init__(self, resource: MemoryResource) -> None:
         super().__init__(resource.memory, name=resource.name)
         self._resource = resource
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._resource, name)
+
+    def __eq__(self, other: object) -> bool:
+        return _behind(self) is _behind(other)
+
+    def __hash__(self) -> int:
+        return hash(_behind(self))
 
     def allocate(
         self,
@@ -202,28 +211,6 @@ class Forwarding(MemoryResource):
     def allocate_persistent(self, nbytes: SupportsIndex | str) -> Buffer:
         """Allocate a long-lived block of the resource, which belongs to its default stream."""
         return self._resource.allocate_persistent(nbytes)
-
-
-class _OfStream(Forwarding):
-    """A resource whose blocks belong to one stream where the caller names none."""
-
-    def __init__(self, resource: MemoryResource, stream: Stream) -> None:
-        super().__init__(resource)
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._resource, name)
-
-    # The same resource, seen from a run.
-    def __eq__(self, other: object) -> bool:
-        return (other._resource if isinstance(other, _OfStream) else other) is self._resource
-
-    def __hash__(self) -> int:
-        return hash(self._resource)
-
-    def allocate(self, nbytes: SupportsIndex | str, stream: Any = None, **options: Any) -> Buffer:
-        """Allocate a block of the resource, of the run's stream unless another is named."""
-        return super().allocate(nbytes, self._stream if stream is None else stream, **options)
 
     # What the base defines, too, so that no call of it would come to __getattr__.
     def stats(self) -> Stats:
@@ -256,6 +243,24 @@ class _OfStream(Forwarding):
     def closed(self) -> bool:
         """Whether the resource is closed."""
         return self._resource.closed
+
+
+def _behind(resource: object) -> object:
+    while isinstance(resource, Forwarding):
+        resource = resource._resource
+    return resource
+
+
+class _OfStream(Forwarding):
+    """A resource whose blocks belong to one stream where the caller names none."""
+
+    def __init__(self, resource: MemoryResource, stream: Stream) -> None:
+        super().__init__(resource)
+        self._stream = stream
+
+    def allocate(self, nbytes: SupportsIndex | str, stream: Any = None, **options: Any) -> Buffer:
+        """Allocate a block of the resource, of the run's stream unless another is named."""
+        return super().allocate(nbytes, self._stream if stream is None else stream, **options)
 
 
 def require_like(tensor: Tensor, name: str, shape: Any, dtype: npt.DTypeLike) -> None:

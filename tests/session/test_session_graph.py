@@ -199,6 +199,32 @@ def test_captured_scratch_stays_reserved_while_the_graph_may_run(x):
     assert arena.stats().requested_in_use == 0
 
 
+@pytest.mark.parametrize("pool", [True, False], ids=["graph pool", "leases"])
+def test_allocator_of_a_captured_run_shows_the_resource(x, arena, pool):
+    beside = gpumem.Arena("host/managed")
+    resource = arena if pool else gpumem.adaptors.fallback(arena, beside)
+    seen = []
+
+    def work(ctx):
+        allocator = ctx.allocator
+        seen.append((allocator.stats(), allocator.is_arena, allocator.closed, allocator.budget))
+        assert allocator == resource
+        assert hash(allocator) == hash(resource)
+        assert type(allocator.shrink()) is gpumem.ShrinkReport
+        if not pool:
+            assert allocator.served == resource.served
+        allocator.reset_stream(gpumem.Stream("host"))
+        gpumem.copy(ctx.output("y", N, "u1"), ctx.inputs["x"], ctx.stream)
+
+    with gpumem.using_resource(resource), session_of(x) as session:
+        kept = resource.allocate(N)
+        for _ in range(2):
+            session.run(work)
+        del kept
+    assert [stats.requested_in_use >= N for stats, *_ in seen] == [True, True]
+    assert [rest for _, *rest in seen] == [[True, False, None]] * 2
+
+
 @pytest.mark.parametrize("sleeper", ["output", "kept output", "scratch"])
 def test_launch_over_sleeping_memory_is_refused_and_goes_on_after_a_wake(x, host, sleeper):
     driver = HostDriver()
