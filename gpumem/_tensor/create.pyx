@@ -228,6 +228,9 @@ cdef int refuse_making(str name, object dtype, object device, object arena) exce
 
 
 def _element_from(name, given, dtype):
+    if (dtype.kind in "iu" and isinstance(given, (numpy().generic, numpy().ndarray))
+            and given.ndim == 0 and given.dtype.kind in "iuf"):
+        given = given.item()        # NumPy cuts its own numbers off, and checks Python's
     if isinstance(given, int) and dtype.kind in "iu":
         limits = numpy().iinfo(dtype)       # older NumPy wraps around, with a warning
         if not limits.min <= given <= limits.max:

@@ -145,3 +145,25 @@ def test_elements_as_a_list(memory):
     tensor = gpumem.asarray(np.arange(6, dtype="int64").reshape(2, 3)).to(memory, copy=True)
     assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert tensor[1, 1].tolist() == 4
+
+
+@pytest.mark.parametrize(
+    "value", [300, np.int64(300), np.array(300), np.uint8(200), 300.0, np.float32(300)]
+)
+def test_number_that_the_dtype_does_not_hold_is_refused(value):
+    tensor = gpumem.zeros(3, "int8", memory="host")
+    with pytest.raises(OverflowError):
+        tensor[0] = value
+    with pytest.raises(OverflowError):
+        tensor.fill(value)
+    with pytest.raises(OverflowError):
+        gpumem.full(3, value, "int8", memory="host")
+    assert tensor.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("value", [7, np.int64(7), np.uint8(7), 7.5, np.float32(7.5), True])
+def test_number_that_the_dtype_holds_is_converted_by_numpys_rules(value):
+    tensor = gpumem.zeros(3, "int8", memory="host")
+    tensor[0] = value
+    tensor[1:].fill(value)
+    assert tensor.tolist() == [int(value)] * 3
