@@ -184,6 +184,8 @@ cdef class Tensor:
             Another number of elements.
         BufferError
             ``copy=False`` and no view can describe it.
+        TypeError
+            `copy` is none of these.
 
         Examples
         --------
@@ -195,6 +197,8 @@ cdef class Tensor:
         cdef int64_t steps[MAX_RANK]
         cdef int ndim = new_shape_from(shape, self.count, lengths)
         cdef Tensor source = self
+        if copy is not None:
+            require("copy", copy, bool, "True, False or None")
         if copy or not layout_reshape(self.rank, self.lengths, self.steps, self.element.itemsize,
                                       ndim, lengths, steps):
             if copy is False:

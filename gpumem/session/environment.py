@@ -354,7 +354,8 @@ class Environment:
         Raises
         ------
         ConfigError
-            As `ArenaConfig.from_mapping`, or a key under a name that is not of any memory.
+            As `ArenaConfig.from_mapping`, or a key under a name that is not of any memory; or
+            another prefix.
 
         Warns
         -----
@@ -371,6 +372,8 @@ class Environment:
         [2000, 1000]
         """
         info = MemoryInfo.parse(memory)
+        if prefix not in (SHARED, PRIVATE):
+            raise ConfigError(f"invalid prefix = {prefix!r}: expected {SHARED!r} or {PRIVATE!r}")
         names = names_of(info)
         self._claim(names)
         if isinstance(more, ArenaConfig):

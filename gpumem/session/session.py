@@ -30,6 +30,7 @@ from gpumem._defaults import get_default_resource
 from gpumem._factory import resource_from_config
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.pool import DriverPool
+from gpumem._support.arguments import refuse
 from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
 from gpumem._tensor import Tensor, asarray, copy, empty
@@ -426,6 +427,8 @@ class Session:
 
         Raises
         ------
+        TypeError
+            `fn` is not callable, or `shrink` is neither a bool nor an iterable.
         NoAllocatorError
             The environment has no allocator of a memory in `shrink`.
         ConcurrentRunError
@@ -465,6 +468,8 @@ class Session:
         ...     session.outputs()["y"].numpy().tolist()
         [[7, 7], [7, 7]]
         """
+        if not callable(fn):
+            refuse("fn", fn, "a callable")
         shrinking = self._to_shrink(shrink)
         if shrinking and not (synchronize and not self._compute.capturing):
             raise ValueError(

@@ -147,6 +147,15 @@ def test_allocator_of_the_environment_beneath_a_registered_adaptor_stays_open(
     environment.shared_allocator("host").allocate(1000).close()
 
 
+@pytest.mark.parametrize("prefix", ["EP", "nonsense", None, 3])
+def test_settings_under_an_unknown_prefix_are_refused(prefix):
+    with (
+        gpumem.Environment({"ep.host.arena.max_mem": 2000}) as environment,
+        pytest.raises(gpumem.ConfigError, match="prefix"),
+    ):
+        environment.settings_for("host", prefix)
+
+
 def test_closed_resource_is_not_registered(environment):
     before = environment.register("host")
     closed = gpumem.Arena("host")

@@ -665,6 +665,14 @@ def test_overlapping_runs_under_a_unified_stream_are_refused(options):
             session.run(lambda ctx: session.run(lambda ctx: None))
 
 
+def test_run_of_what_is_not_callable_is_refused_before_anything_is_queued(session, host):
+    host.reset_counts()
+    with pytest.raises(TypeError, match="fn = None"):
+        session.run(None)
+    assert sum(map(host.call_count, COPIES)) == 0
+    assert session.outputs() == {}
+
+
 def test_runs_on_separate_streams_may_overlap(session):
     streams = []
 

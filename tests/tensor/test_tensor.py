@@ -345,6 +345,12 @@ def shapes_of(size):
     return sorted(found)
 
 
+@pytest.mark.parametrize("copy", ["no", 0, 1, np.True_, []])
+def test_reshape_takes_a_bool_or_none_for_copy(copy):
+    with pytest.raises(TypeError, match="copy"):
+        tensor_like(np.arange(6).reshape(2, 3)).reshape(6, copy=copy)
+
+
 def test_reshape_gives_a_view_exactly_where_numpy_does(rng):
     base = np.arange(2 * 3 * 4).reshape(2, 3, 4)
     cuts = [(), (Ellipsis, slice(None, None, -1)), (slice(None), 1), (slice(None), slice(1)),

@@ -46,7 +46,7 @@ from gpumem.errors import (
     AlignmentError, BadHandleError, ClosedError, ConfigError, DeviceMismatchError, InUseError,
     InvalidDescriptorError,
 )
-from gpumem.interop.memory.placement import place_tensor, point_of, Slices
+from gpumem.interop.memory.placement import place_tensor, point_of, seconds_of, Slices
 
 
 cdef enum:
@@ -314,14 +314,14 @@ cdef class ExternalMemory:
         Raises
         ------
         TypeError, ValueError
-            Not a timeline, or an invalid value.
+            Not a timeline, or an invalid value or timeout; or one of these without a timeline.
         DeviceMismatchError
             The timeline belongs to another device.
         ClosedError
             The memory is closed.
         """
         require_open(self)
-        self.ready = None if timeline is None else point_of(self.device, timeline, value, timeout)
+        self.ready = point_of(self.device, timeline, value, timeout)
 
     def resource(self, config=None, *, grow=None, name=None):
         """Return an arena that sub-allocates in the memory.
@@ -391,6 +391,8 @@ cdef class ExternalMemory:
             There are exports; or a stream waits for a timeline, and the memory is a
             HOST_ALLOCATION without an owner, which its user may free next; or the work was not done
             within `timeout`. Nothing is changed.
+        TypeError, ValueError
+            `timeout` is not a number of seconds from 0 on, nor None.
         DriverError
             A release failed. The memory is closed nevertheless; the next call that imports or
             closes something tries again.
@@ -400,10 +402,11 @@ cdef class ExternalMemory:
         cdef Mapping* mapping = self.mapping
         cdef bint interrupted = False
         cdef uint64_t until
+        seconds = 0 if timeout is None else seconds_of(timeout)
         if mapping == NULL:
             return
         # Polled: the last export may end on a thread without the interpreter lock.
-        deadline = time.monotonic() + (timeout or 0)
+        deadline = time.monotonic() + seconds
         while (self.mapping != NULL and (self.exports or mapping_holds_caller(mapping))
                 and time.monotonic() < deadline):
             time.sleep(0.001)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from gpumem._support.arguments import refuse
 from gpumem._support.sizes import exact_size
 from gpumem.config import ArenaConfig
 from gpumem.device import Device
@@ -22,7 +23,7 @@ from gpumem.errors import (
 )
 from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor, number_of
 
-__all__ = ["PlacedTensor", "Slices", "place_tensor", "point_of", "require_aligned"]
+__all__ = ["PlacedTensor", "Slices", "place_tensor", "point_of", "require_aligned", "seconds_of"]
 
 QUANTUM = 256  # bytes; the alignment of an arena's regions
 
@@ -158,8 +159,25 @@ def _access(memory_read_only: bool, requested: bool | None) -> bool:
 # ---- what a tensor waits for ---------------------------------------------------------------------
 
 
+def seconds_of(timeout: Any) -> float:
+    """Return a timeout as a number; TypeError, or ValueError for one that is not from 0 on."""
+    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
+        refuse("timeout", timeout, "a number of seconds or None")
+    seconds = float(timeout)
+    if not seconds >= 0:
+        raise ValueError(f"invalid timeout = {timeout!r}: expected a number of seconds from 0 on")
+    return seconds
+
+
 def point_of(device: Device, timeline: Any, value: int | None, timeout: float | None) -> Any:
     """Return what tensors on a device wait for: an object with wait() and enqueue_wait(stream)."""
+    if timeline is None:
+        if value is not None or timeout is not None:
+            raise ValueError(
+                f"invalid value = {value!r} and timeout = {timeout!r} without a timeline: expected "
+                "None"
+            )
+        return None
     point = timeline
     if value is not None:
         if not hasattr(timeline, "point"):
@@ -170,15 +188,13 @@ def point_of(device: Device, timeline: Any, value: int | None, timeout: float | 
     belongs = getattr(point.timeline, "device", None)
     if belongs is not None and belongs != device:
         raise DeviceMismatchError(f"the timeline belongs to {belongs}, and the memory to {device}")
-    return point if timeout is None else _BoundedPoint(point, timeout)
+    return point if timeout is None else _BoundedPoint(point, seconds_of(timeout))
 
 
 class _BoundedPoint:
     """A point for which the CPU waits no longer than a timeout."""
 
     def __init__(self, point: Any, timeout: float) -> None:
-        if not timeout >= 0:
-            raise ValueError(f"timeout {timeout!r} is not a number of seconds from 0")
         self.timeline, self.value = point.timeline, point.value
         self.enqueue_wait = point.enqueue_wait
         self._point, self._timeout = point, timeout

@@ -115,6 +115,36 @@ def test_cpu_wait_is_bounded_by_the_timeout(memory, timeline):
         memory.set_ready(timeline, 3, timeout=-1)
 
 
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"timeout": "1"}, TypeError),
+        ({"timeout": True}, TypeError),
+        ({"timeout": [1]}, TypeError),
+        ({"timeout": float("nan")}, ValueError),
+        ({"timeout": -0.5}, ValueError),
+    ],
+)
+def test_invalid_timeout_is_refused_and_changes_nothing(memory, timeline, more, error):
+    memory.set_ready(timeline, 3)
+    before = memory.ready
+    with pytest.raises(error, match="timeout"):
+        memory.set_ready(timeline, 4, **more)
+    assert memory.ready is before
+    with pytest.raises(error, match="timeout"):
+        memory.close(**more)
+    assert not memory.closed
+
+
+@pytest.mark.parametrize("more", [{"value": 3}, {"timeout": 1}, {"value": 3, "timeout": 1}])
+def test_value_or_timeout_without_a_timeline_is_refused(memory, timeline, more):
+    memory.set_ready(timeline, 3)
+    before = memory.ready
+    with pytest.raises(ValueError, match="without a timeline"):
+        memory.set_ready(None, **more)
+    assert memory.ready is before
+
+
 def test_set_ready_accepts_a_timeline_point(memory, timeline):
     memory.set_ready(timeline.point(9))
     assert memory.ready.value == 9
