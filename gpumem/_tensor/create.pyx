@@ -3,14 +3,14 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from gpumem._buffer cimport Buffer, MemoryResource, require_open
+from gpumem._buffer cimport Buffer, MemoryResource, require_open, Stream
 from gpumem._copy cimport fill_captured, fill_elements, refuse_captured, Side
 from gpumem._defaults cimport serving
 from gpumem._resource.arena cimport is_in_graph_pool
 from gpumem._tensor.imports cimport tensor_seeing
 from gpumem._tensor.layout cimport (
-    element_of, ElementType, layout_extent, layout_is_c, layout_size,
-    MAX_RANK, numpy, shape_from,
+    element_of, ElementType, layout_extent, layout_is_c, layout_is_nested, layout_size, MAX_RANK,
+    numpy, shape_from,
 )
 from gpumem._tensor.tensor cimport (
     resource_beside, Tensor, tensor_allocate, tensor_move, tensor_within,
@@ -26,6 +26,7 @@ from gpumem.errors import NoAllocatorError
 # each text begins with the signature, in the form that Python reads.
 cdef object missing = MISSING       # in a variable of C, which costs less to look up
 cdef tuple WHERE = ("memory", "resource", "environment", "stream", "shareable")
+cdef int MOST_STEPS = 100000
 cdef dict FROM_ELSEWHERE = {"device": "memory", "arena": "resource"}
 
 
@@ -293,9 +294,9 @@ def copy(dst, src, stream=None):
         ``__cuda_array_interface__`` or the buffer protocol. What a producer has queued comes
         first, by those protocols' rules.
     stream : stream, optional
-        Where the copy is queued, of `dst`'s device or `src`'s. None: the stream of the buffer, of
-        `dst`'s first, whose memory is a GPU's own, else of `dst`'s if its device is a GPU, else of
-        `src`'s; and between memory of the CPU no stream.
+        Where the copy is queued, of `dst`'s device or `src`'s; of any device if both are memory of
+        the CPU. None: the stream of the buffer, of `dst`'s first, whose memory is a GPU's own, else
+        of `dst`'s if its device is a GPU, else of `src`'s; and between memory of the CPU no stream.
 
     Raises
     ------
@@ -303,7 +304,7 @@ def copy(dst, src, stream=None):
         An argument is not an array; or the dtypes differ: nothing is converted.
     ValueError
         The shapes differ: nothing is broadcast (``numpy.broadcast_to(src, dst.shape)`` is taken as
-        a source); elements of `dst` share bytes; or the stream is of a third device.
+        a source); elements of `dst` share bytes; or the stream is of another device.
     BufferError
         `dst` is read-only.
     ClosedError
@@ -387,10 +388,37 @@ def _require_writable(Tensor dst not None):
     if dst.is_read_only:
         raise BufferError(f"{dst!r} is read-only: it cannot be copied into")
     # The order of the writes is not defined, so no two elements may share a byte.
-    for i in range(dst.rank):
-        if dst.count and dst.lengths[i] > 1 and dst.steps[i] == 0:
-            raise ValueError(f"dst has stride 0 along dimension {i} of {dst.lengths[i]}: its "
-                             "elements share bytes")
+    if dst.count == 0 or layout_is_nested(dst.rank, dst.lengths, dst.steps, dst.element.itemsize):
+        return
+    steps = sorted(((abs(step), length - 1) for step, length in zip(dst.strides, dst.shape)
+                    if length > 1), reverse=True)
+    if _do_elements_meet(steps, 0, dst.element.itemsize, False, [MOST_STEPS]):
+        raise ValueError(f"dst has strides {dst.strides} in shape {dst.shape}: its elements of "
+                         f"{exact_size(dst.element.itemsize)} share bytes")
+
+
+def _do_elements_meet(steps, distance, itemsize, apart, left):
+    """Tell whether two elements that are `distance` bytes apart so far can share bytes.
+
+    They differ by any multiple of each step up to its limit; larger steps come first. `apart`: they
+    are two. `left` counts down: where that takes long, which no view of an array does, the answer
+    is no.
+    """
+    left[0] -= 1
+    if left[0] < 0:
+        return False
+    if not steps:
+        return apart and abs(distance) < itemsize
+    (step, most), *rest = steps
+    reach = sum(each * times for each, times in rest) + itemsize - 1
+    if step == 0:
+        return abs(distance) <= reach
+    first = max(-most, -((reach + distance) // step))
+    # Of two elements either is the first one.
+    if not apart:
+        first = max(first, 0)
+    return any(_do_elements_meet(rest, distance + times * step, itemsize, apart or times != 0, left)
+               for times in range(first, min(most, (reach - distance) // step) + 1))
 
 
 # ---- overlap -------------------------------------------------------------------------------------
@@ -407,8 +435,13 @@ cdef bint overlap(Tensor a, Tensor b):
 
 
 cdef Tensor copied_aside(Tensor to, Tensor origin, object stream):
-    cdef Tensor made = tensor_allocate(resource_beside(origin), origin.element, origin.rank,
-                                       origin.lengths, stream, False)
+    cdef MemoryResource resource = resource_beside(origin)
+    cdef Tensor made
+    # Between memories of the CPU it may be of another device; the copies are ordered all the same.
+    elsewhere = (isinstance(stream, Stream)
+                 and (<Stream>stream).driver_device is not resource.driver_device)
+    made = tensor_allocate(resource, origin.element, origin.rank, origin.lengths,
+                           None if elsewhere else stream, False)
     # It ends with the copy, and a graph writes to it at each launch: only a graph pool keeps it.
     if not is_in_graph_pool(made.buffer):
         refuse_captured(to.buffer, origin.buffer, stream)

@@ -20,6 +20,10 @@ cdef bint layout_is_c(int ndim, const int64_t* shape, const int64_t* strides,
                       int64_t itemsize) noexcept nogil
 cdef bint layout_is_f(int ndim, const int64_t* shape, const int64_t* strides,
                       int64_t itemsize) noexcept nogil
+# Whether each step is over all that smaller steps reach: then no elements share bytes. Views of an
+# array whose elements share none are so, but for rare ones.
+cdef bint layout_is_nested(int ndim, const int64_t* shape, const int64_t* strides,
+                           int64_t itemsize) noexcept nogil
 # Bytes below and above the first element that a tensor reaches; False if they overflow.
 cdef bint layout_extent(int ndim, const int64_t* shape, const int64_t* strides, int64_t itemsize,
                         int64_t* low, int64_t* high) noexcept nogil

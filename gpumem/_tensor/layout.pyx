@@ -4,7 +4,7 @@ from importlib import import_module
 
 cimport cython
 from cpython.slice cimport PySlice_AdjustIndices, PySlice_Unpack
-from libc.stdint cimport int64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 
 from gpumem._buffer cimport (
     DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_FLOAT, DL_FLOAT8_E3M4, DL_FLOAT8_E4M3, DL_FLOAT8_E4M3B11FNUZ,
@@ -76,6 +76,28 @@ cdef inline bint is_dense(int ndim, const int64_t* shape, const int64_t* strides
             step *= shape[axis]
         axis += outwards
     return dense
+
+
+cdef bint layout_is_nested(int ndim, const int64_t* shape, const int64_t* strides,
+                           int64_t itemsize) noexcept nogil:
+    cdef int64_t reach = itemsize       # bytes of the dimensions so far
+    cdef int64_t step, least
+    cdef uint64_t seen = 0              # a bit for each of them
+    cdef int i, inner
+    while True:
+        inner = -1
+        least = INT64_MAX
+        for i in range(ndim):
+            step = strides[i] if strides[i] >= 0 else -strides[i]
+            if shape[i] > 1 and not seen >> i & 1 and step <= least:
+                inner = i
+                least = step
+        if inner < 0:
+            return True
+        if least < reach:
+            return False
+        seen |= <uint64_t>1 << inner
+        reach += (shape[inner] - 1) * least
 
 
 cdef bint layout_extent(int ndim, const int64_t* shape, const int64_t* strides, int64_t itemsize,

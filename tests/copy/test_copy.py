@@ -245,10 +245,63 @@ def test_copy_to_a_read_only_tensor_is_refused():
     assert tensor.numpy().tolist() == [0, 0, 0]
 
 
-def test_copy_to_overlapping_elements_is_refused():
-    shared = np.lib.stride_tricks.as_strided(np.zeros(4), (3, 4), (0, 8))
-    with pytest.raises(ValueError, match="stride 0 along dimension 0"):
-        gpumem.copy(shared, np.ones((3, 4)))
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((3, 4), (0, 8)),
+        ((4, 2), (8, 8)),
+        ((3,), (4,)),
+        ((2, 3), (-8, 4)),
+        ((3, 3), (24, 28)),
+    ],
+)
+def test_copy_to_elements_that_share_bytes_is_refused(shape, strides):
+    numbers = np.zeros(40)
+    shared = np.ndarray(shape, numbers.dtype, numbers, 80, strides)
+    with pytest.raises(ValueError, match="share bytes"):
+        gpumem.copy(shared, np.ones(shape))
+    assert not numbers.any()
+
+
+def test_copy_is_refused_exactly_where_elements_of_its_destination_share_bytes(rng):
+    refused = 0
+    for _ in range(500):
+        shape = [rng.randint(1, 4) for _ in range(rng.randint(1, 4))]
+        strides = [rng.randint(-14, 14) for _ in shape]
+        dtype = np.dtype(rng.choice(["u1", "u2", "u4"]))
+        dst = np.ndarray(shape, dtype, np.zeros(400, "u1"), 200, strides)
+        places = sorted(np.dot(index, strides) for index in np.ndindex(*shape))
+        shares = any(later - first < dtype.itemsize for first, later in itertools.pairwise(places))
+        values = np.arange(dst.size, dtype=dtype).reshape(shape)
+        if shares:
+            with pytest.raises(ValueError, match="share bytes"):
+                gpumem.copy(dst, values)
+        else:
+            gpumem.copy(dst, values)
+            assert (dst == values).all()
+        refused += shares
+    assert 0 < refused < 500
+
+
+def test_copy_between_memories_of_the_cpu_takes_a_stream_of_any_device():
+    child.run_quietly("""
+        import gpumem, numpy as np
+        gpumem.device.set_host_device_count(2)
+        stream = gpumem.Stream("host:1")
+        numbers = np.arange(5)
+        tensor = gpumem.asarray(numbers).to("host:0", copy=True)
+        for array in (numbers, tensor):
+            gpumem.copy(array[1:], array[:-1], stream)     # they overlap
+            stream.synchronize()
+            assert array.tolist() == [0, 0, 1, 2, 3]
+        for part in (tensor, tensor[::2]):
+            try:
+                part.fill(7, stream)
+            except ValueError:
+                continue
+            raise AssertionError("a fill on a stream of another device")
+        assert tensor.tolist() == [0, 0, 1, 2, 3]
+    """)
 
 
 @pytest.mark.parametrize("closed", ["dst", "src"])
