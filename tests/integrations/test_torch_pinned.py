@@ -189,6 +189,25 @@ def test_block_of_a_graph_stays_until_its_pool_has_ended_and_the_device_has_pass
     assert torch_driver.synchronized.value == before + 1
 
 
+def test_block_that_a_capture_uses_is_its_graphs_once_it_is_freed(
+    torch_driver, arena, stream, numbers
+):
+    number = next(numbers)
+    address, context = torch_driver.pinned_alloc(4096)
+    torch_driver.pinned_begin(number, stream.ptr)
+    torch_driver.pinned_record(address, context, stream.ptr)
+    torch_driver.pinned_free(context)
+    torch_driver.pinned_end(number)
+    other, other_context = torch_driver.pinned_alloc(4096)
+    assert other != address
+    torch_driver.pinned_empty()
+    assert arena.stats().in_use == 2 * 4096
+    torch_driver.pinned_release(number)
+    torch_driver.pinned_empty()
+    assert arena.stats().in_use == 4096
+    torch_driver.pinned_free(other_context)
+
+
 def test_pool_lives_as_long_as_one_of_its_graphs(torch_driver, arena, stream, numbers):
     number = next(numbers)
     for _ in range(2):

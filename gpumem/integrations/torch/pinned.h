@@ -5,8 +5,9 @@
  * once all have completed. To the arena it was in nobody's use then: it knows no streams of PyTorch's
  * here.
  *
- * What is allocated while a graph is captured belongs to the graph's pool. A replay may use it at any
- * time, so it stays until the pool has ended, and then until `empty_cache`, which waits for the GPU.
+ * What is allocated while a graph is captured, or freed after a captured copy of it, belongs to the
+ * graph's pool. A replay may use it at any time, so it stays until the pool has ended, and then until
+ * `empty_cache`, which waits for the GPU.
  */
 #ifndef GPUMEM_TORCH_PINNED_H
 #define GPUMEM_TORCH_PINNED_H
@@ -193,6 +194,7 @@ class PinnedAllocator final : public at::HostAllocator {
         {
             std::lock_guard<std::mutex> lock(mutex_);
             live_.erase(reinterpret_cast<uintptr_t>(block->address));
+            for (auto &stream : block->streams) join_capture(block, stream);
             if (block->pool != c10::MempoolId_t{0, 0}) {
                 auto pool = pools_.find(block->pool);
                 (pool == pools_.end() ? ended_ : pool->second.freed).push_back(block);
@@ -214,6 +216,12 @@ class PinnedAllocator final : public at::HostAllocator {
         }
         std::lock_guard<std::mutex> lock(mutex_);
         freed_.push_back(std::move(freed));
+    }
+
+    /* With the lock. What a graph that is captured now copies from or to is the graph's, too. */
+    void join_capture(Block *block, c10::Stream stream) {
+        for (auto &route : routes_)
+            if (route.filter(stream)) block->pool = route.id;
     }
 
     void give_back(Block *block) {
