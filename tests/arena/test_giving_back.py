@@ -529,6 +529,39 @@ def test_view_that_outlives_its_arena_keeps_the_memory_until_the_device_is_waite
     assert memory(host) == held - 1
 
 
+@pytest.mark.parametrize("backing", ["regions", "virtual", "heap", "rows"])
+def test_memory_of_a_dropped_arena_stays_while_a_recorded_stream_uses_it(host, backing):
+    """A view outlived the arena, and was freed on the default stream."""
+    bring_to_rest()
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    arena = (
+        gpumem.Arena("host", debug_heap=True)
+        if backing == "heap"
+        else gpumem.Arena("host", backing="regions" if backing == "regions" else "virtual")
+    )
+    if backing == "rows":
+        made = arena.virtual((8, MIB), "uint8", committed=4)
+        array = np.from_dlpack(made.tensor())
+    else:
+        made = arena.allocate(4 * MIB)
+        array = np.from_dlpack(made)
+    made.record_stream(stream)
+    with driver.block(stream) as gate:
+        driver.call("cuMemsetD8Async", array.ctypes.data, 1, MIB, stream.ptr)
+        held = memory(host)
+        del made, arena
+        gc.collect()
+        del array
+        with without_waiting(gate):
+            for _ in range(3):
+                release_retired()
+        assert memory(host) == held
+    stream.synchronize()
+    gpumem.Device("host").synchronize()
+    release_retired()
+    assert memory(host) < held
+
+
 def test_dropped_graph_pool_gives_its_memory_back(make_arena, host):
     arena = make_arena(REGIONS)
     stream = gpumem.Stream("host")

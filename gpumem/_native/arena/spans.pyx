@@ -204,9 +204,8 @@ cdef void span_stamp(ArenaSpan* span, Uses* uses, StampOf of) noexcept nogil:
         stamp_stream(arena, uses, span.stream_slot)     # in any case, as of a block
     for i in range(span.note_count if of != OF_NOTHING else 0):
         note = &span.notes[i]
-        # A silent stream was drained.
         if (note.slot != span.stream_slot and uses.count < uses.capacity
-                and not arena.streams[note.slot].silent
+                and not arena.streams[note.slot].drained
                 and (of == OF_ALL or note.whole or uses_leaving(span, note, uses.handle))):
             stamp_stream(arena, uses, note.slot)
     uses.next = span.leaving
@@ -322,7 +321,7 @@ cdef bint span_note(ArenaSpan* span, uint32_t stream_slot, uint32_t first,
     # Room for it in the last release, too, which may be a finalizer's.
     cdef SpanNote* note
     cdef uint32_t i
-    forget_silent(span, stream_slot)
+    forget_drained(span, stream_slot)
     note = find_note(span, stream_slot)
     if note == NULL:
         note = add_note(span, stream_slot)
@@ -381,12 +380,12 @@ cdef void forget_uses(ArenaSpan* span, uint32_t page) noexcept nogil:
             forget_note(span, i)
 
 
-cdef void forget_silent(ArenaSpan* span, uint32_t named) noexcept nogil:
-    # Streams that were reset and drained, and may have ended.
+cdef void forget_drained(ArenaSpan* span, uint32_t named) noexcept nogil:
+    # Streams that were reset, and may have ended.
     cdef uint32_t i = span.note_count
     while i:
         i -= 1
-        if span.notes[i].slot != named and span.arena.streams[span.notes[i].slot].silent:
+        if span.notes[i].slot != named and span.arena.streams[span.notes[i].slot].drained:
             forget_note(span, i)
 
 

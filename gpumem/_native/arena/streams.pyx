@@ -60,7 +60,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef CUstream handle = stream.handle
     cdef CUevent event = stream.event
     cdef CUresult code
-    if stream.silent:       # reset_stream: the raw handle may name no stream now
+    if stream.silent:
         return
     if stream.thread != NULL and stream.thread != thread_now():
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
@@ -475,14 +475,15 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
 
 cdef bint stamp_uses(ArenaCore* arena, uint32_t stream_slot, Uses* uses) noexcept nogil:
     # References become pending frees: a use ends with what is queued now. The stream of the free is
-    # in order anyway; a silent one was drained.
+    # in order anyway. One that is silent but not drained may still work: its epoch stays open until
+    # a wait for the device.
     cdef uint32_t i, slot
     cdef uint32_t left = 0
     for i in range(uses.count):
         slot = uses.at[i].slot
         count_add(&arena.streams[slot].references, -1)
         # `pending_frees` keeps the slot from here on, as the reference did.
-        if slot == stream_slot or arena.streams[slot].silent:
+        if slot == stream_slot or arena.streams[slot].drained:
             continue
         uses.at[left].slot = slot
         uses.at[left].until = stamp_free(&arena.streams[slot])
@@ -767,6 +768,7 @@ cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* s
     if status == ARENA_OK:
         # A caller names the handle, so that it is a stream's.
         arena.streams[stream_slot[0]].silent = False
+        arena.streams[stream_slot[0]].drained = False
         if retain:
             slot_retain(arena, stream_slot[0])
     lock_release(&arena.lock)
@@ -867,6 +869,7 @@ cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent
         vacated = True
     elif silent:
         arena.streams[stream_slot].silent = True
+        arena.streams[stream_slot].drained = True
     lock_release(&arena.lock)
     free(marked)
     return vacated
@@ -930,5 +933,6 @@ cdef void vacate(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     stream.thread = NULL
     stream.handle = NULL
     stream.silent = False
+    stream.drained = False
     stream.vacant = True
     arena.vacant_slots += 1

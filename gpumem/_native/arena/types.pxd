@@ -147,7 +147,8 @@ cdef struct StreamSlot:
     uint32_t pending_frees  # freed blocks that wait for this stream
     bint holds_region       # when last looked at, its unfinished work held an idle region
     uint64_t futile_epoch   # the event of this epoch was waited for in vain
-    bint silent             # a raw handle, reset and not named since: it may name nothing now
+    bint silent             # its handle may name nothing now, until a caller names it
+    bint drained            # for it was reset, so that its work from before is done
     bint vacant             # names no stream; the next new one gets it
 
 # Cached blocks of one stream: a stack per size in quanta, linked by bin_next, as index + 1.

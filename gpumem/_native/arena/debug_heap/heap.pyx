@@ -525,7 +525,7 @@ cdef void poll_streams(ArenaCore* arena) noexcept nogil:
 
 cdef inline bint is_done(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     # A stream that was reset and is not named again has been drained.
-    return arena.streams[stream_slot].silent or load64(&arena.streams[stream_slot].done) >= epoch
+    return arena.streams[stream_slot].drained or load64(&arena.streams[stream_slot].done) >= epoch
 
 
 cdef bint is_quiet(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
