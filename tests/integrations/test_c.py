@@ -129,6 +129,23 @@ def test_block_of_all_addresses_is_refused_with_free_blocks_there(c, arena, nbyt
         c.deallocate(address)
 
 
+def test_stream_that_was_reset_is_named_again_by_every_call(c, arena):
+    driver, stream, other = HostDriver(), Stream("host"), Stream("host")
+    c.deallocate(c.allocate(1 << 20, stream))
+    c.deallocate(c.allocate(1 << 20, other))
+    arena.reset_stream(stream.ptr)
+    address = c.allocate(1 << 20, other)
+    with driver.block(stream):
+        c.record_stream(address, stream)
+        c.deallocate(address)
+        assert c.allocate(1 << 20, other) != address
+    stream.synchronize()
+    c.deallocate(c.allocate(40 << 20, stream))
+    stream.synchronize()
+    arena.shrink()
+    assert arena.stats().reserved < 40 << 20
+
+
 def test_address_without_a_block_is_not_found(c, arena, stream):
     address = c.allocate(4096, stream)
     for call in (c.deallocate, c.deallocate_on, lambda at: c.record_stream(at, stream)):

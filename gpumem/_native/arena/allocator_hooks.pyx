@@ -285,6 +285,13 @@ cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
 
 # ---- streams -------------------------------------------------------------------------------------
 
+cdef inline bint is_named(const AllocatorHook* hook, uint64_t handle,
+                          uint32_t* stream_slot) noexcept nogil:
+    # A silent stream has to be named to the arena again.
+    return (remembered(hook, handle, stream_slot)
+            and not hook.arena.streams[stream_slot[0]].silent)
+
+
 cdef inline bint remembered(const AllocatorHook* hook, uint64_t handle,
                             uint32_t* stream_slot) noexcept nogil:
     # Without the lock: entries never change, and the count rises after its entry is written.
@@ -301,7 +308,7 @@ cdef inline int slot_for(AllocatorHook* hook, CUstream stream, uint32_t* stream_
     # `retained`: the caller drops the slot after use.
     cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
     retained[0] = False
-    return ARENA_OK if remembered(hook, handle, stream_slot) else look_up(
+    return ARENA_OK if is_named(hook, handle, stream_slot) else look_up(
         hook, stream, handle, stream_slot, retained)
 
 
