@@ -21,7 +21,10 @@ cdef class Arena(SleepingArena):
     cdef Captures captures              # None until a graph is captured
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up
     cdef uint64_t extra                 # bytes that a block needs more to be aligned as its memory
-    cdef bint obtains_slowly            # for either reason
+    cdef bint asks_default              # so it is, or a raw handle that was reset: to be named
+    cdef bint obtains_slowly            # for any of these reasons
+
+    cdef void ask_default(self, bint asks) noexcept
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                   Block* block) except -1

@@ -177,7 +177,7 @@ cdef class Arena(SleepingArena):
             self.slot_of(default_stream, &self.default_slot)
             slot_retain(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
-        self.obtains_slowly = self.default_per_thread or self.extra != 0
+        self.ask_default(self.default_per_thread)
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
                  default_stream=None, debug_heap=None, name=None, **settings):
@@ -235,7 +235,7 @@ cdef class Arena(SleepingArena):
         cdef int status
         if alignment is not None:
             extra = max(extra, extra_for(alignment_of(alignment)))
-        if stream is not None or self.default_per_thread:
+        if stream is not None or self.asks_default:
             self.slot_of(stream, &slot)
         if size == 0:
             return empty_block(self, slot)
@@ -290,7 +290,7 @@ cdef class Arena(SleepingArena):
         cdef uint32_t slot = self.default_slot
         cdef uint64_t size = size_of(nbytes, self)
         cdef int status
-        if self.default_per_thread:
+        if self.asks_default:
             self.slot_of(None, &slot)
         if size == 0:
             return empty_block(self, slot)
@@ -455,39 +455,6 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         self.require_open()
         return make_virtual(self, shape, dtype, committed=committed, step=step, ahead=ahead,
                             stream=stream, on_pressure=on_pressure, name=name)
-
-    @classmethod
-    def staging(cls, device):
-        """Return the pinned arena that large copies from and to pageable memory go through.
-
-        One per device, made at the first use, shared by all copies and limited to 256 MiB. Between
-        copies all of it is idle: ``Arena.staging(device).shrink()`` gives it back to the system,
-        and the next copy takes it again. A copy that gets none of it goes through ordinary memory.
-
-        Parameters
-        ----------
-        device : Device or str
-            The device that is copied to and from.
-
-        Returns
-        -------
-        Arena
-            On the device's HOST_ACCESSIBLE memory. Do not close it.
-
-        Raises
-        ------
-        ValueError
-            Unknown device.
-
-        Examples
-        --------
-        >>> import gpumem
-        >>> gpumem.Arena.staging("host").shrink().retained
-        ()
-        """
-        from gpumem._copy.staged import staging_arena
-
-        return staging_arena(device)
 
     def prepare(self, nbytes):
         """Take memory from the device ahead of need, in one piece.
@@ -669,7 +636,9 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
 
     def _open_tag(self, name):
         cdef Arena inner
+        cdef uint32_t slot
         config = replace(self.config, backing=self.backing, max_mem=0)
+        self.slot_of(None, &slot)
         stream = (PER_THREAD_STREAM if self.default_per_thread
                   else self.streams.get(self.default_slot, self.stream_at(self.default_slot)))
         inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
@@ -718,6 +687,10 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         cdef int status
         if stream is None and self.default_per_thread:
             stream = PER_THREAD_STREAM
+        elif stream is None and self.asks_default:
+            # Reset, so that the arena has to be told that the raw handle is named again.
+            stream = <uintptr_t>self.core.streams[self.default_slot].handle
+            self.ask_default(False)
         elif stream is None:
             slot[0] = self.default_slot
             return 0
@@ -744,6 +717,10 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
             self.last_stream = stream
             self.last_slot = slot[0]
         return 0
+
+    cdef void ask_default(self, bint asks) noexcept:
+        self.asks_default = asks
+        self.obtains_slowly = asks or self.extra != 0
 
     cdef int store_stream(self, uint32_t slot, object stream) except -1:
         ArenaBase.store_stream(self, slot, stream)
@@ -848,6 +825,8 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         if arena_reset_stream(self.core, slot, may_end(self, slot)):
             self.streams.pop(slot, None)
             self.last_stream = None
+        elif slot == self.default_slot and self.core.streams[slot].silent:
+            self.ask_default(True)
         for each in self._beside():
             each.reset_stream(stream)
 

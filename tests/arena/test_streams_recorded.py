@@ -316,6 +316,27 @@ def test_reset_of_the_recorded_stream_ends_the_wait(make_arena, streams, virtual
     pin.close()
 
 
+def test_default_stream_that_is_a_raw_handle_is_named_again_by_a_call_that_names_none(
+    make_arena, streams, driver
+):
+    settings = {"max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0}
+    arena = make_arena(settings, default_stream=int(streams[0].ptr))
+    pin = arena.allocate(256)
+    arena.reset_stream(None)
+    buffer = arena.allocate(BLOCK, streams[1])
+    with driver.block(streams[0]):
+        driver.fill(buffer, 1, streams[0])
+        buffer.record_stream(None)
+        buffer.close()
+        assert not can_have_it(arena, streams[1])
+    streams[0].synchronize()
+    assert can_have_it(arena, streams[1])
+    arena.allocate(BLOCK).close()
+    streams[0].synchronize()
+    assert can_have_it(arena, streams[1])
+    pin.close()
+
+
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
 def test_arena_closes_with_blocks_pending_free(host, streams, backing):
     used = host.used(0)

@@ -153,6 +153,39 @@ cdef class ArenaBase(MemoryResource):
             pass
         return 0
 
+    @classmethod
+    def staging(cls, device):
+        """Return the pinned arena that large copies from and to pageable memory go through.
+
+        One per device, made at the first use, shared by all copies and limited to 256 MiB. Between
+        copies all of it is idle: ``Arena.staging(device).shrink()`` gives it back to the system,
+        and the next copy takes it again. A copy that gets none of it goes through ordinary memory.
+
+        Parameters
+        ----------
+        device : Device or str
+            The device that is copied to and from.
+
+        Returns
+        -------
+        Arena
+            On the device's HOST_ACCESSIBLE memory. Do not close it.
+
+        Raises
+        ------
+        ValueError
+            Unknown device.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.Arena.staging("host").shrink().retained
+        ()
+        """
+        from gpumem._copy.staged import staging_arena
+
+        return staging_arena(device)
+
     def report(self, path, *, title=None):
         """Write a page of HTML that shows what is in use now; see `gpumem.observe.write_report`.
 
