@@ -17,13 +17,14 @@ from gpumem._native.arena cimport (
     arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
     arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_stream, arena_set_limit,
-    arena_shrink, arena_state, arena_stream, ARENA_TAGGED, arenas_release_retired, ArenaSettings,
-    Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
+    arena_shrink, arena_state, arena_stream, arena_stream_is_callers, ARENA_TAGGED,
+    arenas_release_retired, ArenaSettings, Block, slot_drop, slot_retain, STATE_ASLEEP,
+    STATE_CLOSED, tag_adopt, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport MOST_BYTES, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream
+from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, DriverDevice
 from gpumem._resource.arena cimport (
     add_listed_peers, ArenaBase, Asking, capture_on, Captures, choose_backing, count_of, GraphPool,
     join_budget, least_limit, make_heap, make_pool, make_source, note_registration, raise_in_use,
@@ -38,7 +39,7 @@ from gpumem._support.events cimport (
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.lease cimport Lease, Uses, uses_free
 from gpumem._support.process cimport process, raise_interrupt
-from gpumem._support.streams cimport PER_THREAD_STREAM
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem._resource.arena.graph_pool import Capture
 from gpumem._support.arguments import MISSING, refuse_call, refuse_keywords, require
@@ -730,7 +731,18 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         return 0
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        # What cannot be named here: another thread's default stream, for which the legacy stream
+        # waits, and a handle that was reset, with nothing left to wait for.
+        if self.core.streams[slot].silent or not arena_stream_is_callers(self.core, slot):
+            return LEGACY_STREAM
         return <uintptr_t>self.core.streams[slot].handle
+
+    cdef int before_stream(self, Buffer buffer, CUstream stream,
+                           DriverDevice driver_device) except -1:
+        # What is queued is then joined into the legacy stream, behind which the block is free.
+        if self.core.streams[buffer.slot].silent and not buffer.is_closed:
+            buffer.record_stream(LEGACY_STREAM)
+        return SleepingArena.before_stream(self, buffer, stream, driver_device)
 
     # ---- what buffers ask ------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ from gpumem._buffer.dlpack cimport (
     call_first, DL_CPU, dlpack_bytes, dlpack_check_stream, dlpack_device_from, dlpack_read_call,
     dlpack_wants_versioned, DLDevice, DLPackCall, same_device, vectorcall,
 )
-from gpumem._buffer.ledger cimport DEFAULT_SLOT, ledger_find_stream, ledger_lease, LedgerBlock
+from gpumem._buffer.ledger cimport (
+    DEFAULT_SLOT, ledger_find_stream, ledger_lease, ledger_stream, LedgerBlock,
+)
 from gpumem._buffer.stream cimport Stream, stream_handle
 from gpumem._native.backing cimport HOST_SIDE, managed_advise, managed_prefetch
 from gpumem._native.driver cimport (
@@ -124,7 +126,11 @@ cdef class Buffer:
 
     @property
     def stream(self):
-        """The stream it is freed on."""
+        """The stream it is freed on.
+
+        The legacy default stream stands for what cannot be named: another thread's default stream,
+        for which it waits, and a raw handle after its ``reset_stream``.
+        """
         cdef ResourceBase resource = made(self)
         kept = resource.streams.get(self.slot)
         if isinstance(kept, Stream):
@@ -787,7 +793,7 @@ cdef class ResourceBase:
         return self.store_stream(slot, stream)
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return <uintptr_t>self.ledger.streams[slot].handle
+        return <uintptr_t>ledger_stream(self.ledger, slot)
 
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle

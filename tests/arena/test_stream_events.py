@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 
+import numpy as np
 import pytest
 from helpers.driver import HostDriver
 from helpers.one_block import BLOCK, MIB, next_address, one_block
@@ -15,7 +16,7 @@ KIB = 1 << 10
 LAG = 1_000_000  # ns
 RAW = 0x7000_0000_0000  # handles that no driver gave out
 RECORD, ASK, WAIT = "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"
-PER_THREAD = 2
+LEGACY, PER_THREAD = 1, 2
 POLICIES = ["completed", "wait", "never"]
 
 
@@ -287,6 +288,35 @@ def test_raw_handle_that_was_reset_has_no_event_for_what_is_freed_later(make_are
     assert calls(RECORD) == [0]
     arena.reset_stream(int(streams[0].ptr))
     assert next_address(arena, streams[1])
+    pin.close()
+
+
+def test_tensor_of_a_raw_handle_that_was_reset_is_ordered_by_the_legacy_stream(make_arena):
+    """The stream may have ended, and the tensor lives on."""
+    arena, stream = make_arena(), gpumem.Stream("host")
+    tensor = gpumem.full(1000, 7, "uint8", resource=arena, stream=int(stream.ptr))
+    stream.synchronize()
+    arena.reset_stream(int(stream.ptr))
+    del stream
+    assert tensor.buffer.stream.ptr == LEGACY
+    assert (np.from_dlpack(tensor) == 7).all()
+
+
+def test_copy_into_a_block_of_a_raw_handle_that_was_reset_delays_its_reuse(
+    make_arena, streams, driver
+):
+    arena, pin = one_block(make_arena)
+    src = gpumem.full(1000, 7, "uint8")
+    tensor = gpumem.empty(BLOCK, "uint8", resource=arena, stream=int(streams[0].ptr))
+    arena.reset_stream(int(streams[0].ptr))
+    with driver.block(streams[1]):
+        gpumem.copy(tensor[:1000], src, streams[1])
+        del tensor
+        pin.record_stream(int(streams[0].ptr))  # names it
+        assert next_address(arena, streams[2]) is None
+    streams[1].synchronize()
+    gpumem.Device("host").synchronize()
+    assert next_address(arena, streams[2])
     pin.close()
 
 

@@ -1,5 +1,6 @@
 """Copies that are queued: what they come after, what comes after them, who lives until then."""
 
+import concurrent.futures
 import gc
 import itertools
 import weakref
@@ -82,6 +83,32 @@ def test_dropped_buffers_are_not_reused_before_the_copy_is_done(stream, driver):
     gate.open()
     taken.numpy()[:] = 99
     assert (dst.numpy() == 4).all()
+
+
+@pytest.mark.parametrize("where", ["arena", "pool"])
+def test_copy_into_a_buffer_of_another_threads_default_stream_delays_its_reuse(
+    where, stream, driver
+):
+    """Handle 2 names another stream in the thread that copies."""
+    resource = {
+        "arena": lambda: gpumem.Arena("host", max_mem="1MiB", oom_wait_ms=0),
+        "pool": lambda: gpumem.DriverPool("host", release_threshold="64MiB"),
+    }[where]()
+    src, side = filled(7), gpumem.Stream("host")
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        dst = thread.submit(gpumem.empty, (1 << 20,), "uint8", resource=resource, stream=2).result()
+    assert dst.buffer.stream.ptr == 1  # which waits for it
+    address = dst.buffer.ptr
+    with driver.block(stream):
+        gpumem.copy(dst[:N], src, stream)
+        del dst
+        try:
+            taken = resource.allocate(1 << 20, side).ptr
+        except gpumem.OutOfMemoryError:
+            taken = None
+        assert taken != address
+    stream.synchronize()
+    gpumem.Device("host").synchronize()
 
 
 class Owner(np.ndarray):

@@ -97,6 +97,8 @@ cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
 # The same, and retains the slot before another thread could vacate it.
 cdef int arena_retain_stream(ArenaCore* arena, CUstream handle,
                              uint32_t* stream_slot) noexcept nogil
+# Does the handle name the same stream for the calling thread?
+cdef bint arena_stream_is_callers(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # With the lock, or before another thread has the arena. Retains the thread.
 cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
                     uint32_t* stream_slot) noexcept nogil

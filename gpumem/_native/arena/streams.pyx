@@ -62,7 +62,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef CUresult code
     if stream.silent:
         return
-    if stream.thread != NULL and stream.thread != thread_now():
+    if not arena_stream_is_callers(arena, stream_slot):
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         handle = <CUstream><uint64_t>LEGACY_STREAM
     # `dirty` before the epoch, the opposite of a free, which reads the epoch and then sets `dirty`:
@@ -731,6 +731,11 @@ cdef enum:
 cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
                       bint* fresh) noexcept nogil:
     return name_stream(arena, handle, False, stream_slot, fresh)
+
+
+cdef bint arena_stream_is_callers(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    cdef const ThreadMark* thread = arena.streams[stream_slot].thread
+    return thread == NULL or thread == thread_now()
 
 
 cdef int arena_retain_stream(ArenaCore* arena, CUstream handle,
