@@ -76,10 +76,11 @@ cdef int join(Buffer buffer, DriverDevice driver_device, CUstream stream) except
 
 cdef int order_before(Buffer dst, Buffer src, CUstream stream,
                       DriverDevice driver_device) except -1:
+    # Of two that share a stream each may have more to wait for, such as its producer.
     order_stream(src, stream, driver_device)
-    if not are_together(dst, src):
-        order_stream(dst, stream, driver_device)
-    return 0
+    if are_together(dst, src):
+        return dst.home.before_stream(dst, stream, driver_device)
+    return order_stream(dst, stream, driver_device)
 
 
 cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1:

@@ -81,6 +81,17 @@ def test_copy_on_a_stream_waits_on_the_device(memory, timeline):
         del target
 
 
+def test_copy_between_two_memories_of_one_stream_waits_for_both_producers(memory, timeline):
+    stream = gpumem.Stream("host")
+    memory.set_ready(timeline, 6)
+    source = memory.tensor(4, "u1", stream=stream)
+    memory.set_ready(timeline, 7)
+    target = memory.tensor(4, "u1", offset=256, stream=stream)
+    gpumem.copy(target, source, stream)
+    assert timeline.waits == [("stream", 6, stream.ptr), ("stream", 7, stream.ptr)]
+    stream.synchronize()
+
+
 def test_export_for_a_stream_waits_on_that_stream(memory, timeline):
     memory.set_ready(timeline, 7)
     tensor = memory.tensor(4, "u1")
