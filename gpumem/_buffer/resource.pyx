@@ -414,6 +414,7 @@ cdef class MemoryResource(ResourceBase):
         # For who lets go of it and may not wait: one in use ends when nothing refers to it.
         run_deferred()
         if (not self.closed and not context_is_dead(&self.driver_device.context)
+                and ledger_counters(self.ledger).waiting == 0
                 and ledger_close(self.ledger) == LEDGER_OK):
             self.finish_close()
 

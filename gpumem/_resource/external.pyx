@@ -10,16 +10,18 @@ from gpumem._buffer cimport (
     LedgerCounters, MemoryResource, resource_begin, resource_init,
 )
 from gpumem._native.driver cimport (
-    check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
-    CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult, CUstream,
-    CUstreamCaptureStatus, DeviceContext,
+    AWAIT_EVENT, AWAIT_STREAM, check, context_enter, context_is_dead, context_leave, context_relax,
+    context_restore, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult,
+    CUstream, CUstreamCaptureMode, DeviceContext, may_capture, point_wait,
 )
+from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.deferred cimport call_soon, call_unraisable
 from gpumem._support.interpreter cimport (
     interpreter_release, interpreter_restore, PyGILState_Check, PyThreadState,
 )
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.process cimport process_interrupted, raise_interrupt
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 from gpumem._support.tracking cimport visitproc
 
@@ -33,6 +35,12 @@ from gpumem.errors import ConfigError, OutOfMemoryError, SourceError
 # move to; the interpreter lock guards it.
 cdef Retired* arriving = NULL
 cdef RetiredQueue waiting = RetiredQueue(NULL, NULL)
+
+cdef enum:
+    OOM_WAIT = 1000000000       # ns, an arena's `oom_wait_ms` where none is set
+    LONGEST_PAUSE = 1000000     # ns
+
+cdef uint64_t NO_END = <uint64_t>-1     # of a wait
 
 
 @cython.final
@@ -98,7 +106,10 @@ cdef class ExternalAllocator(MemoryResource):
     of the allocation may use at once. A block that goes back on the default stream is freed at
     once, since the external allocator orders that stream. One that goes back
     on any other stream (``allocate(..., stream)``, ``buffer.close(stream)``) is freed when that
-    stream has done what was queued on it: at once if it is idle, else by a later call of gpumem.
+    stream has done what was queued on it: at once if it is idle, else by a later call of gpumem,
+    while a graph is captured on it a call after that. Where `alloc` has no memory, or the budget no
+    room, an allocation waits for such blocks for up to a second, and `close` until the streams are
+    done; Ctrl-C ends both waits, and after that of `close` a later call frees them.
 
     The last view of a block may be dropped on a thread that does not run Python. A C function is
     called there; a Python callable is called soon after by the main thread, or by the next call
@@ -155,7 +166,7 @@ cdef class ExternalAllocator(MemoryResource):
             What `empty_cache` raised.
         """
         self.require_open()
-        free_waiting(None)
+        free_waiting()
         self.call_empty_cache()
         ledger_count_call(self.ledger, 1)
         return MemoryResource.shrink(self)
@@ -169,17 +180,17 @@ cdef class ExternalAllocator(MemoryResource):
             It belongs to the parent of a fork.
         """
         self.require_own()
-        free_waiting(None)
+        free_waiting()
         return MemoryResource.stats(self)
 
     # ---- blocks ----------------------------------------------------------------------------------
 
     cdef int take_block(self, LedgerBlock* block) except -1:
-        free_waiting(None)
+        free_waiting()
         block.base = self.call_alloc(block.size)
         # Memory may be held by blocks that wait for a stream, and by the allocator's own cache.
         if block.base == 0:
-            waited = free_waiting(self)
+            waited = free_own(self, clock_ns() + OOM_WAIT)
             # Both are emptied before one more try; without either a try would fail again.
             if self.call_empty_cache() or waited:
                 block.base = self.call_alloc(block.size)
@@ -249,12 +260,14 @@ cdef class ExternalAllocator(MemoryResource):
     cdef int make_room(self, uint64_t nbytes) except -1:
         # Waiting blocks are charged only if a charge lasts until the memory is back.
         if not self.ledger.counts_in_use:
-            free_waiting(self)
+            free_own(self, clock_ns() + OOM_WAIT)
         return 0
 
     cdef int finish_close(self) except -1:
-        free_waiting(self)
-        self.streams.clear()
+        free_own(self, NO_END)
+        # A block that a capture holds back still needs its stream.
+        if ledger_counters(self.ledger).waiting == 0:
+            self.streams.clear()
         return 0
 
     cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
@@ -535,79 +548,146 @@ cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noe
     cdef bint done
     if ledger_is_default(ledger, slot) or context_enter(context) != CUDA_SUCCESS:
         return True         # the external allocator orders it; without a context no work is queued
-    # Without an event, because the stream is idle or none could be made, it is queried again later.
+    # Without an event, because the stream is idle or none could be made, it is queried again later;
+    # a capture would take the event in.
     stream = ledger_stream(ledger, slot)
     done = is_idle(context, stream)
-    if not done and context.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
+    if (not done and not may_capture(context, stream)
+            and context.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS):
         # The stream's queue may be full, and wait for a Python thread.
         state = interpreter_release()
         if context.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
             context.table.cuEventDestroy(event[0])
-            event[0] = NULL         # has_passed then waits for the whole stream
+            event[0] = NULL         # has_passed then asks for the whole stream
         interpreter_restore(state)
     context_leave(context)
     return done
 
 
 cdef bint is_idle(DeviceContext* context, CUstream stream) noexcept nogil:
-    # A capturing stream must not be queried: that would invalidate the capture.
-    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-    if (context.table.cuStreamIsCapturing != NULL
-            and context.table.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
-            and status != CU_STREAM_CAPTURE_STATUS_NONE):
-        return False
-    return context.table.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY
+    return (not may_capture(context, stream)
+            and context.table.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY)
 
 
-cdef bint has_turn(LedgerBlock* block, bint wait) noexcept nogil:
-    """Tell whether every stream has passed the block; or wait for that."""
+cdef bint has_turn(LedgerBlock* block) noexcept nogil:
+    """Tell whether every stream has passed the block."""
     cdef uint32_t mark
     if context_is_dead(block.ledger.context):
         return True
     for mark in range(mark_count(block)):
-        if (not has_passed(block.ledger, mark_slot(block, mark), mark_event(block, mark)[0], wait)
-                and not wait):
+        if not has_passed(block.ledger, mark_slot(block, mark), mark_event(block, mark)[0]):
             return False
     return True
 
 
-cdef bint has_passed(BlockLedger* ledger, uint32_t slot, CUevent event, bint wait) noexcept nogil:
-    """Tell whether a stream has come to an event, without one whether it is idle; or wait."""
+cdef bint has_passed(BlockLedger* ledger, uint32_t slot, CUevent event) noexcept nogil:
+    """Tell whether a stream has come to an event, without one whether it is idle."""
     cdef DeviceContext* context = ledger.context
-    cdef bint done = True
+    cdef CUstreamCaptureMode mode
+    cdef bint done
     if ledger_is_default(ledger, slot) or context_enter(context) != CUDA_SUCCESS:
         return True
+    mode = context_relax(context)       # the calling thread may capture on another stream
     if event != NULL:
         done = context.table.cuEventQuery(event) != CUDA_ERROR_NOT_READY
-        if wait and not done:
-            context.table.cuEventSynchronize(event)
     else:
         done = is_idle(context, ledger_stream(ledger, slot))
-        if wait and not done:
-            context.table.cuStreamSynchronize(ledger_stream(ledger, slot))
+    context_restore(context, mode)
     context_leave(context)
     return done
 
 
-cdef bint free_waiting(ExternalAllocator of):
-    """Free blocks whose turn has come; with `of`, wait for all of that allocator's.
+cdef bint comes_to_turn(LedgerBlock* block, uint64_t until, bint* interrupted) noexcept nogil:
+    """Wait for every stream to pass the block, until a time of `clock_ns` or Ctrl-C."""
+    cdef uint32_t mark
+    cdef uint64_t begin = clock_ns()
+    cdef uint64_t now = begin
+    cdef bint done = has_turn(block)
+    if not done and until == NO_END:
+        for mark in range(mark_count(block)):
+            if not interrupted[0]:
+                wait_for_mark(block.ledger, mark_slot(block, mark), mark_event(block, mark)[0],
+                              interrupted)
+        return not interrupted[0] and has_turn(block)
+    while not done and now < until and not interrupted[0]:
+        sleep_ns(min(1 + (now - begin) // 128, <uint64_t>LONGEST_PAUSE))
+        interrupted[0] = process_interrupted()
+        done = has_turn(block)
+        now = clock_ns()
+    return done
 
-    Returns whether any went. Callbacks may come back here, and other threads too while a C
-    function runs or a stream is waited for: a block is taken out of the list first.
+
+cdef void wait_for_mark(BlockLedger* ledger, uint32_t slot, CUevent event,
+                        bint* interrupted) noexcept nogil:
+    cdef CUstream stream
+    if has_passed(ledger, slot, event):
+        return
+    if event != NULL:
+        point_wait(ledger.context, AWAIT_EVENT, event, interrupted)
+        return
+    # A capture may end on this thread alone, so that nothing waits for it.
+    stream = ledger_stream(ledger, slot)
+    if not may_capture(ledger.context, stream):
+        point_wait(ledger.context, AWAIT_STREAM, stream, interrupted)
+
+
+cdef bint free_waiting():
+    """Free the blocks whose turn has come, in the order of their frees; did any go?
+
+    Callbacks may come back here, and other threads too while a C function runs or a stream is
+    waited for: a block is taken out of the list first.
     """
     cdef LedgerBlock* block
     cdef bint freed = False
     while True:
         queue_retired(&waiting, &arriving)
-        block = unlink_first(of)
-        if block == NULL:
+        # Only the oldest is examined.
+        if waiting.oldest == NULL or not has_turn(<LedgerBlock*>waiting.oldest.thing):
             return freed
-        if of is not None and not has_turn(block, False):
-            with nogil:
-                has_turn(block, True)
-        # Out of the list now, so that no other thread frees it too.
+        block = unlink_first(NULL)
         end_waiting(block)
         freed = True
+
+
+cdef bint free_own(ExternalAllocator of, uint64_t until) except -1:
+    """Free all waiting blocks of an allocator, and wait for them until a time; did any go?
+
+    Those that are not done by then, or whose wait Ctrl-C ended, stay the oldest.
+    """
+    cdef RetiredQueue kept = RetiredQueue(NULL, NULL)
+    cdef LedgerBlock* block
+    cdef bint freed = False
+    cdef bint interrupted = False
+    cdef bint done
+    while not interrupted:
+        queue_retired(&waiting, &arriving)
+        block = unlink_first(of.ledger)
+        if block == NULL:
+            break
+        with nogil:
+            done = comes_to_turn(block, until, &interrupted)
+        if done:
+            end_waiting(block)
+            freed = True
+        else:
+            append(&kept, &block.deferred.link)
+    if kept.oldest != NULL:
+        kept.newest.next = waiting.oldest
+        waiting.oldest = kept.oldest
+        if waiting.newest == NULL:
+            waiting.newest = kept.newest
+    if interrupted:
+        raise_interrupt()
+    return freed
+
+
+cdef inline void append(RetiredQueue* queue, Retired* link) noexcept:
+    link.next = NULL
+    if queue.oldest == NULL:
+        queue.oldest = link
+    else:
+        queue.newest.next = link
+    queue.newest = link
 
 
 cdef void end_waiting(LedgerBlock* block) noexcept:
@@ -625,16 +705,14 @@ cdef void end_waiting(LedgerBlock* block) noexcept:
     call_back(block)
 
 
-cdef LedgerBlock* unlink_first(ExternalAllocator of) noexcept:
-    """Take out the oldest block if its turn has come; with `of`, that allocator's oldest."""
+cdef LedgerBlock* unlink_first(const BlockLedger* of) noexcept:
+    """Take out the oldest block, with `of` that ledger's; NULL: there is none."""
     cdef Retired* before = NULL
     cdef Retired* link = waiting.oldest
-    while (of is not None and link != NULL
-           and (<LedgerBlock*>link.thing).ledger != of.ledger):
+    while of != NULL and link != NULL and (<LedgerBlock*>link.thing).ledger != of:
         before = link
         link = link.next
-    # Without `of` only the oldest is examined: blocks are freed in the order of their frees.
-    if link == NULL or (of is None and not has_turn(<LedgerBlock*>link.thing, False)):
+    if link == NULL:
         return NULL
     if before == NULL:
         waiting.oldest = link.next
@@ -647,7 +725,7 @@ cdef LedgerBlock* unlink_first(ExternalAllocator of) noexcept:
 
 
 cdef void free_arrived() noexcept:
-    free_waiting(None)
+    free_waiting()
 
 
-on_release("callbacks", lambda may_wait: free_waiting(None))     # a callback may release arenas
+on_release("callbacks", lambda may_wait: free_waiting())     # a callback may release arenas

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
+from helpers.interrupting import interrupted, more_calls
 from helpers.waiting import wait_until
 
 import gpumem
@@ -688,10 +689,10 @@ def test_out_of_memory_waits_for_pending_frees(heap, host):
         buffer = allocator.allocate(1000, stream)
         gate = driver.block(stream)
         buffer.close()
-        waited = host.call_count("cuEventSynchronize")
+        asked = host.call_count("cuEventQuery")
 
         def open_once_waited_for():
-            wait_until(lambda: host.call_count("cuEventSynchronize") > waited)
+            wait_until(lambda: host.call_count("cuEventQuery") > asked + 2)
             gate.open()
 
         opener = threading.Thread(target=open_once_waited_for)
@@ -699,6 +700,57 @@ def test_out_of_memory_waits_for_pending_frees(heap, host):
         with allocator.allocate(900):
             assert heap.names() == ["alloc", "alloc", "free", "alloc"]
         opener.join()
+
+
+@pytest.mark.parametrize("budget", [None, 1000])
+def test_out_of_memory_waits_for_pending_frees_no_longer_than_a_second_and_until_ctrl_c(
+    heap, host, monkeypatch, budget
+):
+    heap.limit = 1000
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    allocator = gpumem.ExternalAllocator(
+        heap.alloc, heap.free, memory="host", budget=budget and gpumem.Budget(budget)
+    )
+    buffer, other = allocator.allocate(500, stream), allocator.allocate(400, gpumem.Stream("host"))
+    with driver.block(stream):
+        buffer.close()
+        other.close()
+        with pytest.raises(gpumem.OutOfMemoryError):
+            allocator.allocate(900)
+        assert allocator.stats().reserved == 500  # the other is not held back
+        with interrupted(more_calls(host, "cuEventQuery", 3)):
+            allocator.allocate(900)
+        with interrupted(more_calls(host, "cuEventQuery", 3)):
+            allocator.close()
+        assert allocator.closed
+        assert len(heap.blocks) == 1
+    stream.synchronize()
+    assert gpumem.Device("host").free_bytes
+    assert not heap.blocks
+
+
+@pytest.mark.parametrize("end", ["close", "record_stream"])
+def test_block_of_a_stream_that_captures_waits_for_the_captures_end(heap, host, end):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    heap.limit = 1000
+    allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
+    buffer = allocator.allocate(1000, stream if end == "close" else None)
+    if end == "record_stream":
+        buffer.record_stream(stream)
+    graph = ctypes.c_uint64()
+    other = gpumem.Arena("host").allocate(1000)
+    driver.call("cuStreamBeginCapture", stream.ptr, 0)
+    driver.fill(other, 7, stream)
+    buffer.close()
+    allocator.shrink()
+    with pytest.raises(gpumem.OutOfMemoryError):
+        allocator.allocate(1000)
+    allocator.close()
+    assert len(heap.blocks) == 1
+    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))  # it is valid
+    assert gpumem.Device("host").free_bytes
+    assert not heap.blocks
+    driver.call("cuGraphDestroy", graph.value)
 
 
 def test_close_waits_for_pending_frees(heap, host):

@@ -20,9 +20,8 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.driver cimport (
     AWAIT_EVENT, context_enter, context_leave, context_relax, context_restore, context_synchronize,
-    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUevent, CUgraph,
-    CUresult, CUstream, CUstreamCaptureMode, device_wait, DeviceContext, point_wait,
-    stream_captures,
+    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUevent, CUresult,
+    CUstream, CUstreamCaptureMode, device_wait, DeviceContext, may_capture, point_wait,
 )
 from gpumem._support.atomics cimport (
     count_add, load32, load64, locked_add64, publish64, store32, store64,
@@ -83,14 +82,6 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     else:
         # The work is still not covered: the next event will cover it too.
         store32(&stream.dirty, True)
-
-
-cdef bint may_capture(DeviceContext* context, CUstream stream) noexcept nogil:
-    # Also where the driver does not say.
-    cdef uint64_t capture
-    cdef CUgraph graph
-    cdef bint unknown
-    return stream_captures(context, stream, &capture, &graph, &unknown) or unknown
 
 
 cdef CUresult record_event(DeviceContext* context, CUstream stream, CUevent* event) noexcept nogil:

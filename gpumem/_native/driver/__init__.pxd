@@ -1,7 +1,8 @@
 """The driver table, contexts and what a driver refuses."""
 
 from gpumem._native.driver.table cimport (
-    Access, access_apply, access_has, access_init, access_next, AWAIT_EVENT, check, context_allow,
+    Access, access_apply, access_has, access_init, access_next, AWAIT_EVENT, AWAIT_STREAM, check,
+    context_allow,
     context_enter, context_is_dead, context_leave, context_relax, context_restore,
     context_synchronize, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
@@ -36,6 +37,7 @@ from gpumem._native.driver.table cimport (
     CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool,
     CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUpointer_attribute, CUresult,
     CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, device_wait,
-    device_wait_until, DeviceContext, DriverDevice, point_wait, pointer_attribute, pointer_value,
-    require, stream_captures, synchronize_device, synchronize_event, synchronize_stream,
+    device_wait_until, DeviceContext, DriverDevice, may_capture, point_wait, pointer_attribute,
+    pointer_value, require, stream_captures, synchronize_device, synchronize_event,
+    synchronize_stream,
 )

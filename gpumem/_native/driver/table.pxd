@@ -422,6 +422,8 @@ cdef CUresult pointer_attribute(DeviceContext* context, CUpointer_attribute whic
 # that cannot be asked, like the legacy one while a stream that blocks it captures, is `unknown`.
 cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* capture,
                           CUgraph* graph, bint* unknown) noexcept nogil
+# So must it not be queried, waited for, or given an event? Also where the driver does not say.
+cdef bint may_capture(DeviceContext* context, CUstream stream) noexcept nogil
 cdef inline bint context_is_dead(const DeviceContext* context) noexcept nogil:
     return process.exiting or context.generation != process.generation
 

@@ -68,6 +68,13 @@ cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* cap
     return code == CUDA_SUCCESS and status != CU_STREAM_CAPTURE_STATUS_NONE
 
 
+cdef bint may_capture(DeviceContext* context, CUstream stream) noexcept nogil:
+    cdef uint64_t capture
+    cdef CUgraph graph
+    cdef bint unknown
+    return stream_captures(context, stream, &capture, &graph, &unknown) or unknown
+
+
 # ---- access --------------------------------------------------------------------------------------
 
 cdef void access_init(Access* access, const DeviceContext* context, int node) noexcept nogil:
