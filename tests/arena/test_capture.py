@@ -291,6 +291,54 @@ def test_several_captures_share_a_graph_pool(make_arena, driver, stream):
     graph.destroy()
 
 
+@pytest.mark.parametrize("end", ["record_stream", "close"])
+def test_capture_leaves_blocks_of_the_pool_that_other_work_still_uses(
+    make_arena, driver, stream, end
+):
+    arena, side = make_arena(), gpumem.Stream("host")
+    with arena.capture(stream) as pool, Graph(driver, stream) as graph:
+        buffer = arena.allocate(MIB, stream)
+    address = buffer.ptr
+    with driver.block(side):
+        driver.fill(buffer, 1, side)  # outside of the capture
+        if end == "record_stream":
+            buffer.record_stream(side)
+            buffer.close()
+        else:
+            buffer.close(side)
+        with arena.capture(stream, pool=pool), arena.allocate(MIB, stream) as other:
+            assert other.ptr != address
+    side.synchronize()
+    with arena.capture(stream, pool=pool):
+        both = [arena.allocate(MIB, stream) for _ in range(2)]
+        assert address in [each.ptr for each in both]
+    graph.destroy()
+
+
+def test_pool_passes_no_handle_to_the_driver_after_the_arenas_reset_of_it(
+    make_arena, driver, stream, host
+):
+    arena, raw = make_arena(), int(stream.ptr)
+    with arena.capture(raw) as pool, Graph(driver, stream) as graph:
+        buffer = arena.allocate(MIB, raw)
+    graph.destroy()
+    stream.synchronize()
+    arena.reset_stream(raw)
+    buffer.close()
+    recorded = host.call_count("cuEventRecord"), host.call_count("cuStreamQuery")
+    pool.close()
+    assert (host.call_count("cuEventRecord"), host.call_count("cuStreamQuery")) == recorded
+
+
+def test_end_of_a_nested_context_ends_the_service_of_its_stream(make_arena, stream):
+    arena, side = make_arena(), gpumem.Stream("host")
+    with arena.capture(stream) as pool:
+        with arena.capture(side, pool=pool):
+            assert lies_in(arena.allocate(KIB, side), pool)
+        assert not lies_in(arena.allocate(KIB, side), pool)
+        assert lies_in(arena.allocate(KIB, stream), pool)
+
+
 def test_joined_stream_is_served_from_the_pool_until_the_context_ends(make_arena, driver, stream):
     arena = make_arena()
     joined = gpumem.Stream("host")

@@ -23,7 +23,8 @@ cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noex
 # What of a pool serves the tag that the calling thread has open; made at the first use, and kept by
 # the pool. NULL: out of host memory.
 cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil
-# Before a capture, none being under way: what earlier captures freed is free for all its streams.
+# Before a capture, none being under way: what was freed earlier, and has no unfinished work behind
+# it, is free for all its streams.
 cdef void pool_begin(ArenaCore* pool) noexcept nogil
 # Is a part of it asleep, so that its graphs would touch addresses without memory?
 cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil

@@ -7,7 +7,7 @@ from gpumem._native.arena.bookkeeping cimport arena_join_as
 from gpumem._native.arena.family cimport (
     arena_drop, arena_retain, part_next, pool_join, tag_now,
 )
-from gpumem._native.arena.streams cimport complete_streams
+from gpumem._native.arena.streams cimport complete_done_streams
 from gpumem._native.arena.types cimport (
     arena_state, ArenaCore, ArenaSettings, EXTEND_SAME_AS_REQUESTED, is_graph_pool, REUSE_NEVER,
     root_of, STATE_ASLEEP,
@@ -102,9 +102,9 @@ cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil:
 
 cdef void pool_begin(ArenaCore* pool) noexcept nogil:
     cdef ArenaCore* part = part_next(pool, NULL)
-    complete_streams(pool)
+    complete_done_streams(pool)
     while part != NULL:
-        complete_streams(part)
+        complete_done_streams(part)
         part = part_next(pool, part)
 
 

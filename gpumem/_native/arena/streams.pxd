@@ -22,6 +22,8 @@ from gpumem._support.lease cimport Uses
 cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # The same of every stream.
 cdef void complete_streams(ArenaCore* arena) noexcept nogil
+# The same of the streams that a look at their events finds done, under every policy.
+cdef void complete_done_streams(ArenaCore* arena) noexcept nogil
 # Waits for what lies before the frees of every stream, but for captures, and streams that cannot be
 # named. `interrupted` as below.
 cdef void wait_for_frees(ArenaCore* arena, bint* interrupted) noexcept nogil

@@ -682,6 +682,24 @@ cdef void complete_streams(ArenaCore* arena) noexcept nogil:
         complete_all(arena, stream_slot)
 
 
+cdef void complete_done_streams(ArenaCore* arena) noexcept nogil:
+    cdef CUstreamCaptureMode mode = context_relax(arena.context)
+    cdef uint32_t stream_slot
+    cdef bint unknown
+    caches_flush(arena)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        lock_acquire(&arena.lock)
+        if has_unknown_work(arena, stream_slot):
+            query_stream(arena, stream_slot)
+        if has_unknown_work(arena, stream_slot):
+            end_epochs(arena, stream_slot)
+        unknown = has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].polling
+        lock_release(&arena.lock)
+        if not unknown:
+            complete_all(arena, stream_slot)
+    context_restore(arena.context, mode)
+
+
 cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     # Cached blocks carry epochs too: in the table they are released with the others.

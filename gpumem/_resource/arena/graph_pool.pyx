@@ -30,8 +30,8 @@ cdef class GraphPool:
     A block allocated on a served stream during a capture comes from here and, freed or not, is
     never used outside of the pool: a graph writes to it whenever it is launched. Inside one
     capture a freed block is used again by its own stream. Later captures into the same pool use it
-    again too; their graphs must then be launched one after another, in the order of capture,
-    never at once.
+    again too, unless work that was queued outside of a capture may still use it; their graphs must
+    then be launched one after another, in the order of capture, never at once.
 
     Blocks that are allocated under a tag (`Arena.tag`) have it: the pool sleeps with `Arena.sleep`,
     tag by tag, and its graphs are valid again after `Arena.wake`.
