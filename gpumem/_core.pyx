@@ -762,6 +762,9 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
 
     cdef Place place_of(self, Buffer buffer) noexcept:
         cdef Place place = PLACE_FIXED
+        # Regions of a source are nothing else, and a source may ask while its arena waits for it.
+        if self.source is not None:
+            return place
         with nogil:
             lock_acquire(&self.core.grow_lock)
             if mapped_around(&self.core.apart[APART_SHAREABLE], buffer.address) != NULL:

@@ -40,7 +40,8 @@ def export_block(Buffer buffer not None, bint read_only):
         if not isinstance(buffer.home, Arena):
             raise not_shareable(buffer)
         arena = <Arena>buffer.home
-        if not find_memory(arena.core, buffer.address, &memory):
+        # A source's regions are not shareable, and it may ask while its arena waits for it.
+        if arena.source is not None or not find_memory(arena.core, buffer.address, &memory):
             raise not_shareable(buffer)
         offset = buffer.address - memory.address
         if arena.core.apart[APART_SHAREABLE].has_files:

@@ -1,5 +1,6 @@
 """Arenas over somebody else's memory: callables, C functions, another resource."""
 
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -16,6 +17,7 @@ from helpers.resources import Answers
 from helpers.threads import with_a_context_stack_of_its_own
 
 import gpumem
+from gpumem import interop
 
 KIB, MIB = 1 << 10, 1 << 20
 EXACT = {"extend_strategy": "same_as_requested"}
@@ -352,6 +354,35 @@ def test_source_that_calls_its_own_arena_is_an_error(make_arena, call):
     with pytest.raises(gpumem.errors.SourceError) as caught:
         arena.allocate(10)
     assert "is waiting for it" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("call", ["enable_peer", "transports", "register", "export"])
+def test_source_that_looks_at_its_arena_does_not_wait_for_itself(make_arena, call):
+    ended = []
+
+    class Curious(Pages):
+        def allocate(self, nbytes):
+            if self.regions == 1:
+                with contextlib.suppress(gpumem.errors.GpumemError, ValueError):
+                    if call == "enable_peer":
+                        arena.enable_peer("host:0")
+                    elif call == "export":
+                        interop.export(held)
+                    elif call == "register":
+                        held.register().release()
+                    else:
+                        held.transports()
+                ended.append(call)
+            self.regions += 1
+            return super().allocate(nbytes)
+
+    source = Curious()
+    source.regions = 0
+    arena = make_arena({"backing": "regions"}, source=source)
+    held = arena.allocate(10)
+    arena.allocate(40 * MIB).close()
+    assert ended == [call]
+    held.close()
 
 
 def test_exception_of_free_is_reported_and_stops_nothing(monkeypatch):

@@ -137,6 +137,7 @@ cdef class ArenaBase(MemoryResource):
         True
         """
         self.require_open()
+        self.require_outside_source()
         peer = Device(device)
         add_peer(self, self.core, peer)
         for child in self._children():
@@ -144,7 +145,8 @@ cdef class ArenaBase(MemoryResource):
 
     cdef int let_access(self, DriverDevice peer) except -1:
         if (access_has(&self.core.access, peer.context.device) or self.config.peers != "on_use"
-                or context_is_dead(self.core.context)):
+                or context_is_dead(self.core.context)
+                or self.source is not None and self.source.is_inside()):
             return 0
         # Without access the driver copies too, at a tenth of the speed.
         try:

@@ -27,7 +27,9 @@ cdef class Source:
     cdef void release(self, uint64_t address, uint64_t size) noexcept
     cdef int take(self, uint64_t size, uint64_t* address) except -1
     cdef int give(self, uint64_t address, uint64_t size) noexcept
-    # Raises GpumemError inside a callable of this source, which its arena waits for.
+    # Is the calling thread inside a callable of this source, which its arena waits for?
+    cdef bint is_inside(self) except -1
+    # Raises GpumemError then.
     cdef int require_outside(self) except -1
 
 # Reads the argument `source`; raises TypeError or ConfigError.

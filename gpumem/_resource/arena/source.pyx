@@ -215,9 +215,12 @@ cdef class Source:
         self.give(address, size)
         self.caller = before
 
-    cdef int require_outside(self) except -1:
+    cdef bint is_inside(self) except -1:
         # Another thread may call the arena meanwhile; it waits for the grow lock.
-        if self.caller is not None and self.caller == threading.get_ident():
+        return self.caller is not None and self.caller == threading.get_ident()
+
+    cdef int require_outside(self) except -1:
+        if self.is_inside():
             raise GpumemError(f"{self.given!r} calls the arena that it is the source of, which is "
                               "waiting for it")
         return 0
