@@ -145,6 +145,29 @@ def test_idle_memory_of_another_arena_is_the_first_remedy(make_arena, leave_room
     assert report.remedies[0].startswith("shrink() other arenas of this process: ")
 
 
+def test_report_names_what_graph_pools_hold(make_arena):
+    arena, stream = make_arena({"backing": "regions", "max_mem": 64 * MIB}), gpumem.Stream("host")
+    with arena.capture(stream) as pool:
+        arena.allocate(40 * MIB, stream).close()
+    held = pool.stats().reserved
+    report = report_of(arena, 30 * MIB)
+    assert report.graph_pools == held
+    assert report.remedies[0].startswith("close graph pools that are not needed, which hold ")
+    assert "held by graph pools: " in report.text()
+    pool.close()
+    assert report_of(arena, 65 * MIB).graph_pools == 0
+
+
+def test_idle_memory_of_a_graph_pool_is_not_offered_to_a_shrink(make_arena):
+    arena, other, stream = make_arena(TIGHT), make_arena(), gpumem.Stream("host")
+    with other.capture(stream) as pool:
+        other.allocate(40 * MIB, stream).close()
+    other.shrink()
+    held = pool.stats().reserved  # and nothing of it is in a thread's cache
+    assert report_of(arena, 64 << 30).idle_elsewhere < held
+    pool.close()
+
+
 def test_request_larger_than_the_device_is_reported_as_such(make_arena, host):
     host.set_capacity(0, 8 * GIB)
     report = report_of(make_arena(), 9 * GIB)

@@ -17,7 +17,7 @@ cdef struct Held:
     const void* owner
     char[32] memory
     uint64_t here           # bytes that this process's resources hold
-    uint64_t idle           # of them, held by others than the owner and not in use
+    uint64_t idle           # of them, what others than the owner do not use, and could give back
 
 
 cdef dict device_figures(MemoryResource resource, DeviceContext* context, const void* owner):
@@ -63,7 +63,9 @@ cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:
     if arena.backing.source != NULL:
         return              # its source is counted, if that is a resource of gpumem
     held.here += reserved
-    if arena != held.owner and reserved > in_use:
+    # Not of a child that is a graph pool: a graph may write wherever that has memory.
+    if (arena != held.owner and reserved > in_use
+            and (arena.parent == NULL or arena.has_tag)):
         held.idle += reserved - in_use
 
 

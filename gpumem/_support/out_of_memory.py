@@ -78,7 +78,9 @@ class OutOfMemoryReport:
     held_here : int
         Held in this memory by gpumem's arenas of this process, and handed out by its pools.
     idle_elsewhere : int
-        Of that, what other arenas hold without blocks in it.
+        Of that, what other arenas hold without blocks in it, and a `shrink` would give back.
+    graph_pools : int
+        Held by graph pools of this arena: it counts in its limit, and not in `reserved`.
     held_by_others : int or None
         The rest that the device does not have free: other processes, other libraries of this one,
         and the driver, with what its pools keep and what it rounds up.
@@ -110,6 +112,7 @@ class OutOfMemoryReport:
     device_free: int | None = None
     held_here: int = 0
     idle_elsewhere: int = 0
+    graph_pools: int = 0
     held_by_others: int | None = None
     processes: tuple[tuple[int, int], ...] = ()
     remedies: Remedies = ()
@@ -159,6 +162,8 @@ class OutOfMemoryReport:
         )
         shown = [f"{format_size(nbytes)} {words}" for nbytes, words in states if nbytes]
         lines = ["reserved, and not in use: " + ", ".join(shown)] if shown else []
+        if self.graph_pools:
+            lines.append(f"held by graph pools: {format_size(self.graph_pools)}")
         if self.asleep:
             tags = (f"{tag} with {format_size(nbytes)}" for tag, nbytes in self.asleep.items())
             lines.append("asleep: " + ", ".join(tags))
@@ -228,7 +233,12 @@ def find_remedies(
     if report.waiting + report.pending_free >= report.allocated_nbytes:
         amount = format_size(report.waiting + report.pending_free)
         found.append(f"wait for streams, whose unfinished work holds {amount} (oom_wait_ms)")
-    room = {"limit": report.limit - report.reserved, "driver": report.device_free or 0}
+    if reason in ("limit", "driver") and report.graph_pools >= report.allocated_nbytes:
+        found.append(
+            f"close graph pools that are not needed, which hold {format_size(report.graph_pools)}"
+        )
+    held = report.reserved + report.graph_pools
+    room = {"limit": report.limit - held, "driver": report.device_free or 0}
     in_pieces = report.allocated_nbytes <= report.free + room.get(reason, 0)
     if could_move and in_pieces:
         found.append('backing="virtual", whose pages move: enough is free here, but in pieces')

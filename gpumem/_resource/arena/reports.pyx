@@ -649,7 +649,22 @@ cdef dict family_memory_of(ArenaCore* arena, uint32_t slot):
             # What is free on its streams serves no stream of this one.
             add_memory(total, memory_of(each, SLOT_RELEASED) or {}, tag)
         each = tag_next(arena, each)
-    return {**total, "asleep": asleep}
+    return {**total, "asleep": asleep, "graph_pools": held_by_pools(arena)}
+
+
+cdef uint64_t held_by_pools(ArenaCore* arena) noexcept nogil:
+    # Of all tags. With its lock none of them ends.
+    cdef ArenaCore* root = <ArenaCore*>root_of(arena)
+    cdef ArenaCore* pool
+    cdef uint64_t held = 0
+    lock_acquire(&root.lock)
+    pool = root.pools
+    while pool != NULL:
+        if pool != arena:
+            held += arena_reserved_now(pool)
+        pool = pool.next_child
+    lock_release(&root.lock)
+    return held
 
 
 cdef str arena_name(const ArenaCore* arena):
