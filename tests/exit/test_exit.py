@@ -254,6 +254,21 @@ refused(lambda: event.query())
 """)
 
 
+def test_forked_child_may_close_its_parents_arena_and_graph_pools():
+    ends_quietly(f"""{MAY_FORK}
+with arena.capture(stream) as pool:
+    captured = arena.allocate(100, stream)
+pid = os.fork()
+if pid == 0:
+    pool.close()
+    arena.close()
+    assert arena.closed and pool.closed
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert not arena.closed
+""")
+
+
 def test_forked_child_gets_no_view_of_its_parents_pinned_memory():
     """The pages are not inherited: an access would end the child."""
     ends_quietly(f"""{MAY_FORK}

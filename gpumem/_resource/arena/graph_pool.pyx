@@ -11,7 +11,7 @@ from gpumem._native.arena cimport (
     ArenaCore, is_graph_pool, pool_adopt, pool_begin, pool_retain_with, pool_sleeps, slot_drop,
     slot_retain,
 )
-from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
+from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, stream_captures
 from gpumem._resource.arena.reports cimport sum_of_stats
 from gpumem._support.atomics cimport count_now
 from gpumem._support.events cimport event_source_name
@@ -319,6 +319,9 @@ cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) n
 
 
 cdef int require_idle(GraphPool pool) except -1:
+    # A fork's child may close what its parent has in use.
+    if context_is_dead(pool.core.context):
+        return 0
     if pool.serving:
         raise InUseError(f"{pool.name!r} cannot be closed: a capture uses it; end the "
                          "capture first")
