@@ -34,6 +34,8 @@ cdef class Arena(SleepingArena):
                            int status, Block* block) except -1
     cdef int take_under_pressure(self, uint64_t asked, uint64_t extra, uint32_t slot,
                                  Region region, Block* block) except -1
+    # The pool that serves the slot's stream; None: the arena itself.
+    cdef GraphPool pool_for(self, uint32_t slot, bint capturing)
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
                               object alignment)
 

@@ -232,28 +232,30 @@ cdef class Arena(SleepingArena):
         cdef uint64_t size = size_of(nbytes, self)
         cdef uint64_t extra = self.extra
         cdef GraphPool pool
-        cdef Region region = SHARED_REGION if shareable else REGION_OF_MANY
+        cdef Region region = REGION_OF_MANY
         cdef int status
         if alignment is not None:
             extra = max(extra, extra_for(alignment_of(alignment)))
+        # First, as other code may run here: none does from finding the slot to using it.
+        if shareable is not False:
+            require("shareable", shareable, bool, "True or False")
+            require_shareable(self, self.config, self.source, self.core)
+            region = SHARED_REGION
+        if transport is not None:
+            require_transport(self, transport, shareable, self.source, self.core)
+            region = TRANSPORT_REGION
         if stream is not None or self.asks_default:
             self.slot_of(stream, &slot)
         if size == 0:
             return empty_block(self, slot)
-        if shareable:
-            require("shareable", shareable, bool, "True or False")
-            require_shareable(self, self.config, self.source, self.core)
-        if transport is not None:
-            require_transport(self, transport, shareable, self.source, self.core)
-            region = TRANSPORT_REGION
-        pool = self.captures.pool_of(self, slot, False) if self.captures is not None else None
+        pool = None if self.captures is None else self.pool_for(slot, False)
         if pool is None:
             status = self.take(size, extra, slot, region, &block)
             if status == ARENA_TAGGED:
                 return self.tagged().allocate(nbytes, stream, alignment=alignment,
                                               shareable=shareable, transport=transport)
             if status == ARENA_CAPTURING:
-                pool = captures_of(self).pool_of(self, slot, True)
+                pool = self.pool_for(slot, True)
         if pool is not None:
             if region != REGION_OF_MANY:
                 setting = "shareable = True" if shareable else "transport = 'ipc'"
@@ -295,16 +297,14 @@ cdef class Arena(SleepingArena):
             self.slot_of(None, &slot)
         if size == 0:
             return empty_block(self, slot)
-        if self.captures is not None:
-            pool = self.captures.pool_of(self, slot, False)
-            if pool is not None:
-                return self.take_captured(pool, nbytes, slot, None)
+        pool = self.pool_for(slot, False)
+        if pool is not None:
+            return self.take_captured(pool, nbytes, slot, None)
         status = self.take(size, self.extra, slot, OWN_REGION, &block)
         if status == ARENA_TAGGED:
             return self.tagged().allocate_persistent(nbytes)
         if status == ARENA_CAPTURING:
-            pool = captures_of(self).pool_of(self, slot, True)
-            return self.take_captured(pool, nbytes, slot, None)
+            return self.take_captured(self.pool_for(slot, True), nbytes, slot, None)
         return deliver(self, &block, size, self.extra, slot)
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
@@ -672,6 +672,16 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
     def _end_service(self, GraphPool pool not None):
         captures_of(self).end(pool)
 
+    cdef GraphPool pool_for(self, uint32_t slot, bint capturing):
+        # The end of an earlier capture's pool runs other code: the slot keeps its stream.
+        if self.captures is None and not capturing:
+            return None
+        slot_retain(self.core, slot)
+        try:
+            return captures_of(self).pool_of(self, slot, capturing)
+        finally:
+            slot_drop(self.core, slot)
+
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
                               object alignment):
         stream = self.streams.get(slot)
@@ -933,15 +943,13 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
         return arena.allocate(nbytes, stream)
     arena.slot_of(stream, &slot)
     capturing = capture_on(arena.core, slot, &graph) != 0
-    pool = None
-    if capturing or arena.captures is not None:
-        pool = captures_of(arena).pool_of(arena, slot, capturing)
+    pool = arena.pool_for(slot, capturing)
     if pool is None:
         status = arena.take(nbytes, arena.extra, slot, REGION_OF_MANY, &block)
         if status == ARENA_TAGGED:
             return arena.allocate(nbytes, stream)
     if pool is None and status == ARENA_CAPTURING:
-        pool = captures_of(arena).pool_of(arena, slot, True)
+        pool = arena.pool_for(slot, True)
     if pool is not None:
         return arena.take_captured(pool, nbytes, slot, None)
     return deliver(arena, &block, nbytes, arena.extra, slot)

@@ -122,6 +122,29 @@ def test_reused_stream_slot_has_no_blocks_of_the_previous_stream(make_arena, vir
     pin.close()
 
 
+def test_stream_of_a_shareable_block_cannot_be_vacated_while_the_arguments_are_read(
+    make_arena, monkeypatch
+):
+    arena, (stream, other) = make_arena(), (gpumem.Stream("host") for _ in range(2))
+    capabilities = type(gpumem.Device("host").capabilities)
+    read = capabilities.__getitem__
+
+    def reset_by_another_thread():
+        arena.reset_stream(stream.ptr)
+        arena.allocate(KIB, other.ptr).close()
+
+    def read_and_reset(self, name):
+        monkeypatch.setattr(capabilities, "__getitem__", read)
+        thread = threading.Thread(target=reset_by_another_thread)
+        thread.start()
+        thread.join()
+        return read(self, name)
+
+    monkeypatch.setattr(capabilities, "__getitem__", read_and_reset)
+    with arena.allocate(KIB, stream.ptr, shareable=True) as buffer:
+        assert buffer.stream.ptr == stream.ptr
+
+
 # ---- resets --------------------------------------------------------------------------------------
 
 
