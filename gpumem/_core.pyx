@@ -16,7 +16,7 @@ from gpumem._native.arena cimport (
     ARENA_CAPTURING, arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD,
     arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
     arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_stream, arena_set_limit,
+    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_stream,
     arena_shrink, arena_state, arena_stream, arena_stream_is_callers, ARENA_TAGGED,
     arenas_release_retired, ArenaSettings, Block, slot_drop, slot_retain, STATE_ASLEEP,
     STATE_CLOSED, tag_adopt, tag_now,
@@ -333,11 +333,14 @@ cdef class Arena(SleepingArena):
 
     cdef int take_relieved(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                            int status, Block* block) except -1:
-        # Callbacks of the arena's own tensors first, then those of budgets. They may also close the
+        # Pools of captures that are over go, then callbacks of the arena's own tensors are called,
+        # then those of budgets. They may also close the
         # arena or reset the stream: the slot keeps its stream.
         cdef Asking asking = Asking(0, 0)
         slot_retain(self.core, slot)
         try:
+            if self.captures is not None and self.captures.end_over():
+                status = self.take_slow(asked + extra, slot, region, block)
             while tensors_relieve(self, status, asked, None, &asking):
                 status = self.take_slow(asked + extra, slot, region, block)
         finally:
@@ -529,6 +532,8 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         cdef int status
         self.require_open()
         self.require_outside_source()
+        if self.captures is not None:
+            self.captures.end_over()
         with nogil:
             status = arena_shrink(self.core, &released)
         if status != ARENA_OK:
@@ -539,36 +544,6 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         parts = [each.shrink() for each in self._beside()]
         return ShrinkReport(released + sum([part.released_bytes for part in parts]),
                             sum([part.retained for part in parts], retained_regions(self.core)))
-
-    def set_limit(self, nbytes):
-        """Change what the arena may hold from the device, as ``max_mem`` of its settings does.
-
-        What it holds beyond a lower limit stays, until a `shrink` or the next growth gives idle
-        memory back. `stats` tells the limit in force; `config` keeps what the arena was made with.
-
-        Parameters
-        ----------
-        nbytes : int or str
-            Bytes, or a text such as ``"2GiB"``; 0 is unlimited.
-
-        Raises
-        ------
-        TypeError, ValueError
-            `nbytes` is not an integer, or not from 0 to 2**63 - 1.
-        ClosedError
-            The arena is closed, or belongs to the parent of a fork.
-
-        Examples
-        --------
-        >>> arena = Arena("host")
-        >>> arena.set_limit(1 << 30)
-        >>> arena.stats().limit
-        1073741824
-        """
-        cdef uint64_t limit = size_of(nbytes, None)
-        self.require_open()
-        with nogil:
-            arena_set_limit(self.core, limit)
 
     # ---- graphs ----------------------------------------------------------------------------------
 
@@ -625,6 +600,8 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         return Capture(pool, stream)
 
     def _open_pool(self):
+        if self.captures is not None:
+            self.captures.end_over()
         return make_pool(self, self._open_region_arena())
 
     def _open_region_arena(self):
@@ -668,9 +645,10 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         self.require_open()
         self.slot_of(stream, &slot)
         captures_of(self).serve(self, slot, stream, pool)
+        return slot
 
-    def _end_service(self, GraphPool pool not None):
-        captures_of(self).end(pool)
+    def _end_service(self, GraphPool pool not None, slot):
+        captures_of(self).end(pool, slot)
 
     cdef GraphPool pool_for(self, uint32_t slot, bint capturing):
         # The end of an earlier capture's pool runs other code: the slot keeps its stream.
@@ -845,8 +823,12 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         {0}
         """
         cdef uint32_t slot
+        cdef GraphPool pool
         self.require_open()
+        if self.captures is not None:
+            self.captures.end_over()
         self.slot_of(stream, &slot)
+        named = (self.streams.get(slot, self.stream_at(slot)) if stream is None else stream)
         if arena_reset_stream(self.core, slot, may_end(self, slot)):
             self.streams.pop(slot, None)
             self.last_stream = None
@@ -854,6 +836,10 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
             self.ask_default(True)
         for each in self._beside():
             each.reset_stream(stream)
+        for pool in self.captures.pools if self.captures is not None else ():
+            if not pool.closed and slot not in pool.serving:
+                for each in pool.members():
+                    each.reset_stream(named)
 
     def close(self):
         """Give all memory back to the driver now. Idempotent.

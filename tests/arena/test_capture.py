@@ -1,5 +1,6 @@
 """Graph capture: captured memory is private, and nothing illegal is called meanwhile."""
 
+import contextlib
 import ctypes
 import gc
 
@@ -239,6 +240,47 @@ def test_undeclared_capture_gets_a_graph_pool_at_the_first_miss(make_arena, driv
     graph.destroy_instance()
     after.close()
     arena.close()
+
+
+@pytest.mark.parametrize("end", ["another capture", "shrink", "reset_stream", "out of memory"])
+def test_pool_of_an_undeclared_capture_goes_with_its_graph(make_arena, driver, stream, host, end):
+    arena = make_arena({"backing": "regions", "max_mem": 48 * MIB})
+    used = host.used(0)
+    with Graph(driver, stream) as graph:
+        arena.allocate(20 * MIB, stream).close()
+    graph.destroy()
+    assert host.used(0) > used
+    if end == "another capture":
+        side = gpumem.Stream("host")
+        with arena.capture(side):
+            arena.allocate(20 * MIB, side).close()
+    elif end == "out of memory":
+        arena.allocate(40 * MIB).close()
+    else:
+        arena.shrink() if end == "shrink" else arena.reset_stream(stream)
+        gpumem.Arena("host").close()
+        assert host.used(0) == used
+
+
+@pytest.mark.parametrize("how", ["capture", "add_stream"])
+def test_undeclared_capture_that_is_over_leaves_its_stream_to_others(
+    make_arena, driver, stream, how
+):
+    arena, side = make_arena(), gpumem.Stream("host")
+    with Graph(driver, side) as graph:
+        arena.allocate(8 * MIB, side).close()
+    graph.destroy()
+    with contextlib.ExitStack() as stack:
+        if how == "capture":
+            stack.enter_context(Graph(driver, side))
+            pool = stack.enter_context(arena.capture(side))
+        else:
+            pool = stack.enter_context(arena.capture(stream))
+            stack.enter_context(Graph(driver, stream))
+            side.wait(stream.record())
+            pool.add_stream(side)
+            stack.callback(lambda: stream.wait(side.record()))
+        assert lies_in(arena.allocate(KIB, side), pool)
 
 
 def test_arena_closes_after_an_undeclared_capture_ended(make_arena, driver, stream):

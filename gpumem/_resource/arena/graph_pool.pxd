@@ -34,8 +34,11 @@ cdef class Captures:
                         uint64_t capture, uint64_t graph)
     cdef int serve(self, ArenaBase arena, uint32_t slot, object stream,
                    GraphPool pool) except -1
-    cdef int end(self, GraphPool pool) except -1
-    cdef int end_if_over(self, GraphPool pool) except -1
+    # The pool serves a slot no longer; None: none at all.
+    cdef int end(self, GraphPool pool, object slot) except -1
+    # Ends a pool, or all, that were opened by themselves for a capture that is over; did any?
+    cdef bint end_if_over(self, GraphPool pool) except -1
+    cdef bint end_over(self) except -1
     cdef int close(self) except -1
 
 # Whether a buffer's memory stays a graph's when the buffer has ended.

@@ -204,6 +204,7 @@ class Capture:
         self._pool = pool
         self._stream = stream
         self._entered = 0
+        self._slot = None
 
     def __enter__(self):
         cdef GraphPool pool = self._pool
@@ -213,7 +214,7 @@ class Capture:
         if not pool.serving:
             with nogil:
                 pool_begin(pool.core)
-        pool.arena._serve(self._stream, pool)
+        self._slot = pool.arena._serve(self._stream, pool)
         pool.contexts += 1
         self._entered += 1
         return pool
@@ -225,8 +226,7 @@ class Capture:
             raise GpumemError(f"this capture into {pool.name!r} is not entered")
         self._entered -= 1
         pool.contexts -= 1
-        if pool.contexts == 0:
-            pool.arena._end_service(pool)
+        pool.arena._end_service(pool, None if pool.contexts == 0 else self._slot)
 
 
 @cython.final
@@ -249,7 +249,7 @@ cdef class Captures:
         # A pool that was opened by itself serves one capture: is it still that one?
         capture = capture_on(arena.core, slot, &graph)
         if pool is not None and pool.capture != capture:
-            self.end(pool)
+            self.end(pool, None)
             pool = None
         if pool is None and capture != 0:
             pool = self.join(arena, slot, capture, <uintptr_t>graph)
@@ -273,7 +273,9 @@ cdef class Captures:
 
     cdef int serve(self, ArenaBase arena, uint32_t slot, object stream,
                    GraphPool pool) except -1:
-        if self.pool_of(arena, slot, False) is not None:
+        # A pool that was opened by itself may have served a capture that is over.
+        cdef GraphPool before = self.served.get(slot)
+        if before is not None and not self.end_if_over(before):
             raise InUseError(f"stream {arena.stream_at(slot):#x} already allocates from a graph "
                              f"pool of {arena.name!r}")
         # The slot keeps its number while the pool serves the stream.
@@ -283,20 +285,27 @@ cdef class Captures:
         self.pools.add(pool)
         return 0
 
-    cdef int end(self, GraphPool pool) except -1:
-        for slot in list(pool.serving):
-            del self.served[slot]
-            slot_drop(pool.arena.core, slot)
-        pool.serving.clear()
+    cdef int end(self, GraphPool pool, object slot) except -1:
+        for each in list(pool.serving) if slot is None else [slot]:
+            del self.served[each], pool.serving[each]
+            slot_drop(pool.arena.core, each)
+        # Nobody has one that was opened by itself: without a graph its memory is of no use.
+        if pool.capture and not pool.serving:
+            for inner in pool.members():
+                inner._close_if_idle()
         return 0
 
-    cdef int end_if_over(self, GraphPool pool) except -1:
+    cdef bint end_if_over(self, GraphPool pool) except -1:
         # The end of the capture of a pool that was opened by itself is found by the next query.
         cdef CUgraph graph
         if pool.capture == 0 or any([capture_on(pool.arena.core, slot, &graph) == pool.capture
                                      for slot in pool.serving]):
-            return 0
-        return self.end(pool)
+            return False
+        self.end(pool, None)
+        return True
+
+    cdef bint end_over(self) except -1:
+        return any([self.end_if_over(pool) for pool in set(self.served.values())])
 
     cdef int close(self) except -1:
         # All or none: the first that is in use keeps the others open.
@@ -313,7 +322,9 @@ cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) n
     """Return the driver's number of the capture that a stream is in; 0: none."""
     cdef uint64_t capture = 0
     cdef bint unknown
-    if not stream_captures(core.context, core.streams[slot].handle, &capture, graph, &unknown):
+    # A silent handle may name nothing any more.
+    if core.streams[slot].silent or not stream_captures(
+            core.context, core.streams[slot].handle, &capture, graph, &unknown):
         return 0
     return capture
 

@@ -10,12 +10,13 @@ from libc.stdlib cimport calloc, free, qsort
 from gpumem._budget cimport (
     account_of, Budget, budget_relieve, press, raise_exceeded, Relief, tell_errors,
 )
-from gpumem._buffer cimport MemoryResource
+from gpumem._buffer cimport MemoryResource, size_of
 from gpumem._native.arena cimport (
     AllocatorHook, arena_check, ARENA_CLOSED, arena_copy, arena_copy_blocks, arena_copy_free,
     ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions, ARENA_HALF_ASLEEP, arena_in_use,
     arena_is_open, arena_max_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_set_limit,
+    arena_shrinkages,
     arena_state, ArenaCopy, ArenaCore, ArenaStats, backing_calls, block_note, BlockCopy, BlockNote,
     caches_flush, DebugHeap, family_held, heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock,
     HeapCounts, hook_allocate, hooks_bytes, invariant_text, LARGE_SPACE, last_refusal,
@@ -154,6 +155,37 @@ cdef class ArenaBase(MemoryResource):
         except (PeerAccessError, DriverError):
             pass
         return 0
+
+    def set_limit(self, nbytes):
+        """Change what the arena may hold from the device, as ``max_mem`` of its settings does.
+
+        What it holds beyond a lower limit stays, until a `shrink` or the next growth gives idle
+        memory back. `stats` tells the limit in force; `config` keeps what the arena was made with.
+
+        Parameters
+        ----------
+        nbytes : int or str
+            Bytes, or a text such as ``"2GiB"``; 0 is unlimited.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `nbytes` is not an integer, or not from 0 to 2**63 - 1.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> arena.set_limit(1 << 30)
+        >>> arena.stats().limit
+        1073741824
+        """
+        cdef uint64_t limit = size_of(nbytes, None)
+        self.require_open()
+        with nogil:
+            arena_set_limit(self.core, limit)
 
     @classmethod
     def staging(cls, device):
