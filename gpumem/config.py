@@ -340,6 +340,12 @@ def _suits_limit(nbytes: int) -> bool:
     return nbytes >= _PAGED_FROM and nbytes % _PAGE <= nbytes // 6
 
 
+class _OfBacking(str):
+    """A rule for splits that nobody set, so that it follows from the backing."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class ArenaConfig(_Settings):
     """How an arena grows, splits and shares.
@@ -430,7 +436,7 @@ class ArenaConfig(_Settings):
     cuda_mempool_release_threshold: int = _setting(0, _size(0, MAX_UNSIGNED))
     cuda_mempool_bytes_to_keep_on_shrink: int = _setting(0, _size(0, MAX_UNSIGNED))
     backing: str = _setting("auto", _choice(auto="", regions="", virtual=""))
-    split_rule: str = _setting(None, _choice(tight="", ort=""))  # None: by the backing
+    split_rule: str = _setting(None, _choice(tight="", ort=""))  # None: `_OfBacking`
     stream_reuse: str = _setting("completed", _choice(completed="", wait="", never=""))
     page_move_threshold: float = _setting(0.015, _share(1000))
     page_move_budget: float = _setting(0.01, _share(1))
@@ -447,9 +453,14 @@ class ArenaConfig(_Settings):
     _MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(_LIMITS, "max_mem")
 
     def __post_init__(self) -> None:
-        if self.split_rule is None:
-            object.__setattr__(self, "split_rule", "ort" if self.backing == "regions" else "tight")
+        # One that came with the backing follows it: `dataclasses.replace` hands it on.
+        follows = self.split_rule is None or isinstance(self.split_rule, _OfBacking)
+        if follows:
+            object.__setattr__(self, "split_rule", "tight")
         super().__post_init__()
+        if follows:
+            rule = _OfBacking("ort" if self.backing == "regions" else "tight")
+            object.__setattr__(self, "split_rule", rule)
 
     @property
     def suits_pages(self) -> bool:

@@ -391,6 +391,20 @@ def test_configs_are_values():
     )
 
 
+def test_split_rule_that_was_not_set_follows_the_backing():
+    given = ArenaConfig(backing="regions")
+    assert given.split_rule == "ort"
+    for backing in ("auto", "virtual"):
+        assert dataclasses.replace(given, backing=backing).split_rule == "tight"
+        with gpumem.Arena("host", given, backing=backing) as arena:
+            assert (arena.backing, arena.config.split_rule) == ("virtual", "tight")
+    again = pickle.loads(pickle.dumps(given))
+    assert again == given
+    assert dataclasses.replace(again, backing="auto").split_rule == "tight"
+    kept = dataclasses.replace(ArenaConfig(split_rule="ort"), backing="auto")
+    assert kept.split_rule == "ort"
+
+
 def test_signature_shows_the_settings():
     assert [*inspect.signature(ArenaConfig).parameters][:2] == [*DEFAULTS][:2]
     assert "oom_wait_ms" in inspect.signature(ArenaConfig).parameters
