@@ -11,13 +11,12 @@ refused where it asks for what the object cannot be.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
-from gpumem._support.arguments import is_integer, refuse_keywords, unknown
+from gpumem._support.arguments import is_integer, refuse_keywords, unknown, whole_number
 from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import MOST_BYTES, is_size_with_unit, nearly_a_size, parse_size
 from gpumem._support.texts import shown, visible
@@ -45,13 +44,12 @@ _FRACTION = r"[0-9]{1,4}(\.[0-9]{1,24})?(e-[0-9]{1,3})?"
 
 def _integer(low: int, high: int) -> Callable[[str, object], int]:
     def parse(key: str, value: object) -> int:
-        number: Any = value
+        number = whole_number(value)
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,20}", value):
             number = int(value)
-        is_integer = hasattr(number, "__index__") and not isinstance(number, bool)
-        if not is_integer or not low <= operator.index(number) <= high:
+        if number is None or not low <= number <= high:
             raise _bad(key, value, f"an integer from {low} to {high}")
-        return operator.index(number)
+        return number
 
     return parse
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from gpumem._support.environment import read_switch
 from gpumem._support.sizes import MOST_BYTES
+from gpumem._support.texts import shown
 from gpumem.config import (
     _bad,
     _boolean,
@@ -111,6 +112,14 @@ class DebugHeapOptions(_Settings):
 
     _OF: ClassVar[str] = "a debug heap"
     _NONE: ClassVar[str] = "none"
+
+    def _text_of(self, name: str) -> str:
+        if name == "on_error" and callable(self.on_error):
+            raise ConfigError(
+                f"on_error = {shown(self.on_error, 80)} has no text that can be read back: "
+                'expected "raise" or "warn"'
+            )
+        return super()._text_of(name)
 
     def _without_effect(self) -> dict[str, str]:
         """Return the settings other than the defaults that a debug heap does not use, and why."""

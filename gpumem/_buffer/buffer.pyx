@@ -33,7 +33,7 @@ from gpumem._support.tracking cimport (
 
 from gpumem._support.providers import provided
 from gpumem._support.sizes import format_size
-from gpumem.device import Device, MemoryKind
+from gpumem.device import Device, devices, MemoryKind
 from gpumem.errors import ClosedError
 
 
@@ -383,7 +383,7 @@ cdef class Buffer:
         cdef CUresult code
         cdef int where = side_of(resource.memory, location)
         cdef int number
-        if advice not in ADVICE:
+        if not isinstance(advice, str) or advice not in ADVICE:
             accepted = ", ".join(f'"{name}"' for name in ADVICE)
             raise ValueError(f"advice {advice!r} is not one of {accepted}")
         number = ADVICE[advice]
@@ -611,12 +611,10 @@ cdef int side_of(object memory, object location) except? -2:
     if location is None:
         return own.index
     device = Device(location)
-    if device.type == "host":
-        return HOST_SIDE
-    if device.type != own.type:
+    if device.type not in ("host", own.type) or device not in devices():
         raise ValueError(f"{device} is not a device that {memory} can move to: expected "
-                         f'a {own.type} device or "host"')
-    return device.index
+                         f'a {own.type} device that is there, or "host"')
+    return HOST_SIDE if device.type == "host" else device.index
 
 
 # ---- the owners of NumPy arrays ------------------------------------------------------------------

@@ -6,5 +6,7 @@ cdef class Handle:
     cdef readonly object contents   # describes what it refers to, for its receiver; None: nothing
     cdef object __weakref__
 
+# The number of an argument; TypeError or ValueError: it cannot be a descriptor's.
+cdef int descriptor_of(object fd) except -1
 # A new owner of a descriptor that was just made.
 cdef Handle handle_of(int fd, object kind, object contents)

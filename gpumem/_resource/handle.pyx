@@ -39,6 +39,8 @@ cdef class Handle:
     ------
     TypeError, ValueError
         `fd` is not an integer, or negative.
+    OSError
+        `fd` is not open.
 
     Examples
     --------
@@ -56,13 +58,11 @@ cdef class Handle:
 
     def __init__(self, fd, *, kind=None, contents=None):
         """Take the arguments that the class describes."""
-        if isinstance(fd, bool) or not isinstance(fd, int):
-            raise TypeError(f"a descriptor must be an integer, not {type(fd).__name__}")
-        if not 0 <= fd < 1 << 31:
-            raise ValueError(f"descriptor {fd} is out of range: expected 0 to 2**31 - 1")
+        descriptor_of(fd)
         # A second call would lose the first descriptor.
         if self.fd >= 0:
             raise TypeError("Handle.__init__ called twice")
+        fstat(fd)       # or it closed, one day, what another owner opened under the number
         self.kind = kind
         self.contents = contents
         own(self, fd)
@@ -120,6 +120,14 @@ cdef class Handle:
         if self.kind is not None:
             what = f" {self.kind.name if isinstance(self.kind, Enum) else 'of an unknown kind'}"
         return f"<gpumem.Handle{what} {'closed' if self.fd < 0 else self.fd}>"
+
+
+cdef int descriptor_of(object fd) except -1:
+    if isinstance(fd, bool) or not isinstance(fd, int):
+        raise TypeError(f"a descriptor must be an integer, not {type(fd).__name__}")
+    if not 0 <= fd < 1 << 31:
+        raise ValueError(f"descriptor {fd} is out of range: expected 0 to 2**31 - 1")
+    return fd
 
 
 def received_handle(sent, kind, contents):

@@ -20,6 +20,7 @@ from gpumem._native.driver cimport (
     DriverDevice,
 )
 from gpumem._resource.device_memory cimport device_figures, no_way_between, peer_is_reached
+from gpumem._resource.handle cimport descriptor_of
 from gpumem._resource.pool_driver cimport (
     pool_attribute, pool_config, pool_core, pool_destroy, pool_destroy_native, pool_end, pool_free,
     pool_free_refused, pool_free_view, pool_import_pointer, pool_let, pool_lets, pool_make,
@@ -411,20 +412,15 @@ cdef class DriverPool(MemoryResource):
         memory = require_pools(MemoryInfo.parse(device))
         driver_device = memory.device._open()
         pool_require_sharing(driver_device, memory)
-        given = Handle(fd.fileno() if hasattr(fd, "fileno") else fd)
-        try:
-            # Drivers report a closed descriptor as an invalid value; the system names the reason.
-            os.fstat(given.fileno())
-            number = given.fileno()
-            with nogil:
-                code = context_enter(&driver_device.context)
-                if code == CUDA_SUCCESS:
-                    code = driver_device.context.table.cuMemPoolImportFromShareableHandle(
-                        &pool, <void*>number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                    context_leave(&driver_device.context)
-        finally:
-            # The descriptor stays the caller's.
-            given.detach()
+        number = descriptor_of(fd.fileno() if hasattr(fd, "fileno") else fd)
+        # Drivers report a closed descriptor as an invalid value; the system names the reason.
+        os.fstat(number)
+        with nogil:
+            code = context_enter(&driver_device.context)
+            if code == CUDA_SUCCESS:
+                code = driver_device.context.table.cuMemPoolImportFromShareableHandle(
+                    &pool, <void*>number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+                context_leave(&driver_device.context)
         check(driver_device.context.table, code, "cuMemPoolImportFromShareableHandle")
         try:
             made = DriverPool.__new__(DriverPool)

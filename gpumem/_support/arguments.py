@@ -22,6 +22,7 @@ __all__ = [
     "require_integer",
     "require_name",
     "unknown",
+    "whole_number",
 ]
 
 
@@ -153,11 +154,20 @@ def is_same_file(path: str | os.PathLike[str], others: Iterable[object]) -> bool
 
 def power_of_two(name: str, value: object, most: int, most_shown: str) -> int:
     """Return a power of two, or raise ValueError. NumPy's integers count, a bool does not."""
-    if not isinstance(value, bool) and hasattr(type(value), "__index__"):
-        number = operator.index(value)  # type: ignore[arg-type]
-        if 1 <= number <= most and not number & (number - 1):
-            return number
+    number = whole_number(value)
+    if number is not None and 1 <= number <= most and not number & (number - 1):
+        return number
     raise ValueError(f"{name} {shown(value, 80)} is not a power of two from 1 to {most_shown}")
+
+
+def whole_number(value: object) -> int | None:
+    """Return the integer that `value` stands for, NumPy's too, and no bool; None: it is not one."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None  # an array of several elements has the method
 
 
 def is_integer(value: object, least: int, most: int) -> TypeGuard[int]:

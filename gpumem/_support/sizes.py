@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from typing import Any
 
+from gpumem._support.arguments import whole_number
 from gpumem._support.texts import shown
 
 __all__ = [
@@ -128,7 +128,8 @@ def whole_bytes(name: str, value: Any, *, accepts_none: bool = False) -> int:
     """
     if isinstance(value, str) and is_size_with_unit(value):
         return parse_size(value)
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+    number = whole_number(value)
+    if number is None:
         if better := nearly_a_size(value):
             raise TypeError(f"invalid {name} = {value!r}: {better}")
         given = repr(value[:40]) if isinstance(value, str) else type(value).__name__
@@ -136,7 +137,7 @@ def whole_bytes(name: str, value: Any, *, accepts_none: bool = False) -> int:
         if accepts_none:
             accepted = 'an integer or None, or a size such as "512MiB"'
         raise TypeError(f"{name} must be {accepted}, not {given}")
-    return operator.index(value)
+    return number
 
 
 def format_size(nbytes: int) -> str:

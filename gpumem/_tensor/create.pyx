@@ -16,7 +16,7 @@ from gpumem._tensor.tensor cimport (
     resource_beside, Tensor, tensor_allocate, tensor_move, tensor_within,
 )
 
-from gpumem._support.arguments import is_integer, MISSING, refuse, refuse_keywords
+from gpumem._support.arguments import MISSING, refuse, refuse_keywords, whole_number
 from gpumem._support.sizes import exact_size
 from gpumem._support.texts import shown
 from gpumem.device import MemoryInfo
@@ -98,9 +98,11 @@ def tensor_of(Buffer buffer not None, shape, dtype, offset):
     cdef int ndim = shape_from(shape, lengths)
     cdef int64_t count = layout_size(ndim, lengths, element.itemsize)
     require_open(buffer)
-    if not is_integer(offset, 0, buffer.nbytes) or offset % element.dtype.alignment:
+    number = whole_number(offset)
+    if number is None or not 0 <= number <= buffer.nbytes or number % element.dtype.alignment:
         raise ValueError(f"invalid offset = {shown(offset)}: expected a multiple of "
                          f"{element.dtype.alignment} from 0 to {buffer.nbytes}")
+    offset = number
     if count < 0 or count * element.itemsize > buffer.nbytes - offset:
         needed = "2**63 bytes or more" if count < 0 else exact_size(count * element.itemsize)
         raise ValueError(f"shape {shape} of {element.dtype} does not fit into {buffer!r} from "

@@ -13,6 +13,7 @@ from gpumem._buffer cimport (
 )
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.interpreter cimport HAS_INTERPRETER_LOCK
+from gpumem._support.arguments import whole_number
 from gpumem._support.texts import shown
 
 
@@ -281,9 +282,10 @@ cdef inline int64_t length_from(object length, object shape) except -1:
     cdef int64_t number
     # A bool has __index__, but is a mistake here. NumPy's integers have it, too.
     if type(length) is not int:
-        if isinstance(length, bool) or not hasattr(length, "__index__"):
+        found = whole_number(length)
+        if found is None:
             raise TypeError(f"shape {shape!r} has {length!r}, which is not an integer")
-        length = length.__index__()
+        length = found
     number = PyLong_AsLongLongAndOverflow(length, &overflow)
     if number < 0 or overflow:
         raise ValueError(f"shape {shape!r} has {length}: a dimension has from 0 to 2**63 - 1 "

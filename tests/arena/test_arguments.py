@@ -50,6 +50,7 @@ REFUSED = [
     ("1", TypeError),
     (None, TypeError),
     (int, TypeError),
+    (np.array([1, 2]), TypeError),
     ((1 << 48) - 256, gpumem.OutOfMemoryError),
     ((1 << 48) - 255, gpumem.OutOfMemoryError),
     ((1 << 48) - 1, gpumem.OutOfMemoryError),
@@ -138,12 +139,41 @@ def test_block_has_the_requested_alignment(arena, power, rng):
         assert len(inside) == block.used
 
 
+@pytest.mark.parametrize("nbytes", [0, 1000])
+def test_shareable_and_transport_are_checked_for_every_size(arena, nbytes):
+    for given in ("x", 1, None):
+        with pytest.raises(TypeError, match="invalid shareable"):
+            arena.allocate(nbytes, shareable=given)
+    with pytest.raises(ValueError, match="invalid transport"):
+        arena.allocate(nbytes, transport="foo")
+    assert arena.stats().num_allocs == 0
+
+
+def test_array_of_several_elements_is_not_a_number(arena):
+    several = np.array([1, 2])
+    with pytest.raises(TypeError, match="nbytes must be an integer"):
+        arena.allocate(several)
+    with pytest.raises(gpumem.errors.ConfigError, match="invalid max_mem"):
+        gpumem.ArenaConfig(max_mem=several)
+    with pytest.raises(TypeError, match="which is not an integer"):
+        gpumem.empty((several, 1), "uint8", resource=arena)
+
+
+def test_offset_of_a_tensor_may_be_any_integer_type(arena):
+    buffer = arena.allocate(1000)
+    assert buffer.tensor((2,), "float32", offset=np.int64(4)).ptr == buffer.ptr + 4
+    for offset in (True, 2, -4, 1004, "4", np.array([4, 4])):
+        with pytest.raises(ValueError, match="expected a multiple of 4 from 0 to 1000"):
+            buffer.tensor((2,), "float32", offset=offset)
+
+
 def test_any_integer_type_is_an_alignment(arena):
     assert arena.allocate(100, alignment=np.int64(4096)).ptr % 4096 == 0
 
 
 @pytest.mark.parametrize(
-    "alignment", [0, -1, 3, 255, 257, 1 << 22, 256.0, "256", True, np.int64(-4)]
+    "alignment",
+    [0, -1, 3, 255, 257, 1 << 22, 256.0, "256", True, np.int64(-4), np.array([256, 256])],
 )
 def test_alignment_must_be_a_power_of_two_up_to_2_mib(arena, alignment):
     with pytest.raises(ValueError, match="is not a power of two from 1 to 2097152"):

@@ -88,8 +88,13 @@ def test_advise_rejects_unknown_hints_by_name(make_arena):
         buffer.advise("fast")
     with pytest.raises(ValueError, match="unknown device 'cpu'"):
         buffer.prefetch("cpu")
-    with pytest.raises(ValueError, match='expected a host device or "host"'):
-        buffer.prefetch("cuda:0")
+    with pytest.raises(ValueError, match=r"advice \['fast'\] is not one of"):
+        buffer.advise(["fast"])
+    for absent in ("cuda:0", "host:77"):
+        with pytest.raises(ValueError, match='expected a host device that is there, or "host"'):
+            buffer.prefetch(absent)
+        with pytest.raises(ValueError, match="is not a device that host:0/managed can move to"):
+            buffer.advise("preferred_location", absent)
     with pytest.raises(TypeError, match="is not a stream"):
         buffer.prefetch(stream="fast")
 

@@ -439,6 +439,8 @@ def test_environment_variable_sets_the_options(monkeypatch, make_arena, text, gu
 def test_settings_round_trip_through_text():
     options = gpumem.debugging.DebugHeapOptions(fresh_byte=None, guard_bytes=512, leaks=False)
     assert gpumem.debugging.DebugHeapOptions.from_text(options.to_text()) == options
+    with pytest.raises(gpumem.errors.ConfigError, match="on_error = <built-in function print>"):
+        gpumem.debugging.DebugHeapOptions(on_error=print).to_text()
 
 
 def test_report_survives_pickling(make_arena, write):

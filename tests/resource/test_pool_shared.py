@@ -18,6 +18,7 @@ from helpers.given_out import bring_to_rest
 from helpers.sharing import receive
 
 import gpumem
+from gpumem.interop import Handle
 
 MIB = 1 << 20
 TESTS = Path(__file__).resolve().parents[1]
@@ -211,6 +212,19 @@ def test_invalid_buffer_descriptor_is_refused(pool, there):
     with pytest.raises(gpumem.errors.DriverError, match="cuMemPoolImportPointer"):
         there.import_buffer(foreign)
     assert there.stats().in_use == 0
+
+
+def test_import_leaves_the_callers_descriptor_as_it_was(tmp_path):
+    with (tmp_path / "file").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        with pytest.raises(gpumem.errors.DriverError):
+            gpumem.DriverPool.import_handle("host", file)
+        assert os.get_inheritable(file.fileno())
+
+
+def test_handle_of_a_descriptor_that_is_not_open_is_refused():
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        Handle(1 << 20)
 
 
 def test_invalid_pool_descriptor_is_refused(host, tmp_path):
