@@ -63,6 +63,44 @@ def test_script_finds_gpumem_enabled_once_pytorch_is_imported(gpumem, tmp_path):
     assert said == [None, [True, "full"], ["--flag", "-x", "value"], "torch"]
 
 
+def test_program_that_looks_pytorch_up_before_it_imports_it(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import importlib.util
+        found = [importlib.util.find_spec("torch") for _ in range(2)]
+        assert found[0].loader.get_filename("torch") == found[0].origin
+        assert importlib.util.find_spec("gpumem") is not None
+        import torch, gpumem
+        kept = gpumem.Arena("host").allocate(5000)
+        print(json.dumps([seen(), torch.__spec__.loader.name]))
+        """,
+    )
+    out = tmp_path / "out.html"
+    said = answer(gpumem("--report", "out.html", path), f"gpumem: wrote {out}")
+    assert said == [[True, "full"], "torch"]
+    assert list(runs_of(out).values()) == [5000]
+
+
+def test_import_of_pytorch_that_fails_at_first_is_followed_by_gpumem_later(gpumem, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('not now')")
+    path = script(
+        tmp_path,
+        """
+        import os
+        try:
+            import torch
+        except ImportError:
+            os.remove("torch.py")
+        import importlib
+        importlib.invalidate_caches()
+        import torch
+        print(json.dumps(seen()))
+        """,
+    )
+    assert answer(gpumem(path)) == [True, "full"]
+
+
 @pytest.mark.parametrize("mode", ["full", "auto"])
 def test_program_that_enables_gpumem_itself_before_pytorch_is_imported(gpumem, tmp_path, mode):
     path = script(

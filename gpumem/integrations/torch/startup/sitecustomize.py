@@ -26,7 +26,10 @@ _STEPS = {"torch": "begin", "gpumem": "record"}
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds a module as the other finders do, once, and runs a step behind its import."""
+    """Finds a module as the other finders do, and runs a step behind its first import.
+
+    A lookup alone, as by `importlib.util.find_spec`, leaves it in place.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,29 +40,48 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         """Return the spec that the other finders have for the module."""
         if name != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self)
+                return spec
+        return None
+
+    def leave(self) -> bool:
+        """Leave the finders; tells whether it was one of them."""
+        try:
+            sys.meta_path.remove(self)
+        except ValueError:
+            return False
+        return True
 
 
 class _Loader(importlib.abc.Loader):
     """Loads a module as its own loader does; the module then names that one."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: importlib.abc.Loader, finder: _AfterImport) -> None:
         self.loader = loader
+        self.finder = finder
+
+    def __getattr__(self, name: str) -> object:  # get_filename, get_code, ... of a spec looked up
+        if name == "loader":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Leave it to the module's own loader."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load the module, then run its step."""
+        """Load the module, then run its step unless an import has."""
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         module.__loader__ = self.loader
         self.loader.exec_module(module)
+        if not self.finder.leave():
+            return
         try:
             startup = importlib.import_module("gpumem.integrations.torch._startup")
         except ImportError as error:  # another Python than the one gpumem is installed for
