@@ -2,8 +2,8 @@
 
 The socket is Linux's abstract one: no file is left behind, and it is reached within a network
 namespace, as of one container, whatever the processes' other namespaces and permissions are. Only
-processes of the same user are answered. A process that has ended refuses at once, since the kernel
-closes its socket.
+processes of the same user are answered, one after the other. A process that has ended refuses at
+once, since the kernel closes its socket; the children that it forked have closed theirs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EBADF
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,8 @@ from gpumem.errors import BadHandleError, GpumemError
 __all__ = ["ask", "node", "serve", "server_name"]
 
 TIMEOUT = 30.0  # seconds for an answer
+REQUEST_SECONDS = 1.0  # from a connection to its request, for which all others wait
+PAUSE_SECONDS = 0.05  # while this process has no descriptor left for a connection
 AT_ONCE = 64  # descriptors in a message; the kernel takes up to 253
 REQUEST_BYTES = 128
 HEADER_BYTES = 1 << 17  # room for the sizes of 10,000 pages
@@ -44,7 +47,7 @@ _answers: dict[str, Callable[[str], Answer]] = {}
 def serve(kind: str, answer: Callable[[str], Answer]) -> None:
     """Answer requests of a kind by a function, which is called on the server's thread.
 
-    It raises GpumemError or ValueError to refuse; who asks gets the text.
+    It raises to refuse; who asks gets the text.
     """
     _answers[kind] = answer
 
@@ -115,23 +118,32 @@ class Server:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(f"\0{self.name}")
         self._socket.listen(64)
+        self._peer: socket.socket | None = None  # who is answered now
         threading.Thread(target=self._serve, name="gpumem descriptors", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            peer, _ = self._socket.accept()
-            with peer:
-                try:
-                    peer.settimeout(TIMEOUT)
-                    answer(peer)
-                except OSError:
-                    pass  # it has gone, or does not read
+            try:
+                self._peer, _ = self._socket.accept()
+            except OSError:  # the connection waits in the queue
+                time.sleep(PAUSE_SECONDS)
+                continue
+            with self._peer as peer, suppress(OSError):  # it has gone, or does not read or write
+                answer(peer)
+
+    def close_in_child(self) -> None:
+        """Close what a fork's child has of it, which would keep its connections open."""
+        self._socket.close()
+        if self._peer is not None:
+            self._peer.close()
 
 
 def answer(peer: socket.socket) -> None:
     """Send what was asked for: what is said of it, then the descriptors; or why not."""
-    request = peer.recv(REQUEST_BYTES).decode(errors="replace")
     _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    peer.settimeout(REQUEST_SECONDS if user == os.getuid() else 0)
+    request = peer.recv(REQUEST_BYTES).decode(errors="replace")
+    peer.settimeout(TIMEOUT)
     try:
         if user != os.getuid():
             raise ValueError("descriptors are for processes of the same user")
@@ -145,7 +157,8 @@ def answer(peer: socket.socket) -> None:
             socket.send_fds(peer, [b"\0"], [each.fileno() for each in some])
             for each in some:
                 each.close()
-    except (GpumemError, ValueError) as error:
+    except Exception as error:  # of whatever kind: the thread answers others, too
+        peer.settimeout(REQUEST_SECONDS)
         _send(peer, {"refused": str(error)})
 
 
@@ -155,6 +168,8 @@ def _send(peer: socket.socket, said: dict[str, Any]) -> None:
 
 def _forget_server() -> None:
     global _server
+    if _server is not None:
+        _server.close_in_child()
     _server = None  # its thread is the parent's
 
 
