@@ -32,6 +32,7 @@ from gpumem._buffer.stream import Stream
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._blocks import Blocks
+from gpumem.integrations._leases import lease_on
 from gpumem.integrations._per_device import PerDevice
 from gpumem.integrations._resources import ResourceLike, Resources
 from gpumem.integrations._switch import Setting, Status, Switch, Using
@@ -242,8 +243,7 @@ def _classes() -> tuple[Any, Any]:
 
         def __init__(self, block: Buffer) -> None:
             super().__init__(block.memory)
-            # A lease, as every view of a buffer has one: an unconsumed capsule.
-            self._lease = block.__dlpack__(max_version=(1, 0), stream=_unordered(block))
+            self._lease: object = lease_on(block)
             self._block: Buffer | None = block
 
         def show(self) -> Any:
@@ -268,11 +268,6 @@ class _NoStream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, 0
-
-
-def _unordered(block: Buffer) -> int | None:
-    # DLPack's -1 means that nothing is ordered; a capsule of CPU memory needs None.
-    return None if block.memory.host_accessible else -1
 
 
 def _memory_of(source: Any) -> MemoryInfo:

@@ -19,17 +19,19 @@ import ctypes
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
 from gpumem._support.forks import ForkLock
-from gpumem.device import MemoryInfo, MemoryKind
+from gpumem._tensor.tensor import Tensor
+from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError, InUseError
 from gpumem.integrations import _compiled
 from gpumem.integrations._c_calls import address_of, capsule_of, live_blocks
+from gpumem.integrations._leases import lease_on
 from gpumem.integrations._resources import REACHABLE, Resources
 from gpumem.integrations._switch import Status
 from gpumem.integrations._versions import import_framework
@@ -55,29 +57,14 @@ _TYPES = {
     },
 }
 
-
-class _Tensor(Protocol):
-    """What is used of a `gpumem.Tensor`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def strides(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def ptr(self) -> int: ...
-    @property
-    def memory(self) -> MemoryInfo: ...
-    @property
-    def read_only(self) -> bool: ...
+_UNUSED = 256  # stands for an address of an output without elements; ONNX Runtime refuses 0
 
 
 # ---- inputs and outputs --------------------------------------------------------------------------
 
 
 def bind(
-    session: Any, inputs: Mapping[str, _Tensor], outputs: Mapping[str, _Tensor] | None = None
+    session: Any, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor] | None = None
 ) -> Any:
     """Bind tensors to a session's inputs and outputs by their addresses; nothing is copied.
 
@@ -94,7 +81,8 @@ def bind(
     Returns
     -------
     onnxruntime.IOBinding
-        For ``session.run_with_iobinding``, as often as wanted. It keeps the tensors alive.
+        For ``session.run_with_iobinding``, as often as wanted. It has the tensors' memory as a view
+        has it: closed or not, that is used by nobody else, and does not sleep, until it is gone.
 
     Raises
     ------
@@ -104,6 +92,10 @@ def bind(
     ConfigError
         A name is not of the model, an input is missing, or a tensor does not fit; the message names
         it and what is accepted.
+    TypeError
+        An input or output is not a gpumem tensor, such as `gpumem.asarray` makes.
+    ClosedError, SuspendedError
+        The buffer of a tensor is closed, or its memory sleeps.
 
     Notes
     -----
@@ -125,6 +117,8 @@ def bind(
         _require_fits(session, "output", given[name], tensor)
         if tensor.read_only:
             raise ConfigError(f"invalid output {name!r}: the tensor is read-only")
+    tensors = (*inputs.values(), *(outputs or {}).values())
+    leases = [lease_on(tensor.buffer) for tensor in tensors]
     # All checks are done: from here on nothing is refused half-way.
     binding = session.io_binding()
     for name, tensor in inputs.items():
@@ -135,8 +129,9 @@ def bind(
             binding.bind_output(name)
         else:
             tensor = tensor_or_none
-            binding.bind_output(name, *_place(tensor), tensor.dtype, tensor.shape, tensor.ptr)
-    binding.gpumem_tensors = (*inputs.values(), *(outputs or {}).values())
+            ptr = tensor.ptr or _UNUSED
+            binding.bind_output(name, *_place(tensor), tensor.dtype, tensor.shape, ptr)
+    binding.gpumem_tensors = tensors, leases
     return binding
 
 
@@ -148,8 +143,10 @@ def _require_names(what: str, tensors: Iterable[str], names: Iterable[str]) -> N
             )
 
 
-def _require_fits(session: Any, what: str, declared: Any, tensor: _Tensor) -> None:
+def _require_fits(session: Any, what: str, declared: Any, tensor: Tensor) -> None:
     where = f"invalid {what} {declared.name!r}"
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{where}: expected a gpumem.Tensor, not a {type(tensor).__name__}")
     expected = _TYPES.get(declared.type)
     if expected is None:
         raise ConfigError(f"{where}: {declared.type} is none of {', '.join(_TYPES)}")
@@ -162,7 +159,7 @@ def _require_fits(session: Any, what: str, declared: Any, tensor: _Tensor) -> No
     )
     if not fits:
         raise ConfigError(f"{where}: its shape is {tensor.shape}, the model's is {declared.shape}")
-    if tensor.strides != _contiguous(tensor):
+    if not _is_contiguous(tensor):
         raise ConfigError(f"{where}: its strides are {tensor.strides}; expected a contiguous one")
     if _place(tensor)[0] == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
         raise IntegrationError(
@@ -171,17 +168,17 @@ def _require_fits(session: Any, what: str, declared: Any, tensor: _Tensor) -> No
         )
 
 
-def _contiguous(tensor: _Tensor) -> tuple[int, ...]:
-    """Return the strides, in bytes, that a tensor of this shape has if it is contiguous."""
+def _is_contiguous(tensor: Tensor) -> bool:
+    """Tell whether the elements are adjacent and in order; strides of one element are without."""
     step = tensor.dtype.itemsize
-    strides: list[int] = []
-    for length in reversed(tensor.shape):
-        strides.append(step)
+    for length, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if length > 1 and stride != step:
+            return tensor.size == 0
         step *= length
-    return tuple(reversed(strides))
+    return True
 
 
-def _place(tensor: _Tensor) -> tuple[str, int]:
+def _place(tensor: Tensor) -> tuple[str, int]:
     """Return how ONNX Runtime names a tensor's memory: the type of device, and its number."""
     memory = tensor.memory
     if memory.device.type == "cuda" and memory.kind is not MemoryKind.HOST_ACCESSIBLE:

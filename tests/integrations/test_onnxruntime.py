@@ -19,7 +19,13 @@ from helpers.driver import HostDriver
 import gpumem
 import gpumem.integrations.onnxruntime as integration
 from gpumem import observe
-from gpumem.errors import ConfigError, IntegrationError, InUseError, MissingFrameworkError
+from gpumem.errors import (
+    ClosedError,
+    ConfigError,
+    IntegrationError,
+    InUseError,
+    MissingFrameworkError,
+)
 
 MIB = 1 << 20
 SHAPE = (4, 3)
@@ -104,6 +110,52 @@ def test_tensors_that_do_not_fit_are_refused(session):
         integration.bind(session, {"x": made((3, 4)).T})
     with pytest.raises(ConfigError, match="output 'y': the tensor is read-only"):
         integration.bind(session, {"x": made()}, {"y": made().as_read_only()})
+
+
+def test_tensor_whose_buffer_is_closed_is_not_bound(session):
+    x, closed = made(), made()
+    closed.buffer.close()
+    for inputs, outputs in (({"x": closed}, {}), ({"x": x}, {"y": closed})):
+        with pytest.raises(ClosedError):
+            integration.bind(session, inputs, outputs)
+    x.buffer.close()  # nothing has held it
+
+
+@pytest.mark.parametrize("memory", ["host", "host/host_accessible"])
+def test_binding_has_the_memory_of_closed_buffers_until_it_is_gone(session, memory):
+    arena = gpumem.Arena(memory)
+    x, y = (gpumem.zeros(SHAPE, "float32", resource=arena) for _ in range(2))
+    binding = integration.bind(session, {"x": x.as_read_only()}, {"y": y})
+    x.buffer.close()
+    y.buffer.close()
+    others = [gpumem.full(SHAPE, 7, "float32", resource=arena) for _ in range(2)]
+    session.run_with_iobinding(binding)
+    assert np.array_equal(binding.get_outputs()[0].numpy(), np.tile([1, 2, 3], (4, 1)))
+    assert all((other.numpy() == 7).all() for other in others)
+    del binding, others
+    assert not arena.stats().in_use
+
+
+def test_tensors_without_rows_are_bound(session):
+    binding = integration.bind(session, {"x": made((0, 3))}, {"y": made((0, 3))})
+    session.run_with_iobinding(binding)
+    assert [each.shape() for each in binding.get_outputs()] == [[0, 3], [0, 3]]
+
+
+def test_row_of_every_second_one_is_contiguous(session):
+    x, y = made((4, 3))[::2][:1], made((1, 3))
+    assert x.strides == (24, 4)
+    x.fill(2)
+    session.run_with_iobinding(integration.bind(session, {"x": x}, {"y": y}))
+    assert y.tolist() == [[3, 4, 5]]
+
+
+def test_array_that_is_not_gpumems_is_a_type_error(session):
+    for given in (np.zeros(SHAPE, "float32"), None):
+        said = f"'[xy]': expected a gpumem.Tensor, not a {type(given).__name__}"
+        for inputs, outputs in (({"x": given}, {}), ({"x": made()}, {"y": given})):
+            with pytest.raises(TypeError, match=said):
+                integration.bind(session, inputs, outputs)
 
 
 # ---- a session's memory --------------------------------------------------------------------------

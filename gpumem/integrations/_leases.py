@@ -1,0 +1,21 @@
+"""Leases on buffers whose address another library has."""
+
+from __future__ import annotations
+
+from gpumem._buffer.buffer import Buffer
+
+__all__ = ["lease_on"]
+
+
+def lease_on(block: Buffer) -> object:
+    """Return a lease, as every view of a buffer has one; it ends with the last reference to it.
+
+    Raises
+    ------
+    ClosedError, SuspendedError
+        The buffer is closed, or its memory sleeps.
+    """
+    # An unconsumed capsule. DLPack's -1 means that nothing is ordered; one of CPU memory needs
+    # None.
+    stream = None if block.memory.host_accessible else -1
+    return block.__dlpack__(max_version=(1, 0), stream=stream)
