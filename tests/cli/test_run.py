@@ -236,6 +236,29 @@ def test_page_has_a_run_of_each_process_that_allocated(gpumem, tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} == {"out.html", "script.py", "child.py"}
 
 
+def test_page_has_what_a_forked_child_allocated_and_not_what_its_parent_did(gpumem, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import os, gpumem
+        kept = gpumem.Arena("host").allocate(1000)
+        children = []
+        for needed in (5000, 0):
+            if (child := os.fork()) == 0:
+                kept_here = gpumem.Arena("host").allocate(needed)
+                sys.exit()
+            children.append(child)
+            os.waitpid(child, 0)
+        print(json.dumps([os.getpid(), children[0]]))
+        """,
+    )
+    out = tmp_path / "out.html"
+    done = gpumem("--report", "out.html", path)
+    assert (done.returncode, done.stderr) == (0, f"gpumem: wrote {out}\n")
+    parent, child = json.loads(done.stdout)
+    assert runs_of(out) == {f"process {child}": 5000, f"process {parent}": 1000}
+
+
 def owners_of(path):
     (run,) = page.facts_of(path)["runs"]
     return set(run["owners"])

@@ -81,21 +81,35 @@ def begin() -> None:
         _tell(f"not enabled for PyTorch: {error}")
 
 
+_recording: observe.Recording | None = None
+"""Of this process. A fork's child begins its own, without what its parent has recorded."""
+
+
 def record() -> None:
     """Record everything that is allocated through gpumem; as Python ends, add it to the page."""
     # A page is made with the host device, whose workers stop at exit: that is registered here, so
     # that it comes after the page.
     Device("host")._open()
     options = Options.of_environment()
-    recording = observe.record(capacity=EVENTS, stacks=options.stacks)
-    atexit.register(_write, recording, options)
+    _begin_recording(options)
+    os.register_at_fork(after_in_child=lambda: _begin_recording(options))
+    atexit.register(_write, options)
 
 
-def _write(recording: observe.Recording, options: Options) -> None:
+def _begin_recording(options: Options) -> None:
+    global _recording
+    _recording = None
+    _recording = observe.record(capacity=EVENTS, stacks=options.stacks)
+
+
+def _write(options: Options) -> None:
     from gpumem.report import joined
 
     page = Path(options.report)
     started = os.getpid() == options.process  # mostly the last one to end
+    recording = _recording
+    if recording is None:  # of a child whose host had no memory for one
+        return
     try:
         recording.stop()
         with warnings.catch_warnings():
