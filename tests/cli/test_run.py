@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -177,6 +178,20 @@ def test_exit_code_and_signals_are_the_programs(gpumem, tmp_path):
     assert gpumem(script(tmp_path, "sys.exit(7)")).returncode == 7
     done = gpumem(script(tmp_path, "import os; os.kill(os.getpid(), 9)"))
     assert done.returncode == -9
+
+
+def test_exit_status_after_an_interrupt_is_the_programs_with_a_page_too(gpumem, tmp_path):
+    body = """
+        import os, signal, gpumem
+        kept = gpumem.Arena("host").allocate(5000)
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    """
+    path = script(tmp_path, body)
+    assert gpumem(path).returncode == -signal.SIGINT
+    done = gpumem("--report", "out.html", path)
+    assert (done.returncode, "KeyboardInterrupt" in done.stderr) == (-signal.SIGINT, True)
+    assert list(runs_of(tmp_path / "out.html").values()) == [5000]
 
 
 def test_programs_own_start_of_python_is_run(gpumem, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import sys
@@ -90,6 +91,9 @@ def record() -> None:
     # A page is made with the host device, whose workers stop at exit: that is registered here, so
     # that it comes after the page.
     Device("host")._open()
+    # What writes the page is imported now: named tuples and data classes that are made at exit let
+    # Python forget that Ctrl-C ended the program, and change its exit status.
+    importlib.import_module("gpumem.report.joined")
     options = Options.of_environment()
     _begin_recording(options)
     os.register_at_fork(after_in_child=lambda: _begin_recording(options))
