@@ -407,6 +407,25 @@ def test_store_charges_the_budget_for_other_workers_memory(store):
     assert (store["a"].numpy() == 1).all()
 
 
+def test_store_charges_another_workers_block_whole_and_once_for_all_results_in_it(store):
+    block = gpumem.zeros((3 * MIB,), "uint8", resource=gpumem.Arena("host"), shareable=True)
+    with interop.export(block[:1000]) as handle:
+        view = interop.attach(handle)
+    store["a"] = view
+    store["b"] = [view[:10], view[10:], tensor_of(store, 1)]
+    assert (store.imported, store._budget.used) == (3 * MIB, 4 * MIB)
+    del store["a"]
+    assert store.imported == 3 * MIB
+    store["c"] = view[5:]
+    del store["b"]
+    assert store.spill(1) == 3 * MIB
+    assert (store.imported, store.spilled) == (0, 995)
+    closed = view[:]
+    view.buffer.close()
+    store["d"] = closed
+    assert store.imported == 0
+
+
 def test_store_puts_other_workers_memory_beyond_the_budget_on_the_host(store):
     store["a"] = imported(5 * MIB, 3)
     assert (store.imported, store.spilled, store._budget.used) == (0, 5 * MIB, 0)

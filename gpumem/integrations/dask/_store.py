@@ -18,7 +18,7 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._tensor import Tensor, copy, empty
 from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import BudgetExceededError
-from gpumem.interop.memory._external_memory import ImportedMemory
+from gpumem.interop.memory._external_memory import ImportedMemory, mapping_of
 
 __all__ = ["Away", "Store", "pinned_copy"]
 
@@ -35,8 +35,16 @@ class Result:
     """A result with tensors on the device."""
 
     value: Any
-    nbytes: int  # of its tensors on the device
-    charge: Reservation | None  # of those that are other workers' memory
+    nbytes: int  # of its tensors in this worker's own memory
+    others: list[int]  # addresses of the `OthersBlock`s that its other tensors lie in
+
+
+@dataclass
+class OthersBlock:
+    """Another worker's block that is mapped here, whole even where a view of it was sent."""
+
+    charge: Reservation
+    results: int  # that lie in it
 
 
 def pinned_copy(tensor: Tensor) -> Tensor:
@@ -61,7 +69,7 @@ class Store(MutableMapping[Any, Any]):
     resource : MemoryResource
         Where tensors come back to.
     budget : Budget
-        Charged for results that lie in other workers' memory.
+        Charged for the blocks of other workers that results lie in, for each once.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class Store(MutableMapping[Any, Any]):
         self._lock = RLock()  # an allocation under it may spill
         self._here: OrderedDict[Any, Result] = OrderedDict()  # the least recently used first
         self._away: dict[Any, int] = {}  # bytes of what was spilled, by key
+        self._others: dict[int, OthersBlock] = {}  # by address
 
     # ---- the mapping -----------------------------------------------------------------------------
 
@@ -109,8 +118,8 @@ class Store(MutableMapping[Any, Any]):
             if found is None:
                 del self.base[key]
                 self._away.pop(key, None)
-            elif found.charge is not None:
-                found.charge.release()
+            else:
+                self._leave(found.others)
 
     def __contains__(self, key: object) -> bool:
         return key in self._here or key in self.base
@@ -131,10 +140,10 @@ class Store(MutableMapping[Any, Any]):
     # ---- what is spilled -------------------------------------------------------------------------
 
     def spill(self, nbytes: int) -> int:
-        """Move results to pinned memory, the least recently used first; return the bytes moved.
+        """Move results to pinned memory, the least recently used first.
 
-        Until they are `nbytes` or nothing is left. A tensor that a task uses keeps its memory until
-        the task is done.
+        Until that frees `nbytes`, which it returns, or nothing is left. A tensor that a task uses
+        keeps its memory until the task is done.
         """
         moved = 0
         with self._lock:
@@ -143,8 +152,9 @@ class Store(MutableMapping[Any, Any]):
                 found = self._here[key]
                 # Made before the result is removed: without room for it nothing changes.
                 value = _replaced(found.value, Tensor, self._sent_away)
-                moved += found.nbytes
+                others = self.imported
                 del self[key]
+                moved += found.nbytes + others - self.imported
                 self._put_away(key, value)
         return moved
 
@@ -164,23 +174,40 @@ class Store(MutableMapping[Any, Any]):
 
     @property
     def imported(self) -> int:
-        """Bytes of other workers' memory among the results."""
+        """Bytes of the other workers' blocks that results lie in."""
         with self._lock:
-            return sum(each.charge.nbytes for each in self._here.values() if each.charge)
+            return sum(each.charge.nbytes for each in self._others.values())
 
     def _put_here(self, key: Any, value: Any, here: list[Tensor]) -> None:
-        others = sum(
-            each.nbytes for each in here if isinstance(each.buffer.resource, ImportedMemory)
-        )
-        charge = None
-        if others:
-            try:
-                charge = self._budget.reserve(others)
-                charge.commit()
-            except BudgetExceededError:
-                self._put_away(key, _replaced(value, Tensor, self._sent_away))
-                return
-        self._here[key] = Result(value, sum(each.nbytes for each in here), charge)
+        imported = [each for each in here if isinstance(each.buffer.resource, ImportedMemory)]
+        blocks = dict(mapping_of(each.buffer) for each in imported if not each.buffer.closed)
+        entered: list[int] = []
+        try:
+            for address, nbytes in blocks.items():
+                self._enter(address, nbytes)
+                entered.append(address)
+        except BudgetExceededError:
+            self._leave(entered)
+            self._put_away(key, _replaced(value, Tensor, self._sent_away))
+            return
+        own = sum(each.nbytes for each in here) - sum(each.nbytes for each in imported)
+        self._here[key] = Result(value, own, entered)
+
+    def _enter(self, address: int, nbytes: int) -> None:
+        """Count a result that lies in another worker's block; the first one charges it."""
+        block = self._others.get(address)
+        if block is None:
+            charge = self._budget.reserve(nbytes)  # which may spill other results
+            charge.commit()
+            block = self._others[address] = OthersBlock(charge, 0)
+        block.results += 1
+
+    def _leave(self, addresses: list[int]) -> None:
+        for address in addresses:
+            block = self._others[address]
+            block.results -= 1
+            if not block.results:
+                self._others.pop(address).charge.release()
 
     def _put_away(self, key: Any, value: Any) -> None:
         self.base[key] = value

@@ -93,7 +93,7 @@ class WorkerMemory:
     in_use : int
         Of the arena's live blocks.
     imported : int
-        Of other workers' memory that is kept as results here; part of `used`.
+        Of other workers' blocks that results here lie in, each whole and once; part of `used`.
     spilled : int
         Of tensors that are in host memory, or on disk, because the device was full.
     offered : int

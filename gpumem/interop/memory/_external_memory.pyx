@@ -503,6 +503,18 @@ def keeper(ExternalMemory memory not None):
                        memory.nbytes)
 
 
+def mapping_of(Buffer buffer not None):
+    """Return the address and the bytes of all that is mapped for a buffer of `ImportedMemory`.
+
+    Buffers in the same mapping have the same ones. ClosedError if the buffer is closed.
+    """
+    cdef KeptMapping* kept
+    if buffer.is_closed:
+        raise ClosedError("this buffer is closed")
+    kept = <KeptMapping*><uintptr_t>buffer.handle
+    return kept.mapping.address, kept.mapping.nbytes
+
+
 def release_retired(bint may_wait=True):
     """Release imports that are no longer referenced; waits for work on the device."""
     if may_wait:
