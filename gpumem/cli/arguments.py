@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from gpumem.errors import ConfigError
 from gpumem.traces import samples
 
 __all__ = [
+    "FiniteRange",
     "complete_device",
     "complete_trace",
     "device_option",
@@ -27,6 +29,19 @@ __all__ = [
 
 Command = Callable[..., Any]
 Range = TypeVar("Range", click.IntRange, click.FloatRange)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; unlike click's own, without NaN, which is beyond no bound."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a number."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return number
 
 
 def within(what: str, bounds: Range) -> Range:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from gpumem._support.arguments import is_same_file
-from gpumem.cli.arguments import size
+from gpumem.cli.arguments import FiniteRange, size, within
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
 __all__ = ["run"]
@@ -48,7 +48,7 @@ def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path 
 )
 @click.option(
     "--stacks",
-    type=click.FloatRange(0, 1),
+    type=within("number", FiniteRange(0, 1)),
     default=1.0,
     show_default=True,
     metavar="SHARE",

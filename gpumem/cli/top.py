@@ -20,7 +20,7 @@ from rich.live import Live
 
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import visible
-from gpumem.cli.arguments import within
+from gpumem.cli.arguments import FiniteRange, within
 from gpumem.cli.output import json_option, print_json, stdout, table
 from gpumem.cli.top_sums import sums_of
 from gpumem.cli.top_view import command_of, state_of, view
@@ -50,7 +50,7 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
 @click.option("--once", is_flag=True, help="Show the counters once and exit.")
 @click.option(
     "--interval",
-    type=within("number", click.FloatRange(0.1, 3600)),
+    type=within("number", FiniteRange(0.1, 3600)),
     metavar="SECONDS",
     default=1.0,
     show_default=True,

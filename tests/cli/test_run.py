@@ -400,6 +400,7 @@ def test_child_without_the_commands_variable_runs_without_gpumem(gpumem, tmp_pat
     [
         (["nothing-of-this-name"], "'nothing-of-this-name' is neither a file nor a command"),
         (["--max-mem", "much", "x.py"], "much"),
+        (["--stacks", "nan", "x.py"], "'nan' is not a valid number from 0 to 1"),
         ([], "PROGRAM"),
     ],
 )

@@ -177,6 +177,7 @@ def test_top_shows_a_dead_process_once(arena, top):
         ([1], "process 1 "),
         ([1, "--interval", "0"], "not in the range"),
         ([1, "--interval", "x"], "not a valid number from 0.1 to 3600"),
+        ([1, "--interval", "nan"], "'nan' is not a valid number from 0.1 to 3600"),
     ],
 )
 def test_top_bad_input_is_one_line_and_exit_code_2(top, arguments, complaint):
