@@ -142,7 +142,7 @@ cdef class Budget:
                              f"above it: a tree has up to {BUDGET_DEPTH - 1}")
         self.pressure = callback_of(on_pressure)
         self.pressing = set()
-        title = ("budget" if name is None else name).encode()
+        title = ("budget" if name is None else name).encode("utf-8", "replace")
         self.core = budget_make(NULL if parent is None else self.parent.core, title, most, gentle,
                                 False)
         if self.core == NULL:

@@ -68,7 +68,8 @@ cdef int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* con
         except BaseException as error:
             # C callers have no exception state: the error goes through their function.
             interrupt_again(error)
-            report(context, type(error).__name__.encode(), str(error).encode())
+            report(context, type(error).__name__.encode(),
+                   str(error).encode("utf-8", "replace"))
             return -1
 
 

@@ -320,7 +320,7 @@ cdef char* explain(Handed* given, size_t nbytes, CUstream stream,
         raise_status(arena, nbytes, 0, slot, refused)
     except BaseException as error:
         interrupt_again(error)
-        encoded = str(error).encode()
+        encoded = str(error).encode("utf-8", "replace")
         return strdup(encoded)
     return NULL
 

@@ -20,6 +20,14 @@ def exceeded(budget, nbytes):
     return raised.value
 
 
+def test_names_that_no_encoding_has_are_shown_with_question_marks():
+    budget = Budget(1 << 20, name="tenant-\udcff")
+    assert budget.name == "tenant-?"
+    arena = gpumem.Arena("host", budget=budget, name="arena-\udcff")
+    with pytest.raises(BudgetExceededError, match="tenant-\\?"):
+        arena.allocate(4 << 20)
+
+
 def test_error_of_a_budget_names_the_levels_from_the_lowest_up():
     process = Budget(1 << 30, name="process")
     tenant = Budget(1 << 20, parent=process, name="tenant")

@@ -27,7 +27,7 @@ from helpers.driver import HostDriver
 
 import gpumem
 import gpumem.integrations.c
-from gpumem import Arena, Budget, Stream
+from gpumem import Arena, Budget, Stream, observe
 from gpumem.errors import ClosedError, ConfigError
 
 HEADER = Path(gpumem.get_include(), "gpumem.h").read_text()
@@ -293,6 +293,15 @@ def test_report_says_why_memory_was_refused(c, arena):
     arena.close()
     assert "is closed" in c.report(100, refusal(c.allocate, 100))
     assert c.report(8 << 20, OUT_OF_MEMORY) is None
+
+
+def test_report_has_names_that_no_encoding_has_with_question_marks(c, arena):
+    arena.set_limit(4 << 20)
+    with observe.record(arena), observe.tag("model-\udcff"):
+        kept = arena.allocate(1 << 20)
+        status = refusal(c.allocate, 8 << 20)
+        assert "model-?" in c.report(8 << 20, status)
+    kept.close()
 
 
 def test_synchronize_waits_for_the_streams_work(c, stream):

@@ -12,7 +12,7 @@ from helpers.driver import HostDriver
 from helpers.giving_way import arena_that_gives_way
 from helpers.torch_library import Refused
 
-from gpumem import Arena, Stream
+from gpumem import Arena, Stream, observe
 from gpumem._testing import torch_hooks
 
 pytestmark = pytest.mark.skipif(
@@ -223,6 +223,16 @@ def test_out_of_memory_is_pytorchs_error_and_is_observed(driver, arena):
     assert refused.value.out_of_memory
     assert driver.stats()["num_ooms"] == 1
     assert driver.observed()[-1] == [0, 2 * MIB, torch_library.DEVICE_BYTES // 2]
+
+
+def test_out_of_memory_with_a_tag_that_no_encoding_has_is_pytorchs_error(driver, arena):
+    arena.set_limit(2 * MIB)
+    with observe.record(arena), observe.tag("model-\udcff"):
+        kept = arena.allocate(MIB)
+        with pytest.raises(Refused, match=r"CUDA out of memory(.|\n)*model-\?") as refused:
+            driver.alloc(2 * MIB)
+    assert refused.value.out_of_memory
+    kept.close()
 
 
 def test_closed_arena_is_no_out_of_memory(driver):

@@ -761,7 +761,7 @@ cdef str words_of(object error):
 
 
 cdef char* c_string(str text) noexcept:
-    cdef bytes encoded = text.encode()
+    cdef bytes encoded = text.encode("utf-8", "replace")
     cdef char* copy = <char*>malloc(len(encoded) + 1)
     if copy != NULL:
         memcpy(copy, <const char*>encoded, len(encoded) + 1)
