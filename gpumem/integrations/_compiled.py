@@ -109,7 +109,9 @@ def build(recipe: Recipe) -> Path:
 def _path_of(recipe: Recipe) -> Path:
     # Not the compiler: where there is none, a library that was made before is still found.
     texts = [recipe.source, *(header.read_text() for header in recipe.headers)]
-    key = hashlib.sha256("\0".join([*texts, *_OPTIONS, *recipe.options]).encode())
+    key = hashlib.sha256(
+        "\0".join([*texts, *_OPTIONS, *recipe.options]).encode(errors="surrogateescape")
+    )
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "gpumem" / f"{recipe.name}-{key.hexdigest()[:16]}.so"
 
@@ -165,7 +167,7 @@ def _compile(compiler: list[str], options: list[str], source: str, built: Path) 
     # Libraries come after what needs them.
     whole = [*compiler, str(written), "-o", str(built), *options]
     try:
-        done = subprocess.run(whole, capture_output=True, text=True, check=False)
+        done = subprocess.run(whole, capture_output=True, errors="replace", check=False)
     except OSError as error:
         raise RuntimeError(f"{compiler[0]} cannot be run: {error.strerror}") from error
     if done.returncode != 0:

@@ -47,6 +47,23 @@ def test_failed_compilation_tells_what_the_compiler_said_and_leaves_nothing(fold
     assert list(folder.iterdir()) == []
 
 
+def test_what_a_compiler_says_in_another_encoding_is_told(monkeypatch, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_bytes(b"#!/bin/sh\necho 'f\xfcr nichts' >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(RuntimeError, match="exited with 1: f\ufffdr nichts"):
+        _compiled.load(_compiled.Recipe("sample", "int a;"))
+
+
+def test_options_that_name_a_path_of_another_encoding_are_taken(tmp_path):
+    include = tmp_path / os.fsdecode(b"f\xfcr")
+    include.mkdir()
+    (include / "number").write_text("#define NUMBER 3\n")
+    source = '#include <number>\nextern "C" int number() { return NUMBER; }\n'
+    assert _compiled.load(_compiled.Recipe("sample", source, (f"-I{include}",))).number() == 3
+
+
 def test_changed_library_is_not_loaded():
     path = _compiled.compiled(ANSWER)
     held = bytearray(path.read_bytes())
