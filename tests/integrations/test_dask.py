@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import importlib
 import logging
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from helpers.child import run_quietly
 from helpers.waiting import wait_until
 
 import gpumem
-from gpumem import interop
+from gpumem import integrations, interop
 from gpumem.errors import (
     BadHandleError,
     BudgetExceededError,
@@ -453,22 +455,55 @@ def test_spilled_tensor_goes_to_disk_and_back_through_dasks_serialisation(store)
     ("setting", "message"),
     [
         ({"budget": 1.5}, r"invalid budget = 1.5: expected bytes, or a fraction above 0 up to 1.0"),
-        ({"budget": -1}, r"invalid budget = -1: expected 0 bytes or more"),
+        ({"budget": -1}, r"invalid budget = -1: expected 0 to 2\*\*63 - 1 bytes"),
+        ({"budget": 1 << 63}, r"invalid budget = 9223372036854775808: expected 0 to"),
         ({"budget": "a lot"}, "budget must be"),
-        ({"share_from": 0}, "invalid share_from = 0: expected 1 byte or more"),
+        ({"budget": None}, "budget must be"),
+        ({"share_from": 0}, r"invalid share_from = 0: expected 1 to 2\*\*63 - 1 bytes"),
+        ({"share_from": 1.5}, "share_from must be"),
         ({"expires": 0}, "invalid expires = 0: expected seconds above 0"),
+        ({"expires": True}, "invalid expires = True: expected seconds above 0"),
+        ({"memory": "xyz"}, "invalid memory = 'xyz': "),
+        ({"memory": 5}, "invalid memory = 5: "),
+        ({"enable": ("onnxruntime",)}, r"invalid enable = \('onnxruntime',\): expected some of"),
+        ({"enable": "cupy, nope"}, "invalid enable = 'cupy, nope': expected some of"),
+        ({"enable": 5}, "invalid enable = 5: expected some of"),
+        ({"enable": [[]]}, r"invalid enable = \[\[\]\]: expected some of"),
     ],
 )
 def test_invalid_setting_is_refused_before_a_worker_sees_it(setting, message):
-    with pytest.raises((ConfigError, TypeError), match=message):
+    with pytest.raises(ConfigError, match=message):
         gpumem_dask.plugin(**setting)
 
 
+@pytest.mark.parametrize("enable", ["cupy", "cupy,", ["cupy"]])
+def test_one_library_may_be_named_by_a_text(enable):
+    assert gpumem_dask.plugin(enable=enable).settings.enable == ("cupy",)
+
+
+def test_libraries_that_a_worker_enables_are_those_that_take_an_arena():
+    found = [name for _, name, _ in pkgutil.iter_modules(integrations.__path__)]
+    modules = {name: importlib.import_module(f"gpumem.integrations.{name}") for name in found}
+    enabled = {name for name, module in modules.items() if hasattr(module, "enable")}
+    assert enabled - {"jax"} == set(_worker.LIBRARIES)  # JAX takes a pool of the driver's
+
+
+def test_memory_of_a_setting_may_be_one_that_workers_alone_have():
+    assert gpumem_dask.plugin("cuda:63").settings.memory == "cuda:63"
+
+
 def test_settings_of_dasks_configuration_are_named_as_the_arguments():
-    read = _worker.Settings.of({"share-from": 5, "enable": "rmm,cupy"})
+    read = _worker.Settings.of({"share-from": 5, "enable": "rmm, cupy"})
     assert (read.share_from, read.enable) == (5, ("rmm", "cupy"))
-    with pytest.raises(ConfigError, match=r"unknown setting gpumem.limit: expected memory, budget"):
-        _worker.Settings.of({"limit": 5})
+    assert _worker.Settings.of(None) == _worker.Settings()
+    for given, message in (
+        ({"limit": 5}, r"unknown setting gpumem.limit: expected memory, budget"),
+        ({"share-from": 5, "share_from": 6}, "gpumem.share_from is set twice"),
+        ({"enable": None}, "invalid enable = None"),
+        ("cupy", "invalid gpumem = 'cupy': expected settings by name"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            _worker.Settings.of(given)
 
 
 def test_plugin_travels_as_a_pickle():

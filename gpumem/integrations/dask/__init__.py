@@ -38,12 +38,20 @@ Examples
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 from gpumem.integrations._switch import Status
 from gpumem.integrations._versions import import_framework
-from gpumem.integrations.dask._worker import Settings, WorkerMemory, current, setup, teardown
+from gpumem.integrations.dask._worker import (
+    Settings,
+    WorkerMemory,
+    current,
+    libraries,
+    setup,
+    teardown,
+)
 
 __all__ = [
     "WorkerMemory",
@@ -65,7 +73,7 @@ def plugin(
     budget: str | float = 0.9,
     share_from: int | str = "1MiB",
     expires: float = 30.0,
-    enable: tuple[str, ...] = (),
+    enable: str | Iterable[str] = (),
 ) -> Any:
     """Return a plugin that gives each worker its memory, for ``client.register_plugin``.
 
@@ -82,9 +90,10 @@ def plugin(
         and their bytes travel.
     expires : float
         Seconds for which a descriptor waits for its receiver.
-    enable : tuple of str
-        Libraries whose memory comes from the arena, too: names of modules of `gpumem.integrations`
-        with ``enable``, such as ``("rmm", "cupy")``, after dask-cuda's own plugins if it is used.
+    enable : str or iterable of str
+        Libraries whose memory comes from the arena, too: ``"cuda_core"``, ``"cupy"``, ``"numba"``,
+        ``"rmm"`` and ``"torch"``, as ``("rmm", "cupy")`` or ``"rmm, cupy"``, after dask-cuda's own
+        plugins if it is used.
 
     Returns
     -------
@@ -99,7 +108,7 @@ def plugin(
         A setting is invalid.
     """
     register()
-    return _plugin_of(Settings(memory, budget, share_from, expires, tuple(enable)))
+    return _plugin_of(Settings(memory, budget, share_from, expires, libraries(enable)))
 
 
 def register() -> None:
@@ -173,7 +182,7 @@ def dask_setup(worker: Any) -> None:
     import dask
 
     register()
-    setup(worker, Settings.of(dict(dask.config.get("gpumem", {}))))
+    setup(worker, Settings.of(dask.config.get("gpumem", None)))
 
 
 def dask_teardown(worker: Any) -> None:

@@ -16,6 +16,7 @@ from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._core import Arena
 from gpumem._defaults import set_default_resource
+from gpumem._support.arguments import is_number
 from gpumem._support.forks import ForkLock
 from gpumem._support.releases import release_retired
 from gpumem._support.sizes import whole_bytes
@@ -27,11 +28,13 @@ from gpumem.integrations.dask._offers import Offers
 from gpumem.integrations.dask._store import Store
 
 __all__ = ["ANNOUNCED", "OFFER", "Settings", "Worker", "WorkerMemory", "current"]
-__all__ += ["setup", "teardown"]
+__all__ += ["libraries", "setup", "teardown"]
 
 ANNOUNCED = "gpumem"  # in what a worker says of itself when it connects; and of its metrics
 OFFER = "offer"  # of a descriptor, in requests to `_descriptors`
 MOST_SECONDS = 10**6  # that an offer waits
+MOST_BYTES = (1 << 63) - 1
+LIBRARIES = ("cuda_core", "cupy", "numba", "rmm", "torch")  # whose `enable` takes an arena
 INTERVAL = 1000  # ms between two looks for what has expired, and for idle memory
 LAST_LOOK = 64  # of an idle worker: by then every transfer has ended
 
@@ -47,33 +50,63 @@ class Settings:
     enable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.memory is not None:
+            try:
+                MemoryInfo.parse(self.memory)  # the worker may have it where this process does not
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"invalid memory = {self.memory!r}: {error}") from None
         if isinstance(self.budget, float):
             if not 0 < self.budget <= 1:
                 raise ConfigError(
                     f"invalid budget = {self.budget}: expected bytes, or a fraction above 0 up to "
                     "1.0"
                 )
-        elif whole_bytes("budget", self.budget) < 0:
-            raise ConfigError(f"invalid budget = {self.budget}: expected 0 bytes or more")
-        if whole_bytes("share_from", self.share_from) < 1:
-            raise ConfigError(f"invalid share_from = {self.share_from}: expected 1 byte or more")
-        if not isinstance(self.expires, int | float) or not 0 < self.expires <= MOST_SECONDS:
+        else:
+            _require_bytes("budget", self.budget, 0)
+        _require_bytes("share_from", self.share_from, 1)
+        if not is_number(self.expires, 0, MOST_SECONDS) or self.expires == 0:
             raise ConfigError(
                 f"invalid expires = {self.expires!r}: expected seconds above 0, up to "
                 f"{MOST_SECONDS}"
             )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Settings:
+    def of(cls, given: Mapping[str, Any] | None) -> Settings:
         """Read them from Dask's configuration, where ``-`` and ``_`` are the same."""
-        found = {key.replace("-", "_"): value for key, value in given.items()}
+        if not isinstance(given, Mapping | None):
+            raise ConfigError(f"invalid gpumem = {given!r}: expected settings by name, or nothing")
         known = [each.name for each in fields(cls)]
-        for key in found:
-            if key not in known:
+        found: dict[str, Any] = {}
+        for key, value in (given or {}).items():
+            name = str(key).replace("-", "_")
+            if name not in known:
                 raise ConfigError(f"unknown setting gpumem.{key}: expected {', '.join(known)}")
-        enable = found.get("enable", ())
-        found["enable"] = tuple(enable.split(",") if isinstance(enable, str) else enable)
+            if name in found:
+                raise ConfigError(f"gpumem.{name} is set twice, with - and with _ in its name")
+            found[name] = value
+        found["enable"] = libraries(found.get("enable", ()))
         return cls(**found)
+
+
+def _require_bytes(name: str, value: Any, least: int) -> None:
+    try:
+        nbytes = whole_bytes(name, value)
+    except TypeError as error:
+        raise ConfigError(str(error)) from None
+    if not least <= nbytes <= MOST_BYTES:
+        raise ConfigError(f"invalid {name} = {value}: expected {least} to 2**63 - 1 bytes")
+
+
+def libraries(given: Any) -> tuple[str, ...]:
+    """Read names of LIBRARIES: several, or a text with commas between them."""
+    names = given
+    if isinstance(given, str):
+        names = [name for each in given.split(",") if (name := each.strip())]
+    if isinstance(names, Iterable):
+        names = tuple(names)
+        if all(name in LIBRARIES for name in names):
+            return names
+    raise ConfigError(f"invalid enable = {given!r}: expected some of {', '.join(LIBRARIES)}")
 
 
 @dataclass(frozen=True)
