@@ -75,7 +75,9 @@ class Resources:
 
     def of(self, index: int) -> MemoryResource:
         """Return the resource of a device, by its number; always the same one."""
-        found = self._given.get(index) or self._found.get(index)
+        found = self._given.get(index)
+        if found is None:  # not `or`: a resource with a length may be false
+            found = self._found.get(index)
         if found is None:
             with self._lock:
                 found = self._found.get(index)

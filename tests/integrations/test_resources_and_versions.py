@@ -46,6 +46,27 @@ def test_one_or_several_resources_serve_their_devices(arena, wrap):
     assert resources.given == {0: arena}
 
 
+class Empty(gpumem.MemoryResource):
+    """Has a length, and is false."""
+
+    def __init__(self):
+        super().__init__("host")
+
+    def __len__(self):
+        return 0
+
+    def allocate_raw(self, nbytes, stream):
+        raise MemoryError
+
+    def deallocate_raw(self, pointer, nbytes, stream):
+        pass
+
+
+def test_resource_that_is_false_serves_its_device():
+    resource = Empty()
+    assert host_resources(resource).of(0) is resource
+
+
 @pytest.mark.parametrize("key", ["host", "host:0", gpumem.Device("host")])
 def test_mapping_keys_may_be_devices(arena, key):
     assert host_resources({key: arena}).of(0) is arena
