@@ -143,8 +143,10 @@ def _live_before(
     """Return the blocks that were live at the first event.
 
     The first event about an address tells whether it was in use before; an address without an event
-    is in use now exactly if it was in use then.
+    is in use now exactly if it was in use then. What the events do not tell of a block that was
+    freed, the file may begin with.
     """
+    at_first = {(resource, block.address): block for resource, block in events.began_with}
     found: list[_Before] = []
     seen: set[tuple[RecordedResource, int]] = set()
     for row in records[(records["kind"] <= FREE_COMPLETED)].tolist():
@@ -154,16 +156,22 @@ def _live_before(
             continue
         seen.add((known, address))
         if kind != ALLOC:  # the completion of a free does not repeat the requested bytes
-            found.append(_Before("", address, nbytes or allocated, stream, thread, resource))
+            block = at_first.get((known, address))
+            owner, frames = ("", ()) if block is None else (_owner_of(known, block), block.stack)
+            place = address, nbytes or allocated, stream, thread, resource
+            found.append(_Before(owner, *place, frames))
     numbers = {resource: number for number, resource in events.resources.items()}
     numbers_of_threads = {thread: number for number, thread in events.threads.items()}
     for resource, block in sorted(live, key=lambda pair: -(pair[1].age or _OLDEST)):
         if resource in numbers and (resource, block.address) not in seen:
-            owner = owner_named(block.tag, block.stack, block.framework, resource.name)
             thread = numbers_of_threads.get(block.thread or 0, 0)
             place = block.address, block.nbytes, block.stream, thread, numbers[resource]
-            found.append(_Before(owner, *place, block.stack))
+            found.append(_Before(_owner_of(resource, block), *place, block.stack))
     return found
+
+
+def _owner_of(resource: RecordedResource, block: Block) -> str:
+    return owner_named(block.tag, block.stack, block.framework, resource.name)
 
 
 def _record_event(

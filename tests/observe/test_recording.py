@@ -15,6 +15,7 @@ import time
 import numpy as np
 import pytest
 from helpers import child
+from helpers.c_arena import CArena
 from helpers.every_kind import RESOURCES
 from helpers.waiting import wait_until
 
@@ -545,6 +546,20 @@ def test_file_begins_with_the_blocks_that_are_live(make_arena, tmp_path):
     assert recording.trace().peak_requested == trace.peak_requested
     for buffer in (*older, hidden, newer):
         buffer.close()
+
+
+def test_block_that_is_freed_during_a_file_has_the_owner_that_it_began_with(make_arena, tmp_path):
+    arena = make_arena()
+    c = CArena(arena)  # blocks keep the library that made them, recorded or not
+    kept, freed = c.allocate(1000), c.allocate(1000)
+    with observe.record(arena, tmp_path / "events"):
+        c.deallocate(freed)
+        again = arena.allocate(1000)
+    trace = load_trace(tmp_path / "events")
+    owners = [trace.details.owners[owner] for owner in trace.details.owner]
+    assert owners == ["c", "c", arena.name]
+    c.deallocate(kept)
+    again.close()
 
 
 def test_file_of_all_resources_begins_with_the_live_blocks_of_each(make_arena, tmp_path):
