@@ -22,6 +22,8 @@ def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path 
     if page is None:
         return None
     folder = page.absolute().parent  # the page is written beside itself, and then renamed
+    if page.is_dir():  # an empty name is the current one
+        raise click.BadParameter(f"{page} cannot be written: it is a folder")
     if not folder.is_dir():
         raise click.BadParameter(f"{page} cannot be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -137,7 +137,8 @@ def write_report(
     InUseError
         Every resource of the process is being recorded, so a replay cannot be recorded.
     OSError
-        The page cannot be written.
+        The page cannot be written: `path` is a folder or empty, or its folder is missing or
+        read-only, which is told before a source is read; or the disk is full.
     ConfigError
         The page is a source.
     TypeError
@@ -164,6 +165,7 @@ def write_report(
         raise TraceError("a report needs at least one source")
     if is_same_file(target, sources):
         raise ConfigError(f"invalid path = {str(path)!r}: expected another file than a source")
+    page.require_writable(Path(path))
     found = []
     for each in sources:
         doing(f"reading {getattr(each, 'name', each)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import os
@@ -11,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-__all__ = ["facts_of", "page", "write_page"]
+__all__ = ["facts_of", "page", "require_writable", "write_page"]
 
 # A script uses those before it.
 _SCRIPTS = (
@@ -58,8 +59,23 @@ def facts_of(path: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def require_writable(path: Path) -> None:
+    """Raise OSError unless a page can be written at a path: before the work for one."""
+    folder = path.absolute().parent  # it is written beside itself, and then renamed
+    if path.is_dir():  # "" as well
+        code = errno.EISDIR
+    elif not folder.is_dir():
+        code = errno.ENOENT
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        code = errno.EACCES
+    else:
+        return
+    raise OSError(code, os.strerror(code), str(path))
+
+
 def write_page(path: Path, text: str) -> int:
     """Write a page under another name first, so that a reader never finds half of it."""
+    require_writable(path)
     data = text.encode("utf-8", "replace")  # a title is often a file's name: not always UTF-8
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

@@ -412,7 +412,11 @@ def test_invalid_command_line_is_refused(gpumem, arguments, said):
 
 @pytest.mark.parametrize(
     ("page", "said"),
-    [("none/page.html", "there is no folder"), ("locked/page.html", "is read-only")],
+    [
+        ("none/page.html", "there is no folder"),
+        ("locked/page.html", "is read-only"),
+        ("", "it is a folder"),
+    ],
 )
 def test_page_that_cannot_be_written_is_refused_before_the_program_runs(
     gpumem, tmp_path, page, said
@@ -422,7 +426,7 @@ def test_page_that_cannot_be_written_is_refused_before_the_program_runs(
         pytest.skip("this user may write into every folder")
     done = gpumem("--report", page, script(tmp_path, "print('ran')"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{page} cannot be written: " in done.stderr
+    assert f"{page or '.'} cannot be written: " in done.stderr
     assert said in done.stderr
 
 

@@ -675,3 +675,16 @@ def test_replayed_page_has_segments_that_hold_its_blocks():
     address = placed.address[blocks.allocation].astype(object)
     for at, nbytes in zip(address[::97], blocks.size[::97].tolist(), strict=True):
         assert any(a <= at and at + nbytes <= b for a, b in zip(begin, end, strict=True))
+
+
+@pytest.mark.parametrize("path", ["", ".", "folder", "none/page.html"])
+def test_page_that_cannot_be_written_is_refused_before_a_source_is_read(
+    tmp_path, monkeypatch, path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    told = []
+    with pytest.raises((IsADirectoryError, FileNotFoundError)):
+        write_report(small_run(), path, doing=told.append)
+    assert told == []
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
