@@ -165,7 +165,7 @@ def write_report(
         raise TraceError("a report needs at least one source")
     if is_same_file(target, sources):
         raise ConfigError(f"invalid path = {str(path)!r}: expected another file than a source")
-    page.require_writable(Path(path))
+    page.require_writable(target)
     found = []
     for each in sources:
         doing(f"reading {getattr(each, 'name', each)}")
