@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
-from gpumem._buffer cimport Buffer, MemoryResource, ResourceBase, Stream
+from gpumem._buffer cimport Buffer, MemoryResource, ResourceBase, size_of, Stream
 from gpumem._core cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.streams cimport LEGACY_STREAM
@@ -52,15 +52,14 @@ cdef class Blocks:
 
         Raises
         ------
-        OutOfMemoryError, ClosedError
+        OutOfMemoryError, ClosedError, TypeError, ValueError
             As the resource's `allocate`.
         """
-        cdef uint64_t size = nbytes
-        cdef MemoryResource resource
+        cdef MemoryResource resource = self.source()
+        cdef uint64_t size = size_of(nbytes, resource)
         cdef Buffer buffer
         if size == 0:
             return 0
-        resource = self.source()
         named = self.stream_of(resource, stream)
         if type(resource) is not Arena:
             buffer = resource.allocate(size, 0 if named is None else named)

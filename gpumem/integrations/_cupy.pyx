@@ -14,7 +14,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, intptr_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcmp
 
-from gpumem._buffer cimport Buffer, MemoryResource, Stream
+from gpumem._buffer cimport Buffer, MemoryResource, size_of, Stream
 from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
 from gpumem._support.events cimport FRAMEWORK_CUPY, is_recorded, thread_set_framework
 
@@ -214,11 +214,13 @@ cdef class CupyAllocator:
 
         Raises
         ------
+        TypeError, ValueError
+            `size` is not a number of bytes.
         cupy.cuda.memory.OutOfMemoryError
             Memory is out, also after a garbage collection. It is a `gpumem.OutOfMemoryError` and a
             ``CUDARuntimeError`` as well.
         """
-        cdef uint64_t nbytes = size
+        cdef uint64_t nbytes = size_of(size, None)
         cdef int device = self.where.device()
         cdef Buffer buffer
         try:

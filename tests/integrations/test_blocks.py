@@ -9,7 +9,7 @@ from helpers.one_block import BLOCK, next_address, one_block
 
 import gpumem
 from gpumem._testing.integrations import Blocks
-from gpumem.errors import InvalidFreeError
+from gpumem.errors import InvalidFreeError, OutOfMemoryError
 
 LEGACY = gpumem.Stream.from_handle("host", 0)
 
@@ -48,6 +48,17 @@ def test_zero_bytes_give_the_null_address(arena):
     blocks = Blocks(lambda: arena)
     assert blocks.allocate(0, LEGACY) == 0
     blocks.free(0, LEGACY)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "error"),
+    [(1.5, TypeError), (None, TypeError), (-1, ValueError), (1 << 70, OutOfMemoryError)],
+)
+def test_size_that_is_none_is_refused_as_the_resource_refuses_it(arena, nbytes, error):
+    blocks = Blocks(lambda: arena)
+    with pytest.raises(error, match=str(nbytes) if isinstance(nbytes, int) else "nbytes must be"):
+        blocks.allocate(nbytes, LEGACY)
+    assert len(blocks) == 0
 
 
 def test_free_of_an_unknown_address_is_refused(arena):

@@ -57,6 +57,12 @@ def test_empty_cupy_array_has_a_null_pointer(cuda, arena):
     assert (pointer.ptr, pointer.mem.size) == (0, 0)
 
 
+@pytest.mark.parametrize(("size", "error"), [(1.5, TypeError), (-1, ValueError)])
+def test_size_that_is_none_is_refused_for_cupy(cuda, arena, size, error):
+    with integration.using(arena, pinned=False), pytest.raises(error, match="nbytes"):
+        cuda.alloc(size)
+
+
 def test_enable_without_arguments_uses_the_default_resource(cuda):
     with gpumem.using_resource(gpumem.Arena("host")) as default, integration.using(pinned=False):
         pointer = cuda.alloc(1)
