@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._core import Arena
+from gpumem._support.arguments import require
 from gpumem.integrations._c_calls import arenas, capsule_of
 from gpumem.integrations._switch import Status
 
@@ -47,7 +48,7 @@ def allocator(resource: MemoryResource, *, captures: bool = False) -> object:
     Raises
     ------
     TypeError
-        `resource` is not an Arena.
+        `resource` is not an Arena, or `captures` not a bool.
     ConfigError
         Its memory has a larger alignment.
     ClosedError
@@ -61,6 +62,7 @@ def allocator(resource: MemoryResource, *, captures: bool = False) -> object:
     """
     if not isinstance(resource, Arena):
         raise TypeError(f"invalid resource = {resource!r}: expected a gpumem.Arena")
+    require("captures", captures, bool, "True or False")
     return capsule_of(resource, "c", captures)
 
 

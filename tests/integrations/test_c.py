@@ -499,5 +499,8 @@ def test_what_is_no_arena_is_refused():
         if not isinstance(wrong, Arena):
             with pytest.raises(TypeError, match=r"expected a gpumem\.Arena"):
                 gpumem.integrations.c.allocator(wrong)
+    for wrong in (None, 1, "yes"):
+        with pytest.raises(TypeError, match=f"captures = {wrong!r}: expected True or False"):
+            gpumem.integrations.c.allocator(Arena("host"), captures=wrong)
     with pytest.raises(ConfigError, match="invalid alignment = 512"):
         gpumem.integrations.c.allocator(Arena(gpumem.MemoryInfo("host", alignment=512)))
