@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpumem._support.arguments import is_integer
 from gpumem.errors import TraceError
 from gpumem.traces.trace import (
     ALLOC,
@@ -273,5 +274,5 @@ def owner_named(
 
 def require_device(device: int | None, count: int) -> None:
     """Raise TraceError unless `device` is None or the index of one of `count` memories."""
-    if device is not None and not 0 <= device < max(count, 1):
-        raise TraceError(f"device is {device}, expected 0..{max(count - 1, 0)}")
+    if device is not None and not is_integer(device, 0, max(count - 1, 0)):
+        raise TraceError(f"device is {device!r}, expected 0..{max(count - 1, 0)}")

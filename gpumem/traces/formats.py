@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from gpumem._support.arguments import is_integer
 from gpumem._support.sizes import exact_size
 from gpumem.errors import TraceError
 from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
@@ -130,9 +131,9 @@ def _read(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
         return gpumem_recording.read_recording(file, name, device)
     if start.startswith(gpumem_snapshot.MAGIC):
         return gpumem_snapshot.read_snapshot(file, name, device)
-    if device not in (None, 0):
+    if device is not None and not is_integer(device, 0, 0):
         raise TraceError(
-            f"device is {device}, expected 0 (only snapshots and recordings hold more)"
+            f"device is {device!r}, expected 0 (only snapshots and recordings hold more)"
         )
     if start.startswith(npz.MAGIC):
         return [npz.read_npz(file, name)]

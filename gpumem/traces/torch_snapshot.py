@@ -12,7 +12,7 @@ from typing import IO, Any, NoReturn
 
 from gpumem._support.texts import reason, shown, visible
 from gpumem.errors import TraceError
-from gpumem.traces.builder import TraceBuilder
+from gpumem.traces.builder import TraceBuilder, require_device
 from gpumem.traces.trace import Frames, Trace
 
 MAGIC = b"\x80"
@@ -64,8 +64,7 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
     # If a history was recorded, what is in use is not what happened.
     segments = {} if any(traces) else _segments(snapshot, nbytes)
     known = max(len(traces), *(index + 1 for index in segments), 1)
-    if device is not None and not 0 <= device < known:
-        raise TraceError(f"device is {device}, expected 0..{known - 1}")
+    require_device(device, known)
     return _traces_of_moment(segments, name, device)
 
 

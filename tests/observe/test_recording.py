@@ -914,3 +914,14 @@ def test_reprs_of_recording_and_events_count_in_words(make_arena, tmp_path):
         pass
     where = tmp_path / "events"
     assert repr(recording) == f"<gpumem.observe.Recording into {where}: stopped>"
+
+
+def test_device_that_is_no_index_is_refused(make_arena, tmp_path):
+    arena = make_arena()
+    with observe.record(arena, tmp_path / "events") as recording:
+        arena.allocate(10).close()
+    for device in ("0", 0.0, True):
+        with pytest.raises(TraceError, match=rf"device is {device!r}, expected 0\.\.0"):
+            recording.trace(device)
+        with pytest.raises(TraceError, match=rf"device is {device!r}, expected 0\.\.0"):
+            load_trace(tmp_path / "events", device=device)

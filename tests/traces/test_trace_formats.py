@@ -440,8 +440,9 @@ def test_torch_snapshot_device_defaults_to_the_busiest(tmp_path):
 def test_device_argument_is_for_snapshots_only(tmp_path):
     path = npz_file(tmp_path / "a.npz", **GOOD)
     assert load_trace(path, device=0).events == 5
-    with pytest.raises(TraceError, match="device is 1, expected 0"):
-        load_trace(path, device=1)
+    for device in (1, "0", 0.0, False):
+        with pytest.raises(TraceError, match=f"device is {device!r}, expected 0"):
+            load_trace(path, device=device)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -653,8 +654,9 @@ def test_torch_snapshot_without_history_gives_the_blocks_in_use(tmp_path):
         assert trace.details.held.peak == 3 * 512 + 2048
         assert trace.meta["moment"] is True
         assert load_trace(path, device=1).size.tolist() == [100]
-        with pytest.raises(TraceError, match=r"device is 2, expected 0\.\.1"):
-            load_trace(path, device=2)
+        for device in (2, "0", 0.5):
+            with pytest.raises(TraceError, match=rf"device is {device!r}, expected 0\.\.1"):
+                load_trace(path, device=device)
 
 
 def test_blocks_without_addresses_follow_each_other(tmp_path):
