@@ -477,31 +477,7 @@ cdef class MemoryResource(ResourceBase):
 # ---- memory of others ----------------------------------------------------------------------------
 
 cdef class BorrowedMemory(MemoryResource):
-    """Base of resources of buffers over memory that something else owns: it allocates no blocks."""
-
-    @property
-    def closed(self):
-        return False
-
-    def close(self):
-        refuse_borrowed(self)
-
-    def _close_if_idle(self):
-        pass
-
-    def stats(self):
-        refuse_borrowed(self)
-
-    def _repr_html_(self):
-        from html import escape
-
-        return f"<p>{escape(repr(self))}</p>"
-
-    cdef int require_open(self) except -1:
-        return refuse_borrowed(self)
-
-    cdef int require_own(self) except -1:
-        return refuse_borrowed(self)
+    """Base of resources of buffers over memory that something else owns."""
 
     cdef int borrow(self, object memory, str name, object stream, bint may_have_none,
                     ReleaseOwner release) except -1:
@@ -544,11 +520,6 @@ cdef class BorrowedMemory(MemoryResource):
 
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
         return 0        # the release waits for every stream that `slot_of` accepts
-
-
-cdef int refuse_borrowed(BorrowedMemory resource) except -1:
-    raise TypeError(f"{resource!r} is not a resource that allocates blocks: another one, or "
-                    "another library, has allocated its memory")
 
 
 cdef void release_borrowed(Lease* lease) noexcept nogil:

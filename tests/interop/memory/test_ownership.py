@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from functools import partial
 
-import numpy as np
 import pytest
 from helpers.child import run_quietly
 from helpers.descriptors import open_descriptors
@@ -241,18 +239,3 @@ def test_descriptors_are_closed_on_exec(importer, describe):
     assert len(ours) == 2  # the test's own, and the one that the driver has
     assert not any(os.get_inheritable(number) for number in ours)
     memory.close()
-
-
-def test_resource_of_anothers_memory_is_open_and_allocates_nothing():
-    block = gpumem.zeros((100,), "uint8", resource=gpumem.Arena("host"), shareable=True)
-    with interop.export(block) as handle:
-        attached = interop.attach(handle)
-    for tensor in (attached, gpumem.from_dlpack(np.zeros(4))):
-        resource = tensor.buffer.resource
-        assert not resource.closed
-        assert "closed" not in repr(resource)
-        assert "memory " in resource._repr_html_()
-        for call in (resource.stats, resource.close, partial(resource.allocate, 10)):
-            with pytest.raises(TypeError, match="is not a resource that allocates blocks"):
-                call()
-        assert not tensor.numpy().any()
