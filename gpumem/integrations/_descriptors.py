@@ -84,7 +84,8 @@ def ask(
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.settimeout(timeout)
             peer.connect(f"\0{name}")
-            peer.sendall(f"{kind} {what}".encode())
+            with suppress(BrokenPipeError):  # refused before it was read: the answer is there
+                peer.sendall(f"{kind} {what}".encode())
             said = json.loads(peer.recv(HEADER_BYTES) or b'{"refused": "the connection ended"}')
             _require_answer(said)
             yield said, _received(peer)

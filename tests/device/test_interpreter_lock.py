@@ -97,7 +97,7 @@ CASES |= {
     ),
     "waiting for an external block": (
         f"{EXTERNAL}\nexternal.allocate(1000, stream).close()",
-        "cuEventSynchronize",
+        "cuEventQuery",
         "external.close(); gate.open()",
     ),
     "a region": (
