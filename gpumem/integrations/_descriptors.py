@@ -142,7 +142,7 @@ class Server:
 def answer(peer: socket.socket) -> None:
     """Send what was asked for: what is said of it, then the descriptors; or why not."""
     _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    peer.settimeout(REQUEST_SECONDS if user == os.getuid() else 0)
+    peer.settimeout(REQUEST_SECONDS if user == os.getuid() else REQUEST_SECONDS / 2)
     request = peer.recv(REQUEST_BYTES).decode(errors="replace")
     peer.settimeout(TIMEOUT)
     try:
