@@ -224,19 +224,24 @@ def test_arguments_that_contradict_each_other_are_refused():
         partition(graph, ["tpu"])
 
 
+def graph_of(rows, step):
+    """Make a graph of (bytes made, weight) for each node; four weights of 0, `step`, ... bytes."""
+    builder = GraphBuilder()
+    x = builder.input("x", "uint8", (1,))
+    weights = [builder.initializer(f"w{n}", "uint8", (step * n,)) for n in range(4)]
+    for number, (nbytes, weight) in enumerate(rows):
+        made = builder.value(f"v{number}", "uint8", (nbytes,))
+        builder.node("Op", [x, weights[weight]], [made], name=f"n{number}")
+    return builder.build([f"v{number}" for number in range(len(rows))])
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), min_size=1, max_size=8),
     st.integers(0, 250),
 )
 def test_best_order_equals_brute_force_for_few_nodes(rows, threshold):
     """Weights are shared, so that what a node costs depends on the others."""
-    builder = GraphBuilder()
-    x = builder.input("x", "uint8", (1,))
-    weights = [builder.initializer(f"w{n}", "uint8", (10 * n,)) for n in range(4)]
-    for number, (nbytes, weight) in enumerate(rows):
-        made = builder.value(f"v{number}", "uint8", (nbytes,))
-        builder.node("Op", [x, weights[weight]], [made], name=f"n{number}")
-    graph = builder.build([f"v{number}" for number in range(len(rows))])
+    graph = graph_of(rows, 10)
     fillings = []
     for chosen in itertools.product([False, True], repeat=len(rows)):
         nodes = [node for node, is_in in zip(graph, chosen, strict=True) if is_in]
@@ -253,13 +258,7 @@ def test_best_order_equals_brute_force_for_few_nodes(rows, threshold):
     st.integers(0, 400),
 )
 def test_best_order_of_many_nodes_keeps_to_the_budget_with_shared_weights(rows, threshold):
-    builder = GraphBuilder()
-    x = builder.input("x", "uint8", (1,))
-    weights = [builder.initializer(f"w{n}", "uint8", (50 * n,)) for n in range(4)]
-    for number, (nbytes, weight) in enumerate(rows):
-        made = builder.value(f"v{number}", "uint8", (nbytes,))
-        builder.node("Op", [x, weights[weight]], [made], name=f"n{number}")
-    graph = builder.build([f"v{number}" for number in range(len(rows))])
+    graph = graph_of(rows, 50)
     accountant = budget(threshold)
     placement = partition(graph, ["cuda:0", "host"], {"cuda:0": accountant}, strategy="best")
     assert accountant.consumed == budget().cost(placement.nodes_on("cuda:0"))

@@ -55,7 +55,7 @@ from gpumem.errors import ConfigError
 from gpumem.integrations._resources import ResourceLike, Resources
 from gpumem.integrations._switch import Framework, Setting, Switch, Using
 from gpumem.integrations._versions import import_framework
-from gpumem.integrations.torch import _allocator
+from gpumem.integrations.torch import _allocator, _hooks
 from gpumem.integrations.torch._allocator import Pool, Replacement, Routing, make_pools
 
 __all__ = ["COST", "TorchStatus", "disable", "enable", "status", "using"]
@@ -224,7 +224,7 @@ def status() -> TorchStatus:
         limits=_limits(replaced.why_pluggable) if replaced and replaced.why_pluggable else "",
         hooks=replaced.hooks if replaced else (),
         unknown_hooks=replaced.unknown if replaced else (),
-        pinned=_allocator.pinned_in_use() if replaced and replaced.serves_pinned else None,
+        pinned=_hooks.pinned() if replaced and replaced.serves_pinned else None,
     )
 
 

@@ -166,11 +166,6 @@ def require_pinned(pinned: object) -> None:
     )
 
 
-def pinned_in_use() -> Arena | None:
-    """Return the arena that serves PyTorch's pinned memory; None: none was asked for yet."""
-    return _hooks.pinned()
-
-
 def pinned_arena(torch: ModuleType) -> Arena:
     """Make an arena of pinned memory for PyTorch, whose regions have the sizes of its blocks."""
     memory = f"cuda:{torch.cuda.current_device()}/pinned"
