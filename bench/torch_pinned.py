@@ -60,7 +60,7 @@ def figures(configuration: str) -> dict[str, float]:
     if configuration == "full":
         from gpumem.integrations import torch as gpumem_torch
 
-        gpumem_torch.enable(mode="full", pinned=True)
+        gpumem_torch.enable(mode="full")
     there = torch.zeros(max(SIZES.values()), dtype=torch.uint8, device="cuda")
     said = {}
     kept = []

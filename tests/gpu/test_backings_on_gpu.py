@@ -55,7 +55,7 @@ def test_managed_memory_takes_every_hint(fill):
         buffer.prefetch()
         fill(buffer, 4)
         assert (np.frombuffer(buffer, np.uint8) == 4).all()
-        with pytest.raises(gpumem.errors.DriverError):
+        with pytest.raises(ValueError, match="cuda:99"):
             buffer.prefetch("cuda:99")
 
 

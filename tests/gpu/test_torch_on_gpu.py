@@ -155,6 +155,26 @@ def test_torch_memory_is_the_arenas_and_statistics_work():
     assert said == [0, 0]
 
 
+def test_pinned_memory_is_an_arenas_unless_pytorchs_is_wanted():
+    script = """
+        said = [gpumem_torch.status().pinned is None]
+        kept = torch.empty(33 << 20, dtype=torch.uint8, pin_memory=True)
+        arena = gpumem_torch.status().pinned
+        said.append(None if arena is None else arena.stats().requested_in_use)
+        refused = 0
+        for again in (None, arena is not None, arena is None):
+            try:
+                gpumem_torch.enable(pinned=again)
+            except gpumem.errors.IntegrationError:
+                refused += 1
+        print(json.dumps([*said, refused]))
+    """
+    assert run(script, FULL) == [True, 33 << 20, 1]
+    own = FULL.replace("mode='full'", "mode='full', pinned=False")
+    assert own != FULL
+    assert run(script, own) == [True, None, 1]
+
+
 def test_out_of_memory_is_torchs_error_with_the_arenas_report():
     kind, text, after = run(
         """

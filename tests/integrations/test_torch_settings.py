@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumem import Arena
-from gpumem.errors import ConfigError, ConfigWarning
+from gpumem.errors import ConfigError, ConfigWarning, IntegrationError
 from gpumem.integrations._resources import Resources
 from gpumem.integrations.torch import _allocator, _hooks
 from gpumem.integrations.torch._settings import AllocatorSettings
@@ -38,6 +38,19 @@ def test_settings_that_hold_over_an_arena_are_not_named(text):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AllocatorSettings.of_environment({"PYTORCH_ALLOC_CONF": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "unused"),
+    [
+        ("pinned_num_register_threads:8,pinned_use_cuda_host_register:True", ()),
+        ("pinned_use_background_threads:True", ()),
+        ("pinned_reserve_segment_size_mb:1024", ("pinned_reserve_segment_size_mb",)),
+    ],
+)
+def test_settings_of_pinned_memory_are_pytorchs_unless_an_arena_serves_it(text, unused):
+    assert AllocatorSettings.of_text(text).unused == ()
+    assert AllocatorSettings.of_text(text, pinned=True).unused == unused
 
 
 def test_settings_without_effect_are_named_in_one_warning():
@@ -85,6 +98,10 @@ def test_memory_fraction_limits_an_arena_but_never_raises_its_own_limit(config, 
     assert arena.stats().limit == limit
 
 
+def served_by(arena):
+    return Resources("PyTorch", arena, kinds=(arena.memory.kind,), device_type="host")
+
+
 @pytest.fixture
 def fake_torch():
     spec = spec_from_file_location("fake_torch", FAKE)
@@ -98,7 +115,17 @@ def fake_torch():
 def test_arena_in_place_of_pytorchs_allocator_holds_the_memory_fraction(fake_torch, monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.5")
     arena = Arena("host")
-    _allocator.replace(
-        fake_torch, Resources("PyTorch", arena, kinds=(arena.memory.kind,), device_type="host")
-    )
+    _allocator.replace(fake_torch, served_by(arena))
     assert arena.stats().limit == int(0.5 * TOTAL)
+
+
+@pytest.mark.parametrize("pinned", [None, False])
+def test_without_a_compiler_pinned_memory_stays_pytorchs(fake_torch, pinned):
+    replaced = _allocator.replace(fake_torch, served_by(Arena("host")), pinned)
+    assert replaced.why_pluggable
+    assert not replaced.serves_pinned
+
+
+def test_pinned_memory_that_is_asked_for_needs_the_compiled_allocator(fake_torch):
+    with pytest.raises(IntegrationError, match="pinned memory needs gpumem's compiled allocator"):
+        _allocator.replace(fake_torch, served_by(Arena("host")), True)

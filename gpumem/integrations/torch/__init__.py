@@ -28,8 +28,8 @@ Under ``"full"``:
   an arena gives a GPU access to its memory once PyTorch asks for it (see `ArenaConfig.peers`; with
   "none" PyTorch's copies to that arena raise RuntimeError).
 
-- With ``enable(pinned=True)`` PyTorch's pinned memory, of ``tensor.pin_memory()`` and of a
-  DataLoader, comes from an arena too.
+- PyTorch's pinned memory, of ``tensor.pin_memory()`` and of a DataLoader, comes from an arena too,
+  unless ``enable(pinned=False)`` leaves it to PyTorch.
 
 Without a C++ compiler or CUDA's headers it goes through PyTorch's pluggable allocator instead;
 `status` says why, and what that costs: `COST`.
@@ -172,7 +172,8 @@ def enable(
     pinned : Arena or bool, optional
         Under "full", where PyTorch's pinned memory comes from: an arena of pinned memory; with True
         one that is made at its first use, whose regions have the sizes of PyTorch's blocks; with
-        False PyTorch's own. None means False, or what an earlier call has chosen.
+        False PyTorch's own. None means what an earlier call has chosen, else True where the
+        allocator is compiled and False where it is not.
 
     Raises
     ------
@@ -244,15 +245,18 @@ def _setting(resource: ResourceLike, mode: str, pinned: Arena | bool | None) -> 
         _allocator.require_pinned(pinned)
     current = _switch.current()
     resources = Resources("PyTorch", resource)
-    if chosen == "full" and current and _torch.replacement is not None:
+    if chosen == "pool":
+        pinned = False
+    elif current and _torch.replacement is not None:
         # What is not given is as an earlier call, or `gpumem run`, has chosen.
         if resource is None:
             resources = current.resources
-        if pinned is None:
-            pinned = dict(current.options)["pinned"]
-    return setting_of(resources, chosen, pinned or False)
+        before = dict(current.options)["pinned"]
+        if pinned is None or (before is None and pinned is _torch.replacement.serves_pinned):
+            pinned = before
+    return setting_of(resources, chosen, pinned)
 
 
-def setting_of(resources: Resources, mode: str, pinned: Arena | bool = False) -> Setting:
+def setting_of(resources: Resources, mode: str, pinned: Arena | bool | None = None) -> Setting:
     """Return what the switch is asked for."""
     return Setting(resources, (("mode", mode), ("pinned", pinned)))

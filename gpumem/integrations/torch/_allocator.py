@@ -92,12 +92,14 @@ def why_not_replace(torch: ModuleType) -> str | None:
     return None
 
 
-def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool = False) -> Replacement:
+def replace(
+    torch: ModuleType, resources: Resources, pinned: Arena | bool | None = None
+) -> Replacement:
     """Replace PyTorch's allocator by gpumem's until the process ends.
 
     By the one that is compiled for the installed PyTorch; where that is impossible, by hooks of the
     pluggable one. `pinned`: the arena of PyTorch's pinned memory; True: one that is made when some
-    is first asked for; False: PyTorch keeps its own.
+    is first asked for; False: PyTorch keeps its own; None: True where the allocator is compiled.
 
     Raises
     ------
@@ -111,7 +113,6 @@ def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool = Fals
     reason = why_not_replace(torch)
     if reason:
         raise IntegrationError(f"PyTorch's allocator cannot be replaced: {reason}")
-    settings = AllocatorSettings.of_environment(os.environ)
     arenas = {index: arena_of(resources, index) for index in resources.given}
     try:
         library = _build.load(torch)
@@ -120,8 +121,11 @@ def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool = Fals
             raise IntegrationError(
                 f"PyTorch's pinned memory needs gpumem's compiled allocator: {error}"
             ) from error
+        settings = AllocatorSettings.of_environment(os.environ)
         replaced = _plug(torch, str(error))
     else:
+        pinned = True if pinned is None else pinned
+        settings = AllocatorSettings.of_environment(os.environ, pinned=bool(pinned))
         replaced = Replacement(None, serves_pinned=bool(pinned))
         table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(settings.fraction)
         if not library.gpumem_torch_install(table, fraction):

@@ -2,8 +2,8 @@
 
 They come as one text, ``per_process_memory_fraction:0.5,roundup_power2_divisions:[256:1,>:4]``, in
 the first of `VARIABLES` that is set. A key is honoured, or asks for what an arena does anyway, or
-belongs to PyTorch's allocator of pinned memory, which reads it as ever; every other one is named in
-one warning.
+belongs to PyTorch's allocator of pinned memory, which reads it as ever where it stays; every other
+one is named in one warning.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _FRACTION = "per_process_memory_fraction"
 _PINNED = "pinned_"  # how keys of PyTorch's allocator of pinned memory begin
-# Values that ask for what holds over an arena: its pages grow in place, and no lock is held while
-# the driver allocates. None: any value.
+# Values that ask for what holds over an arena: its pages grow in place, no lock is held while the
+# driver allocates, and pinned memory is made by several threads. None: any value.
 _FULFILLED: dict[str, frozenset[str] | None] = {
     "backend": frozenset({"native"}),
     "expandable_segments": None,
     "release_lock_on_cudamalloc": None,
     "graph_capture_record_stream_reuse": frozenset({"False"}),
+    "pinned_use_cuda_host_register": None,
+    "pinned_num_register_threads": None,
+    "pinned_use_background_threads": None,
 }
 _KEY = re.compile(r"\s*(\w+)\s*:\s*(\[[^\]]*\]|[^,]*?)\s*(?:,|$)")
 
@@ -48,8 +51,12 @@ class AllocatorSettings(NamedTuple):
     unused: tuple[str, ...] = ()
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:
+    def of_environment(
+        cls, environment: Mapping[str, str], *, pinned: bool = False
+    ) -> AllocatorSettings:
         """Read the variable; what has no effect is named in one `ConfigWarning`.
+
+        `pinned`: whether an arena serves PyTorch's pinned memory.
 
         Raises
         ------
@@ -59,7 +66,7 @@ class AllocatorSettings(NamedTuple):
         name = next((name for name in VARIABLES if name in environment), None)
         if name is None:
             return cls()
-        found = cls.of_text(environment[name])
+        found = cls.of_text(environment[name], pinned=pinned)
         if found.unused:
             warnings.warn(
                 f"{name}: {', '.join(found.unused)} has no effect over gpumem, whose arenas do not "
@@ -70,8 +77,10 @@ class AllocatorSettings(NamedTuple):
         return found
 
     @classmethod
-    def of_text(cls, text: str) -> AllocatorSettings:
+    def of_text(cls, text: str, *, pinned: bool = False) -> AllocatorSettings:
         """Read the text; PyTorch itself refuses one that is malformed.
+
+        `pinned`: whether an arena serves PyTorch's pinned memory.
 
         Raises
         ------
@@ -85,7 +94,8 @@ class AllocatorSettings(NamedTuple):
         """
         given = dict(_KEY.findall(text))
         fraction = _fraction(given.pop(_FRACTION, "1"))
-        return cls(fraction, tuple(key for key, value in given.items() if _is_unused(key, value)))
+        unused = (key for key, value in given.items() if _is_unused(key, value, pinned))
+        return cls(fraction, tuple(unused))
 
     def limit(self, arena: Arena) -> None:
         """Let an arena hold no more than the fraction of its device, nor than its own limit."""
@@ -95,8 +105,8 @@ class AllocatorSettings(NamedTuple):
         arena.set_limit(max(1, min(most, arena.config.max_mem or most)))  # 0 is unlimited
 
 
-def _is_unused(key: str, value: str) -> bool:
-    if key.startswith(_PINNED):
+def _is_unused(key: str, value: str, pinned: bool) -> bool:
+    if key.startswith(_PINNED) and not pinned:
         return False
     fulfilled = _FULFILLED.get(key, frozenset())
     return fulfilled is not None and value not in fulfilled

@@ -13,7 +13,7 @@ def choose(allocator):
     if allocator == "full":
         from gpumem.integrations import torch
 
-        torch.enable(mode="full", pinned=True)
+        torch.enable(mode="full")
 
 
 def choose_as_the_parent():
