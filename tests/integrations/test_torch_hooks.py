@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from helpers.driver import HostDriver
@@ -221,6 +222,33 @@ def test_device_without_an_arena_is_looked_up_once(caller):
             caller.alloc(4096, device=64)
     finally:
         torch_hooks.set_finder(None)
+
+
+def test_threads_that_are_first_at_once_find_one_arena(caller):
+    """A second one would end the hook of the first while threads allocate with it."""
+    together = threading.Barrier(4)
+    found = []
+
+    def find(index):
+        time.sleep(0.1)  # the others look meanwhile
+        found.append(Arena("host"))
+        return found[-1]
+
+    def work():
+        together.wait()
+        for _ in range(100):
+            caller.free(caller.alloc(8, device=7), device=7)
+
+    torch_hooks.set_finder(find)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(together.parties)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        torch_hooks.set_finder(None)
+    assert [arena.stats().num_allocs for arena in found] == [400]
 
 
 def test_interrupt_of_what_finds_an_arena_reaches_the_main_thread(caller):

@@ -216,10 +216,34 @@ def test_pool_lives_as_long_as_one_of_its_graphs(torch_driver, arena, stream, nu
         torch_driver.pinned_end(number)
     torch_driver.pinned_release(number)
     torch_driver.pinned_empty()
-    assert arena.stats().in_use == 2 * 4096
+    assert arena.stats().in_use == 4096
     torch_driver.pinned_release(number)
     torch_driver.pinned_empty()
     assert arena.stats().in_use == 0
+
+
+def test_pool_uses_again_what_no_copy_of_its_graphs_has_used(torch_driver, arena, stream, numbers):
+    number = next(numbers)
+    for _ in range(2):  # graphs that share it
+        torch_driver.pinned_begin(number, stream.ptr)
+        address, context = torch_driver.pinned_alloc(4096, stream.ptr)
+        torch_driver.pinned_free(context)
+        again, context = torch_driver.pinned_alloc(2049, stream.ptr)
+        assert again == address
+        torch_driver.pinned_free(context)
+        other, other_context = torch_driver.pinned_alloc(2048, stream.ptr)
+        assert other != address  # half of it would stay unused
+        torch_driver.pinned_free(other_context)
+        torch_driver.pinned_end(number)
+    assert arena.stats().in_use == 4096 + 2048
+    torch_driver.pinned_begin(number, stream.ptr)
+    address, context = torch_driver.pinned_alloc(4096, stream.ptr)
+    torch_driver.pinned_record(address, context, stream.ptr)
+    torch_driver.pinned_free(context)
+    assert torch_driver.pinned_alloc(4096, stream.ptr)[0] != address
+    torch_driver.pinned_end(number)
+    for _ in range(3):
+        torch_driver.pinned_release(number)
 
 
 def test_pool_begins_once_and_ends_only_where_it_has_begun(torch_driver, arena, stream, numbers):

@@ -36,6 +36,8 @@ from gpumem._support.interpreter cimport interpreter_release, interpreter_restor
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process_is_exiting
 
+from threading import RLock
+
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.integrations.torch import _sharing
@@ -130,6 +132,9 @@ PINNED = TORCH_PINNED       # the number of pinned memory, in the place of a dev
 
 cdef dict served = {}       # device -> its Arena, which lives as long as it is here
 cdef object finder = None   # a function from a device to the Arena of one that is not in `served`
+# What is found may be a new arena each time, and none may replace one that serves. A thread that
+# finds one may need another device's for it.
+cdef object finding = RLock()
 cdef uint64_t failures[65]  # how often memory was out on each device
 memset(failures, 0, sizeof(failures))
 
@@ -653,7 +658,9 @@ cdef void* find_arena(int device) noexcept with gil:
     if finder is None:
         return NULL
     try:
-        serve(device, finder(device))
+        with finding:
+            if hook_of(device) == NULL:     # no other thread has found it meanwhile
+                serve(device, finder(device))
     except BaseException as error:
         interrupt_again(error)
         return NULL

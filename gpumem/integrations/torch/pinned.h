@@ -7,7 +7,7 @@
  *
  * What is allocated while a graph is captured, or freed after a captured copy of it, belongs to the
  * graph's pool. A replay may use it at any time, so it stays until the pool has ended, and then until
- * `empty_cache`, which waits for the GPU.
+ * `empty_cache`, which waits for the GPU. The pool's own allocations use again what no copy has used.
  */
 #ifndef GPUMEM_TORCH_PINNED_H
 #define GPUMEM_TORCH_PINNED_H
@@ -44,7 +44,9 @@ class PinnedAllocator final : public at::HostAllocator {
     at::DataPtr allocate(size_t nbytes) override {
         if (nbytes == 0) return {nullptr, nullptr, &delete_block, c10::kCPU};
         release_completed();
-        auto *block = new Block{this, nullptr, nbytes, c10::cuda::current_device(), pool_now(), {}};
+        const auto pool = pool_now();
+        if (auto *block = take_from_pool(pool, nbytes)) return data_of(block);
+        auto *block = new Block{this, nullptr, nbytes, c10::cuda::current_device(), pool, {}};
         int status = take(block);
         if (status != 0 && calls_.is_memory(status) && wait_for_freed()) status = take(block);
         if (status != 0) {
@@ -53,7 +55,7 @@ class PinnedAllocator final : public at::HostAllocator {
         }
         std::lock_guard<std::mutex> lock(mutex_);
         live_[reinterpret_cast<uintptr_t>(block->address)] = block;
-        return {block->address, block, &delete_block, c10::kCPU};
+        return data_of(block);
     }
 
     /* The address may lie inside a block, and the context be another library's that wraps one. */
@@ -137,18 +139,20 @@ class PinnedAllocator final : public at::HostAllocator {
         std::lock_guard<std::mutex> lock(mutex_);
         auto found = pools_.find(id);
         if (found == pools_.end() || --found->second.uses > 0) return;
-        auto &freed = found->second.freed;
+        auto &[uses, freed, unused] = found->second;
         ended_.insert(ended_.end(), freed.begin(), freed.end());
+        for (auto &[nbytes, block] : unused) ended_.push_back(block);
         pools_.erase(found);
     }
 
    private:
+    static constexpr c10::MempoolId_t NO_POOL{0, 0};
     struct Block {
         PinnedAllocator *owner;
         void *address;
         size_t nbytes;
         c10::DeviceIndex device; /* that was the current one */
-        c10::MempoolId_t pool;   /* zeros: none */
+        c10::MempoolId_t pool;   /* or NO_POOL */
         std::vector<c10::Stream> streams;
     };
     struct Freed {
@@ -157,7 +161,8 @@ class PinnedAllocator final : public at::HostAllocator {
     };
     struct Pool {
         int uses = 0;
-        std::vector<Block *> freed;
+        std::vector<Block *> freed;            /* a copy of a graph may use them */
+        std::multimap<size_t, Block *> unused; /* by size; no copy has used them */
     };
     struct Route {
         c10::MempoolId_t id;
@@ -167,6 +172,25 @@ class PinnedAllocator final : public at::HostAllocator {
     static void delete_block(void *context) {
         auto *block = static_cast<Block *>(context);
         if (block != nullptr) block->owner->release(block);
+    }
+
+    static at::DataPtr data_of(Block *block) {
+        return {block->address, block, &delete_block, c10::kCPU};
+    }
+
+    /* The smallest one that is large enough and of which less than half is left over, or null. */
+    Block *take_from_pool(c10::MempoolId_t id, size_t nbytes) {
+        if (id == NO_POOL) return nullptr;
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto pool = pools_.find(id);
+        if (pool == pools_.end()) return nullptr;
+        auto &unused = pool->second.unused;
+        auto found = unused.lower_bound(nbytes);
+        if (found == unused.end() || found->first / 2 >= nbytes) return nullptr;
+        auto *block = found->second;
+        unused.erase(found);
+        live_[reinterpret_cast<uintptr_t>(block->address)] = block;
+        return block;
     }
 
     int take(Block *block) {
@@ -195,11 +219,7 @@ class PinnedAllocator final : public at::HostAllocator {
             std::lock_guard<std::mutex> lock(mutex_);
             live_.erase(reinterpret_cast<uintptr_t>(block->address));
             for (auto &stream : block->streams) join_capture(block, stream);
-            if (block->pool != c10::MempoolId_t{0, 0}) {
-                auto pool = pools_.find(block->pool);
-                (pool == pools_.end() ? ended_ : pool->second.freed).push_back(block);
-                return;
-            }
+            if (block->pool != NO_POOL) return keep_for_pool(block);
         }
         if (block->streams.empty()) return give_back(block);
         Freed freed{block, {}};
@@ -222,6 +242,17 @@ class PinnedAllocator final : public at::HostAllocator {
     void join_capture(Block *block, c10::Stream stream) {
         for (auto &route : routes_)
             if (route.filter(stream)) block->pool = route.id;
+    }
+
+    /* With the lock. */
+    void keep_for_pool(Block *block) {
+        auto pool = pools_.find(block->pool);
+        if (pool == pools_.end())
+            ended_.push_back(block);
+        else if (block->streams.empty())
+            pool->second.unused.emplace(block->nbytes, block);
+        else
+            pool->second.freed.push_back(block);
     }
 
     void give_back(Block *block) {
@@ -269,12 +300,12 @@ class PinnedAllocator final : public at::HostAllocator {
 
     /* Costs one load where nothing is captured. */
     c10::MempoolId_t pool_now() {
-        if (route_count_.load(std::memory_order_acquire) == 0) return {0, 0};
+        if (route_count_.load(std::memory_order_acquire) == 0) return NO_POOL;
         c10::Stream stream = c10::cuda::getCurrentCUDAStream().unwrap();
         std::lock_guard<std::mutex> lock(mutex_);
         for (auto &route : routes_)
             if (route.filter(stream)) return route.id;
-        return {0, 0};
+        return NO_POOL;
     }
 
     TorchStats stats_now() {
