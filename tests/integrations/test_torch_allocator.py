@@ -432,6 +432,27 @@ def test_mem_pool_over_another_allocator_draws_from_it(driver, arena, stream, nu
     assert driver.foreign() == [2, 2, False]
 
 
+@pytest.mark.parametrize("foreign", [0, 1])
+def test_memory_of_an_ended_pool_goes_back_once_its_last_block_is_free(
+    driver, arena, stream, numbers, foreign
+):
+    number = next(numbers)
+    driver.make_pool(number, foreign, 0, 0)
+    driver.begin(number, stream.ptr)
+    address = driver.alloc(16 * MIB, stream.ptr)
+    driver.end(number)
+    driver.release(number)
+    driver.release(number)
+    driver.empty_cache()
+    held = driver.stats()["reserved_bytes"][0][0]
+    assert held >= 16 * MIB  # what a limit of memory counts too
+    driver.free(address)
+    driver.empty_cache()
+    assert driver.stats()["reserved_bytes"][0][0] == 0
+    if foreign:
+        assert driver.foreign() == [1, 1, False]
+
+
 def test_allocator_of_a_pool_that_was_never_used_is_let_go(driver, arena, numbers):
     number = next(numbers)
     driver.make_pool(number, 1, 0, 0)

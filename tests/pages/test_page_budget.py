@@ -8,11 +8,12 @@ import pytest
 
 import gpumem
 from gpumem._testing import host_device
+from gpumem._testing.arenas import saved_move_time, spend_move_time
 from gpumem.replay import replay
 from gpumem.traces import Trace
 
 MIB = 1 << 20
-SECOND = 10**9
+MS = 10**6
 
 
 def crowded(make_arena, **settings):
@@ -51,34 +52,30 @@ def test_at_max_mem_pages_move_regardless_of_the_move_budget(make_arena):
     pin.close()
 
 
-def test_spent_move_budget_refills_with_time(make_arena, virtual_clock):
+@pytest.mark.parametrize(("milliseconds", "moves"), [(99, False), (101, True)])
+def test_spent_move_budget_refills_with_time(make_arena, virtual_clock, milliseconds, moves):
+    arena, pin = crowded(make_arena, page_move_budget=0.01)
+    spend_move_time(arena, 101 * MS)  # of 100 ms that are saved up at first
+    virtual_clock.advance_clock(milliseconds * MS)
+    arena.allocate(8 * MIB).close()
+    assert (arena.stats().pages_moved > 0) == moves
+    pin.close()
+
+
+@pytest.mark.parametrize("share", [0.01, 0])
+def test_moves_may_take_as_long_as_new_pages_took(make_arena, virtual_clock, share):
+    """A program that gave its memory back makes it anew, and moves some of it meanwhile."""
+    arena, pin = crowded(make_arena, page_move_budget=share)
+    spend_move_time(arena, 100 * MS)
+    assert saved_move_time(arena) <= 0
     virtual_clock.use_h200_costs(True)
     try:
-        arena = make_arena(
-            {"backing": "virtual", "page_move_threshold": 0, "page_move_budget": 0.01}
-        )
-        moved = move_until_refused(arena)
-        assert moved > 1000, "100 ms of moves are saved up at first, at 45 us each"
-        virtual_clock.advance_clock(SECOND)
-        again = move_until_refused(arena)
-        assert 0 < again < moved, "a second brings 10 ms"
+        grown = arena.allocate(64 * MIB)
     finally:
         virtual_clock.use_h200_costs(False)
-
-
-def move_until_refused(arena):
-    """Ask for shapes that only moving serves, until memory is made instead; return the moves."""
-    before = arena.stats()
-    for _ in range(2000):
-        arena.shrink()
-        first, pin, second = (arena.allocate(size * MIB) for size in (4, 2, 4))
-        first.close()
-        second.close()
-        arena.allocate(8 * MIB).close()
-        pin.close()
-        if arena.stats().moves_refused > before.moves_refused:
-            return arena.stats().pages_moved - before.pages_moved
-    raise AssertionError("the budget never ran out")
+    assert (saved_move_time(arena) > 0) == (share > 0)
+    grown.close()
+    pin.close()
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, "1.0.0", "many"])

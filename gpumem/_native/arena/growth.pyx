@@ -42,8 +42,8 @@ from gpumem._native.driver cimport (
     CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, budget_allows, budget_spend,
-    bytes_of, Demand, GRANULE, MappedPage, MAX_PAGE_GRANULES, Piece, Plan, plan_free,
+    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, budget_allows, budget_earn,
+    budget_spend, bytes_of, Demand, GRANULE, MappedPage, MAX_PAGE_GRANULES, Piece, Plan, plan_free,
     PLAN_NO_MEMORY, PLAN_NO_PLACE, plan_note, PLAN_OK, PlanResult, Range, range_reserve,
     round_to_granule, Space, space_add_range, space_allocate_lower, space_execute, space_finish,
     space_page_around, space_plan, space_set_access, space_undo, span_set_access,
@@ -531,6 +531,8 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     code = space_execute(space, &plan)
     lock_acquire(&arena.lock)
     budget_spend(&arena.move_budget, plan.move_ns)
+    if code == CUDA_SUCCESS:
+        budget_earn(&arena.move_budget, plan.create_ns)
     plan_note(space, &plan)
     if code == CUDA_SUCCESS:
         # Last, because nothing takes a wait back.

@@ -12,8 +12,8 @@ from gpumem._native.pages.sleep cimport (
     STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
 )
 from gpumem._native.pages.space cimport (
-    budget_allows, budget_init, budget_rested, budget_spend, MappedPage, MoveBudget, orphan_add,
-    orphans_release, pages_are_exportable, pages_check, pages_invariant, pages_make_exportable,
+    budget_allows, budget_earn, budget_init, budget_rested, budget_spend, MappedPage, MoveBudget,
+    orphan_add, orphans_release, pages_are_exportable, pages_check, pages_invariant, pages_make_exportable,
     range_reserve, space_add_range, space_create, space_destroy, space_page_around,
     space_set_access,
 )

@@ -30,20 +30,24 @@ cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
     # then maps, since a page may go where another one was. Memory goes back last. After a refusal
     # the driver's side is cleared away here, so that `space_undo` has only the tables to put right.
     cdef DeviceContext* context = space.context
-    cdef uint64_t begin
+    cdef uint64_t begin, made, end
     cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         plan.refused = "cuCtxPushCurrent"
         return code
-    code = create_memory(space, plan)
     begin = context.now()
+    code = create_memory(space, plan)
+    made = context.now()
     if code == CUDA_SUCCESS:
         code = unmap_views(space, plan)
     if code == CUDA_SUCCESS:
         code = map_views(space, plan)
-    # The moves' share of the time, which `page_move_budget` bounds; new pages do not count.
+    # Of what is done for both kinds, each page counts the same.
+    end = context.now()
     if plan.moves:
-        plan.move_ns = (context.now() - begin) * plan.moves // (plan.moves + plan.creates)
+        plan.move_ns = (end - made) * plan.moves // (plan.moves + plan.creates)
+    if plan.creates:
+        plan.create_ns = end - begin - plan.move_ns
     release_unmapped(space, plan)
     context_leave(context)
     return code

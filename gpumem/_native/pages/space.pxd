@@ -73,6 +73,7 @@ cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil
 # Is half of it saved up? Then there is time for what can wait.
 cdef bint budget_rested(MoveBudget* budget, uint64_t now) noexcept nogil
 cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
+cdef void budget_earn(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
 
 
 # ---- Driver calls behind pages, with the device's context current --------------------------------

@@ -404,6 +404,13 @@ cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
     budget.saved -= <double>nanoseconds     # below zero: nothing moves until it has filled
 
 
+cdef void budget_earn(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
+    # While new pages are made, as a program begins or has given its memory back, moves may take as
+    # long again: a new page in the place of a move would take as long, and would be kept.
+    if budget.share > 0:
+        budget.saved = min(budget.saved + <double>nanoseconds, <double>SAVED_NS)
+
+
 # ---- Driver calls: reserve, create, map, unmap, release ------------------------------------------
 
 

@@ -144,6 +144,7 @@ cdef struct Plan:
     uint32_t creates            # how many of the actions make a page
     uint32_t moves              # how many move or release one
     uint64_t move_ns            # what those took at the driver
+    uint64_t create_ns          # what the new pages took
     uint32_t next_idle          # see longest_idle: the page to go on at, in a search for at most
     uint32_t next_wanted        # so many granules; 0: none has begun
     uint32_t next_granules      # of what it found last
