@@ -157,6 +157,7 @@ def test_torch_memory_is_the_arenas_and_statistics_work():
 
 def test_pinned_memory_is_an_arenas_unless_pytorchs_is_wanted():
     script = """
+        import gpumem
         said = [gpumem_torch.status().pinned is None]
         kept = torch.empty(33 << 20, dtype=torch.uint8, pin_memory=True)
         arena = gpumem_torch.status().pinned

@@ -432,9 +432,10 @@ def test_mem_pool_over_another_allocator_draws_from_it(driver, arena, stream, nu
     assert driver.foreign() == [2, 2, False]
 
 
+@pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("foreign", [0, 1])
 def test_memory_of_an_ended_pool_goes_back_once_its_last_block_is_free(
-    driver, arena, stream, numbers, foreign
+    driver, arena, stream, numbers, foreign, queued
 ):
     number = next(numbers)
     driver.make_pool(number, foreign, 0, 0)
@@ -446,7 +447,11 @@ def test_memory_of_an_ended_pool_goes_back_once_its_last_block_is_free(
     driver.empty_cache()
     held = driver.stats()["reserved_bytes"][0][0]
     assert held >= 16 * MIB  # what a limit of memory counts too
-    driver.free(address)
+    if queued:
+        with HostDriver().block(stream):
+            driver.free(address)
+    else:
+        driver.free(address)
     driver.empty_cache()
     assert driver.stats()["reserved_bytes"][0][0] == 0
     if foreign:

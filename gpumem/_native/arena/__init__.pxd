@@ -10,8 +10,8 @@ from gpumem._native.arena.allocator_hooks cimport (
 from gpumem._native.arena.arena cimport (
     arena_check, arena_close, arena_close_wait, arena_copy_blocks, arena_create, arena_debug,
     arena_is_idle, arena_lease, arena_leave, arena_move_lease, arena_prepare, arena_reset_peaks,
-    arena_set_limit, arena_shrink, arena_shrink_after_work, arenas_release_retired,
-    devices_are_quiet,
+    arena_set_limit, arena_shrink, arena_shrink_after_work, arenas_release_after_work,
+    arenas_release_retired, devices_are_quiet,
 )
 from gpumem._native.arena.bookkeeping cimport invariant_text
 from gpumem._native.arena.debug_heap.guards cimport (

@@ -21,6 +21,8 @@ cdef void arena_leave(ArenaCore* arena) noexcept nogil
 # Releases the arenas that nothing refers to and whose work is done. `may_wait`: also those whose
 # memory the driver takes back only when the device is idle. Returns whether such memory is left.
 cdef bint arenas_release_retired(bint may_wait) noexcept nogil
+# The same, once the work that is queued on what those arenas freed has completed.
+cdef void arenas_release_after_work() noexcept nogil
 # Has every stream that an arena has a block of ended its work, on all devices, as each has pinned
 # memory mapped? The driver's wait for the device is short then. Without a lock.
 cdef bint devices_are_quiet() noexcept nogil

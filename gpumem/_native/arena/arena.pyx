@@ -260,6 +260,19 @@ cdef bint release_those_retired(bint may_wait, bint* held_back) noexcept nogil:
     return destroyed
 
 
+cdef void arenas_release_after_work() noexcept nogil:
+    # As above, once what is queued on what they freed has completed.
+    cdef Retired* link = arenas_take_retired()
+    cdef ArenaCore* arena
+    while link != NULL:
+        arena = <ArenaCore*>link.thing
+        link = link.next
+        if not context_is_dead(arena.context):
+            drain_streams(arena, NULL)
+        arena_retire(arena)
+    arenas_release_retired(True)
+
+
 cdef bint work_is_done(ArenaCore* arena) noexcept nogil:
     return (not streams_may_work(arena)
             or load64(&arena.context.waits_done) >= arena.end_wait)

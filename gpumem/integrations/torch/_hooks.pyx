@@ -12,10 +12,9 @@ from gpumem._native.arena cimport (
     arena_copy, arena_copy_free, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit,
     arena_shrink_after_work, arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures,
-    arenas_release_retired, backing_calls,
-    caches_flush, family_held, hook_allocate, hook_allocate_range, hook_counts, hook_create,
-    hook_drop, hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_let_go, hook_record,
-    hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive,
+    arenas_release_after_work, backing_calls, caches_flush, family_held, hook_allocate,
+    hook_allocate_range, hook_counts, hook_create, hook_drop, hook_find, hook_free, HOOK_KINDS,
+    HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive,
     hooks_blocks, hooks_of, HookSums, part_next, pool_begin, pool_create, sums_of, TableCopy,
     tag_next,
 )
@@ -214,6 +213,7 @@ cdef int block(void* address, TorchBlock* found) noexcept nogil:
 cdef void shrink() noexcept nogil:
     # After the work that is queued, as PyTorch's own `empty_cache`: cudaFree waits for it.
     cdef int device
+    release_ended_pools()
     for device in range(TORCH_DEVICES):
         if hook_of(device) != NULL:
             each_tag(hook_of(device).arena, shrink_part, NULL, NULL)
@@ -240,7 +240,14 @@ cdef void shrink_pool(const uint64_t* id) noexcept nogil:
             pool_begin(found[i].arena)      # no graph uses it any more
             each_part(found[i].arena, shrink_part, NULL, NULL)
         hook_let_go(found[i])
-    arenas_release_retired(True)            # of pools without a block
+    release_ended_pools()
+
+
+cdef void release_ended_pools() noexcept nogil:
+    # Those without a block. A Python thread may have to end the work that is waited for.
+    cdef PyThreadState* interpreter = interpreter_release()
+    arenas_release_after_work()
+    interpreter_restore(interpreter)
 
 
 cdef void shrink_part(ArenaCore* pool, void* unused, void* also_unused) noexcept nogil:

@@ -170,11 +170,10 @@ def pinned_tensors_of_a_graph():
 
 
 def pinned_statistics():
-    """Counts of live blocks and their ends are PyTorch's; sizes are the arena's own."""
+    """Counts of blocks are PyTorch's; sizes are the arena's own."""
     torch.cuda.init()
     before = torch.cuda.host_memory_stats()
     kept = [torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True) for _ in range(3)]
-    del kept[0]
     now = torch.cuda.host_memory_stats()
-    count = "active_requests.current"
-    return now[count] - before[count]
+    counts = ("active_requests.current", "active_requests.allocated")
+    return [len(kept), *(now[count] - before[count] for count in counts)]
