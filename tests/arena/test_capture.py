@@ -68,6 +68,19 @@ def lies_in(buffer, thing):
     return any(buffer.ptr in part for part in addresses(thing))
 
 
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_large_block_of_a_graph_pool_takes_what_it_needs(make_arena, driver, stream, backing):
+    """What a pool has beyond its blocks would serve no other work."""
+    arena = make_arena({"backing": backing})
+    with arena.capture(stream) as pool, Graph(driver, stream) as graph:
+        blocks = [arena.allocate(nbytes, stream) for nbytes in (40 * MIB, 66 * MIB)]
+    assert pool.stats().reserved == (40 + 66) * MIB
+    for block in blocks:
+        block.close()
+    graph.destroy()
+    pool.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
 def test_captured_memory_belongs_to_the_graph_pool_alone(make_arena, driver, stream, mode, backing):

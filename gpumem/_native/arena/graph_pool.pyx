@@ -27,7 +27,8 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 cdef enum:
     NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver takes no other
     MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: ours becomes the graph's
-    # Bytes. Regions double up to here only: a graph's memory is not shared with other work.
+    # Bytes. Regions double up to here only, and a larger block has one of its own size: a graph's
+    # memory is not shared with other work.
     POOL_REGION = 33554432
     FIRST_REGION = 2097152
 
@@ -46,7 +47,6 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
         backing.forget = NULL       # the caller's until nothing can fail
     settings.max_mem = 0            # the parent's holds for both
     settings.initial_chunk = settings.initial_growth_chunk = FIRST_REGION
-    settings.max_extend = min(settings.max_extend, <uint64_t>POOL_REGION)
     if not splits:
         settings.extend = EXTEND_SAME_AS_REQUESTED
     # Streams of a capture may run at the same time at every launch, whatever has completed now.
@@ -74,6 +74,7 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
 
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
     # A handle each for the regions of what can sleep. No peer is added meanwhile.
+    pool.settings.max_extend = min(pool.settings.max_extend, <uint64_t>POOL_REGION)
     lock_acquire(&owner.grow_lock)
     if owner.settings.paged and pool.backing.source == NULL:
         numa_init(&pool.backing, pool.context, THE_DEVICE)

@@ -116,7 +116,7 @@ cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
     # as needed, beyond the cap if it must; only a growth that needed none lets it double after.
     # Changes nothing: the driver may refuse, and a failure must not steer later growth.
     cdef uint64_t running = arena.next_region
-    if arena.settings.extend == EXTEND_SAME_AS_REQUESTED:
+    if has_size_of_block(arena, size):
         return size
     while size > running:
         forced[0] = True
@@ -124,8 +124,14 @@ cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
     return running
 
 
+cdef inline bint has_size_of_block(const ArenaCore* arena, uint64_t size) noexcept nogil:
+    # What a graph pool has beyond a large block would serve no other work.
+    return (arena.settings.extend == EXTEND_SAME_AS_REQUESTED
+            or is_graph_pool(arena) and size > arena.settings.max_extend)
+
+
 cdef void advance_growth(ArenaCore* arena, uint64_t running, bint forced) noexcept nogil:
-    if arena.settings.extend == EXTEND_SAME_AS_REQUESTED:
+    if has_size_of_block(arena, running):
         return
     if forced:
         arena.next_region = running

@@ -14,9 +14,9 @@ from gpumem._native.arena cimport (
     arena_shrink_after_work, arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures,
     arenas_release_after_work, backing_calls, caches_flush, family_held, hook_allocate,
     hook_allocate_range, hook_counts, hook_create, hook_drop, hook_find, hook_free, HOOK_KINDS,
-    HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive,
-    hooks_blocks, hooks_of, HookSums, part_next, pool_begin, pool_create, sums_of, TableCopy,
-    tag_next,
+    HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL,
+    HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums, part_next, pool_begin,
+    pool_create, sums_of, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
