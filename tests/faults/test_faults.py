@@ -99,7 +99,7 @@ def test_program_survives_a_failure_of_any_driver_call(rng, scenario):
 @NEEDS_OWN_MALLOC
 def test_programs_survive_a_failure_of_any_call_for_host_memory(rng):
     seed = str(rng.randrange(1 << 32))
-    done = run("-m", "tests.faults", "--kind", "heap", "--sample", "10", "--seed", seed)
+    done = run("-m", "tests.faults", "--kind", "heap", "--sample", "6", "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 problems\n")
 

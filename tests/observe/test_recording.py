@@ -471,7 +471,7 @@ def test_recordings_start_and_stop_while_threads_allocate(make_arena, tmp_path):
     for thread in threads:
         thread.start()
     try:
-        for number in range(20):
+        for number in range(8):
             path = tmp_path / str(number) if number % 2 else None
             allocations = arena.stats().num_allocs
             with observe.record(arena, path) as recording:
