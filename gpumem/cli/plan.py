@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.console import Console
 
 import gpumem
 from gpumem._support.arguments import is_same_file
+from gpumem._support.files import require_writable
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import visible
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
@@ -97,6 +100,9 @@ def plan(
     """Place MODEL, an ONNX file, on devices under budgets, and plan its memory."""
     if output is not None and is_same_file(output, (model, stats)):
         raise ConfigError(f"invalid --output {output}: expected another file than what is read")
+    if output is not None:
+        with _writing(output):
+            require_writable(output, in_place=True)
     targets = _targets(devices)
     limits = _limits(budgets, targets)
     accountants = Accountants(
@@ -112,7 +118,9 @@ def plan(
         made.verify()
     facts = {"open_dims": _open_dims(graph)} | _facts(model, placement, accountants, made)
     if output is not None:
-        _write(output, facts)
+        text = json.dumps(facts, indent=2, allow_nan=False) + "\n"
+        with _writing(output):
+            output.write_text(text, encoding="utf-8")
     if as_json:
         print_json(facts)
     else:
@@ -231,11 +239,14 @@ def _device_facts(placement: Placement, accountants: Accountants, target: Target
     }
 
 
-def _write(output: Path, facts: dict[str, Any]) -> None:
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    """Say that a file cannot be written."""
     try:
-        output.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        yield
     except OSError as error:
-        raise click.ClickException(f"{output}: {error.strerror or error}") from error
+        text = f"{output}: cannot be written: {error.strerror or error}"
+        raise click.ClickException(text) from error
 
 
 def _show(console: Console, facts: dict[str, Any], placement: Placement, made: MemoryPlan) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from gpumem._support.arguments import is_same_file
+from gpumem._support.files import require_writable
 from gpumem.cli.arguments import FiniteRange, size, within
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
@@ -21,13 +22,10 @@ def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path 
     """Check that a page can be written, before the program runs."""
     if page is None:
         return None
-    folder = page.absolute().parent  # the page is written beside itself, and then renamed
-    if page.is_dir():  # an empty name is the current one
-        raise click.BadParameter(f"{page} cannot be written: it is a folder")
-    if not folder.is_dir():
-        raise click.BadParameter(f"{page} cannot be written: there is no folder {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"{page} cannot be written: {folder} is read-only")
+    try:
+        require_writable(page)
+    except OSError as error:
+        raise click.BadParameter(f"{page} cannot be written: {error.strerror}") from None
     return page
 
 

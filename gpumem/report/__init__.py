@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from gpumem._support.arguments import is_same_file, require
+from gpumem._support.files import require_writable
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
 from gpumem.errors import ConfigError, TraceError
@@ -165,7 +166,7 @@ def write_report(
         raise TraceError("a report needs at least one source")
     if is_same_file(target, sources):
         raise ConfigError(f"invalid path = {str(path)!r}: expected another file than a source")
-    page.require_writable(target)
+    require_writable(target)
     found = []
     for each in sources:
         doing(f"reading {getattr(each, 'name', each)}")

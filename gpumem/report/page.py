@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import html
 import json
 import os
@@ -12,7 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-__all__ = ["facts_of", "page", "require_writable", "write_page"]
+from gpumem._support.files import require_writable
+
+__all__ = ["facts_of", "page", "write_page"]
 
 # A script uses those before it.
 _SCRIPTS = (
@@ -57,20 +58,6 @@ def facts_of(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}
-
-
-def require_writable(path: Path) -> None:
-    """Raise OSError unless a page can be written at a path: before the work for one."""
-    folder = path.absolute().parent  # it is written beside itself, and then renamed
-    if path.is_dir():  # "" as well
-        code = errno.EISDIR
-    elif not folder.is_dir():
-        code = errno.ENOENT
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        code = errno.EACCES
-    else:
-        return
-    raise OSError(code, os.strerror(code), str(path))
 
 
 def write_page(path: Path, text: str) -> int:

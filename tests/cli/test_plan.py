@@ -1,6 +1,7 @@
 """``gpumem plan``: what it prints, what it writes, and with which exit code it refuses."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -218,7 +219,28 @@ def test_plan_fails_when_nodes_fit_nowhere_or_output_is_unwritable(command, mode
     assert "no device accepts" in err
     code, out, err = command(model, "-o", tmp_path / "nowhere" / "plan.json")
     assert (code, out) == (1, "")
-    assert "No such file" in err
+    assert f"cannot be written: there is no folder {tmp_path / 'nowhere'}" in err
+
+
+@pytest.mark.parametrize("output", ["", ".", "nowhere/plan.json", "taken"])
+def test_plan_refuses_an_output_that_cannot_be_written_before_it_reads_the_model(
+    command, tmp_path, monkeypatch, output
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "text.onnx").write_text("not a model")
+    code, out, err = command("text.onnx", "-o", output)
+    assert (code, out) == (1, "")
+    assert f"{output or '.'}: cannot be written: " in err
+    assert err.count("\n") == 1
+
+
+def test_plan_writes_to_a_device_whose_folder_is_read_only(command, model, monkeypatch):
+    allowed = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: str(path) != "/dev" and allowed(path, mode)
+    )
+    assert command(model, "-o", "/dev/null")[0] == 0
 
 
 def test_plan_that_would_replace_its_input_is_bad_input(command, named, tmp_path):

@@ -1,0 +1,32 @@
+"""Output files: whether one can be written is asked before the work for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+__all__ = ["require_writable"]
+
+
+def require_writable(path: Path, *, in_place: bool = False) -> None:
+    """Raise OSError, which says why, unless a file can be written at a path.
+
+    Parameters
+    ----------
+    path : Path
+        Of the file; an empty one is the current folder.
+    in_place : bool
+        The file is written where it is, if it is there. Otherwise it is written beside itself,
+        and then renamed.
+    """
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if in_place and path.exists():  # a device or a pipe, too, whose folder may be read-only
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is read-only", str(path))
+    elif not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}", str(path))
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"{folder} is read-only", str(path))
