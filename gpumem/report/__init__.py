@@ -23,6 +23,7 @@ from gpumem.report import page
 from gpumem.report.blocks import blocks_of
 from gpumem.report.data import Figures, figures_of, notice_of, policies_of, run_data
 from gpumem.traces import Trace, load_traces
+from gpumem.traces.builder import require_device
 from gpumem.traces.formats import busiest
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
 
@@ -123,7 +124,8 @@ def write_report(
     title : str, optional
         Heading of the page; by default the source's name.
     device : int, optional
-        Index of the only device to show of files that have several; by default all.
+        Index of the only device to show of sources that have several; by default all. A trace has
+        one, number 0.
     doing : callable, optional
         Called with a description of each step, for progress messages.
 
@@ -134,7 +136,8 @@ def write_report(
     Raises
     ------
     TraceError
-        A source cannot be read, there is none, or more is live at once than a replay can place.
+        A source cannot be read, has no such `device`, there is none, or more is live at once than
+        a replay can place.
     InUseError
         Every resource of the process is being recorded, so a replay cannot be recorded.
     OSError
@@ -199,6 +202,10 @@ def write_report(
 def _traces_of(source: Source, device: int | None) -> list[Trace]:
     """Return a trace of each memory of a source."""
     if isinstance(source, Trace):
+        try:
+            require_device(device, 1)
+        except TraceError as error:
+            raise TraceError(f"{source.name or 'a trace'}: {error}") from None
         return [source]
     if isinstance(source, Snapshot):
         return traces_of_snapshot(source.as_dict(), "snapshot", device)

@@ -629,6 +629,14 @@ def test_report_of_no_source_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("device", [1, -1, 0.0, "cuda:0"])
+def test_trace_has_no_device_but_the_first(tmp_path, device):
+    with pytest.raises(TraceError, match=rf"^small run: device is {device!r}, expected 0\.\.0$"):
+        write_report(small_run(), tmp_path / "page.html", device=device)
+    assert not list(tmp_path.iterdir())
+    assert len(write_report(small_run(), tmp_path / "page.html", device=0).runs) == 1
+
+
 def test_recording_report_shows_every_memory(tmp_path):
     arenas = [gpumem.Arena("host"), gpumem.Arena("host/host_accessible")]
     memories = sorted({str(arena.memory) for arena in arenas})
