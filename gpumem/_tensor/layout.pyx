@@ -396,9 +396,9 @@ cdef ElementType look_up(object dtype):
     try:
         element = _known.get(dtype)
     except TypeError:       # not hashable: a list of fields, which may change, is not stored
-        return _element_of_dtype(_dtype_from(dtype))
+        return _element_of_dtype(dtype_from(dtype))
     if element is None:
-        element = _element_of_dtype(_dtype_from(dtype))
+        element = _element_of_dtype(dtype_from(dtype))
         if len(_known) >= MOST_KNOWN:
             _known.clear()
         _known[dtype] = element
@@ -424,7 +424,14 @@ cdef ElementType element_named(DLDataType named):
 
 # ---- to and from NumPy ---------------------------------------------------------------------------
 
-def _dtype_from(given):
+def dtype_from(given):
+    """Return NumPy's dtype of one of PyTorch, of a name, or of what NumPy takes.
+
+    Raises
+    ------
+    TypeError
+        It names no dtype, or ml_dtypes has it and is not installed.
+    """
     if isinstance(given, numpy().dtype):
         return given
     if given is None:

@@ -311,6 +311,17 @@ def test_builder_makes_bodies_that_read_outer_values():
     assert builder.build(["y"]).consumers(x) == (outer,)
 
 
+def test_value_takes_the_dtypes_of_tensors():
+    for given, name in (("f32", "float32"), ("bf16", "bfloat16"), (np.int8, "int8")):
+        assert Value("x", given, (2,)).dtype.name == name
+
+
+@pytest.mark.parametrize("dtype", ["float99", 7])
+def test_value_of_an_unknown_dtype_is_refused_with_what_is_accepted(dtype):
+    with pytest.raises(TypeError, match=f"invalid dtype {dtype!r}: expected .* 'bfloat16'"):
+        Value("x", dtype, (2,))
+
+
 def test_contradictory_builder_calls_are_refused():
     x, y = Value("x", "float32", (1,)), Value("y", "float32", (1,))
     node = Node("Relu", [x], [y])

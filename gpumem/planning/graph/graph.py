@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import numpy as np
 
+from gpumem._tensor.layout import dtype_from
 from gpumem.errors import ModelGraphError
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Value(_Immutable):
     name : str
         Not empty.
     dtype : dtype, optional
-        Type of the elements; None if it is unknown or the value is not a tensor. 4-bit elements
-        occupy a byte each, as in NumPy.
+        Type of the elements, as `gpumem.empty` takes it; None if it is unknown or the value is not
+        a tensor. 4-bit elements occupy a byte each, as in NumPy.
     shape : sequence of int, str or None, optional
         Lengths; a name or None for a length that is only known when the graph runs. None: the
         number of dimensions is unknown.
@@ -61,6 +62,8 @@ class Value(_Immutable):
     ModelGraphError
         An empty name, a shape that is not a sequence, a negative length, or a weight of
         unknown size.
+    TypeError
+        `dtype` is not one.
 
     Examples
     --------
@@ -81,7 +84,7 @@ class Value(_Immutable):
         if not isinstance(name, str) or not name:
             raise ModelGraphError(f"invalid name of a value {name!r}: expected a string, not empty")
         self.name: Final = name
-        self.dtype: Final[np.dtype[Any] | None] = None if dtype is None else np.dtype(dtype)
+        self.dtype: Final[np.dtype[Any] | None] = None if dtype is None else dtype_from(dtype)
         if shape is not None and (isinstance(shape, str) or not isinstance(shape, Iterable)):
             raise ModelGraphError(
                 f"shape {shape!r:.80} of {name!r} is not a sequence of lengths, or None"
