@@ -3,7 +3,8 @@
 The socket is Linux's abstract one: no file is left behind, and it is reached within a network
 namespace, as of one container, whatever the processes' other namespaces and permissions are. Only
 processes of the same user are answered, one after the other. A process that has ended refuses at
-once, since the kernel closes its socket; the children that it forked have closed theirs.
+once, since the kernel closes its socket; the children that it forked have closed theirs. Its name
+is then free for any process, so who asks looks whose the answering one is.
 """
 
 from __future__ import annotations
@@ -78,12 +79,13 @@ def ask(
     Raises
     ------
     BadHandleError
-        The process is gone, refused, or did not answer within `timeout` seconds.
+        The process is gone or another user's, refused, or did not answer within `timeout` seconds.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.settimeout(timeout)
             peer.connect(f"\0{name}")
+            _require_own(peer, name)
             with suppress(BrokenPipeError):  # refused before it was read: the answer is there
                 peer.sendall(f"{kind} {what}".encode())
             said = json.loads(peer.recv(HEADER_BYTES) or b'{"refused": "the connection ended"}')
@@ -93,6 +95,23 @@ def ask(
         raise
     except (OSError, ValueError, LookupError) as error:
         raise BadHandleError(EBADF, f"{name} did not hand out the {kind}: {error!r}") from error
+
+
+def _require_own(peer: socket.socket, name: str) -> None:
+    user = _user_of(peer)
+    # Root reads this process's memory anyway; a process that began as root still counts as root's.
+    if user not in (os.getuid(), 0):
+        raise BadHandleError(
+            EBADF,
+            f"{name} is a process of user {user}, and this one is of user {os.getuid()}: "
+            "descriptors are taken from processes of the same user",
+        )
+
+
+def _user_of(peer: socket.socket) -> int:
+    """Return the user of the process at the other end, as it began to listen or connected."""
+    _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(user)
 
 
 def _received(peer: socket.socket) -> Iterator[Handle]:
@@ -141,7 +160,7 @@ class Server:
 
 def answer(peer: socket.socket) -> None:
     """Send what was asked for: what is said of it, then the descriptors; or why not."""
-    _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    user = _user_of(peer)
     peer.settimeout(REQUEST_SECONDS if user == os.getuid() else REQUEST_SECONDS / 2)
     request = peer.recv(REQUEST_BYTES).decode(errors="replace")
     peer.settimeout(TIMEOUT)

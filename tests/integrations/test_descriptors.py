@@ -127,6 +127,39 @@ def test_server_neither_answers_nor_awaits_another_users_process():
     assert said == ["refused", "x"]
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_another_users_process_with_the_name_is_not_asked():
+    said = run(
+        """
+        bound, binds = os.pipe()
+        if (pid := os.fork()) == 0:
+            try:
+                os.setuid(65534)
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as thief:
+                    thief.bind("\\0taken")
+                    thief.listen()
+                    os.write(binds, b"x")
+                    peer, _ = thief.accept()
+                    print(len(peer.recv(100)), flush=True)
+            finally:
+                os._exit(0)
+        os.read(bound, 1)
+        try:
+            with _descriptors.ask("taken", "echo", "x"):
+                pass
+        except _descriptors.BadHandleError as error:
+            text = str(error)
+        os.waitpid(pid, 0)
+        print(text)
+        """
+    )
+    assert said[0] == "0"  # nothing was sent to it
+    assert " ".join(said[1:]) == (
+        "[Errno 9] taken is a process of user 65534, and this one is of user 0: "
+        "descriptors are taken from processes of the same user"
+    )
+
+
 def test_child_keeps_neither_its_parents_server_nor_what_is_answered():
     said = run(
         """
