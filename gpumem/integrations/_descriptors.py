@@ -86,7 +86,7 @@ def ask(
             peer.settimeout(timeout)
             peer.connect(f"\0{name}")
             _require_own(peer, name)
-            with suppress(BrokenPipeError):  # refused before it was read: the answer is there
+            with suppress(ConnectionError):  # refused before it was sent: the answer is there
                 peer.sendall(f"{kind} {what}".encode())
             said = json.loads(peer.recv(HEADER_BYTES) or b'{"refused": "the connection ended"}')
             _require_answer(said)
@@ -160,13 +160,17 @@ class Server:
 
 def answer(peer: socket.socket) -> None:
     """Send what was asked for: what is said of it, then the descriptors; or why not."""
-    user = _user_of(peer)
-    peer.settimeout(REQUEST_SECONDS if user == os.getuid() else REQUEST_SECONDS / 2)
+    peer.settimeout(REQUEST_SECONDS)
+    if _user_of(peer) != os.getuid():
+        _send(peer, {"refused": "descriptors are for processes of the same user"})
+        # Its request is not awaited. One that has come is read, and no later one comes: to close
+        # with a request unread is a reset, by which the other process would lose the refusal.
+        peer.shutdown(socket.SHUT_RD)
+        peer.recv(REQUEST_BYTES)
+        return
     request = peer.recv(REQUEST_BYTES).decode(errors="replace")
     peer.settimeout(TIMEOUT)
     try:
-        if user != os.getuid():
-            raise ValueError("descriptors are for processes of the same user")
         kind, _, what = request.partition(" ")
         if kind not in _answers:
             raise ValueError(f"this process hands out no {kind!r}")
