@@ -50,6 +50,15 @@ def test_dropped_cuda_core_buffer_is_freed(source, arena):
     assert arena.stats().in_use == 0
 
 
+def test_view_keeps_a_dropped_cuda_core_buffer(source, arena):
+    view = np.from_dlpack(source.allocate(1000, stream=None))
+    gc.collect()
+    assert arena.stats().requested_in_use == 1000
+    del view
+    gc.collect()
+    assert arena.stats().in_use == 0
+
+
 def test_zero_bytes_give_a_cuda_core_buffer(source, arena):
     block = source.allocate(0, stream=None)
     assert (int(block.handle), block.size) == (0, 0)
