@@ -114,24 +114,22 @@ if stack_init() != 0:
 
 # ---- tag and framework of the calling thread -----------------------------------------------------
 
-def set_tag(tag):
-    """Give the calling thread's events a tag, a str or None; returns the number before.
+def number_of_tag(tag):
+    """Return the number of a tag, for `set_tag`.
 
     Raises
     ------
     ValueError
         There are 65535 tags already.
     """
-    cdef uint16_t number = 0
-    if tag is not None:
-        number = tags.number(str(tag))
-        if number == 0:
-            raise ValueError(f"tag {tag!r} is one too many: a process can use {MOST_NUMBERS} tags")
-    return thread_set_tag(number)
+    cdef uint16_t number = tags.number(str(tag))
+    if number == 0:
+        raise ValueError(f"tag {tag!r} is one too many: a process can use {MOST_NUMBERS} tags")
+    return number
 
 
-def restore_tag(number):
-    """Undo `set_tag`."""
+def set_tag(number):
+    """Give the calling thread's events a tag; 0: none."""
     thread_set_tag(number)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -376,12 +377,22 @@ def record(
     return Recording(resources, file, capacity, round(stacks * _ALWAYS), native)
 
 
+class _OpenTags(threading.local):
+    """The numbers of the tags that a thread has entered, in order, each by its own context."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[object, int] = {}
+
+
+_open_tags = _OpenTags()
+
+
 @contextlib.contextmanager
 def tag(name: str) -> Iterator[None]:
     """Tag the allocations of the calling thread inside a block, in events and snapshots.
 
-    Tags can be nested; the innermost counts. Blocks keep their tags only while something is
-    recorded.
+    Tags can be nested; the innermost counts, which is the last one that was entered and is not left
+    yet. Blocks keep their tags only while something is recorded.
 
     Parameters
     ----------
@@ -392,6 +403,8 @@ def tag(name: str) -> Iterator[None]:
     ------
     TypeError, ValueError
         `name` is not a str, is empty, or there are too many names.
+    GpumemError
+        On leaving: another thread has entered, and keeps the tag.
 
     Notes
     -----
@@ -407,11 +420,17 @@ def tag(name: str) -> Iterator[None]:
         raise TypeError(f"a tag is a str, not {type(name).__name__}")
     if not name:
         raise ValueError("a tag has at least one character")
-    before = _recording.set_tag(name)
+    context = object()
+    _open_tags.numbers[context] = number = _recording.number_of_tag(name)
+    _recording.set_tag(number)
     try:
         yield
     finally:
-        _recording.restore_tag(before)
+        numbers = _open_tags.numbers
+        if numbers.pop(context, None) is None:
+            raise GpumemError(f"tag {name!r} was entered by another thread, which keeps it")
+        # Generators may leave tags in another order than the reverse of that of entering.
+        _recording.set_tag(next(reversed(numbers.values()), 0))
 
 
 def _open_alone(path: Path) -> int:

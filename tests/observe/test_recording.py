@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -253,6 +254,39 @@ def test_tags_nest_and_are_per_thread(make_arena):
         arena.allocate(2).close()
     tags = {e.nbytes: e.tag for e in recording.events() if e.action == "alloc"}
     assert tags == {1: "inner", 2: "outer", 3: "other"}
+
+
+def test_tags_left_in_any_order_leave_the_innermost_open_one(make_arena):
+    arena = make_arena()
+
+    def tag_of(nbytes):
+        arena.allocate(nbytes).close()
+        (event,) = (e for e in recording.events() if (e.action, e.nbytes) == ("alloc", nbytes))
+        return event.tag
+
+    for nth, order in enumerate(itertools.permutations(range(4))):
+        names = ["a", "b", "a", "c"]  # the same tag may be entered twice
+        contexts = [observe.tag(name) for name in names]
+        with observe.record(arena) as recording:
+            for context in contexts:
+                context.__enter__()
+            for step, left in enumerate(order):
+                contexts[left].__exit__(None, None, None)
+                names[left] = None
+                open_now = [name for name in names if name]
+                assert tag_of(1 + 4 * nth + step) == (open_now[-1] if open_now else None)
+
+
+def test_tag_left_on_another_thread_is_an_error(make_arena):
+    arena, tag = make_arena(), observe.tag("theirs")
+    thread = threading.Thread(target=tag.__enter__)
+    thread.start()
+    thread.join()
+    with observe.record(arena) as recording, observe.tag("ours"):
+        with pytest.raises(errors.GpumemError, match="'theirs' was entered by another thread"):
+            tag.__exit__(None, None, None)
+        arena.allocate(1).close()
+    assert [e.tag for e in recording.events() if e.action == "alloc"] == ["ours"]
 
 
 @pytest.mark.parametrize(("name", "error"), [("", ValueError), (3, TypeError), (None, TypeError)])
