@@ -2,7 +2,7 @@
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer cimport (
     BlockLedger, Buffer, DEFAULT_SLOT, ledger_count_call, ledger_counters, ledger_end,
@@ -40,6 +40,7 @@ cdef enum:
     OOM_WAIT = 1000000000       # ns, an arena's `oom_wait_ms` where none is set
     LONGEST_PAUSE = 1000000     # ns
 
+cdef uint64_t NO_WAIT = 0
 cdef uint64_t NO_END = <uint64_t>-1     # of a wait
 
 
@@ -166,7 +167,7 @@ cdef class ExternalAllocator(MemoryResource):
             What `empty_cache` raised.
         """
         self.require_open()
-        free_waiting()
+        free_own(self, NO_WAIT)
         self.call_empty_cache()
         ledger_count_call(self.ledger, 1)
         return MemoryResource.shrink(self)
@@ -189,6 +190,8 @@ cdef class ExternalAllocator(MemoryResource):
         free_waiting()
         block.base = self.call_alloc(block.size)
         # Memory may be held by blocks that wait for a stream, and by the allocator's own cache.
+        if block.base == 0 and free_own(self, NO_WAIT):
+            block.base = self.call_alloc(block.size)
         if block.base == 0:
             waited = free_own(self, clock_ns() + OOM_WAIT)
             # Both are emptied before one more try; without either a try would fail again.
@@ -259,7 +262,7 @@ cdef class ExternalAllocator(MemoryResource):
 
     cdef int make_room(self, uint64_t nbytes) except -1:
         # Waiting blocks are charged only if a charge lasts until the memory is back.
-        if not self.ledger.counts_in_use:
+        if not self.ledger.counts_in_use and free_own(self, NO_WAIT) < <int64_t>nbytes:
             free_own(self, clock_ns() + OOM_WAIT)
         return 0
 
@@ -641,7 +644,7 @@ cdef bint free_waiting():
     cdef bint freed = False
     while True:
         queue_retired(&waiting, &arriving)
-        # Only the oldest is examined.
+        # Only the oldest is examined, since every call of a resource comes here.
         if waiting.oldest == NULL or not has_turn(<LedgerBlock*>waiting.oldest.thing):
             return freed
         block = unlink_first(NULL)
@@ -649,14 +652,14 @@ cdef bint free_waiting():
         freed = True
 
 
-cdef bint free_own(ExternalAllocator of, uint64_t until) except -1:
-    """Free all waiting blocks of an allocator, and wait for them until a time; did any go?
+cdef int64_t free_own(ExternalAllocator of, uint64_t until) except -1:
+    """Free all waiting blocks of an allocator, and wait for them until a time; how many bytes went?
 
     Those that are not done by then, or whose wait Ctrl-C ended, stay the oldest.
     """
     cdef RetiredQueue kept = RetiredQueue(NULL, NULL)
     cdef LedgerBlock* block
-    cdef bint freed = False
+    cdef int64_t freed = 0
     cdef bint interrupted = False
     cdef bint done
     while not interrupted:
@@ -667,8 +670,8 @@ cdef bint free_own(ExternalAllocator of, uint64_t until) except -1:
         with nogil:
             done = comes_to_turn(block, until, &interrupted)
         if done:
+            freed += block.size
             end_waiting(block)
-            freed = True
         else:
             append(&kept, &block.deferred.link)
     if kept.oldest != NULL:

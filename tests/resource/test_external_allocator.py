@@ -702,6 +702,29 @@ def test_out_of_memory_waits_for_pending_frees(heap, host):
         opener.join()
 
 
+@pytest.mark.parametrize("call", ["allocate", "allocate, with a budget", "shrink"])
+def test_block_whose_stream_is_done_does_not_wait_for_an_older_ones(heap, host, call):
+    driver, busy, done = HostDriver(), gpumem.Stream("host"), gpumem.Stream("host")
+    budget = gpumem.Budget(1000) if "budget" in call else None
+    heap.limit = 1000 if budget is None else 1 << 60
+    with (
+        gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host", budget=budget) as allocator,
+        driver.block(busy),
+    ):
+        with driver.block(done):
+            for stream in (busy, done):
+                allocator.allocate(500, stream).close()
+        done.synchronize()
+        assert allocator.stats().reserved == 1000
+        asked = host.call_count("cuEventQuery")
+        if call == "shrink":
+            allocator.shrink()
+        else:
+            allocator.allocate(500).close()
+        assert allocator.stats().reserved == 500
+        assert host.call_count("cuEventQuery") - asked < 10  # it did not wait
+
+
 @pytest.mark.parametrize("budget", [None, 1000])
 def test_out_of_memory_waits_for_pending_frees_no_longer_than_a_second_and_until_ctrl_c(
     heap, host, monkeypatch, budget
