@@ -16,10 +16,9 @@ from gpumem._native.arena cimport (
     ARENA_CAPTURING, arena_close, arena_close_wait, ARENA_CLOSED, arena_create, ARENA_DEAD,
     arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
     arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_stream,
-    arena_shrink, arena_state, arena_stream, arena_stream_is_callers, ARENA_TAGGED,
-    arenas_release_retired, ArenaSettings, Block, slot_drop, slot_retain, STATE_ASLEEP,
-    STATE_CLOSED, tag_adopt, tag_now,
+    ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_stream, arena_shrink, arena_state,
+    arena_stream, arena_stream_is_callers, ARENA_TAGGED, arenas_release_retired, ArenaSettings,
+    Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport MOST_BYTES, QUANTUM
@@ -334,8 +333,8 @@ cdef class Arena(SleepingArena):
     cdef int take_relieved(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                            int status, Block* block) except -1:
         # Pools of captures that are over go, then callbacks of the arena's own tensors are called,
-        # then those of budgets. They may also close the
-        # arena or reset the stream: the slot keeps its stream.
+        # then those of budgets. They may also close the arena or reset the stream: the slot keeps
+        # its stream.
         cdef Asking asking = Asking(0, 0)
         slot_retain(self.core, slot)
         try:

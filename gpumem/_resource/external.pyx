@@ -22,7 +22,9 @@ from gpumem._support.interpreter cimport (
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process_interrupted, raise_interrupt
-from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
+from gpumem._support.retired cimport (
+    queue_add, queue_put_first, queue_retired, retire, Retired, RetiredQueue,
+)
 from gpumem._support.tracking cimport visitproc
 
 from gpumem._support.releases import on_release
@@ -673,24 +675,11 @@ cdef int64_t free_own(ExternalAllocator of, uint64_t until) except -1:
             freed += block.size
             end_waiting(block)
         else:
-            append(&kept, &block.deferred.link)
-    if kept.oldest != NULL:
-        kept.newest.next = waiting.oldest
-        waiting.oldest = kept.oldest
-        if waiting.newest == NULL:
-            waiting.newest = kept.newest
+            queue_add(&kept, &block.deferred.link)
+    queue_put_first(&waiting, &kept)
     if interrupted:
         raise_interrupt()
     return freed
-
-
-cdef inline void append(RetiredQueue* queue, Retired* link) noexcept:
-    link.next = NULL
-    if queue.oldest == NULL:
-        queue.oldest = link
-    else:
-        queue.newest.next = link
-    queue.newest = link
 
 
 cdef void end_waiting(LedgerBlock* block) noexcept:

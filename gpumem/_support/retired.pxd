@@ -40,15 +40,28 @@ cdef struct RetiredQueue:
     Retired* oldest
     Retired* newest
 
+cdef inline void queue_add(RetiredQueue* queue, Retired* link) noexcept nogil:
+    link.next = NULL
+    if queue.oldest == NULL:
+        queue.oldest = link
+    else:
+        queue.newest.next = link
+    queue.newest = link
+
 # Moves a list to the end of a queue.
 cdef inline void queue_retired(RetiredQueue* queue, Retired** list) noexcept nogil:
-    cdef Retired* first = take_retired(list)
-    if first == NULL:
+    cdef Retired* link = take_retired(list)
+    cdef Retired* later
+    while link != NULL:
+        later = link.next
+        queue_add(queue, link)
+        link = later
+
+# Moves a queue in front of what is in another one.
+cdef inline void queue_put_first(RetiredQueue* queue, const RetiredQueue* older) noexcept nogil:
+    if older.oldest == NULL:
         return
-    if queue.oldest == NULL:
-        queue.oldest = first
-    else:
-        queue.newest.next = first
-    queue.newest = first
-    while queue.newest.next != NULL:
-        queue.newest = queue.newest.next
+    older.newest.next = queue.oldest
+    queue.oldest = older.oldest
+    if queue.newest == NULL:
+        queue.newest = older.newest

@@ -43,8 +43,8 @@ from gpumem._native.arena.planned cimport arena_place_fast, arena_place_slow, ar
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.spans cimport room_for_streams, span_release
 from gpumem._native.arena.streams cimport (
-    arena_record, arena_reset_stream, arena_stream,
-    arena_stream_is_callers, slot_drop, slot_retain,
+    arena_record, arena_reset_stream, arena_stream, arena_stream_is_callers, slot_drop,
+    slot_retain,
 )
 from gpumem._native.arena.sleep cimport arena_sleep, arena_wake, sleep_sums, SleepSums
 from gpumem._native.arena.thread_cache cimport caches_flush

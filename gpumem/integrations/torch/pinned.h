@@ -45,17 +45,11 @@ class PinnedAllocator final : public at::HostAllocator {
         if (nbytes == 0) return {nullptr, nullptr, &delete_block, c10::kCPU};
         release_completed();
         const auto pool = pool_now();
-        if (auto *block = take_from_pool(pool, nbytes)) return data_of(block);
-        auto *block = new Block{this, nullptr, nbytes, c10::cuda::current_device(), pool, {}};
-        int status = take(block);
-        if (status != 0 && calls_.is_memory(status) && wait_for_freed()) status = take(block);
-        if (status != 0) {
-            delete block;
-            fail(nbytes, status);
-        }
+        auto *block = take_from_pool(pool, nbytes);
+        if (block == nullptr) block = take_from_arena(pool, nbytes);
         std::lock_guard<std::mutex> lock(mutex_);
         live_[reinterpret_cast<uintptr_t>(block->address)] = block;
-        return data_of(block);
+        return {block->address, block, &delete_block, c10::kCPU};
     }
 
     /* The address may lie inside a block, and the context be another library's that wraps one. */
@@ -174,10 +168,6 @@ class PinnedAllocator final : public at::HostAllocator {
         if (block != nullptr) block->owner->release(block);
     }
 
-    static at::DataPtr data_of(Block *block) {
-        return {block->address, block, &delete_block, c10::kCPU};
-    }
-
     /* The smallest one that is large enough and of which less than half is left over, or null. */
     Block *take_from_pool(c10::MempoolId_t id, size_t nbytes) {
         if (id == NO_POOL) return nullptr;
@@ -189,7 +179,17 @@ class PinnedAllocator final : public at::HostAllocator {
         if (found == unused.end() || found->first / 2 >= nbytes) return nullptr;
         auto *block = found->second;
         unused.erase(found);
-        live_[reinterpret_cast<uintptr_t>(block->address)] = block;
+        return block;
+    }
+
+    Block *take_from_arena(c10::MempoolId_t pool, size_t nbytes) {
+        auto *block = new Block{this, nullptr, nbytes, c10::cuda::current_device(), pool, {}};
+        int status = take(block);
+        if (status != 0 && calls_.is_memory(status) && wait_for_freed()) status = take(block);
+        if (status != 0) {
+            delete block;
+            fail(nbytes, status);
+        }
         return block;
     }
 
