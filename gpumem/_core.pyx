@@ -601,14 +601,13 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
     def _open_pool(self):
         if self.captures is not None:
             self.captures.end_over()
-        return make_pool(self, self._open_region_arena())
+        return make_pool(self, self._open_pool_arena())
 
-    def _open_region_arena(self):
-        # Plain regions: pages that move would move away from under a graph.
+    def _open_pool_arena(self):
         if self.source is not None:
             raise ConfigError(f"arena {self.name!r} has a source, and a graph pool takes memory "
                               "from the driver: allocate before the capture")
-        return Arena(self.memory, self.config._of_graph_pool(), budget=self.budget,
+        return Arena(self.memory, self.config._of_graph_pool(self.backing), budget=self.budget,
                      count=count_of(self.core), debug_heap=False, name=f"{self.name}, graph pool")
 
     def _open_tag(self, name):

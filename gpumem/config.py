@@ -514,19 +514,19 @@ class ArenaConfig(_Settings):
             )
         return {name: why for name, why in found.items() if name in given}
 
-    def _of_graph_pool(self) -> ArenaConfig:
-        """Return the settings of a graph pool of an arena: plain regions, under its limit."""
-        usual = ArenaConfig()
+    def _of_graph_pool(self, backing: str) -> ArenaConfig:
+        """Return the settings of a graph pool of an arena so backed, under its limit."""
+        usual, paged = ArenaConfig(), backing == "virtual"
         return replace(
             self,
-            backing="regions",
+            backing=backing,
             split_rule="tight",
             enable=True,
             stream_reuse="never",
             max_mem=0,
             oom_wait_ms=0,
-            page_move_threshold=usual.page_move_threshold,
-            page_move_budget=usual.page_move_budget,
+            page_move_threshold=(self if paged else usual).page_move_threshold,
+            page_move_budget=1.0 if paged else usual.page_move_budget,
             sleep_keep_bytes=0,
             peers="on_use" if self.peers == "on_use" else "none",
         )

@@ -128,6 +128,9 @@ class GraphTraining(Workload):
             for _ in range(self.WARMUP):
                 self.train()
         torch.cuda.current_stream().wait_stream(side)
+        # As PyTorch's documentation has it: gradients come from the graph's pool, and those of
+        # before do not stay in use until the capture frees them.
+        self.optimizer.zero_grad()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.loss = self.train()

@@ -243,6 +243,31 @@ def test_graph_pools_have_their_arenas_peers():
     )
 
 
+def test_peer_of_an_arena_reaches_all_that_a_graph_may_use():
+    """Pages of a graph pool keep the places that they moved away from."""
+    run("""
+        arena = gpumem.Arena("host:0")
+        places, live = set(), []
+        chance = random.Random(0)
+        with arena.capture(streams[0]) as pool:
+            for _ in range(400):
+                if live and chance.random() < 0.5:
+                    live.pop(chance.randrange(len(live))).close()
+                else:
+                    nbytes = int(2 ** chance.uniform(18, 25))
+                    live.append(arena.allocate(nbytes, streams[0]))
+                    places.add(live[-1].ptr)
+        assert pool.stats().pages_moved > 40
+        arena.enable_peer("host:1")
+        for _ in range(2):
+            for place in places:
+                drivers[1].call("cuMemsetD8Async", place, 7, MIB // 4, streams[1].ptr)
+            streams[1].synchronize()
+            arena.sleep()
+            arena.wake()
+    """)
+
+
 def test_peers_that_are_the_arenas_own_device_alone_give_a_warning():
     run("""
         for memory in ("host:0", "host:0/managed"):

@@ -611,12 +611,12 @@ class Pool:
         open_pool begin_pool retain_pool drop_pool restore
     """
 
-    def __init__(self, number):
+    def __init__(self, number, captured=False):
         hook = ctypes.c_void_p.from_address(torch_hooks.table()).value
         identity = (ctypes.c_uint64 * 2)(0, number)
         pointer = ctypes.c_void_p
-        kinds = (pointer, pointer, pointer, ctypes.c_int)
-        self.pool = self._call("open_pool", pointer, kinds, hook, identity, None, 1)
+        kinds = (pointer, pointer, pointer, ctypes.c_int, ctypes.c_int)
+        self.pool = self._call("open_pool", pointer, kinds, hook, identity, None, 1, captured)
         assert self.pool
 
     def _call(self, name, result, kinds, *arguments):
@@ -657,9 +657,9 @@ class Pool:
         self._call("drop_pool", None, (ctypes.c_void_p,), self.pool)
 
 
-@pytest.fixture
-def pool(arena):
-    pool = Pool(901)
+@pytest.fixture(params=[False, True], ids=["regions", "pages"])
+def pool(arena, request):
+    pool = Pool(901, captured=request.param)
     yield pool
     pool.drop()
 
@@ -690,7 +690,7 @@ def test_blocks_are_restored_where_they_were_in_any_order(pool, order):
 
 def test_block_is_not_restored_where_its_bytes_are_not_free(pool):
     first, second = (pool.block(pool.allocate(MIB)) for _ in range(2))
-    far = pool.block(pool.allocate(64 * MIB))  # in a region of its own
+    far = pool.block(pool.allocate(64 * MIB))  # in a region of its own, if there are regions
     pool.free(first, far)
     pool.begin()
     assert not pool.restore(second)
@@ -704,3 +704,24 @@ def test_block_is_not_restored_where_its_bytes_are_not_free(pool):
     assert pool.restore(at(first, 768, first.size - 768))
     assert pool.restore(far)
     pool.free(at(first, 0, 0), at(first, 512, 0), at(first, 768, 0), second, far)
+
+
+def test_blocks_are_restored_where_pages_have_moved_away_twice(arena):
+    """A tree of graphs goes back to what was live before, which later graphs' blocks replaced."""
+    pool = Pool(902, captured=True)
+    kept = [pool.block(pool.allocate(4 * MIB)) for _ in range(8)]
+    pool.free(*kept[1::2])
+    large = pool.block(pool.allocate(16 * MIB))
+    pool.free(*kept[::2], large)
+    pool.begin()
+    larger = pool.block(pool.allocate(30 * MIB))
+    pool.free(larger)
+    for blocks in ([large, *kept[::2]], kept, [larger], kept):
+        pool.begin()
+        assert [pool.restore(block) for block in blocks] == [True] * len(blocks)
+        for value, block in enumerate(blocks):
+            ctypes.memset(block.address, value, block.size)
+        for value, block in enumerate(blocks):
+            assert ctypes.string_at(block.address, block.size) == bytes([value]) * block.size
+        pool.free(*blocks)
+    pool.drop()

@@ -285,6 +285,7 @@ cdef bint release_all(ArenaCore* arena, bint may_wait) noexcept nogil:
     if arena.heap != NULL:
         heap_drain(arena)
         complete_streams(arena)
+    give_up_views(arena)
     release_memory(arena, may_wait)
     destroy_events(arena)
     destroy_events(arena)       # once more what the driver refused
@@ -442,6 +443,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         lock_release(&arena.grow_lock)
         return ARENA_IN_USE
     store32(&arena.state, STATE_CLOSED)
+    give_up_views(arena)
     lock_release(&arena.lock)
     # Events, addresses and metadata stay until the last reference goes: another thread may be past
     # the check of `closed`; it finds them empty.
@@ -458,6 +460,13 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 cdef inline bint is_used(const ArenaCore* arena) noexcept nogil:
     return (arena.table.used_chunks or arena.small.used_chunks or count_now(&arena.graphs)
             or count_now(&arena.live_spans))
+
+
+cdef void give_up_views(ArenaCore* arena) noexcept nogil:
+    # Of a graph pool, whose graphs are gone: its pages can go back as any.
+    cdef int i
+    for i in range(SPACES):
+        arena.spaces[i].keeps_views = False
 
 
 cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil:

@@ -44,6 +44,8 @@ cdef inline bint has_relatives(const ArenaCore* arena) noexcept nogil:
 # The parent and the tags one after the other, from NULL to NULL, for any of them. Each is retained
 # until it is passed in as the one before.
 cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil
-# The same of graph pools: those that sleep with an arena; those that a pool has for tags.
+# The same of graph pools: those that sleep with an arena; all that share its limit; those that a
+# pool has for tags.
 cdef ArenaCore* pool_next(ArenaCore* owner, ArenaCore* before) noexcept nogil
+cdef ArenaCore* any_pool_next(ArenaCore* arena, ArenaCore* before) noexcept nogil
 cdef ArenaCore* part_next(ArenaCore* pool, ArenaCore* before) noexcept nogil

@@ -162,13 +162,17 @@ cdef ArenaCore* pool_next(ArenaCore* owner, ArenaCore* before) noexcept nogil:
     return pool_after(<ArenaCore*>root_of(owner), owner, NULL, before)
 
 
+cdef ArenaCore* any_pool_next(ArenaCore* arena, ArenaCore* before) noexcept nogil:
+    return pool_after(<ArenaCore*>root_of(arena), NULL, NULL, before)
+
+
 cdef ArenaCore* part_next(ArenaCore* pool, ArenaCore* before) noexcept nogil:
     return pool_after(<ArenaCore*>root_of(pool), NULL, pool, before)
 
 
 cdef ArenaCore* pool_after(ArenaCore* root, const ArenaCore* owner, const ArenaCore* whole,
                            ArenaCore* before) noexcept nogil:
-    # Of one owner, or of one whole pool; the other is NULL.
+    # Of one owner, or of one whole pool; both NULL: any.
     cdef ArenaCore* found
     lock_acquire(&root.lock)
     found = root.pools if before == NULL else before.next_child

@@ -1,9 +1,13 @@
 """Graph capture: memory that a graph may write whenever it is launched.
 
-A *graph pool* is an arena of its own, a child of the one whose stream is captured: plain regions, a
-slot per captured stream and no reuse between them, so that it neither records nor polls events, and
-memory freed inside a capture stays in the pool. `max_mem` of the parent bounds both together. It
-sleeps with its parent, or with the arena of a tag, where that can sleep: its regions are physical
+A *graph pool* is an arena of its own, a child of the one whose stream is captured: a slot for each
+captured stream and no reuse between them, so that it neither records nor polls events, and memory
+freed inside a capture stays in the pool. `max_mem` of the parent bounds both together. Beside a
+paged arena it has pages, which move as the arena's do but keep every view: the graph's addresses
+stay valid (see _native/pages/types.pxd). Moves have no budget of time, since a capture happens
+once. Otherwise, and where work outside of captures uses it too, it has plain regions.
+
+It sleeps with its parent, or with the arena of a tag, where that can sleep: regions are physical
 handles then. Blocks with another tag come from a further pool, which the first one has. Each graph
 that retains it counts as a reference, dropped by the driver with the graph and its last instance.
 """
@@ -15,9 +19,9 @@ from gpumem._native.driver cimport CUgraph, CUresult
 # A graph pool for blocks with the tag of an arena, with its reference; NULL: out of host memory, or
 # the arena's memory is not plain memory of the device and no other backing is given. `part_of`: the
 # pool that it belongs to; NULL: it is one by itself. `splits`: else a block is all of the region or
-# block that it is put in.
+# block that it is put in. `captured`: only captures use it.
 cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing* given,
-                            bint splits) noexcept nogil
+                            bint splits, bint captured) noexcept nogil
 # Makes a fresh arena, without a region, such a pool. No lock is held, nor the interpreter's.
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
 # What of a pool serves the tag that the calling thread has open; made at the first use, and kept by

@@ -10,7 +10,7 @@ from gpumem._native.arena.family cimport (
 from gpumem._native.arena.streams cimport complete_done_streams
 from gpumem._native.arena.types cimport (
     arena_state, ArenaCore, ArenaSettings, EXTEND_SAME_AS_REQUESTED, is_graph_pool, REUSE_NEVER,
-    root_of, STATE_ASLEEP,
+    root_of, SPACES, STATE_ASLEEP,
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
 from gpumem._native.bfc cimport SPLIT_NEVER
@@ -27,14 +27,14 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 cdef enum:
     NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver takes no other
     MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: ours becomes the graph's
-    # Bytes. Regions double up to here only, and a larger block has one of its own size: a graph's
-    # memory is not shared with other work.
+    # Bytes, where its arena has regions. They double up to here only, and a larger block has one of
+    # its own size: a graph's memory is not shared with other work.
     POOL_REGION = 33554432
     FIRST_REGION = 2097152
 
 
 cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing* given,
-                            bint splits) noexcept nogil:
+                            bint splits, bint captured) noexcept nogil:
     cdef ArenaSettings settings = owner.settings
     cdef Backing backing
     cdef ArenaCore* pool
@@ -52,7 +52,8 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
     # Streams of a capture may run at the same time at every launch, whatever has completed now.
     settings.reuse = REUSE_NEVER
     settings.ort_split = False
-    settings.paged = False
+    settings.paged = owner.settings.paged and captured and splits and given == NULL
+    settings.move_budget = 1
     settings.passthrough = False
     settings.oom_wait = 0
     pool = arena_create(&settings, backing)
@@ -74,13 +75,17 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
 
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
     # A handle each for the regions of what can sleep. No peer is added meanwhile.
+    cdef int i
     pool.settings.max_extend = min(pool.settings.max_extend, <uint64_t>POOL_REGION)
     lock_acquire(&owner.grow_lock)
     if owner.settings.paged and pool.backing.source == NULL:
-        numa_init(&pool.backing, pool.context, THE_DEVICE)
-        pool.backing.exportable = pages_are_exportable()
-        pool.backing.access = &pool.access
         pool.access = owner.access
+        if not pool.settings.paged:
+            numa_init(&pool.backing, pool.context, THE_DEVICE)
+            pool.backing.exportable = pages_are_exportable()
+            pool.backing.access = &pool.access
+    for i in range(SPACES):
+        pool.spaces[i].keeps_views = True
     pool_join(pool, owner, part_of)
     lock_release(&owner.grow_lock)
 
@@ -94,7 +99,8 @@ cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil:
     while part != NULL and part.sleeps_with != owner:
         part = part_next(pool, part)
     if part == NULL:
-        part = pool_create(owner, pool, NULL, pool.table.split_rule != SPLIT_NEVER)
+        part = pool_create(owner, pool, NULL, pool.table.split_rule != SPLIT_NEVER,
+                           pool.settings.paged)
     # The pool refers to it. Two threads may have made one each: both serve.
     if part != NULL:
         arena_drop(part)

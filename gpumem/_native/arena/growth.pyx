@@ -13,7 +13,9 @@ from gpumem._native.arena.streams cimport (
     allow_waits, cover_others, forget_waits, is_worth_polling, release_completed, share_rests,
     wait_behind,
 )
-from gpumem._native.arena.family cimport arena_drop, has_relatives, pool_next, tag_next
+from gpumem._native.arena.family cimport (
+    any_pool_next, arena_drop, has_relatives, pool_next, tag_next,
+)
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_count_frees, caches_freeze, caches_thaw,
 )
@@ -22,10 +24,10 @@ from gpumem._native.arena.types cimport (
     ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE,
     arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use, ARENA_INTERRUPTED,
     arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
-    ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED, family_held,
-    is_graph_pool, LARGE_SPACE, last_refusal, live_peak, move_clock, PERSISTENT_SPACE, REUSE_NEVER,
-    REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot, table_for, ThreadCache,
-    with_share,
+    arena_reserved_now, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
+    family_held, is_graph_pool, LARGE_SPACE, last_refusal, live_peak, move_clock, PERSISTENT_SPACE,
+    REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot, table_for,
+    ThreadCache, with_share,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,
@@ -774,15 +776,15 @@ cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
 # ---- an arena and its tags -----------------------------------------------------------------------
 
 cdef void release_beyond_share(ArenaCore* arena, uint64_t size) noexcept nogil:
-    # Pages of other tags cannot move here: where all tags together would hold more than their share
-    # above the live peak, those that are idle go back first.
+    # Pages of other tags, and those beside a graph pool, cannot move here: where all together would
+    # hold more than their share above the live peak, those that are idle go back first.
     cdef ArenaCore* root = <ArenaCore*>root_of(arena)
     cdef uint64_t live, reserved, peak
-    if not has_relatives(arena):
+    if not has_relatives(arena) and not is_graph_pool(arena):
         return
     live = family_in_use(arena) + size
     reserved = family_held(arena)
-    peak = max(load64(&root.family_peak), live)
+    peak = max(max(load64(&root.family_peak), live_peak(root)), live)
     if reserved + size > with_share(arena, peak):
         release_idle_beside(arena, False)
 
@@ -792,7 +794,7 @@ cdef void raise_family_peak(ArenaCore* arena) noexcept nogil:
     cdef ArenaCore* root = <ArenaCore*>root_of(arena)
     cdef uint64_t peak = load64(&root.family_peak)
     cdef uint64_t live
-    if not has_relatives(arena):
+    if not has_relatives(arena) and not is_graph_pool(arena):
         return
     live = family_in_use(arena)
     while live > peak and not peak_try(&root.family_peak, &peak, live):
@@ -800,11 +802,16 @@ cdef void raise_family_peak(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t family_in_use(ArenaCore* arena) noexcept nogil:
+    # What a graph pool holds counts whole: its graphs use it.
     cdef uint64_t total = 0
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
-        total += in_use_now(each)
+        total += in_use_now(each) + load64(&each.spanned)
         each = tag_next(arena, each)
+    each = any_pool_next(arena, NULL)
+    while each != NULL:
+        total += arena_reserved_now(each)
+        each = any_pool_next(arena, each)
     return total
 
 

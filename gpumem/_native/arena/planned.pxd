@@ -17,8 +17,8 @@ cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* ed
 # or waits behind them on the device; ARENA_MISS from that: the place is not free now.
 cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
                           uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil
-# Exactly these bytes, where an earlier block was, of an arena without pages; its streams' work is
-# done: see complete_streams. ARENA_STALE: they are not free.
+# Exactly these bytes, where an earlier block was, of a graph pool; its streams' work is done: see
+# complete_streams. ARENA_STALE: they are not free.
 cdef int arena_allocate_range(ArenaCore* arena, uint64_t address, uint64_t size, uint64_t requested,
                               uint32_t stream_slot, Block* block) noexcept nogil
 cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,

@@ -11,13 +11,14 @@ from gpumem._native.arena.streams cimport (
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE,
-    ArenaCore, Block, REUSE_WAIT,
+    ArenaCore, Block, LARGE_SPACE, REUSE_WAIT, SMALL_SPACE,
 )
 from gpumem._native.bfc cimport (
-    bfc_allocate_range, bfc_free, BFC_NO_METADATA, Chunk, NIL, Places, places_find, places_init,
-    places_allocate, SLOT_RELEASED,
+    Bfc, bfc_allocate_range, bfc_free, BFC_NO_METADATA, BFC_OK, Chunk, NIL, Places, places_find,
+    places_init, places_allocate, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport context_is_dead
+from gpumem._native.pages cimport Space, space_reserves, space_restore
 from gpumem._support.events cimport is_recorded
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -65,12 +66,22 @@ cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint
 
 cdef int arena_allocate_range(ArenaCore* arena, uint64_t address, uint64_t size, uint64_t requested,
                               uint32_t stream_slot, Block* block) noexcept nogil:
-    cdef int status
-    cdef uint32_t index
+    cdef int status = BFC_OK
+    cdef uint32_t index = NIL
+    cdef Bfc* table = &arena.table
+    cdef Space* space = &arena.spaces[LARGE_SPACE]
+    cdef bint backed = True
     lock_acquire(&arena.lock)
-    index = bfc_allocate_range(&arena.table, address, size, requested, stream_slot, &status)
+    if arena.settings.paged:
+        if space_reserves(&arena.spaces[SMALL_SPACE], address, size):
+            table = &arena.small
+            space = &arena.spaces[SMALL_SPACE]
+        backed = (space_reserves(space, address, size)
+                  and space_restore(space, address, address + size))
+    if backed:
+        index = bfc_allocate_range(table, address, size, requested, stream_slot, &status)
     if index != NIL:
-        finish_allocate(arena, NULL, &arena.table, index, block)
+        finish_allocate(arena, NULL, table, index, block)
     lock_release(&arena.lock)
     if index != NIL:
         return noted(arena, ARENA_OK, requested, stream_slot, block)

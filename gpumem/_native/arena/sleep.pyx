@@ -25,7 +25,7 @@ from gpumem._native.driver cimport (
 from gpumem._native.pages cimport (
     orphan_add, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
     sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPiece, space_drop_dormant,
-    space_list_pages, span_list_bytes, span_list_pages, span_uses, StorePlace,
+    space_list_pages, space_map_kept, span_list_bytes, span_list_pages, span_uses, StorePlace,
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -168,8 +168,9 @@ cdef void end_wake(ArenaCore* arena, bint stays) noexcept nogil:
         note_reserved(arena)    # peaks may have been reset meanwhile
         lock_release(&arena.lock)
     elif arena_state(arena) == STATE_ASLEEP and arena.sleeper.copied == arena.sleeper.nbytes:
-        # Unless some bytes are nowhere else, as an earlier refusal left them.
-        if list_pages(arena):
+        # Unless some bytes are nowhere else, as an earlier refusal left them. Memory goes back when
+        # its last view is gone.
+        if drop_dormant(arena) == CUDA_SUCCESS and list_pages(arena):
             sleeper_give_back(&arena.sleeper)
         settle(arena)
     arena_reconcile(arena)
@@ -195,17 +196,17 @@ cdef int go_to_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     caches_flush(arena)
     trim_pages(arena)
     spans_trim(arena)
+    name_sleeper(arena)
     code = drop_dormant(arena)
     if code != CUDA_SUCCESS:
-        return driver_refused(arena, code, "cuMemUnmap")
-    name_sleeper(arena)
+        return awake_again(arena, driver_refused(arena, code, "cuMemUnmap"))
     if not list_pages(arena) or place != NULL and not list_blocks(arena):
-        return ARENA_NO_COPY
+        return awake_again(arena, ARENA_NO_COPY)
     code = sleeper_sleep(sleeper, place, &call)
     if code == CUDA_SUCCESS:
         return ARENA_OK
     if sleeper.no_store and sleeper.copied == 0:
-        return ARENA_NO_COPY        # nothing has gone back yet
+        return awake_again(arena, ARENA_NO_COPY)        # nothing has gone back yet
     return undo(arena, code, call)
 
 
@@ -216,10 +217,20 @@ cdef int undo(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
     cdef bint no_store = arena.sleeper.no_store
     cdef CUresult undone = sleeper_wake(&arena.sleeper, &again)
     if undone == CUDA_SUCCESS and no_store:
-        return ARENA_NO_COPY
+        return awake_again(arena, ARENA_NO_COPY)
     if undone == CUDA_SUCCESS:
-        return driver_refused(arena, code, call)
+        return awake_again(arena, driver_refused(arena, code, call))
     driver_refused(arena, undone, again)
+    return ARENA_HALF_ASLEEP
+
+
+cdef int awake_again(ArenaCore* arena, int status) noexcept nogil:
+    # The sleep was refused with this status, and all memory is there: the views follow.
+    cdef const char* call = NULL
+    cdef CUresult code = map_kept(arena, &call)
+    if code == CUDA_SUCCESS:
+        return status
+    driver_refused(arena, code, call)
     return ARENA_HALF_ASLEEP
 
 
@@ -239,7 +250,8 @@ cdef void free_completed(ArenaCore* arena) noexcept nogil:
 
 
 cdef CUresult drop_dormant(ArenaCore* arena) noexcept nogil:
-    # Views left from before a move; the pages keep their memory and place.
+    # Views left from before a move; the pages keep their memory and place. Those of a graph pool
+    # come back with its memory.
     cdef CUresult code = context_enter(arena.context)
     cdef int i
     if code != CUDA_SUCCESS:
@@ -247,6 +259,22 @@ cdef CUresult drop_dormant(ArenaCore* arena) noexcept nogil:
     for i in range(SPACES if arena.settings.paged else 0):
         if code == CUDA_SUCCESS:
             code = space_drop_dormant(&arena.spaces[i], &arena.lock)
+    context_leave(arena.context)
+    return code
+
+
+cdef CUresult map_kept(ArenaCore* arena, const char** call) noexcept nogil:
+    cdef CUresult code
+    cdef int i
+    if not arena.settings.paged or not is_graph_pool(arena):
+        return CUDA_SUCCESS
+    code = context_enter(arena.context)
+    if code != CUDA_SUCCESS:
+        call[0] = "cuCtxPushCurrent"
+        return code
+    for i in range(SPACES):
+        if code == CUDA_SUCCESS:
+            code = space_map_kept(&arena.spaces[i], call)
     context_leave(arena.context)
     return code
 
@@ -273,6 +301,8 @@ cdef int wake(ArenaCore* arena) noexcept nogil:
     if not arena_charge(arena, lacks):
         return ARENA_OVER_BUDGET
     code = sleeper_wake(&arena.sleeper, &call)
+    if code == CUDA_SUCCESS:
+        code = map_kept(arena, &call)
     return ARENA_OK if code == CUDA_SUCCESS else driver_refused(arena, code, call)
 
 
@@ -359,7 +389,7 @@ cdef bint is_live(void* owner, const SleepPiece* piece) noexcept nogil:
 
 
 cdef void keep_orphan(void* owner, uint64_t memory) noexcept nogil:
-    # A graph pool has no pages, and the list with its end.
+    # Also of regions: that list is there in every arena, and is gone through at its end.
     cdef ArenaCore* arena = <ArenaCore*>owner
     arena.spaces[0].context = arena.context
     orphan_add(&arena.spaces[0], memory)

@@ -6,7 +6,8 @@ from gpumem._native.bfc.holes cimport (
     holes_undo_allocate,
 )
 from gpumem._native.bfc.places cimport (
-    bfc_allocate_range, Places, places_allocate, places_find, places_free, places_init,
+    bfc_allocate_range, bfc_free_around, Places, places_allocate, places_find, places_free,
+    places_init,
 )
 from gpumem._native.bfc.table cimport (
     ABSURD, ANY_EPOCH, Bfc, bfc_add_region, bfc_add_stream_slot, bfc_allocate, bfc_allocate_at,

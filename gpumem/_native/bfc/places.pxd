@@ -33,6 +33,9 @@ cdef uint32_t places_allocate(Places* places, Bfc* table, uint32_t index, uint32
                               uint32_t end, uint64_t requested,
                               uint32_t stream_slot) noexcept nogil
 
+# The free chunk that covers bytes from an address on; NIL: none does. A loop over the chunks of a
+# region.
+cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil
 # Without a plan: exactly the bytes from an address on, whatever stream they were freed on; NIL: a
 # part of them is in use or in no region, or, with *status set, the array of chunks could not grow.
 # A loop over the chunks of a region.

@@ -86,7 +86,7 @@ cdef uint32_t carve(Bfc* table, uint32_t index, uint64_t address, uint64_t size)
 
 cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
                                  uint32_t stream_slot, int* status) noexcept nogil:
-    cdef uint32_t index = free_around(table, address, size)
+    cdef uint32_t index = bfc_free_around(table, address, size)
     status[0] = BFC_OK
     if index == NIL:
         return NIL
@@ -98,8 +98,7 @@ cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, ui
     return index
 
 
-cdef uint32_t free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil:
-    # The free chunk that covers the bytes; NIL: none does.
+cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil:
     cdef const Region* region
     cdef uint32_t i, index
     for i in range(table.region_count):

@@ -1,10 +1,11 @@
 """Physical pages that move under reserved addresses."""
 
 from gpumem._native.pages.execute cimport (
-    plan_note, space_drop_dormant, space_execute, space_finish, space_list_pages, space_undo,
+    plan_note, space_drop_dormant, space_execute, space_finish, space_list_pages, space_map_kept,
+    space_undo,
 )
 from gpumem._native.pages.plan cimport (
-    plan_free, space_allocate_lower, space_plan, space_plan_trim,
+    plan_free, space_allocate_lower, space_plan, space_plan_trim, space_restore,
 )
 from gpumem._native.pages.sleep cimport (
     Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
@@ -15,7 +16,7 @@ from gpumem._native.pages.space cimport (
     budget_allows, budget_earn, budget_init, budget_rested, budget_spend, MappedPage, MoveBudget,
     orphan_add, orphans_release, pages_are_exportable, pages_check, pages_invariant,
     pages_make_exportable, range_reserve, space_add_range, space_create, space_destroy,
-    space_page_around, space_set_access,
+    space_page_around, space_set_access, space_reserves,
 )
 from gpumem._native.pages.span cimport (
     Span, span_free, span_lacks, SPAN_LEAVING, span_list_bytes, span_list_pages, span_map,

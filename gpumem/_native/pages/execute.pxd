@@ -21,7 +21,9 @@ cdef void space_undo(Space* space, Plan* plan) noexcept nogil
 
 
 # Unmaps the views that were left from before a move; stops where the driver refuses. `lock` is held
-# while the space changes.
+# while the space changes. A space that keeps its views only notes that they are unmapped.
 cdef CUresult space_drop_dormant(Space* space, Lock* lock) noexcept nogil
+# Maps those again, once every page has memory; stops where the driver refuses, and names its call.
+cdef CUresult space_map_kept(Space* space, const char** call) noexcept nogil
 # Names every page. False: out of host memory.
 cdef bint space_list_pages(Space* space, Sleeper* sleeper) noexcept nogil

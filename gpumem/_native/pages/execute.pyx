@@ -13,8 +13,8 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page
 from gpumem._native.pages.space cimport (
-    fill_granules, hole_at, orphan_add, page_create, page_give_slot, page_note, retired_add,
-    space_drop_retired, view_set, view_unmap,
+    fill_granules, hole_at, kept_count, kept_view, orphan_add, page_create, page_give_slot,
+    page_note, retired_add, space_drop_retired, view_set, view_unmap,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
@@ -320,9 +320,12 @@ cdef inline void refill_part(Space* space, uint64_t begin, uint64_t end, uint32_
 
 cdef CUresult space_drop_dormant(Space* space, Lock* lock) noexcept nogil:
     # A refusal leaves pages that still have their memory and place.
-    cdef CUresult code = space_drop_retired(space, lock)
+    cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t i
     cdef Page* page
+    if space.keeps_views:
+        return unmap_kept(space)
+    code = space_drop_retired(space, lock)
     if code != CUDA_SUCCESS:
         return code
     for i in range(space.page_count):
@@ -337,6 +340,44 @@ cdef CUresult space_drop_dormant(Space* space, Lock* lock) noexcept nogil:
         view_set(space, page.dormant, page.granules, NIL)
         page.dormant = NIL
         lock_release(lock)
+    return code
+
+
+cdef CUresult unmap_kept(Space* space) noexcept nogil:
+    cdef CUresult code = CUDA_SUCCESS
+    cdef uint32_t first, page
+    while code == CUDA_SUCCESS and space.views_asleep < kept_count(space):
+        page = kept_view(space, space.views_asleep, &first)
+        if page != NIL:
+            code = view_unmap(space, first, space.page[page].granules)
+            sum_add(space.calls, 1)
+        space.views_asleep += code == CUDA_SUCCESS
+    return code
+
+
+cdef CUresult space_map_kept(Space* space, const char** call) noexcept nogil:
+    # In the opposite order, so that what is unmapped are always the first ones.
+    cdef CUresult code = CUDA_SUCCESS
+    cdef uint32_t first, page
+    while code == CUDA_SUCCESS and space.views_asleep:
+        page = kept_view(space, space.views_asleep - 1, &first)
+        if page != NIL:
+            code = map_kept(space, &space.page[page], address_of(space, first), call)
+        space.views_asleep -= code == CUDA_SUCCESS
+    return code
+
+
+cdef CUresult map_kept(Space* space, const Page* page, uint64_t address,
+                       const char** call) noexcept nogil:
+    cdef CUresult code = note_call(space, call, "cuMemMap", space.context.table.cuMemMap(
+        address, bytes_of(page), 0, page.memory, 0))
+    if code != CUDA_SUCCESS:
+        return code
+    code = note_call(space, call, "cuMemSetAccess",
+                     access_apply(space.context, space.access, address, bytes_of(page)))
+    if code != CUDA_SUCCESS:
+        space.context.table.cuMemUnmap(address, bytes_of(page))
+        sum_add(space.calls, 1)
     return code
 
 

@@ -11,7 +11,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
-    Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL, SLOT_RELEASED, state_of,
+    bfc_free_around, Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL,
+    SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
     fill_granules, granules_ready, has_retired, may_use, note_dormant, page_note, page_slot,
@@ -93,6 +94,62 @@ cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
     swap_views(space, site.begin, end)
     return holes_allocate(space.table, chunk_at(space, site.anchor, site.begin), site.begin, end,
                           demand.requested, demand.stream_slot)
+
+
+cdef bint space_restore(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
+    cdef uint32_t g = granule_of(space, begin)
+    cdef uint32_t last = granule_from(space, end)
+    cdef uint32_t index, first
+    cdef Page* page
+    if not (retired_ready(space, last - g)
+            and holes_prepare(space.table, PLANNED_SLOTS + 8 * (last - g))):
+        return False
+    while g < last:
+        if is_backed(space, g):
+            g += 1
+            continue
+        index = page_viewed_at(space, g, &first)
+        if index == NIL:
+            return False
+        page = &space.page[index]
+        page.chunk = bfc_free_around(space.table, address_of(space, page.active), bytes_of(page))
+        if page.chunk == NIL:
+            return False
+        if first != page.dormant:
+            exchange_retired(space, index, first)
+        swap_page(space, page)
+        g = page.active + page.granules
+    return True
+
+
+cdef uint32_t page_viewed_at(const Space* space, uint32_t granule, uint32_t* first) noexcept nogil:
+    # The page with a view there that does not count, and where that view begins; NIL: none has.
+    cdef uint32_t index = page_mapped_at(space, granule)
+    cdef const RetiredView* view
+    cdef uint32_t i
+    if index == NIL or index != RETIRED:
+        first[0] = NIL if index == NIL else space.page[index].dormant
+        return index
+    for i in range(space.retired_count):
+        view = &space.retired[i]
+        if view.first <= granule < view.first + space.page[view.page].granules:
+            first[0] = view.first
+            return view.page
+    return NIL
+
+
+cdef void exchange_retired(Space* space, uint32_t index, uint32_t first) noexcept nogil:
+    # The retired view of a page becomes its dormant one, and the other way round.
+    cdef Page* page = &space.page[index]
+    cdef uint32_t dormant = page.dormant
+    cdef uint32_t i = 0
+    while space.retired[i].page != index or space.retired[i].first != first:
+        i += 1
+    retired_remove(space, i)
+    if dormant != NIL:
+        retired_add(space, index, dormant, page.dormant_stream_slot, page.dormant_epoch)
+    page.dormant = first
+    view_set(space, first, page.granules, index)
 
 
 cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noexcept nogil:
@@ -330,10 +387,11 @@ cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
 
 cdef bint is_releasable(const Space* space, uint32_t index, uint64_t begin,
                         uint64_t end) noexcept nogil:
-    # Idle, outside [begin, end), and no work is queued through any view but the active one.
+    # Idle, outside [begin, end), and no work is queued through any view but the active one, nor
+    # does a graph use that.
     cdef const Page* page = &space.page[index]
-    return (is_movable(space, page, begin, end) and is_dormant_quiet(space, page)
-            and not has_retired(space, index))
+    return (not space.keeps_views and is_movable(space, page, begin, end)
+            and is_dormant_quiet(space, page) and not has_retired(space, index))
 
 
 cdef uint32_t plan_create(Space* space, Plan* plan, uint32_t at, uint32_t granules,

@@ -52,6 +52,10 @@ cdef void retired_add(Space* space, uint32_t page, uint32_t first, uint32_t stre
 # Number `i` of the retired views is unmapped, or will be before anything is mapped there.
 cdef void retired_remove(Space* space, uint32_t i) noexcept nogil
 cdef bint has_retired(const Space* space, uint32_t page) noexcept nogil
+# The views beside the active ones, numbered below kept_count: the page, or NIL where there is none.
+# No number changes while the space sleeps.
+cdef uint32_t kept_count(const Space* space) noexcept nogil
+cdef uint32_t kept_view(const Space* space, uint32_t i, uint32_t* first) noexcept nogil
 # The page is gone, and its slot unused.
 cdef void page_give_slot(Space* space, Page* page) noexcept nogil
 
@@ -94,6 +98,8 @@ cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* mem
 # Sets one device's access to every view of a page that has memory; stops where the driver refuses.
 # With the grow lock.
 cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil
+# Do bytes from an address on lie in one of its ranges? With the arena lock.
+cdef bint space_reserves(const Space* space, uint64_t address, uint64_t size) noexcept nogil
 # The page whose active view an address lies in; False: none. With the grow lock.
 cdef bint space_page_around(const Space* space, uint64_t address, MappedPage* found) noexcept nogil
 # Unmaps all retired views, through which no work is queued; stops where the driver refuses. Each is

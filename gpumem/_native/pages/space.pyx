@@ -236,6 +236,7 @@ cdef void space_destroy(Space* space) noexcept nogil:
 cdef void pages_forget(Space* space) noexcept nogil:
     cdef uint32_t i
     cdef Page* page
+    forget_unmapped(space)
     space_drop_retired(space, NULL)
     for i in range(space.page_count):
         page = &space.page[i]
@@ -249,6 +250,20 @@ cdef void pages_forget(Space* space) noexcept nogil:
             orphan_add(space, page.memory)
             page_give_slot(space, page)
     orphans_release(space)
+
+
+cdef void forget_unmapped(Space* space) noexcept nogil:
+    # Views that the driver lost when the space went to sleep; the later ones first, as the last one
+    # takes the number of a retired view that goes.
+    cdef uint32_t first, page, i
+    for i in range(space.views_asleep, 0, -1):
+        page = kept_view(space, i - 1, &first)
+        if i > space.page_count:
+            retired_remove(space, i - 1 - space.page_count)
+        elif page != NIL:
+            view_set(space, first, space.page[page].granules, NIL)
+            space.page[page].dormant = NIL
+    space.views_asleep = 0
 
 
 cdef void ranges_forget(Space* space) noexcept nogil:
@@ -343,6 +358,19 @@ cdef void retired_remove(Space* space, uint32_t i) noexcept nogil:
     view_set(space, view.first, space.page[view.page].granules, NIL)
     space.retired_count -= 1
     space.retired[i] = space.retired[space.retired_count]
+
+
+cdef uint32_t kept_count(const Space* space) noexcept nogil:
+    return space.page_count + space.retired_count
+
+
+cdef uint32_t kept_view(const Space* space, uint32_t i, uint32_t* first) noexcept nogil:
+    # The dormant ones by the numbers of their pages, then the retired ones.
+    if i >= space.page_count:
+        first[0] = space.retired[i - space.page_count].first
+        return space.retired[i - space.page_count].page
+    first[0] = space.page[i].dormant
+    return i if space.page[i].granules and first[0] != NIL else NIL
 
 
 cdef bint has_retired(const Space* space, uint32_t page) noexcept nogil:
@@ -464,8 +492,8 @@ cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* mem
 
 
 cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil:
-    # Dormant views too: they become active without a driver call. One call for each run of views
-    # side by side, which never crosses the end of a range.
+    # Dormant views too: they become active without a driver call; and all that a graph may use. One
+    # call for each run of views side by side, which never crosses the end of a range.
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t first = 0
     cdef uint32_t end
@@ -484,25 +512,37 @@ cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place)
 cdef inline bint is_mapped(const Space* space, uint32_t granule) noexcept nogil:
     # A page without memory sleeps: the driver has no view of it.
     cdef const Page* page = page_over(space, granule)
-    return page != NULL and page.memory != 0
+    if page == NULL:
+        return (space.keeps_views and space.views_asleep == 0
+                and page_mapped_at(space, granule) == RETIRED)
+    return page.memory != 0 and (space.views_asleep == 0 or is_backed(space, granule))
+
+
+cdef bint space_reserves(const Space* space, uint64_t address, uint64_t size) noexcept nogil:
+    # Modulo 2**64: an address below a range is beyond its size.
+    cdef const Range* each
+    cdef uint32_t i
+    for i in range(space.range_count):
+        each = &space.ranges[i]
+        if address - each.base < each.bytes and size <= each.base + each.bytes - address:
+            return True
+    return False
 
 
 cdef bint space_page_around(const Space* space, uint64_t address, MappedPage* found) noexcept nogil:
-    cdef uint32_t granule, i
+    cdef uint32_t granule
     cdef const Page* page
-    for i in range(space.range_count):
-        if address - space.ranges[i].base >= space.ranges[i].bytes:
-            continue
-        granule = granule_of(space, address)
-        page = page_over(space, granule)
-        # A page without memory sleeps.
-        if page == NULL or page.memory == 0 or not is_backed(space, granule):
-            return False
-        found.begin = address_of(space, page.active)
-        found.nbytes = bytes_of(page)
-        found.memory = page.memory
-        return True
-    return False
+    if not space_reserves(space, address, 1):
+        return False
+    granule = granule_of(space, address)
+    page = page_over(space, granule)
+    # A page without memory sleeps.
+    if page == NULL or page.memory == 0 or not is_backed(space, granule):
+        return False
+    found.begin = address_of(space, page.active)
+    found.nbytes = bytes_of(page)
+    found.memory = page.memory
+    return True
 
 
 cdef CUresult space_drop_retired(Space* space, Lock* lock) noexcept nogil:

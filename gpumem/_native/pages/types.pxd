@@ -15,6 +15,11 @@ is unmapped only after the epoch in which it fell dormant has completed: an unma
 page may move again before that: then its dormant view is *retired*. Nothing is placed there until a
 later plan unmaps it.
 
+The pages of a graph pool move too, but keep every view: a graph uses the addresses that its capture
+was given whenever it is launched. No view counts as quiet there, so none is unmapped and no page is
+given back before the pool ends. What lies in two views of a page is never used at the same time, as
+the later block was allocated after the free of the earlier one, on its stream.
+
 Growing means building a window for the block: a run of free chunks and holes. What is missing
 in it is supplied by new pages while reserved memory stays within a share of the live peak; beyond
 that by the idle pages that were longest not used; only when none is idle, or the time for moving
@@ -90,6 +95,8 @@ cdef struct Space:
     uint64_t physical           # bytes of all pages
     uint64_t plans
     bint large                  # holds blocks from 256 KiB on, in pages of more than one granule
+    bint keeps_views            # of a graph pool: no view is unmapped while it is in use
+    uint32_t views_asleep       # of such a space that sleeps: so many of its views are unmapped
     uint64_t created            # pages that were mapped; minus `released`: pages there are
     uint64_t moved
     uint64_t swapped            # dormant views made active again, without a driver call
@@ -204,8 +211,9 @@ cdef inline bint is_idle(const Space* space, const Page* page) noexcept nogil:
     return page.seen_idle == space.plans
 
 cdef inline bint is_quiet(const Space* space, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
-    # Has everything finished that was queued under this mark?
-    return stream_slot == SLOT_RELEASED or epoch <= space.table.bins[stream_slot].completed
+    # Has everything finished that was queued under this mark, and is no graph going to repeat it?
+    return not space.keeps_views and (
+        stream_slot == SLOT_RELEASED or epoch <= space.table.bins[stream_slot].completed)
 
 cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
                           uint64_t end) noexcept nogil:

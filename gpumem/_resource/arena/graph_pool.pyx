@@ -37,8 +37,10 @@ cdef class GraphPool:
     tag by tag, and its graphs are valid again after `Arena.wake`.
 
     The pool keeps its memory until it is closed, or until it is dropped and the graphs it is
-    retained with, and their last instances, are gone. It takes regions from the driver beside its
-    arena's own; ``max_mem`` bounds both together.
+    retained with, and their last instances, are gone. It takes memory from the driver beside its
+    arena's own; ``max_mem`` bounds both together. Beside a paged arena it has pages, which move
+    within a capture to where a block needs them and stay mapped at each address that they had, for
+    the graph.
 
     Attributes
     ----------
@@ -185,7 +187,7 @@ cdef class GraphPool:
         if tagged is None:
             return self.inner
         if tagged not in self.parts:
-            adopt(self.arena._open_region_arena(), tagged, self)
+            adopt(self.arena._open_pool_arena(), tagged, self)
         return self.parts[tagged]
 
     cdef list members(self):

@@ -101,7 +101,8 @@ cdef extern from "hooks.h" nogil:
         void (*reset_peaks)(int device)
         size_t (*pool_bytes)(int device, TorchPoolBytes* found, size_t most)
         size_t (*largest)(int device)
-        void* (*open_pool)(void* hook, const uint64_t* id, TorchSource* source, int splits)
+        void* (*open_pool)(void* hook, const uint64_t* id, TorchSource* source, int splits,
+                           int captured)
         void (*begin_pool)(void* pool)
         void (*retain_pool)(void* pool)
         void (*drop_pool)(void* pool)
@@ -578,8 +579,8 @@ cdef bint room_for_block(Blocks* found) noexcept nogil:
 
 # ---- pools ---------------------------------------------------------------------------------------
 
-cdef void* open_pool(void* hook, const uint64_t* id, TorchSource* source,
-                     int splits) noexcept nogil:
+cdef void* open_pool(void* hook, const uint64_t* id, TorchSource* source, int splits,
+                     int captured) noexcept nogil:
     cdef AllocatorHook* beside = <AllocatorHook*>hook
     cdef AllocatorHook* opened
     cdef Backing backing
@@ -592,7 +593,8 @@ cdef void* open_pool(void* hook, const uint64_t* id, TorchSource* source,
         backing.waits = True
         backing.call = b"a MemPool's allocator"
         backing.source = source
-    pool = pool_create(beside.arena, NULL, &backing if source != NULL else NULL, splits)
+    pool = pool_create(beside.arena, NULL, &backing if source != NULL else NULL, splits,
+                       captured)
     if pool == NULL:
         return NULL
     opened = hook_create(pool, beside, True, FRAMEWORK_TORCH)

@@ -114,8 +114,10 @@ typedef struct TorchCalls {
     size_t (*largest)(int device);
 
     /* Memory of captured graphs and of MemPools: a reference to a new hook beside the device's;
-       NULL: refused. Its memory is released with its last reference; each of its blocks has one. */
-    void *(*open_pool)(void *hook, const uint64_t id[2], TorchSource *source, int splits);
+       NULL: refused. Its memory is released with its last reference; each of its blocks has one.
+       `captured`: work outside of captures uses it to warm up only. */
+    void *(*open_pool)(void *hook, const uint64_t id[2], TorchSource *source, int splits,
+                       int captured);
     /* What was freed in it is free for all its streams, whose work is done. */
     void (*begin_pool)(void *pool);
     void (*retain_pool)(void *pool);

@@ -198,7 +198,8 @@ class Pools {
     void open(int device, PoolId id, Pool &pool) {
         if (pool.hook) return;
         const uint64_t label[2] = {id.first, id.second};
-        pool.hook = calls_.open_pool(hook_of(calls_, device), label, pool.source, pool.splits);
+        pool.hook = calls_.open_pool(hook_of(calls_, device), label, pool.source, pool.splits,
+                                     !pool.is_of_mem_pool);
         if (!pool.hook)
             throw std::runtime_error("gpumem: no graph pool can be opened beside the arena of cuda:" +
                                      std::to_string(device));
