@@ -32,7 +32,7 @@ from gpumem._native.arena.family cimport (
 )
 from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
 from gpumem._native.arena.graph_pool cimport (
-    pool_adopt, pool_begin, pool_create, pool_retain_with, pool_sleeps,
+    pool_adopt, pool_begin, pool_create, pool_end, pool_retain_with, pool_sleeps,
 )
 from gpumem._native.arena.growth cimport arena_add_peer, arena_page_around, list_for_transport
 from gpumem._native.arena.metadata_copy cimport (

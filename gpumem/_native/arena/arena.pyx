@@ -19,7 +19,7 @@ from gpumem._native.arena.growth cimport (
 )
 from gpumem._native.arena.metadata_copy cimport BlockCopy, chunk_copy
 from gpumem._native.arena.release cimport (
-    release_all_idle, release_idle, release_one, release_retired, trim_pages,
+    give_up_views, release_all_idle, release_idle, release_one, release_retired, trim_pages,
 )
 from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
@@ -443,8 +443,8 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         lock_release(&arena.grow_lock)
         return ARENA_IN_USE
     store32(&arena.state, STATE_CLOSED)
-    give_up_views(arena)
     lock_release(&arena.lock)
+    give_up_views(arena)
     # Events, addresses and metadata stay until the last reference goes: another thread may be past
     # the check of `closed`; it finds them empty.
     release_memory(arena, True)
@@ -460,13 +460,6 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 cdef inline bint is_used(const ArenaCore* arena) noexcept nogil:
     return (arena.table.used_chunks or arena.small.used_chunks or count_now(&arena.graphs)
             or count_now(&arena.live_spans))
-
-
-cdef void give_up_views(ArenaCore* arena) noexcept nogil:
-    # Of a graph pool, whose graphs are gone: its pages can go back as any.
-    cdef int i
-    for i in range(SPACES):
-        arena.spaces[i].keeps_views = False
 
 
 cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil:

@@ -30,6 +30,8 @@ cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil
 # Before a capture, none being under way: what was freed earlier, and has no unfinished work behind
 # it, is free for all its streams.
 cdef void pool_begin(ArenaCore* pool) noexcept nogil
+# No graph will be launched any more: what was freed can go back to the driver, block by block.
+cdef void pool_end(ArenaCore* pool) noexcept nogil
 # Is a part of it asleep, so that its graphs would touch addresses without memory?
 cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil
 # The pool lives as long as the graph and what was instantiated of it. Legal while it is captured.

@@ -7,6 +7,7 @@ from gpumem._native.arena.bookkeeping cimport arena_join_as
 from gpumem._native.arena.family cimport (
     arena_drop, arena_retain, part_next, pool_join, tag_now,
 )
+from gpumem._native.arena.release cimport give_up_views
 from gpumem._native.arena.streams cimport complete_done_streams
 from gpumem._native.arena.types cimport (
     arena_state, ArenaCore, ArenaSettings, EXTEND_SAME_AS_REQUESTED, is_graph_pool, REUSE_NEVER,
@@ -113,6 +114,15 @@ cdef void pool_begin(ArenaCore* pool) noexcept nogil:
     while part != NULL:
         complete_done_streams(part)
         part = part_next(pool, part)
+
+
+cdef void pool_end(ArenaCore* pool) noexcept nogil:
+    cdef ArenaCore* part = part_next(pool, NULL)
+    give_up_views(pool)
+    while part != NULL:
+        give_up_views(part)
+        part = part_next(pool, part)
+    pool_begin(pool)
 
 
 cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil:

@@ -24,6 +24,8 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noex
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil
 # Of a paged arena: every page that is idle and has no queued work; returns the bytes.
 cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil
+# Of a graph pool whose graphs are gone: from here on its pages can go back as any. Without a lock.
+cdef void give_up_views(ArenaCore* arena) noexcept nogil
 
 
 # ---- What was made beyond the share goes back: see BeyondShare in types.pxd ----------------------

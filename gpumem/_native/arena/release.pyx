@@ -210,6 +210,14 @@ cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
     return before - arena_reserved(arena)
 
 
+cdef void give_up_views(ArenaCore* arena) noexcept nogil:
+    cdef int i
+    lock_acquire(&arena.lock)
+    for i in range(SPACES):
+        arena.spaces[i].keeps_views = False
+    lock_release(&arena.lock)
+
+
 cdef uint64_t trim_space(ArenaCore* arena, Space* space, uint32_t pages,
                          uint64_t nbytes) noexcept nogil:
     # Addresses stay. What the driver refuses to unmap or take back stays too, for the next time.

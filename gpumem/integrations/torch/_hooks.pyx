@@ -16,7 +16,7 @@ from gpumem._native.arena cimport (
     hook_allocate_range, hook_counts, hook_create, hook_drop, hook_find, hook_free, HOOK_KINDS,
     HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL,
     HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums, part_next, pool_begin,
-    pool_create, sums_of, TableCopy, tag_next,
+    pool_create, pool_end, sums_of, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
@@ -238,7 +238,7 @@ cdef void shrink_pool(const uint64_t* id) noexcept nogil:
     cdef uint64_t i
     for i in range(count):
         if found[i].label[0] == id[0] and found[i].label[1] == id[1]:
-            pool_begin(found[i].arena)      # no graph uses it any more
+            pool_end(found[i].arena)
             each_part(found[i].arena, shrink_part, NULL, NULL)
         hook_let_go(found[i])
     release_ended_pools()
