@@ -706,19 +706,22 @@ def test_block_is_not_restored_where_its_bytes_are_not_free(pool):
     pool.free(at(first, 0, 0), at(first, 512, 0), at(first, 768, 0), second, far)
 
 
-def test_blocks_are_restored_where_pages_have_moved_away_twice(arena):
+def test_blocks_are_restored_where_pages_have_moved_away(arena, rng):
     """A tree of graphs goes back to what was live before, which later graphs' blocks replaced."""
     pool = Pool(902, captured=True)
-    kept = [pool.block(pool.allocate(4 * MIB)) for _ in range(8)]
-    pool.free(*kept[1::2])
-    large = pool.block(pool.allocate(16 * MIB))
-    pool.free(*kept[::2], large)
-    pool.begin()
-    larger = pool.block(pool.allocate(30 * MIB))
-    pool.free(larger)
-    for blocks in ([large, *kept[::2]], kept, [larger], kept):
+    live, then = [], []
+    for step in range(400):
+        if live and rng.random() < 0.5:
+            pool.free(live.pop(rng.randrange(len(live))))
+        else:
+            live.append(pool.block(pool.allocate(int(2 ** rng.uniform(12, 24)))))
+        if step % 40 == 39:
+            then.append(list(live))
+    pool.free(*live)
+    rng.shuffle(then)
+    for blocks in then:
         pool.begin()
-        assert [pool.restore(block) for block in blocks] == [True] * len(blocks)
+        assert all([pool.restore(block) for block in blocks])
         for value, block in enumerate(blocks):
             ctypes.memset(block.address, value, block.size)
         for value, block in enumerate(blocks):
