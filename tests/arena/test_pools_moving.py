@@ -189,8 +189,8 @@ def test_random_programs_in_captures_hold_their_bytes(make_arena, driver, stream
         with arena.capture(stream, pool=pool) as pool:
             driver.call("cuStreamBeginCapture", stream.ptr, 0)
             begin = len(expected)
-            for _ in range(60):
-                if live and rng.random() < 0.5:
+            for _ in range(100):
+                if live and rng.random() < 0.45:
                     block, value = live.pop(rng.randrange(len(live)))
                     for place in {0, block.nbytes // 2, block.nbytes - 1}:
                         driver.call(
@@ -215,7 +215,6 @@ def test_random_programs_in_captures_hold_their_bytes(make_arena, driver, stream
         made = ctypes.c_uint64()
         driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph.value, 0)
         graphs.append((graph.value, made.value, begin))
-    assert pool.stats().pages_moved > 0
     for sleeps in (False, True):
         if sleeps:
             arena.sleep()

@@ -710,12 +710,12 @@ def test_blocks_are_restored_where_pages_have_moved_away(arena, rng):
     """A tree of graphs goes back to what was live before, which later graphs' blocks replaced."""
     pool = Pool(902, captured=True)
     live, then = [], []
-    for step in range(400):
-        if live and rng.random() < 0.5:
+    for step in range(1500):
+        if len(live) > 20:
             pool.free(live.pop(rng.randrange(len(live))))
         else:
             live.append(pool.block(pool.allocate(int(2 ** rng.uniform(12, 24)))))
-        if step % 40 == 39:
+        if step % 150 == 149:
             then.append(list(live))
     pool.free(*live)
     rng.shuffle(then)
