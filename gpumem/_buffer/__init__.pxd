@@ -19,8 +19,8 @@ from gpumem._buffer.dlpack cimport (
 from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_copy_blocks, ledger_count_call,
     ledger_counters, ledger_deliver, ledger_drop, ledger_end, ledger_is_default, ledger_keep,
-    ledger_lease, ledger_make, ledger_order_uses, ledger_reset_peaks, ledger_return, ledger_stream,
-    LedgerBlock, LedgerCounters,
+    ledger_lease, ledger_make, ledger_move, ledger_order_uses, ledger_reset_peaks, ledger_return,
+    ledger_stream, LedgerBlock, LedgerCounters,
 )
 from gpumem._buffer.order cimport (
     finish_stream, host_may_read, host_may_write, order_after, order_before, order_host,

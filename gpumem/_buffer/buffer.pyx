@@ -11,7 +11,8 @@ from gpumem._buffer.dlpack cimport (
     dlpack_wants_versioned, DLDevice, DLPackCall, same_device, vectorcall,
 )
 from gpumem._buffer.ledger cimport (
-    DEFAULT_SLOT, ledger_find_stream, ledger_lease, ledger_stream, LedgerBlock,
+    DEFAULT_SLOT, ledger_drop_slot, ledger_find_stream, ledger_is_vacant, ledger_lease, ledger_move,
+    ledger_retain_slot, ledger_stream, LedgerBlock,
 )
 from gpumem._buffer.stream cimport Stream, stream_handle
 from gpumem._native.backing cimport HOST_SIDE, managed_advise, managed_prefetch
@@ -751,6 +752,7 @@ cdef class ResourceBase:
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         cdef CUstream handle = NULL
+        cdef bint vacated
         if stream is None and self.ledger != NULL and self.ledger.default_per_thread:
             stream = PER_THREAD_STREAM
         if stream is None:
@@ -758,9 +760,16 @@ cdef class ResourceBase:
             return 0
         self.require_own()
         stream_handle(stream, self.driver_device, &handle)
-        if not ledger_find_stream(self.ledger, handle, slot):
+        if not ledger_find_stream(self.ledger, handle, slot, &vacated):
             raise MemoryError("out of host memory while recording a stream")
-        self.keep_stream(stream, handle, slot[0])
+        # The slot is retained meanwhile: what is released, and a stream's attributes, may run code
+        # of users, which names other streams. From the return to the slot's use no such code runs.
+        try:
+            if vacated:
+                release_vacant(self, slot[0])
+            self.keep_stream(stream, handle, slot[0])
+        finally:
+            ledger_drop_slot(self.ledger, slot[0])
         return 0
 
     cdef int store_stream(self, uint32_t slot, object stream) except -1:
@@ -796,19 +805,21 @@ cdef class ResourceBase:
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         block.buffer = NULL
-        block.slot = buffer.slot
+        ledger_move(block, buffer.slot)
         block.uses = buffer.uses
         block.deferred.run(&block.deferred)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef Lease* lease = ledger_lease(<LedgerBlock*><uintptr_t>buffer.handle, buffer.address,
-                                         buffer.block_bytes, buffer.slot)
+                                         buffer.block_bytes)
         if lease == NULL:
             raise MemoryError("out of host memory while sharing a block")
         return lease
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         lease.stream_slot = slot
+        if self.ledger != NULL:
+            ledger_move(<LedgerBlock*><uintptr_t>lease.handle, slot)
 
     cdef Uses** uses_of(self, Buffer buffer) except NULL:
         return &buffer.uses if buffer.shared == NULL else &buffer.shared.uses
@@ -817,6 +828,8 @@ cdef class ResourceBase:
         cdef bint added
         if not uses_add(uses, slot, &added):
             raise MemoryError("out of host memory while recording a stream")
+        if added:
+            ledger_retain_slot(self.ledger, slot)
         return 0
 
     cdef int require_present(self) except -1:
@@ -854,6 +867,15 @@ cdef class ResourceBase:
             raise ClosedError(f"{self!r} belongs to the parent process, or the interpreter is "
                               "ending")
         return 0
+
+
+cdef void release_vacant(ResourceBase resource, uint32_t fresh) noexcept:
+    # The objects of the streams that vacant slots, and perhaps the fresh one, named before. They
+    # are let go together, since their end may name streams.
+    cdef list gone = []
+    for slot in list(resource.streams):
+        if slot == fresh or ledger_is_vacant(resource.ledger, slot):
+            gone.append(resource.streams.pop(slot))
 
 
 cdef int require_made(ResourceBase resource) except -1:

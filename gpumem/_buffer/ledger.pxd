@@ -54,6 +54,8 @@ cdef struct StreamSlot:
     CUstream handle
     int32_t thread          # whose default stream it is, for PER_THREAD_STREAM; else 0
     bint drained            # reset: its blocks are freed on the default stream; never found again
+    bint vacant             # of no stream now
+    uint32_t references     # of blocks that name it, and of calls that are about to
 
 cdef struct BlockLedger:
     int32_t references      # atomic
@@ -70,6 +72,8 @@ cdef struct BlockLedger:
     BudgetCore* account     # that blocks are charged to, owned; NULL: none
     StreamSlot* streams     # slot -> stream; NULL: the upstream's
     uint32_t stream_count
+    uint32_t vacant_slots
+    uint32_t reclaim_at     # slots; so many, and the next one that is wanted vacates what is idle
     size_t block_size       # of the resource's own struct, which begins with a LedgerBlock
     void (*free)(LedgerBlock* block) noexcept nogil
     void (*end)(BlockLedger* ledger) noexcept nogil     # the last reference is gone; or NULL
@@ -87,7 +91,7 @@ cdef struct LedgerBlock:
     uint64_t size           # bytes that its origin was asked for
     uint64_t requested      # bytes that the user asked for
     uint64_t charged        # bytes that the account has for it
-    uint32_t slot           # stream it is freed on
+    uint32_t slot           # stream it is freed on; set by `ledger_move`
     bint persistent
     bint waits              # freed by its user, and counted as waiting
     Uses* uses              # streams recorded for it; NULL: none
@@ -127,8 +131,7 @@ cdef void ledger_cancel(LedgerBlock* block) noexcept nogil
 # The block was allocated; from here on its user owns it.
 cdef void ledger_deliver(LedgerBlock* block) noexcept nogil
 # A lease on a delivered block, which calls `free`; NULL: out of host memory.
-cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes,
-                         uint32_t slot) noexcept nogil
+cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes) noexcept nogil
 # Its user has freed it. `waits`: its memory goes back later.
 cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil
 # Makes a stream wait, on the device, for the streams recorded for a block that was freed. With the
@@ -152,9 +155,16 @@ cdef dict counted_fields(const LedgerCounters* now)
 
 # ---- streams -------------------------------------------------------------------------------------
 
-# Finds a stream's slot or makes one; each thread's default stream is its own. False: out of
-# host memory.
-cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slot) noexcept nogil
+# Finds a stream's slot or makes one, and retains it; each thread's default stream is its own.
+# `vacated`: slots that no block names are vacant now, or this stream's, and the objects that were
+# kept for them are not needed. With the interpreter lock. False: out of host memory.
+cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slot,
+                             bint* vacated) noexcept nogil
+cdef void ledger_retain_slot(BlockLedger* ledger, uint32_t slot) noexcept nogil
+cdef void ledger_drop_slot(BlockLedger* ledger, uint32_t slot) noexcept nogil
+cdef bint ledger_is_vacant(BlockLedger* ledger, uint32_t slot) noexcept nogil
+# The block is freed on another stream from now on.
+cdef void ledger_move(LedgerBlock* block, uint32_t slot) noexcept nogil
 cdef void ledger_drain(BlockLedger* ledger, uint32_t slot) noexcept nogil
 # The stream that a slot stands for now, and whether that is the default stream.
 cdef CUstream ledger_stream(BlockLedger* ledger, uint32_t slot) noexcept nogil

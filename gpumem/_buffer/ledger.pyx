@@ -124,6 +124,7 @@ cdef LedgerStatus ledger_claim(BlockLedger* ledger, uint64_t requested, uint64_t
     closed = ledger.closed
     if not closed:
         ledger.counters.live += 1
+        add_reference(ledger, slot, 1)
     lock_release(&ledger.lock)
     if closed:
         free(block)
@@ -159,6 +160,7 @@ cdef void ledger_cancel(LedgerBlock* block) noexcept nogil:
     uncharge(block)
     lock_acquire(&ledger.lock)
     ledger.counters.live -= 1
+    add_reference(ledger, block.slot, -1)
     lock_release(&ledger.lock)
     free(block)
     ledger_drop(ledger)
@@ -186,14 +188,12 @@ cdef void ledger_deliver(LedgerBlock* block) noexcept nogil:
     ledger_note(block, REC_ALLOC)
 
 
-cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes,
-                         uint32_t slot) noexcept nogil:
-    return lease_create(<uintptr_t>block, address, nbytes, slot, NULL, release_lease)
+cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return lease_create(<uintptr_t>block, address, nbytes, block.slot, NULL, release_lease)
 
 
 cdef void release_lease(Lease* lease) noexcept nogil:
     cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>lease.handle
-    block.slot = lease.stream_slot
     block.uses = lease.uses
     block.ledger.free(block)
 
@@ -243,9 +243,14 @@ cdef CUresult ledger_order_uses(LedgerBlock* block, CUstream stream) noexcept no
 
 cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil:
     cdef BlockLedger* ledger = block.ledger
-    if block.waits and not context_is_dead(ledger.context):
+    cdef uint32_t i
+    if not context_is_dead(ledger.context):
         lock_acquire(&ledger.lock)
-        ledger.counters.waiting -= block.size
+        if block.waits:
+            ledger.counters.waiting -= block.size
+        add_reference(ledger, block.slot, -1)
+        for i in range(0 if block.uses == NULL else block.uses.count):
+            add_reference(ledger, block.uses.at[i].slot, -1)
         lock_release(&ledger.lock)
     uncharge(block)
     uses_free(block.uses)
@@ -330,42 +335,136 @@ cdef dict counted_fields(const LedgerCounters* now):
 
 # ---- streams -------------------------------------------------------------------------------------
 
+cdef enum:
+    RECLAIM_FIRST = 32      # stream slots; fewer are not worth a look
+
+
 cdef inline CUstream named(CUstream handle) noexcept nogil:
     # Handles 0 and 1 are both the legacy default stream.
     return NULL if <uintptr_t>handle == LEGACY_STREAM else handle
 
 
-cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slot) noexcept nogil:
+cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slot,
+                             bint* vacated) noexcept nogil:
     cdef int32_t thread = 0
-    cdef StreamSlot* grown
-    cdef uint32_t i
-    cdef bint found = True
+    cdef bint found
+    vacated[0] = False
     if <uintptr_t>handle == PER_THREAD_STREAM:
         thread = thread_id()
     lock_acquire(&ledger.lock)
-    for i in range(ledger.stream_count):
-        if (named(ledger.streams[i].handle) == named(handle) and not ledger.streams[i].drained
-                and ledger.streams[i].thread == thread):
-            break
-    else:
-        i = ledger.stream_count
-        grown = <StreamSlot*>realloc(ledger.streams, (i + 1) * sizeof(StreamSlot))
-        found = grown != NULL
-        if found:
-            memset(&grown[i], 0, sizeof(StreamSlot))
-            grown[i].handle = handle
-            grown[i].thread = thread
-            ledger.streams = grown
-            ledger.stream_count += 1
+    found = find_slot(ledger, handle, thread, slot)
+    if not found:
+        vacated[0] = vacate_idle(ledger)
+        found = take_slot(ledger, handle, thread, slot)
+    if found:
+        ledger.streams[slot[0]].references += 1
     lock_release(&ledger.lock)
-    slot[0] = i
     return found
 
 
-cdef void ledger_drain(BlockLedger* ledger, uint32_t slot) noexcept nogil:
+cdef bint find_slot(const BlockLedger* ledger, CUstream handle, int32_t thread,
+                    uint32_t* slot) noexcept nogil:
+    cdef const StreamSlot* stream
+    cdef uint32_t i
+    for i in range(ledger.stream_count):
+        stream = &ledger.streams[i]
+        if (named(stream.handle) == named(handle) and stream.thread == thread
+                and not stream.drained and not stream.vacant):
+            slot[0] = i
+            return True
+    return False
+
+
+cdef bint take_slot(BlockLedger* ledger, CUstream handle, int32_t thread,
+                    uint32_t* slot) noexcept nogil:
+    cdef StreamSlot* grown
+    cdef uint32_t i
+    if ledger.vacant_slots:
+        ledger.vacant_slots -= 1
+        i = 0
+        while not ledger.streams[i].vacant:
+            i += 1
+    else:
+        i = ledger.stream_count
+        grown = <StreamSlot*>realloc(ledger.streams, (i + 1) * sizeof(StreamSlot))
+        if grown == NULL:
+            return False
+        ledger.streams = grown
+        ledger.stream_count += 1
+    memset(&ledger.streams[i], 0, sizeof(StreamSlot))
+    ledger.streams[i].handle = handle
+    ledger.streams[i].thread = thread
+    slot[0] = i
+    return True
+
+
+cdef bint vacate_idle(BlockLedger* ledger) noexcept nogil:
+    # A slot that no block names is kept for a while, as its stream is likely to be named again.
+    cdef uint32_t i
+    if (ledger.vacant_slots or ledger.stream_count < RECLAIM_FIRST
+            or ledger.stream_count < ledger.reclaim_at):
+        return False
+    for i in range(DEFAULT_SLOT + 1, ledger.stream_count):
+        if ledger.streams[i].references == 0:
+            vacate(ledger, i)
+    # Twice as many as are in use, so that looking costs little per stream.
+    ledger.reclaim_at = 2 * (ledger.stream_count - ledger.vacant_slots)
+    return True
+
+
+cdef void vacate(BlockLedger* ledger, uint32_t slot) noexcept nogil:
+    memset(&ledger.streams[slot], 0, sizeof(StreamSlot))
+    ledger.streams[slot].vacant = True
+    ledger.vacant_slots += 1
+
+
+cdef inline void add_reference(BlockLedger* ledger, uint32_t slot, int32_t count) noexcept nogil:
+    # With the lock. An adaptor's blocks have slots of its upstream, which counts its own block.
+    if ledger.streams != NULL:
+        ledger.streams[slot].references += count
+
+
+cdef void ledger_retain_slot(BlockLedger* ledger, uint32_t slot) noexcept nogil:
     lock_acquire(&ledger.lock)
-    ledger.streams[slot] = ledger.streams[<int>DEFAULT_SLOT]
-    ledger.streams[slot].drained = True
+    add_reference(ledger, slot, 1)
+    lock_release(&ledger.lock)
+
+
+cdef void ledger_drop_slot(BlockLedger* ledger, uint32_t slot) noexcept nogil:
+    lock_acquire(&ledger.lock)
+    add_reference(ledger, slot, -1)
+    lock_release(&ledger.lock)
+
+
+cdef bint ledger_is_vacant(BlockLedger* ledger, uint32_t slot) noexcept nogil:
+    cdef bint answer
+    lock_acquire(&ledger.lock)
+    answer = ledger.streams[slot].vacant
+    lock_release(&ledger.lock)
+    return answer
+
+
+cdef void ledger_move(LedgerBlock* block, uint32_t slot) noexcept nogil:
+    # A fork's child frees nothing, and the lock may have been held at the fork.
+    if slot == block.slot or context_is_dead(block.ledger.context):
+        return
+    lock_acquire(&block.ledger.lock)
+    add_reference(block.ledger, slot, 1)
+    add_reference(block.ledger, block.slot, -1)
+    lock_release(&block.ledger.lock)
+    block.slot = slot
+
+
+cdef void ledger_drain(BlockLedger* ledger, uint32_t slot) noexcept nogil:
+    cdef uint32_t references
+    lock_acquire(&ledger.lock)
+    references = ledger.streams[slot].references
+    if references == 0:
+        vacate(ledger, slot)
+    else:
+        ledger.streams[slot] = ledger.streams[<int>DEFAULT_SLOT]
+        ledger.streams[slot].drained = True
+        ledger.streams[slot].references = references
     lock_release(&ledger.lock)
 
 

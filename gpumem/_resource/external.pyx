@@ -6,8 +6,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer cimport (
     BlockLedger, Buffer, DEFAULT_SLOT, ledger_count_call, ledger_counters, ledger_end,
-    ledger_is_default, ledger_keep, ledger_make, ledger_return, ledger_stream, LedgerBlock,
-    LedgerCounters, MemoryResource, resource_begin, resource_init,
+    ledger_is_default, ledger_keep, ledger_make, ledger_move, ledger_return, ledger_stream,
+    LedgerBlock, LedgerCounters, MemoryResource, resource_begin, resource_init,
 )
 from gpumem._native.driver cimport (
     AWAIT_EVENT, AWAIT_STREAM, check, context_enter, context_is_dead, context_leave, context_relax,
@@ -287,7 +287,7 @@ cdef class ExternalAllocator(MemoryResource):
         # With the interpreter lock, which Python callables need.
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         block.buffer = NULL
-        block.slot = buffer.slot
+        ledger_move(block, buffer.slot)
         block.uses = buffer.uses
         external_free(block)
 

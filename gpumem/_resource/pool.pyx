@@ -9,8 +9,8 @@ from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
     alignment_in, Buffer, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_count_call,
-    ledger_counters, ledger_keep, ledger_make, ledger_stream, LedgerBlock, LedgerCounters,
-    MemoryResource, resource_begin, resource_claim, resource_deliver, resource_init,
+    ledger_counters, ledger_keep, ledger_make, ledger_move, ledger_stream, LedgerBlock,
+    LedgerCounters, MemoryResource, resource_begin, resource_claim, resource_deliver, resource_init,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -207,7 +207,7 @@ cdef class DriverPool(MemoryResource):
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         block.buffer = NULL
-        block.slot = buffer.slot
+        ledger_move(block, buffer.slot)
         # The block owns the recorded streams from here on: pool_free orders itself behind them.
         block.uses = buffer.uses
         with nogil:

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._buffer cimport Buffer
+from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport arena_free, ARENA_OK, move_clock
 from gpumem._native.driver.host cimport host_controls
@@ -203,9 +203,11 @@ def last_import():
 
 # ---- arenas ----
 
-def stream_slots(Arena arena not None):
-    """Return how many stream slots an arena has made, those of ended streams included."""
-    return arena.core.table.stream_slot_count - 1
+def stream_slots(MemoryResource resource not None):
+    """Return how many stream slots it has made, those of ended streams included."""
+    if isinstance(resource, Arena):
+        return (<Arena>resource).core.table.stream_slot_count - 1
+    return resource.ledger.stream_count - 1
 
 
 def block_handle(Buffer buffer not None):

@@ -16,6 +16,7 @@ cdef struct AdaptedBlock:
     LedgerBlock block           # first; its owner is the adaptor, once a lease has the block
     PyObject* inner             # the upstream's Buffer, owned; NULL once leased
     PyObject* home              # the resource of its stream slots; not owned
+    PyObject* upstream          # the resource that it came from; not owned
     Lease* lease                # the upstream's, once leased
     Uses** uses                 # once leased: where streams recorded for it are noted
     PyObject* note              # of `_note`, owned; NULL: none

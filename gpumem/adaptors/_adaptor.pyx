@@ -241,8 +241,7 @@ cdef class Adaptor(MemoryResource):
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
         cdef Buffer inner = <Buffer>block.inner
-        cdef Lease* lease = ledger_lease(&block.block, buffer.address, buffer.block_bytes,
-                                         buffer.slot)
+        cdef Lease* lease = ledger_lease(&block.block, buffer.address, buffer.block_bytes)
         if lease == NULL:
             raise MemoryError("out of host memory while sharing a block")
         try:
@@ -276,6 +275,7 @@ cdef class Adaptor(MemoryResource):
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>lease.handle
         lease.stream_slot = slot
+        (<MemoryResource>block.upstream).move_lease(block.lease, slot)
         block.stream = (<MemoryResource>block.home).stream_at(slot)
 
 
@@ -330,6 +330,7 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
     block.block.deferred.run = finish_leased
     block.block.base = inner.address
     block.home = <PyObject*>inner.home
+    block.upstream = <PyObject*>inner.resource
     block.inner = <PyObject*>inner
     Py_INCREF(inner)
     if note is not None:
@@ -345,7 +346,6 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
 cdef void free_leased(LedgerBlock* freed) noexcept nogil:
     """Free a block whose last view was dropped, on any thread, without the interpreter lock."""
     cdef AdaptedBlock* block = <AdaptedBlock*>freed
-    block.lease.stream_slot = freed.slot
     lease_drop_buffer(block.lease)
     note_free(block)
     defer(&freed.deferred)
