@@ -1,14 +1,14 @@
 """Arena: argument checks and the interpreter lock's boundary."""
 
-from dataclasses import replace
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
 from gpumem._buffer cimport (
-    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, keeps_itself, Place,
-    PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, resource_init, size_of, Stream, stream_handle,
+    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, keeps_itself, MemoryResource,
+    Place, PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, resource_init, size_of, Stream,
+    stream_handle,
 )
 from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
@@ -18,7 +18,7 @@ from gpumem._native.arena cimport (
     arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_stream, arena_shrink, arena_state,
     arena_stream, arena_stream_is_callers, ARENA_TAGGED, arenas_release_retired, ArenaSettings,
-    Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_adopt, tag_now,
+    Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
 from gpumem._native.bfc cimport MOST_BYTES, QUANTUM
@@ -33,7 +33,7 @@ from gpumem._resource.arena cimport (
 )
 from gpumem._support.atomics cimport count_now
 from gpumem._support.events cimport (
-    event_source_join, event_source_name, event_source_open, OWNER_ARENA,
+    event_source_name, event_source_open, EventSource, OWNER_ARENA,
 )
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.lease cimport Lease, Uses, uses_free
@@ -610,23 +610,12 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
         return Arena(self.memory, self.config._of_graph_pool(self.backing), budget=self.budget,
                      count=count_of(self.core), debug_heap=False, name=f"{self.name}, graph pool")
 
-    def _open_tag(self, name):
-        cdef Arena inner
+    def _default_stream(self):
+        # For arenas beside this one.
         cdef uint32_t slot
-        config = replace(self.config, backing=self.backing, max_mem=0)
         self.slot_of(None, &slot)
-        stream = (PER_THREAD_STREAM if self.default_per_thread
-                  else self.streams.get(self.default_slot, self.stream_at(self.default_slot)))
-        inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
-                      default_stream=stream, debug_heap=self.debug_heap or False,
-                      name=f"{self.name}, tag {name}")
-        inner.relievers = self.relievers
-        for peer in self.peers:
-            inner.enable_peer(peer)
-        # From here on the limit and the counters of this arena include the tag's.
-        tag_adopt(inner.core, self.core)
-        event_source_join(&inner.core.events, &self.core.events)
-        return inner
+        return (PER_THREAD_STREAM if self.default_per_thread
+                else self.streams.get(self.default_slot, self.stream_at(self.default_slot)))
 
     def _children(self):
         # Arenas of tags, and those of graph pools.
@@ -897,8 +886,23 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
 
 cdef void open_event_source(Arena arena) except *:
     memory, name = str(arena.memory).encode(), arena.name.encode("utf-8", "replace")
+    if arena.source is not None:
+        name_upstream(&arena.core.events, arena.source.given)
     event_source_name(&arena.core.events, memory, b"arena", name)
     event_source_open(&arena.core.events, arena.core, OWNER_ARENA)
+
+
+cdef void name_upstream(EventSource* events, object resource) noexcept:
+    cdef const EventSource* below = NULL
+    # An adaptor's blocks are those of its upstream.
+    while hasattr(resource, "upstreams"):
+        resource = resource.upstreams[0]
+    if isinstance(resource, Arena):
+        below = &(<Arena>resource).core.events
+    elif isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
+        below = &(<MemoryResource>resource).ledger.events
+    if below != NULL:
+        events.upstream, events.upstream_owner = below.serial, below.owner
 
 
 cdef void release_vacant(Arena arena, uint32_t fresh) noexcept:

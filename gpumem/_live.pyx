@@ -45,7 +45,7 @@ from gpumem._support.forks import ForkLock
 
 
 cdef enum:
-    LIVE_VERSION = 1
+    LIVE_VERSION = 2
     LIVE_HEADER_BYTES = 4096
     LIVE_RESOURCES = 256        # that a copy has room for; the rest is counted
     LIVE_BUDGETS = 128
@@ -82,6 +82,7 @@ cdef struct LiveCounters:
 cdef struct LiveResource:
     uint64_t id                 # of the resource in its process; never used again
     uint64_t budget             # id of the budget that it charges; 0: none
+    uint64_t source             # id of the resource that its memory comes from; 0: none
     char[32] memory             # texts are UTF-8, cut and ended by a 0
     char[24] kind
     char[64] name
@@ -114,7 +115,7 @@ cdef uint32_t LIVE_FILE_BYTES = LIVE_HEADER_BYTES + 2 * LIVE_COPY_BYTES
 
 # Readers unpack the page without padding, as little-endian.
 assert sizeof(LiveHeader) == 40 and sizeof(LiveCopy) == 48 and sizeof(LiveBudget) == 112
-assert sizeof(LiveResource) == 136 + sizeof(LiveCounters) and sys.byteorder == "little"
+assert sizeof(LiveResource) == 144 + sizeof(LiveCounters) and sys.byteorder == "little"
 
 cdef extern from "ticker.h" nogil:
     int ticker_start(void (*tick)() noexcept nogil, uint64_t period)
@@ -174,6 +175,7 @@ cdef void add_resource(EventSource* source, void* context) noexcept nogil:
         return
     entry.id = source.serial
     entry.budget = source.budget
+    entry.source = source.upstream
     memcpy(entry.memory, source.memory, sizeof(entry.memory))
     memcpy(entry.kind, source.kind, sizeof(entry.kind))
     memcpy(entry.name, source.name, sizeof(entry.name))

@@ -65,6 +65,8 @@ cdef extern from "recorder_types.h" nogil:
         char[64] name
         uint64_t serial
         uint64_t budget
+        uint64_t upstream
+        const void* upstream_owner
         uint64_t told_allocs
         uint64_t told_frees
 

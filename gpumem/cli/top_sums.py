@@ -32,14 +32,12 @@ def sums_of(pages: Iterable[LivePage]) -> list[MemorySum]:
         if not page.alive:
             continue
         visible = _visible_devices(page.process)
-        seen = set()
-        for one in page.resources:
-            memory = _of_the_machine(one.memory, visible)
+        for named in {one.memory for one in page.resources}:
+            memory = _of_the_machine(named, visible)
             found = sums.setdefault(memory, MemorySum(memory))
-            found.in_use += one.counters["in_use"]
-            found.reserved += one.counters["reserved"]
-            found.processes += memory not in seen
-            seen.add(memory)
+            found.in_use += page.total("in_use", named)
+            found.reserved += page.total("reserved", named)
+            found.processes += 1
     return sorted(sums.values(), key=lambda each: each.memory)
 
 

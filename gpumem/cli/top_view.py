@@ -83,10 +83,12 @@ def _resource_table(page: LivePage, before: LivePage | None, width: int) -> Rend
 
 
 def _columns(page: LivePage, before: LivePage | None) -> list[_Column]:
+    names: dict[int | None, str] = {one.id: one.name for one in page.resources}
     return [
         _Column("resource", lambda one: one.name),
         _Column("memory", lambda one: one.memory, dispensable=4),
         _Column("kind", lambda one: one.kind, dispensable=7),
+        _Column("source", lambda one: names.get(one.source, ""), dispensable=8),
         _Column("in use", _size("in_use"), True),
         _Column("peak", _size("max_in_use"), True, 3),
         _Column("reserved", _size("reserved"), True),

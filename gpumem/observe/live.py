@@ -22,7 +22,7 @@ from gpumem.errors import GpumemError, NotPublishedError
 __all__ = ["LiveBudget", "LivePage", "LiveResource", "Publication", "publish"]
 
 FOLDER = Path(_live.FOLDER)
-_VERSION = 1
+_VERSION = 2
 _PERIODS = (0.001, 3600.0)  # seconds, least and most
 
 _NAME = re.compile(r"gpumem-(\d+)-(\d+)", re.ASCII)  # user, process
@@ -31,7 +31,7 @@ _READS = 5  # of one page; a read fails only if two updates fall into it
 # Little-endian, as in `gpumem._live`.
 _HEADER = struct.Struct("<8sIIIIIIQ")
 _COPY = struct.Struct("<IIQQQIIII")
-_RESOURCE = struct.Struct(f"<QQ32s24s64s{len(_live.COUNTERS)}Q")
+_RESOURCE = struct.Struct(f"<QQQ32s24s64s{len(_live.COUNTERS)}Q")
 _BUDGET = struct.Struct("<QQ64s4Q")
 
 
@@ -52,6 +52,9 @@ class LiveResource:
         max_reserved, num_allocs, num_frees, num_reserves, num_extensions, num_shrinkages,
         max_alloc_size, pages_moved, driver_calls, suspended_bytes. For a driver's pool `reserved`
         is the size of its blocks.
+    source : int or None
+        `LiveResource.id` of the resource that the memory of an arena comes from (`Arena` with
+        `source`), below adaptors: this memory is in use there.
 
     Examples
     --------
@@ -67,6 +70,7 @@ class LiveResource:
     kind: str
     budget: int | None
     counters: Mapping[str, int]
+    source: int | None = None
 
 
 @dataclass(frozen=True)
@@ -234,9 +238,20 @@ class LivePage:
         """
         return time.monotonic() - self.clock
 
-    def total(self, counter: str) -> int:
-        """Sum a counter of all resources."""
-        return sum(resource.counters[counter] for resource in self.resources)
+    def total(self, counter: str, memory: str | None = None) -> int:
+        """Sum a counter of all resources, or of those of one memory.
+
+        What an arena has from another resource of the page counts once in ``in_use``,
+        ``requested_in_use`` and ``reserved``: there, and what is free of it not as used.
+        """
+        ids = {one.id for one in self.resources}
+        counts_bytes = counter in ("in_use", "requested_in_use", "reserved")
+        return sum(
+            one.counters[counter]
+            - (one.counters["reserved"] if counts_bytes and one.source in ids else 0)
+            for one in self.resources
+            if memory is None or one.memory == memory
+        )
 
 
 # ---- this process --------------------------------------------------------------------------------
@@ -449,9 +464,10 @@ def decode_copy(copy: bytes, process: int, alive: bool, period: float) -> LivePa
 
 
 def _resource(words: tuple[Any, ...]) -> LiveResource:
-    number, budget, memory, kind, name, *values = words
-    counters = dict(zip(_live.COUNTERS, values, strict=True))
-    return LiveResource(number, _text(name), _text(memory), _text(kind), budget or None, counters)
+    number, budget, source, *texts, name = words[:6]
+    memory, kind = map(_text, texts)
+    counters = dict(zip(_live.COUNTERS, words[6:], strict=True))
+    return LiveResource(number, _text(name), memory, kind, budget or None, counters, source or None)
 
 
 def _budget(words: tuple[Any, ...]) -> LiveBudget:

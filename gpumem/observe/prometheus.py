@@ -56,7 +56,9 @@ def prometheus_text() -> str:
         Text format 0.0.4. Gauges ``gpumem_in_use_bytes``, ``gpumem_reserved_bytes`` and their like,
         counters ``gpumem_allocations_total`` and theirs, with labels ``id``, ``name``, ``memory``
         and ``kind``; ``gpumem_budget_used_bytes`` and its like with ``id``, ``name`` and
-        ``parent``, the id of the level above. Ids are of this process alone.
+        ``parent``, the id of the level above. Ids are of this process alone. The samples of an
+        arena with memory of another resource have a label ``source``, the id of that, where the
+        memory is in use: ``sum(gpumem_reserved_bytes{source=""})`` counts it once.
 
     Examples
     --------
@@ -92,6 +94,8 @@ def _resource_samples(metric: _Metric, resources: tuple[LiveResource, ...]) -> I
         value = one.counters[metric.source]
         if value or metric.source != "limit":
             labels = {"id": one.id, "name": one.name, "memory": one.memory, "kind": one.kind}
+            if one.source is not None:
+                labels["source"] = one.source
             yield f"{_labels(labels)} {value}"
 
 

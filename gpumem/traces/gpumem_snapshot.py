@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import IO, Any
 
+from gpumem._support.nesting import addresses_of_others
 from gpumem._support.texts import shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder, owner_named, require_device
@@ -85,11 +86,22 @@ def _traces(plain: dict[str, Any], name: str, device: int | None) -> list[Trace]
 
 def _trace(memory: str, sources: list[dict[str, Any]], stacks: list[Frames], name: str) -> Trace:
     """Make the trace of the resources of one memory."""
-    blocks = [(found, block) for found in sources for block in _used(found)]
+    origins = {found["key"]: found.get("source") for found in sources}
+    # What an arena has of another resource is held there, and is no block of it.
+    regions = {
+        found["key"]: [address for address, nbytes in _segments(found) if nbytes]
+        for found in sources
+        if found.get("source") in origins
+    }
+    blocks = [
+        (found, block)
+        for found in sources
+        for block in _apart(_used(found), addresses_of_others(found["key"], origins, regions))
+    ]
     oldest = max((int(block.get("age_ns", 0)) for _, block in blocks), default=0)
     blocks.sort(key=lambda pair: -int(pair[1].get("age_ns", oldest)))
     builder = TraceBuilder()
-    for found in sources:
+    for found in (each for each in sources if each["key"] not in regions):
         builder.hold("counts", int(found["counts"]["reserved"]))
         for address, nbytes in _segments(found):
             builder.segment_begin(int(found["key"]) << 64 | address, nbytes)
@@ -119,6 +131,15 @@ def _segments(found: dict[str, Any]) -> list[tuple[int, int]]:
     regions = [each for each in found.get("regions", ()) if each["kind"] != "range"]
     listed = [*found.get("pages", ()), *regions]
     return [(int(each["address"]), int(each["nbytes"])) for each in listed]
+
+
+def _apart(blocks: list[dict[str, Any]], addresses: list[int]) -> list[dict[str, Any]]:
+    """Leave out the blocks in which an address lies."""
+    return [
+        block
+        for block in blocks
+        if not any(0 <= at - block["address"] < block["allocated_nbytes"] for at in addresses)
+    ]
 
 
 def _used(found: dict[str, Any]) -> list[dict[str, Any]]:

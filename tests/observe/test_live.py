@@ -379,11 +379,11 @@ def test_link_in_a_pages_place_is_not_followed(stray):
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_page_of_another_version_is_reported_and_removed_with_its_process(stray, alive):
-    stray.write_bytes(b"gpumemTP\2" + bytes(9999))
+    stray.write_bytes(b"gpumemTP\3" + bytes(9999))
     with stray.open("rb") as file:
         if alive:
             fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(gpumem.GpumemError, match="has version 2: this gpumem reads version 1"):
+        with pytest.raises(gpumem.GpumemError, match="has version 3: this gpumem reads version 2"):
             observe.LivePage.of_process(2**31 - 8)
         assert stray.exists() == alive
 
@@ -391,7 +391,7 @@ def test_page_of_another_version_is_reported_and_removed_with_its_process(stray,
 def page_of(copy, *, stride=4096, resources=0, budgets=0):
     """A page with one copy, of a right CRC, that says it has so many records."""
     sizes = live._RESOURCE.size, live._BUDGET.size
-    header = live._HEADER.pack(b"gpumemTP", 1, 64, stride, *sizes, 100, 1)
+    header = live._HEADER.pack(b"gpumemTP", live._VERSION, 64, stride, *sizes, 100, 1)
     counted = live._COPY.pack(0, live._COPY.size + len(copy), 1, 0, 0, resources, budgets, 0, 0)
     body = counted[4:] + copy
     page = header.ljust(64, b"\0") + zlib.crc32(body).to_bytes(4, "little") + body

@@ -15,15 +15,16 @@ from gpumem._native.arena cimport (
     APART_SHAREABLE, APART_TRANSPORT, arena_can_sleep, ARENA_DEAD, arena_is_idle, arena_is_open,
     ARENA_OK, ARENA_OVER_BUDGET, arena_reset_peaks, arena_sleep, arena_state, arena_wake, ArenaCore,
     devices_are_quiet, heap_hold, heap_let_go, OpenTag, sleep_sums, SleepSums, STATE_ASLEEP,
-    tag_close, tag_now, tag_open,
+    tag_adopt, tag_close, tag_now, tag_open,
 )
 from gpumem._native.backing cimport mapped_around
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
 from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
 from gpumem._resource.arena.reports cimport (
-    ArenaBase, raise_status, sum_of_stats, under_pressure,
+    ArenaBase, count_of, raise_status, sum_of_stats, under_pressure,
 )
 from gpumem._support.atomics cimport count_now, load64
+from gpumem._support.events cimport event_source_join
 from gpumem._support.lease cimport views_alive
 
 from gpumem._support.arguments import require
@@ -433,6 +434,20 @@ cdef class SleepingArena(ArenaBase):
                     f"{', '.join(map(repr, known))}. `with arena.tag({name!r})` marks blocks that "
                     "sleep together; gpumem.observe.tag only names blocks in reports")
         return [(name, known[name]) for name in dict.fromkeys(names)]
+
+    def _open_tag(self, name):
+        cdef ArenaBase inner
+        config = replace(self.config, backing=self.backing, max_mem=0)
+        inner = type(self)(self.memory, config, budget=self.budget, count=count_of(self.core),
+                           default_stream=self._default_stream(),
+                           debug_heap=self.debug_heap or False, name=f"{self.name}, tag {name}")
+        inner.relievers = self.relievers
+        for peer in self.peers:
+            inner.enable_peer(peer)
+        # From here on the limit and the counters of this arena include the tag's.
+        tag_adopt(inner.core, self.core)
+        event_source_join(&inner.core.events, &self.core.events)
+        return inner
 
     def _beside(self):
         # The arenas of tags.

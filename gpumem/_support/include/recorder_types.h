@@ -73,6 +73,8 @@ typedef struct EventSource {
     char name[64];
     uint64_t serial; /* of the resource in its process, from 1; never used again */
     uint64_t budget; /* serial of the level that it charges; 0: none */
+    uint64_t upstream; /* serial of the resource that its memory comes from; 0: none of gpumem's */
+    const void *upstream_owner; /* which may be gone: its address is the key of a snapshot */
     uint64_t told_allocs; /* counts that readers have been shown: they never fall */
     uint64_t told_frees;
 } EventSource;

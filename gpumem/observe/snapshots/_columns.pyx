@@ -131,8 +131,8 @@ def describe(resource):
     """Return what is in a resource, as a dict of plain values and columns.
 
     Keys: ``key`` (its identity), ``name``, ``kind``, ``memory``, ``parent`` (a key),
-    ``upstreams`` (keys), ``backing``, ``limit``, ``counts``, ``regions``, ``pages``, ``records``
-    (arrays of REGION, PAGE, BLOCK) and ``held`` (ns).
+    ``upstreams`` (keys), ``source`` (a key), ``backing``, ``limit``, ``counts``, ``regions``,
+    ``pages``, ``records`` (arrays of REGION, PAGE, BLOCK) and ``held`` (ns).
 
     Raises
     ------
@@ -182,12 +182,15 @@ cdef dict describe_source(const EventSource* source):
     found["name"] = (<bytes>source.name).decode("utf-8", "replace")
     found["kind"] = (<bytes>source.kind).decode()
     found["memory"] = (<bytes>source.memory).decode()
+    if source.upstream_owner != NULL:
+        found["source"] = <uintptr_t>source.upstream_owner
     return found
 
 
 cdef dict described(dict counts, blocks):
-    return {"parent": None, "upstreams": (), "backing": None, "limit": 0, "counts": counts,
-            "regions": np.empty(0, REGION), "pages": np.empty(0, PAGE), "records": blocks,
+    return {"parent": None, "upstreams": (), "source": None, "backing": None, "limit": 0,
+            "counts": counts, "regions": np.empty(0, REGION),
+            "pages": np.empty(0, PAGE), "records": blocks,
             "held": 0}
 
 

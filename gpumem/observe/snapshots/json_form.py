@@ -51,6 +51,7 @@ def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
     for found in plain["resources"]:
         for key, kinds in _KINDS.items():
             require(key, found[key], kinds, " or ".join(kind.__name__ for kind in kinds))
+        require("source", found.get("source"), (int, type(None)), "int or None")
         for number in (*found["counts"].values(), *found["upstreams"]):
             require("number in counts or upstreams", number, int, "int")
     taken = int(plain["time"])
@@ -82,6 +83,7 @@ def _resource_as_dict(
     return {
         **{key: getattr(found, key) for key in _SAME},
         "upstreams": list(found.upstreams),
+        "source": found.source,
         "held_ns": found.held,
         "counts": dict(found.counts),
         "regions": [vars(region).copy() for region in found.regions],
@@ -162,6 +164,7 @@ def _described(found: dict[str, Any], blocks: Any) -> dict[str, Any]:
     return {
         **{key: found[key] for key in (*_SAME, "counts")},
         "upstreams": tuple(found["upstreams"]),
+        "source": found.get("source"),
         "regions": np.array(regions, _columns.REGION),
         "pages": np.array(pages, _columns.PAGE),
         "records": blocks,

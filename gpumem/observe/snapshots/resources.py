@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._support.nesting import addresses_of_others
 from gpumem.observe.events import Frame
 from gpumem.observe.snapshots import _columns
 
-__all__ = ["USED", "Block", "Names", "Region", "ResourceSnapshot", "resource_of"]
+__all__ = [
+    "USED",
+    "Block",
+    "Names",
+    "Region",
+    "ResourceSnapshot",
+    "counted_once",
+    "resource_of",
+]
 
 USED = _columns.STATES.index("used")
 
@@ -122,6 +131,9 @@ class ResourceSnapshot:
         Key of the arena that a graph pool belongs to.
     upstreams : tuple of int
         Keys of the resources below an adaptor.
+    source : int or None
+        Key of the resource that the memory of an arena comes from (`Arena` with `source`), below
+        adaptors; each region of the arena lies in a block of it.
     backing : str or None
         Of an arena ``"regions"`` or ``"virtual"``.
     limit : int
@@ -157,6 +169,7 @@ class ResourceSnapshot:
     memory: str
     parent: int | None
     upstreams: tuple[int, ...]
+    source: int | None
     backing: str | None
     limit: int
     counts: Mapping[str, int]
@@ -215,6 +228,30 @@ class ResourceSnapshot:
             owner = owner_of(self.names.tags.get(pair >> 8), self.names.frameworks.get(pair & 255))
             found[owner] += int(used["allocated_nbytes"][pairs == pair].sum())
         return dict(found.most_common())
+
+
+def counted_once(resources: Iterable[ResourceSnapshot]) -> list[ResourceSnapshot]:
+    """Leave out adaptors, and blocks that are regions of arenas with a source among the others."""
+    found = [each for each in resources if not each.upstreams]
+    sources = {each.key: each.source for each in found}
+    regions = {
+        each.key: [region.address for region in each.regions if region.nbytes]
+        for each in found
+        if each.source is not None
+    }
+    return [_without(each, addresses_of_others(each.key, sources, regions)) for each in found]
+
+
+def _without(resource: ResourceSnapshot, addresses: list[int]) -> ResourceSnapshot:
+    """Leave out the blocks in which an address lies."""
+    if not addresses:
+        return resource
+    begins = resource.records["address"]
+    ends = begins + resource.records["allocated_nbytes"]
+    kept = np.ones(len(begins), bool)
+    for address in addresses:
+        kept &= (np.uint64(address) < begins) | (np.uint64(address) >= ends)
+    return replace(resource, records=resource.records[kept])
 
 
 def resource_of(plain: Mapping[str, Any], names: Names, taken: int) -> ResourceSnapshot:

@@ -24,7 +24,14 @@ from gpumem.observe import _recording
 from gpumem.observe.events import Events, stack_of
 from gpumem.observe.snapshots import _columns
 from gpumem.observe.snapshots.json_form import resources_as_dict, resources_from_dict
-from gpumem.observe.snapshots.resources import USED, Block, Names, ResourceSnapshot, resource_of
+from gpumem.observe.snapshots.resources import (
+    USED,
+    Block,
+    Names,
+    ResourceSnapshot,
+    counted_once,
+    resource_of,
+)
 from gpumem.observe.snapshots.torch_form import torch_snapshot
 
 __all__ = ["SCHEMA", "Snapshot", "SnapshotDiff", "snapshot"]
@@ -251,11 +258,13 @@ class Snapshot:
         return SnapshotDiff(counts, tuple(added), tuple(removed))
 
     def by_owner(self) -> dict[str, int]:
-        """Return bytes in use by tag, else by framework, of arenas and other sources of blocks."""
+        """Return bytes in use by tag, else by framework, of arenas and other sources of blocks.
+
+        A block that is the memory of an arena with `source` counts as what is in use of it.
+        """
         found: Counter[str] = Counter()
-        for resource in self.resources:
-            if not resource.upstreams:
-                found.update(resource.by_owner())
+        for resource in counted_once(self.resources):
+            found.update(resource.by_owner())
         return dict(found.most_common())
 
     def __repr__(self) -> str:

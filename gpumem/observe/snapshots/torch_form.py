@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from gpumem.observe.events import Events, Frame
-from gpumem.observe.snapshots.resources import Block, ResourceSnapshot
+from gpumem.observe.snapshots.resources import Block, ResourceSnapshot, counted_once
 
 __all__ = ["segments_of", "snapshot_of", "torch_snapshot"]
 
@@ -32,10 +32,9 @@ def torch_snapshot(
     resources: Sequence[ResourceSnapshot], events: Events | None = None
 ) -> dict[str, Any]:
     """Return a dict as ``torch.cuda.memory._snapshot`` does."""
-    sources = [found for found in resources if not found.upstreams]
     segments = [
         segment
-        for found in sources
+        for found in counted_once(resources)
         for segment in segments_of(device_of(found.memory), found.iter_blocks())
     ]
     devices = 1 + max((segment["device"] for segment in segments), default=0)

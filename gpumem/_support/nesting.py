@@ -1,0 +1,32 @@
+"""Resources whose memory comes from other resources of the process: what counts where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+__all__ = ["addresses_of_others"]
+
+
+def addresses_of_others(
+    key: int, sources: Mapping[int, int | None], regions: Mapping[int, Iterable[int]]
+) -> list[int]:
+    """Return where the regions begin that may lie in blocks of a resource.
+
+    Such a block counts as what is in use of the region, and not as a block.
+
+    Parameters
+    ----------
+    key : int
+        Of the resource.
+    sources : mapping of int to int or None
+        By key, the key of the resource that the memory of a resource comes from.
+    regions : mapping of int to addresses
+        Where the regions of the resources begin whose memory comes from another one.
+    """
+    # Its own regions, and those that its memory comes from, begin where blocks of its own do.
+    below: set[int] = set()
+    at: int | None = key
+    while at is not None and at not in below:
+        below.add(at)
+        at = sources.get(at)
+    return [address for each in regions.keys() - below for address in regions[each]]
