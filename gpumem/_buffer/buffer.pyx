@@ -35,7 +35,7 @@ from gpumem._support.tracking cimport (
 from gpumem._support.providers import provided
 from gpumem._support.sizes import format_size
 from gpumem.device import Device, devices, MemoryKind
-from gpumem.errors import ClosedError
+from gpumem.errors import ClosedError, ConfigError
 
 
 cdef extern from "Python.h":
@@ -879,6 +879,9 @@ cdef void release_vacant(ResourceBase resource, uint32_t fresh) noexcept:
 
 
 cdef int require_made(ResourceBase resource) except -1:
+    if resource.ledger == NULL and resource.memory is not None:
+        raise ConfigError(f"{resource!r} neither allocates nor counts blocks: others own its "
+                          "memory")
     if resource.ledger == NULL:
         refuse_forgotten(resource)
         raise ClosedError(f"this {type(resource).__name__} was never initialised")

@@ -379,7 +379,9 @@ cdef class MemoryResource(ResourceBase):
     @property
     def closed(self):
         """Whether `close` was called."""
-        return self.ledger == NULL or bool(load32(<uint32_t*>&self.ledger.closed))
+        if self.ledger == NULL:         # never made, or one of memory that others own
+            return self.memory is None
+        return bool(load32(<uint32_t*>&self.ledger.closed))
 
     def close(self):
         """Close it: later calls raise ClosedError. Idempotent.
@@ -393,6 +395,7 @@ cdef class MemoryResource(ResourceBase):
         run_deferred()
         if self.ledger == NULL:
             refuse_forgotten(self)
+            return
         if self.closed:
             return
         if context_is_dead(&self.driver_device.context):
@@ -413,7 +416,8 @@ cdef class MemoryResource(ResourceBase):
     def _close_if_idle(self):
         # For who lets go of it and may not wait: one in use ends when nothing refers to it.
         run_deferred()
-        if (not self.closed and not context_is_dead(&self.driver_device.context)
+        if (self.ledger != NULL and not self.closed
+                and not context_is_dead(&self.driver_device.context)
                 and ledger_counters(self.ledger).waiting == 0
                 and ledger_close(self.ledger) == LEDGER_OK):
             self.finish_close()

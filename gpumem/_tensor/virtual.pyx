@@ -52,6 +52,11 @@ cdef class SpanMemory(MemoryResource):
     cdef Arena arena
     cdef ArenaSpan* span        # alive as long as one of the buffers
 
+    @property
+    def closed(self):
+        """Whether the tensor was closed."""
+        return bool(load32(&self.span.closed))
+
     def allocate(self, nbytes, stream=None, **settings):
         """Hand out a block of the tensor's arena."""
         return self.arena.allocate(nbytes, stream, **settings)
