@@ -119,6 +119,15 @@ def test_arena_in_place_of_pytorchs_allocator_holds_the_memory_fraction(fake_tor
     assert arena.stats().limit == int(0.5 * TOTAL)
 
 
+def test_invalid_memory_fraction_is_refused_before_anything_is_compiled(fake_torch, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(_allocator._build, "load", compiled.append)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:2")
+    with pytest.raises(ConfigError, match="per_process_memory_fraction = '2'"):
+        _allocator.replace(fake_torch, served_by(Arena("host")))
+    assert compiled == []
+
+
 @pytest.mark.parametrize("pinned", [None, False])
 def test_without_a_compiler_pinned_memory_stays_pytorchs(fake_torch, pinned):
     replaced = _allocator.replace(fake_torch, served_by(Arena("host")), pinned)

@@ -114,6 +114,7 @@ def replace(
     if reason:
         raise IntegrationError(f"PyTorch's allocator cannot be replaced: {reason}")
     arenas = {index: arena_of(resources, index) for index in resources.given}
+    AllocatorSettings.check(os.environ)  # before the compilation, which takes long
     try:
         library = _build.load(torch)
     except (OSError, RuntimeError) as error:

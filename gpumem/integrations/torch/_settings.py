@@ -63,10 +63,8 @@ class AllocatorSettings(NamedTuple):
         ConfigError
             The memory fraction is not a number from 0 to 1.
         """
-        name = next((name for name in VARIABLES if name in environment), None)
-        if name is None:
-            return cls()
-        found = cls.of_text(environment[name], pinned=pinned)
+        name = _variable_in(environment)
+        found = cls.of_text(environment.get(name, ""), pinned=pinned)
         if found.unused:
             warnings.warn(
                 f"{name}: {', '.join(found.unused)} has no effect over gpumem, whose arenas do not "
@@ -75,6 +73,17 @@ class AllocatorSettings(NamedTuple):
                 stacklevel=2,
             )
         return found
+
+    @classmethod
+    def check(cls, environment: Mapping[str, str]) -> None:
+        """Raise what `of_environment` does, and warn of nothing: it is not known who serves what.
+
+        Raises
+        ------
+        ConfigError
+            The memory fraction is not a number from 0 to 1.
+        """
+        cls.of_text(environment.get(_variable_in(environment), ""))
 
     @classmethod
     def of_text(cls, text: str, *, pinned: bool = False) -> AllocatorSettings:
@@ -103,6 +112,10 @@ class AllocatorSettings(NamedTuple):
             return
         most = int(self.fraction * arena.memory.device.total_bytes)
         arena.set_limit(max(1, min(most, arena.config.max_mem or most)))  # 0 is unlimited
+
+
+def _variable_in(environment: Mapping[str, str]) -> str:
+    return next((name for name in VARIABLES if name in environment), VARIABLES[-1])
 
 
 def _is_unused(key: str, value: str, pinned: bool) -> bool:
