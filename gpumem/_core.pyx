@@ -6,9 +6,8 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
 from gpumem._buffer cimport (
-    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, keeps_itself, MemoryResource,
-    Place, PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, resource_init, size_of, Stream,
-    stream_handle,
+    alignment_in, alignment_of, Buffer, buffer_of, empty_buffer, keeps_itself, Place,
+    PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, resource_init, size_of, Stream, stream_handle,
 )
 from gpumem._native.arena cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
@@ -26,15 +25,13 @@ from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, DriverDevice
 from gpumem._resource.arena cimport (
     add_listed_peers, ArenaBase, Asking, capture_on, Captures, choose_backing, count_of, GraphPool,
-    join_budget, least_limit, make_heap, make_pool, make_source, note_registration, raise_in_use,
-    raise_over_budget, raise_status, relieve, require_shareable, require_transport,
+    join_budget, least_limit, make_heap, make_pool, make_source, name_upstream, note_registration,
+    raise_in_use, raise_over_budget, raise_status, relieve, require_shareable, require_transport,
     retained_regions, settings_from, SleepingArena, source_keep, takes_pages, tensors_relieve,
     under_pressure, warn_of_idle_settings,
 )
 from gpumem._support.atomics cimport count_now
-from gpumem._support.events cimport (
-    event_source_name, event_source_open, EventSource, OWNER_ARENA,
-)
+from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.lease cimport Lease, Uses, uses_free
 from gpumem._support.process cimport process, raise_interrupt
@@ -887,22 +884,9 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
 cdef void open_event_source(Arena arena) except *:
     memory, name = str(arena.memory).encode(), arena.name.encode("utf-8", "replace")
     if arena.source is not None:
-        name_upstream(&arena.core.events, arena.source.given)
+        name_upstream(arena)
     event_source_name(&arena.core.events, memory, b"arena", name)
     event_source_open(&arena.core.events, arena.core, OWNER_ARENA)
-
-
-cdef void name_upstream(EventSource* events, object resource) noexcept:
-    cdef const EventSource* below = NULL
-    # An adaptor's blocks are those of its upstream.
-    while hasattr(resource, "upstreams"):
-        resource = resource.upstreams[0]
-    if isinstance(resource, Arena):
-        below = &(<Arena>resource).core.events
-    elif isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
-        below = &(<MemoryResource>resource).ledger.events
-    if below != NULL:
-        events.upstream, events.upstream_owner = below.serial, below.owner
 
 
 cdef void release_vacant(Arena arena, uint32_t fresh) noexcept:

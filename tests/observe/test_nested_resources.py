@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -9,10 +10,11 @@ import re
 from dataclasses import replace
 
 import pytest
+import rich.console
 
 import gpumem
 from gpumem import adaptors, observe
-from gpumem.cli import main
+from gpumem.cli import main, top_view
 from gpumem.cli.top_sums import sums_of
 from gpumem.observe import LivePage, Snapshot, prometheus_text
 from gpumem.report import write_report
@@ -105,13 +107,15 @@ def test_source_of_callables_has_no_name():
     assert snapshot_of(above).resource(above.name).source is None
 
 
-def test_top_shows_the_source_by_its_name(below, above, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
+def test_top_shows_the_source_by_its_name(below, above):
+    console = rich.console.Console(width=150, file=io.StringIO())
+    console.print(top_view.view(page_of(below, above), None, 150))
+    assert re.search(f"{above.name} .* {below.name} ", console.file.getvalue())
+
+
+def test_top_writes_the_source_into_its_facts(below, above, capsys):
     with observe.publish():
-        assert main(["top", str(os.getpid()), "--once"]) == 0
-        out = capsys.readouterr().out
         assert main(["top", str(os.getpid()), "--json"]) == 0
-    assert re.search(f"{above.name} .* {below.name} ", out)
     by_name = {one["name"]: one for one in json.loads(capsys.readouterr().out)["resources"]}
     assert by_name[above.name]["source"] == by_name[below.name]["id"]
 

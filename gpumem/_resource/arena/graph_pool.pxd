@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._buffer cimport Buffer
 from gpumem._native.arena cimport ArenaCore
 from gpumem._native.driver cimport CUgraph
-from gpumem._resource.arena.reports cimport ArenaBase
+from gpumem._resource.arena.settings cimport ArenaBase
 
 cdef class GraphPool:
     cdef readonly ArenaBase arena           # that it belongs to

@@ -6,21 +6,12 @@ Called with the interpreter lock, after every other lock was released.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._budget cimport Budget, Relief
-from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport AllocatorHook, ArenaCore
 from gpumem._native.driver cimport CUstream
-from gpumem._resource.arena.debug_heap cimport Heap
-from gpumem._resource.arena.source cimport Source
+from gpumem._resource.arena.settings cimport ArenaBase
 
-cdef class ArenaBase(MemoryResource):
-    cdef ArenaCore* core
-    cdef readonly object config         # ArenaConfig
-    cdef Heap heap                      # None without debug
-    cdef uint32_t default_slot          # of the default stream
-    cdef Source source                  # where regions come from instead of the driver; or None
-    cdef list relievers                 # of virtual tensors with a callback, weak; one for all tags
-
-    cdef int require_outside_source(self) except -1
+cdef class ReportingArena(ArenaBase):
+    pass
 
 # Every region that a shrink could not release, as RetainedRegion.
 cdef tuple retained_regions(ArenaCore* core)

@@ -1,11 +1,22 @@
 """What an arena's settings mean below the interpreter, and what its memory can be backed by."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport ArenaCore, ArenaSettings
 from gpumem._native.backing cimport Backing
+from gpumem._resource.arena.debug_heap cimport Heap
 from gpumem._resource.arena.source cimport Source
+
+cdef class ArenaBase(MemoryResource):
+    cdef ArenaCore* core
+    cdef readonly object config         # ArenaConfig
+    cdef Heap heap                      # None without debug
+    cdef uint32_t default_slot          # of the default stream
+    cdef Source source                  # where regions come from instead of the driver; or None
+    cdef list relievers                 # of virtual tensors with a callback, weak; one for all tags
+
+    cdef int require_outside_source(self) except -1
 
 cdef int settings_from(object config, ArenaSettings* settings) except -1
 # Is it backed by pages? Raises ConfigError where they are asked for by name and cannot be had.
@@ -22,6 +33,8 @@ cdef str pages_problem(object memory)
 # Raises ConfigError for a setting that the memory has no use for.
 cdef int choose_backing(MemoryResource arena, object config, Source source,
                         Backing* backing) except -1
+# Tells observers which resource of the process an arena's source is.
+cdef void name_upstream(ArenaBase arena) noexcept
 # Raises ConfigError for an arena that cannot have virtual tensors.
 cdef int require_pages(MemoryResource arena, bint has_source) except -1
 # Lets a further device touch an arena's memory; raises where that is not possible.

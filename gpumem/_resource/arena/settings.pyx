@@ -1,15 +1,17 @@
-"""From an ArenaConfig to the C struct."""
+"""An arena as it is set up: from an ArenaConfig to the C struct, its backing, limit and peers."""
 
 import warnings
 
+from cpython.object cimport Py_TPFLAGS_BASETYPE
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from gpumem._buffer cimport MemoryResource
+from gpumem._buffer cimport MemoryResource, size_of
 from gpumem._native.arena cimport (
-    APART_SHAREABLE, APART_TRANSPORT, arena_add_peer, arena_can_sleep, ArenaCore, ArenaSettings,
+    APART_SHAREABLE, APART_TRANSPORT, arena_add_peer, arena_can_sleep, arena_in_use,
+    arena_reserved, arena_set_limit, arena_state, ArenaCore, ArenaSettings, caches_flush,
     EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, list_for_transport, REUSE_COMPLETED,
-    REUSE_NEVER, REUSE_WAIT,
+    REUSE_NEVER, REUSE_WAIT, STATE_CLOSED,
 )
 from gpumem._native.backing cimport (
     Backing, backing_frees_in_order, backing_init, file_init, listed_init, managed_init, numa_init,
@@ -17,16 +19,205 @@ from gpumem._native.backing cimport (
 )
 from gpumem._native.bfc cimport round_to_quantum
 from gpumem._native.driver cimport (
-    access_has, check, context_allow, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS, CUresult,
-    DeviceContext, DriverDevice,
+    access_has, check, context_allow, context_is_dead, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS,
+    CUresult, DeviceContext, DriverDevice,
 )
 from gpumem._resource.arena.source cimport Source, source_init
 from gpumem._resource.device_memory cimport no_way_between, peer_is_reached
-from gpumem._support.atomics cimport published32
+from gpumem._support.atomics cimport load64, published32
+from gpumem._support.events cimport EventSource
+from gpumem._support.process cimport process
 
+from gpumem._support.sizes import format_size
 from gpumem.config import _suits_limit
 from gpumem.device import Device, MemoryKind
-from gpumem.errors import ConfigError, ConfigWarning, DriverError
+from gpumem.errors import (
+    ClosedError, ConfigError, ConfigWarning, DriverError, PeerAccessError,
+)
+
+
+cdef class ArenaBase(MemoryResource):
+    """What an arena was made with, and how that is changed; `gpumem.Arena` adds the rest."""
+
+    def __cinit__(self, *arguments, **keywords):
+        # Only Arena makes a core, and it alone is final: another class would have none.
+        if type(self).__flags__ & Py_TPFLAGS_BASETYPE:
+            raise TypeError(f"{type(self).__name__} is made as an Arena")
+
+    @property
+    def peers(self):
+        """The other devices that may access the arena's memory, a tuple of `Device`.
+
+        Those of the settings, of `enable_peer`, and with ``peers="on_use"`` those that used it.
+        """
+        return peers_of(self, self.core)
+
+    def enable_peer(self, device):
+        """Let kernels and copies of another device access the arena's memory, now and later.
+
+        Pages, shareable blocks and the arena's graph pools get it for what they have now and with
+        whatever is added or moved later; each page costs the driver about as much again for each
+        peer. Regions get it for all memory of the device in this process, by the driver's switch
+        between two contexts. Code that uses the memory on the other device orders that use with the
+        arena's streams, as between any two streams. Idempotent, and never undone.
+
+        With ``ArenaConfig.peers = "on_use"`` gpumem's copies between devices, and PyTorch's, do
+        this where they need it; kernels of another library need this call.
+
+        Parameters
+        ----------
+        device : Device or str
+            Another device of the same type, such as ``"cuda:1"``.
+
+        Raises
+        ------
+        PeerAccessError
+            The driver has no way between the two devices; copies still work, through its own
+            staging.
+        DriverError
+            The driver refused; the peer has no access, as before.
+        ConfigError
+            `device` is the arena's own, or of another type.
+        ValueError
+            There is no such device.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host:0")
+        >>> others = [device for device in gpumem.devices() if device.type == "host"][1:]
+        >>> for device in others:
+        ...     arena.enable_peer(device)
+        >>> list(arena.peers) == others
+        True
+        """
+        self.require_open()
+        self.require_outside_source()
+        peer = Device(device)
+        add_peer(self, self.core, peer)
+        for child in self._children():
+            child.enable_peer(peer)
+
+    cdef int let_access(self, DriverDevice peer) except -1:
+        if (access_has(&self.core.access, peer.context.device) or self.config.peers != "on_use"
+                or context_is_dead(self.core.context)
+                or self.source is not None and self.source.is_inside()):
+            return 0
+        # Without access the driver copies too, at a tenth of the speed.
+        try:
+            add_peer(self, self.core, Device(f"{peer.type}:{peer.ordinal}"))
+        except (PeerAccessError, DriverError):
+            pass
+        return 0
+
+    def set_limit(self, nbytes):
+        """Change what the arena may hold from the device, as ``max_mem`` of its settings does.
+
+        What it holds beyond a lower limit stays, until a `shrink` or the next growth gives idle
+        memory back. `stats` tells the limit in force; `config` keeps what the arena was made with.
+
+        Parameters
+        ----------
+        nbytes : int or str
+            Bytes, or a text such as ``"2GiB"``; 0 is unlimited.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `nbytes` is not an integer, or not from 0 to 2**63 - 1.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> arena.set_limit(1 << 30)
+        >>> arena.stats().limit
+        1073741824
+        """
+        cdef uint64_t limit = size_of(nbytes, None)
+        self.require_open()
+        with nogil:
+            arena_set_limit(self.core, limit)
+
+    @classmethod
+    def staging(cls, device):
+        """Return the pinned arena that large copies from and to pageable memory go through.
+
+        One per device, made at the first use, shared by all copies and limited to 256 MiB. Between
+        copies all of it is idle: ``Arena.staging(device).shrink()`` gives it back to the system,
+        and the next copy takes it again. A copy that gets none of it goes through ordinary memory.
+
+        Parameters
+        ----------
+        device : Device or str
+            The device that is copied to and from.
+
+        Returns
+        -------
+        Arena
+            On the device's HOST_ACCESSIBLE memory. Do not close it.
+
+        Raises
+        ------
+        ValueError
+            Unknown device.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.Arena.staging("host").shrink().retained
+        ()
+        """
+        from gpumem._copy.staged import staging_arena
+
+        return staging_arena(device)
+
+    @property
+    def backing(self):
+        """What backs it: "virtual" or "regions"; where the setting is "auto", what that chose."""
+        return "virtual" if self.core.settings.paged else "regions"
+
+    @property
+    def is_arena(self):
+        """True: it sub-allocates and can be shrunk."""
+        return True
+
+    @property
+    def closed(self):
+        """Whether `close` has given everything back."""
+        return arena_state(self.core) == STATE_CLOSED
+
+    def __repr__(self):
+        if arena_state(self.core) == STATE_CLOSED:
+            return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
+        # Cached blocks would count as in use. A fork's child leaves its parent's locks alone.
+        if self.driver_device.context.generation == process.generation:
+            caches_flush(self.core)
+        used = arena_in_use(self.core) + load64(&self.core.span_used)
+        held = arena_reserved(self.core) + load64(&self.core.spanned)
+        return (f"<gpumem.Arena {self.name!r} on {self.memory}: "
+                f"{format_size(used)} in use, {format_size(held)} reserved>")
+
+    cdef int require_outside_source(self) except -1:
+        # A source that calls its own arena would wait for itself.
+        if self.source is not None:
+            self.source.require_outside()
+        return 0
+
+    cdef int require_open(self) except -1:
+        if arena_state(self.core) == STATE_CLOSED:
+            raise ClosedError(f"arena {self.name!r} is closed")
+        return 0
+
+    cdef int require_own(self) except -1:
+        # A thread of the parent may have held the lock at the fork: the child leaves it alone.
+        if self.driver_device.context.generation != process.generation:
+            raise ClosedError(f"arena {self.name!r} belongs to the parent process")
+        return 0
 
 
 cdef int settings_from(object config, ArenaSettings* settings) except -1:
@@ -109,6 +300,21 @@ cdef int choose_backing(MemoryResource arena, object config, Source source,
     else:
         backing_init(backing, context)
     return 0
+
+
+cdef void name_upstream(ArenaBase arena) noexcept:
+    cdef const EventSource* below = NULL
+    resource = arena.source.given
+    # An adaptor's blocks are those of its upstream.
+    while hasattr(resource, "upstreams"):
+        resource = resource.upstreams[0]
+    if isinstance(resource, ArenaBase):
+        below = &(<ArenaBase>resource).core.events
+    elif isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
+        below = &(<MemoryResource>resource).ledger.events
+    if below != NULL:
+        arena.core.events.upstream = below.serial
+        arena.core.events.upstream_owner = below.owner
 
 
 cdef int require_shareable(MemoryResource arena, object config, Source source,

@@ -1,8 +1,9 @@
 """Sleeping: an arena that gives its memory back and keeps its addresses, all of it or by tags."""
 
-from gpumem._resource.arena.reports cimport ArenaBase
+from gpumem._resource.arena.reports cimport ReportingArena
+from gpumem._resource.arena.settings cimport ArenaBase
 
-cdef class SleepingArena(ArenaBase):
+cdef class SleepingArena(ReportingArena):
     cdef dict tags                      # name -> Tag; None until one is opened
     cdef dict files                     # tag -> the SleepFile that its bytes wait in
 

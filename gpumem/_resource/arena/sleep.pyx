@@ -21,7 +21,7 @@ from gpumem._native.backing cimport mapped_around
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
 from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
 from gpumem._resource.arena.reports cimport (
-    ArenaBase, count_of, raise_status, sum_of_stats, under_pressure,
+    count_of, raise_status, ReportingArena, sum_of_stats, under_pressure,
 )
 from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.events cimport event_source_join
@@ -38,7 +38,7 @@ UNTAGGED = "default"
 MODES = ("keep", "drop", "stay")
 
 
-cdef class SleepingArena(ArenaBase):
+cdef class SleepingArena(ReportingArena):
     """What an arena does to sleep and to wake; `gpumem.Arena` adds the rest."""
 
     def tag(self, name, *, asleep="keep"):
@@ -282,7 +282,7 @@ cdef class SleepingArena(ArenaBase):
         >>> stats.requested_in_use, stats.in_use, stats.reserved >= stats.in_use
         (1000, 1024, True)
         """
-        total = ArenaBase.stats(self)
+        total = ReportingArena.stats(self)
         if self.tags is None:
             return total
         return sum_of_stats([total] + [each.stats() for each in self._beside()])
@@ -321,7 +321,7 @@ cdef class SleepingArena(ArenaBase):
         found = []
         for name, each in self._named(None):
             asleep = arena_state(each.core) == STATE_ASLEEP
-            for block in ArenaBase.blocks(each):
+            for block in ReportingArena.blocks(each):
                 gone = asleep and not stays(each.core, block.address)
                 found.append(replace(block, tag=name, asleep=gone) if gone or name != UNTAGGED
                              else block)
@@ -371,7 +371,7 @@ cdef class SleepingArena(ArenaBase):
         >>> found.kind, found.offset, found.found[:2].hex(" ")
         ('overrun', 100, '07 fd')
         """
-        found = ArenaBase.check_heap(self, wait=wait)
+        found = ReportingArena.check_heap(self, wait=wait)
         for each in self._beside():
             found += each.check_heap(wait=False)
         return found
@@ -404,7 +404,7 @@ cdef class SleepingArena(ArenaBase):
         for name, each in self._named(None):
             asleep = arena_state(each.core) == STATE_ASLEEP
             found += [replace(block, tag=name, asleep=asleep)
-                      for block in ArenaBase.outstanding(each)]
+                      for block in ReportingArena.outstanding(each)]
         return found
 
     cdef ArenaBase tagged(self):
@@ -461,7 +461,7 @@ cdef class SleepingArena(ArenaBase):
         release_retired()
         for name, each in self._named(None):
             # Virtual tensors that have ended count as used until their pages are looked for.
-            if (ArenaBase.stats(each).in_use > load64(&each.core.span_used)
+            if (ReportingArena.stats(each).in_use > load64(&each.core.span_used)
                     or count_now(&each.core.live_spans)):
                 raise InUseError(f"arena {self.name!r} cannot be closed: blocks or virtual tensors "
                                  f"with tag {name!r} are in use; close them and drop their views "
