@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import child
 from helpers.marks import NEEDS_OWN_MALLOC
+from helpers.refused_host_memory import PROGRAMS
 
 TESTS = Path(__file__).parents[1]
 LEAST = 16  # bytes: malloc's smallest piece takes more
@@ -79,3 +80,45 @@ arena.close()
 @NEEDS_OWN_MALLOC
 def test_arena_stays_whole_where_the_host_has_no_memory_for_a_stream():
     child.run_quietly(WITHOUT_HOST_MEMORY)
+
+
+# Each call for host memory fails in turn, of all that a program makes: what is refused changes
+# nothing, and the same call then works.
+REFUSED_ONCE = """
+import sys
+from faults.kinds import HeapCalls, start_with_heap_calls
+start_with_heap_calls()
+import gpumem
+from helpers.refused_host_memory import PROGRAMS
+
+program = PROGRAMS[sys.argv[1]]
+heap = HeapCalls()
+program(lambda call, *arenas: call())       # imports, and what is made once
+heap.watch()
+due, refused, failed = 0, 0, True
+while failed:           # until a program makes fewer calls than that
+    due += 1
+    def once_more(call, *arenas):
+        global refused
+        try:
+            return call()
+        except MemoryError:
+            assert heap.failed() is not None, due
+            refused += 1
+            for arena in arenas:
+                arena.check_invariants()
+            return call()
+    heap.arm(due, 0)
+    try:
+        program(once_more)
+        failed = heap.failed() is not None
+    finally:
+        heap.disarm()
+assert refused > 3, (due, refused)
+"""
+
+
+@NEEDS_OWN_MALLOC
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_call_that_the_host_had_no_memory_for_changes_nothing_and_works_again(program):
+    child.run_quietly(REFUSED_ONCE, program)
