@@ -13,7 +13,7 @@ from helpers.waiting import without_waiting
 
 import gpumem
 from gpumem import Budget
-from gpumem._testing.arenas import release_retired
+from gpumem._testing.arenas import block_handle, free_block, release_retired
 
 MIB = 1 << 20
 BACKINGS = ("virtual", "regions")
@@ -638,3 +638,16 @@ def test_error_names_the_tags_that_hold_the_memory(tenants):
         with pytest.raises(gpumem.errors.BudgetExceededError, match=r"in use by cache 40\.0 MiB"):
             arena.allocate("40MiB")
     cache.close()
+
+
+def test_free_of_a_stale_handle_uncharges_nothing(make_arena):
+    budget = Budget(8 * MIB)
+    arena = make_arena(budget=budget, count="in_use")
+    kept, freed = arena.allocate(1000), arena.allocate(5000)
+    handle = block_handle(freed)
+    freed.close()
+    assert budget.used == kept.allocated_nbytes
+    assert not free_block(arena, handle)
+    assert budget.used == kept.allocated_nbytes
+    kept.close()
+    assert budget.used == 0

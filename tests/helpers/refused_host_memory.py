@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-import gpumem
 from gpumem import Arena, Budget, Stream
 from gpumem.planning import IterationPlan, PlannedResource
 

@@ -80,6 +80,17 @@ def test_memory_made_for_lack_of_time_goes_back_in_rounds_that_double(crowded, v
     assert arena.stats().max_in_use == BEFORE
 
 
+def test_round_that_gave_back_half_of_its_step_goes_on_without_a_pause(crowded, virtual_clock):
+    arena = crowded()
+    hurried(arena).close()
+    assert reserved_after(arena, virtual_clock, 5 * SECOND) == [6 * MIB]
+    held = arena.allocate(4 * MIB)
+    assert reserved_after(arena, virtual_clock, 5 * SECOND) == [4 * MIB], "of a step of 4 MiB"
+    held.close()
+    search(arena)
+    assert arena.stats().reserved == BEFORE + 2 * MIB
+
+
 def test_memory_made_because_nothing_was_idle_stays(crowded, virtual_clock):
     arena = crowded()
     arena.allocate(LARGE).close()
