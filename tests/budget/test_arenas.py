@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.c_arena import CArena, Failed
 from helpers.child import run_quietly
 from helpers.driver import HostDriver
 from helpers.waiting import without_waiting
@@ -651,3 +652,18 @@ def test_free_of_a_stale_handle_uncharges_nothing(make_arena):
     assert budget.used == kept.allocated_nbytes
     kept.close()
     assert budget.used == 0
+
+
+def test_c_callers_pressure_within_a_tag_is_told_what_is_missing(make_arena):
+    missing = []
+    budget = Budget(8 * MIB, on_pressure=lambda _, nbytes: missing.append(nbytes))
+    arena = make_arena({"backing": "virtual", "oom_wait_ms": 0}, budget=budget)
+    c = CArena(arena)
+    with arena.tag("cache"):
+        held = c.allocate(5 * MIB)
+        used = budget.used
+        with pytest.raises(Failed):
+            c.allocate(5 * MIB)
+        c.deallocate(held)
+    assert missing[0] == used + 6 * MIB - budget.limit
+    assert len(missing) == 1

@@ -102,6 +102,8 @@ cdef bint arena_claim_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) 
 
 # A graph pool charges what its arena charges, to an account of its own. False: out of host memory.
 cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
+# Notes the bytes that a refused budget's error and callbacks name, for a tag's parent too. False.
+cdef bint refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil
 # With the grow lock: charges bytes that the driver will be asked for. False: the budget refuses.
 cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # The same for a region: as much of `wanted` as there is room for, at least `size`.

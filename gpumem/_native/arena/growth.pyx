@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free
 from gpumem._native.arena.allocation_events cimport note_region
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_charge_region, arena_claim, arena_claim_region, arena_reconcile,
-    arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved,
+    arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved, refuse_budget,
 )
 from gpumem._native.arena.release cimport beyond_note, release_idle_beside, release_memory_of
 from gpumem._native.arena.streams cimport (
@@ -51,7 +51,7 @@ from gpumem._native.pages cimport (
     space_page_around, space_plan, space_set_access, space_undo, span_set_access,
 )
 from gpumem._support.atomics cimport (
-    load32, load64, locked_add64, peak_try, publish32, published_pointer, store64, sum_add,
+    load32, load64, locked_add64, peak_try, publish32, published_pointer, sum_add,
 )
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.events cimport REC_RESERVE
@@ -627,7 +627,7 @@ cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
         return ARENA_NO_METADATA
     if not demand.by_budget:
         return ARENA_OVER_LIMIT
-    store64(&arena.over_budget, round_to_granule(demand.size))
+    refuse_budget(arena, round_to_granule(demand.size))
     return ARENA_OVER_BUDGET
 
 
