@@ -323,3 +323,55 @@ def test_closing_an_arena_releases_its_streams(host):
     destroyed = host.call_count("cuStreamDestroy")
     del stream
     assert host.call_count("cuStreamDestroy") == destroyed + 1
+
+
+# ---- marks of several streams --------------------------------------------------------------------
+
+
+def shared_region(make_arena, streams):
+    """Make an arena of 16 MiB that two streams have used, all of it free for every stream."""
+    arena = make_arena(
+        {
+            "backing": "regions",
+            "initial_chunk_size_bytes": 16 * MIB,
+            "max_mem": 16 * MIB,
+            "split_rule": "tight",
+            "oom_wait_ms": 0,
+        }
+    )
+    arena.allocate(4 * MIB, streams[0]).close()
+    arena.allocate(4 * MIB, streams[1]).close()
+    for stream in streams:
+        stream.synchronize()
+        arena.reset_stream(stream)
+    return arena
+
+
+def test_small_free_does_not_take_the_large_free_memory_beside_it_from_others(
+    make_arena, streams, virtual_clock
+):
+    arena = shared_region(make_arena, streams)
+    virtual_clock.set_lag(LAG)
+    arena.allocate(MIB, streams[0]).close(streams[0])
+    arena.blocks()  # frees what the thread has cached
+    assert arena.allocate(12 * MIB, streams[1]).allocated_nbytes == 12 * MIB
+
+
+def test_stream_has_its_own_unfinished_memory_together_with_what_is_free_for_all(
+    make_arena, streams, virtual_clock
+):
+    arena = shared_region(make_arena, streams)
+    virtual_clock.set_lag(LAG)
+    arena.allocate(MIB, streams[0]).close(streams[0])
+    arena.blocks()  # frees what the thread has cached
+    assert arena.allocate(16 * MIB, streams[0]).allocated_nbytes == 16 * MIB
+
+
+def test_mark_spreads_over_no_more_than_its_own_size(make_arena, streams, virtual_clock):
+    arena = shared_region(make_arena, streams)
+    virtual_clock.set_lag(LAG)
+    first, second = arena.allocate(6 * MIB, streams[0]), arena.allocate(5 * MIB, streams[0])
+    first.close(streams[0])
+    assert [b.allocated_nbytes for b in arena.blocks() if not b.used] == [6 * MIB, 5 * MIB]
+    second.close(streams[0])
+    assert [b.allocated_nbytes for b in arena.blocks()] == [16 * MIB]

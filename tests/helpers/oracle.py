@@ -7,6 +7,7 @@ counts) and, where the arena has a choice (which free block), checks that the ch
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 QUANTUM = 256
@@ -115,12 +116,14 @@ class Oracle:
         self.allocs = self.frees = self.reserves = self.extensions = 0
         self.max_in_use = self.max_size = self.max_reserved = 0
         self.seen = Seen.of(arena)
+        self.streams: set = set()  # of several, a mark spreads no further than its own size
         self.looked = True  # since the last free: a mark may have spread over free neighbours
 
     # ---- calls -----------------------------------------------------------------------------------
 
     def served(self, buffer, nbytes: int, stream, idle_before: bool) -> None:
         before, after = self.seen, Seen.of(self.arena)
+        self.streams.add(stream.ptr)
         block = Live(buffer.ptr, buffer.allocated_nbytes, nbytes, False)
         self._check_block(block)
         if after.stats.num_extensions == before.stats.num_extensions:
@@ -221,7 +224,7 @@ class Oracle:
             assert block.allocated_nbytes % QUANTUM == block.address % QUANTUM == 0
             if before is not None and not before.used and not block.used:
                 assert before.stream != block.stream, "free neighbours of one stream are one block"
-                if self.config.stream_reuse != "never":
+                if self.config.stream_reuse != "never" and len(self.streams) < 2:
                     assert before.stream, "a released block joins its neighbour"
                     assert block.stream, "a released block joins its neighbour"
             end = block.address + block.allocated_nbytes
@@ -295,10 +298,20 @@ class Oracle:
         # what is that much larger is always found.
         need = rounded(nbytes) * 33 // 32 + QUANTUM
         return any(
-            not block.used and block.allocated_nbytes >= need and block.stream in (0, stream.ptr)
+            run >= need
             for start in set(seen.regions) - self.own_regions
-            for block in seen.regions[start]
+            for run in self._runs(seen.regions[start], stream)
         )
+
+    def _runs(self, blocks, stream) -> Iterator[int]:
+        """Bytes that lie side by side and that the stream may have."""
+        run = 0
+        for block in blocks:
+            may_have = not block.used and block.stream in (0, stream.ptr)
+            run = run + block.allocated_nbytes if may_have else 0
+            if may_have and self.config.stream_reuse == "never":
+                run = block.allocated_nbytes
+            yield run
 
     def _check_stream(self, block: Live, stream, idle_before: bool) -> None:
         for freed in self._forget(block.start, block.end):

@@ -32,8 +32,8 @@ from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches
 from gpumem._native.arena.types cimport (
     apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, arena_is_open, ARENA_OK,
     ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ArenaCore, ArenaSettings, family_held,
-    IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED,
-    table_of,
+    IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_SPACE, SPACES,
+    STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
@@ -185,6 +185,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         return NULL
     if settings.paged:
         arena.table.packs = True
+        arena.table.mixes = settings.reuse == REUSE_WAIT
         create_space(arena, LARGE_SPACE, &arena.table, LARGE_RANGE)
         create_space(arena, SMALL_SPACE, &arena.small, SMALL_RANGE)
         create_space(arena, PERSISTENT_SPACE, &arena.persistent, LARGE_RANGE)

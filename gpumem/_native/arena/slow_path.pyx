@@ -18,7 +18,7 @@ from gpumem._native.arena.release cimport (
     release_retired,
 )
 from gpumem._native.arena.streams cimport (
-    allocate_behind, find_idle, release_completed, switch_stream,
+    allocate_behind, find_idle, release_completed, share_tables, switch_stream,
 )
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_flush, cache_publish, caches_flush,
@@ -29,8 +29,8 @@ from gpumem._native.arena.types cimport (
     Block, is_graph_pool, REUSE_WAIT, table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport (
-    Bfc, bfc_allocate, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, MOST_BYTES, NIL, round_to_quantum,
-    SLOT_RELEASED,
+    Bfc, bfc_allocate, bfc_allocate_across, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, MOST_BYTES, NIL,
+    round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUgraph, CUstreamCaptureMode, stream_captures,
@@ -61,7 +61,8 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         if not own_region:
             # 1. Close the epoch of the stream served before: an event behind its frees must be
             #    recorded before other streams queue more work, and step 4 polls it.
-            switch_stream(arena, stream_slot)
+            if switch_stream(arena, stream_slot):
+                share_tables(arena)
 
             # 2. Search the table as it is. The fast path leaves this undone when an event was due.
             status = allocate_from_table(arena, nbytes, stream_slot, False, block)
@@ -112,11 +113,14 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         lock_acquire(&arena.grow_lock)
         release_retired(arena, may_wait)
 
-        # 7. Search again, because another thread may have grown while this one waited for the lock.
-        #    Then grow: a new region, or pages that are made or moved.
+        # 7. Search again, because another thread may have grown while this one waited for the lock;
+        #    also for chunks side by side that together hold the block. Then grow: a new region, or
+        #    pages that are made or moved.
         status = ARENA_OVER_LIMIT
         if not own_region:
             status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+        if not own_region and status == ARENA_OVER_LIMIT:
+            status = allocate_across(arena, nbytes, stream_slot, block)
         if status != ARENA_OK and status != ARENA_CLOSED:
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
 
@@ -190,6 +194,22 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     if index != NIL:
         return ARENA_OK
     return ARENA_NO_METADATA if status == BFC_NO_METADATA else refused
+
+
+cdef int allocate_across(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                         Block* block) noexcept nogil:
+    cdef int status = BFC_OK
+    cdef uint32_t index
+    cdef Bfc* table = table_for(arena, nbytes)
+    lock_acquire(&arena.lock)
+    cache_publish(arena, cache_find(arena))
+    index = bfc_allocate_across(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
+    if index != NIL:
+        finish_allocate(arena, cache_find(arena), table, index, block)
+    lock_release(&arena.lock)
+    if index != NIL:
+        return ARENA_OK
+    return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
 
 
 cdef void publish_cached(ArenaCore* arena) noexcept nogil:

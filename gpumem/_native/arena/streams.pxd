@@ -43,8 +43,11 @@ cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil
 
 # With the lock: was anything freed on the stream served last that no outstanding event covers?
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil
-# Serves another stream from now on; records the event that is needed.
-cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
+# Serves another stream from now on; records the event that is needed: was one?
+cdef bint switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
+# Several streams free blocks: from here on a mark spreads less, see bfc/table. Not where a plan has
+# chosen the places, which need whole chunks.
+cdef void share_tables(ArenaCore* arena) noexcept nogil
 # Polls the event of every other stream once; what has completed becomes free for every stream,
 # pending-free blocks for their own.
 cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil

@@ -43,11 +43,21 @@ cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
             and arena.settings.reuse != REUSE_NEVER)
 
 
-cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+cdef bint switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    cdef bint due
     lock_acquire(&arena.lock)
-    if arena.last_stream != stream_slot and switch_needs_event(arena):
+    due = arena.last_stream != stream_slot and switch_needs_event(arena)
+    if due:
         close_epoch(arena, arena.last_stream)
     arena.last_stream = stream_slot
+    lock_release(&arena.lock)
+    return due
+
+
+cdef void share_tables(ArenaCore* arena) noexcept nogil:
+    lock_acquire(&arena.lock)
+    arena.table.shared = True
+    arena.small.shared = True
     lock_release(&arena.lock)
 
 

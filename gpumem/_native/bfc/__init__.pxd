@@ -2,8 +2,8 @@
 
 from gpumem._native.bfc.check cimport bfc_check, bfc_invariant
 from gpumem._native.bfc.holes cimport (
-    holes_add_range, holes_allocate, holes_carve, holes_fill, holes_prepare, holes_trim,
-    holes_undo_allocate,
+    bfc_allocate_across, holes_add_range, holes_allocate, holes_carve, holes_fill, holes_prepare,
+    holes_trim, holes_undo_allocate,
 )
 from gpumem._native.bfc.places cimport (
     bfc_allocate_range, bfc_free_around, Places, places_allocate, places_find, places_free,

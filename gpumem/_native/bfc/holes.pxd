@@ -28,6 +28,11 @@ cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t en
 # `index` on. Memory behind its holes is the caller's to provide.
 cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
                              uint64_t requested, uint32_t stream_slot) noexcept nogil
+# Takes a block of free chunks side by side that the stream may have, where no single one holds it:
+# a mark that spreads no further than its own size leaves a boundary there. NIL: there are none, or,
+# with *status set, the array of chunks could not grow. A loop over all chunks.
+cdef uint32_t bfc_allocate_across(Bfc* table, uint64_t size, uint64_t requested,
+                                  uint32_t stream_slot, int* status) noexcept nogil
 # Gives what a used chunk has beyond `size` bytes back as a free chunk of its stream slot.
 cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil
 # Undoes an allocation that failed: the used chunk becomes one hole.

@@ -117,6 +117,39 @@ cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_
     return allocated
 
 
+cdef uint32_t bfc_allocate_across(Bfc* table, uint64_t size, uint64_t requested,
+                                  uint32_t stream_slot, int* status) noexcept nogil:
+    cdef uint32_t i, index, first
+    cdef uint64_t nbytes
+    cdef const Chunk* chunk
+    status[0] = BFC_OK
+    if not table.shared:
+        return NIL
+    for i in range(table.region_count):
+        if table.regions[i].size == 0 or table.regions[i].persistent:
+            continue
+        index = table.regions[i].first
+        first = NIL
+        nbytes = 0
+        while index != NIL:
+            chunk = &table.chunks[index]
+            if state_of(table, index) != CHUNK_FREE or not (
+                    chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED):
+                first = NIL
+                nbytes = 0
+            else:
+                first = index if first == NIL else first
+                nbytes += chunk.size
+            if nbytes >= size:
+                if not holes_prepare(table, 1):
+                    status[0] = BFC_NO_METADATA
+                    return NIL
+                return holes_allocate(table, first, table.chunks[first].address,
+                                      table.chunks[first].address + size, requested, stream_slot)
+            index = table.chunks[index].next
+    return NIL
+
+
 cdef uint32_t detach(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
     # Takes a free chunk or a hole out of its list, and cuts off what lies outside [begin, end):
     # that hangs where the whole did. What is returned is free in slot 0, and hangs nowhere.

@@ -19,7 +19,8 @@ fit in front): sizes fall into two-level bins, 32 linear steps per power of two,
 bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the own bin, take
 the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
 free runs over more than SCAN_LIMIT chunks, or PACK_LIMIT bins where the table packs. Free merges
-with both neighbours at once.
+with its neighbours at once. Where several streams free into a table, two free chunks may lie side
+by side: a mark takes no more released memory than there is of its own.
 
 A table that *packs* takes for blocks above PACK_BYTES the lowest of the heads of the PACK_LIMIT
 smallest bins that fit: long lives gather at low addresses, and what is free above them stays in one
@@ -27,7 +28,8 @@ piece (serving with caches that grow, nothing moved: 1.05 of the requested bytes
 The head of a bin lies below what was freed into the bin since it is the head, and the bins know
 where their heads lie, so that no other chunk is looked at. While other streams hold unfinished
 memory the table takes the smallest: low places are theirs as much as ours, and to mix them keeps
-both from merging.
+both from merging. Not where it *mixes* them anyway: where a stream may have what others have not
+finished, behind a wait on the device.
 
 A small block may stay in a thread's cache (arena/thread_cache) after its free, before it comes
 here: such a chunk is *cached*. To the table it is still used; it counts in `in_use`, and only the
@@ -151,11 +153,13 @@ cdef struct Bfc:
     SplitRule split_rule
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # may a chunk of slot 0 join its neighbour's slot?
+    bint shared             # several streams have freed blocks: may_spread
     bint packs              # takes the lowest of the smallest for large blocks
+    bint mixes              # also while other streams hold unfinished memory
     uint64_t swaps_from     # address of the lowest hole that a swap of pages may fill; -1: none
     uint64_t swapless       # bytes from which the last search found no place that swaps fill
     uint64_t swaps_skipped  # searches left out since
-    uint64_t padding[3]
+    uint64_t padding[2]
     uint32_t unused         # head of the list of unused slots
     uint32_t bins_filled    # slots, but slot 0, that have free chunks
     # cached sums, recomputed and compared by bfc/check; used here means used or cached
@@ -192,7 +196,7 @@ cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
 cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil:
     # Does such a block for this slot go to a low place: is no other stream's memory unfinished?
     return (size > PACK_BYTES and table.packs
-            and table.bins_filled <= (table.bins[stream_slot].levels != 0))
+            and (table.bins_filled <= (table.bins[stream_slot].levels != 0) or table.mixes))
 
 # Changes of state that the slow paths over address ranges share (bfc/holes, bfc/places).
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil

@@ -75,8 +75,7 @@ cdef void bfc_free(Bfc* table, uint32_t index, uint32_t stream_slot, uint64_t ep
 
 
 cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
-    index = chunk_merge_next(table, index)
-    index = chunk_merge_prev(table, index)
+    index = chunk_merge(table, index)
     bin_insert(table, index)
     return index
 
@@ -328,25 +327,33 @@ cdef inline bint can_merge(const Bfc* table, uint32_t index, uint32_t beside) no
     b = &table.chunks[beside]
     if a.stream_slot == b.stream_slot:
         return True
-    return table.merge_released and (a.stream_slot == SLOT_RELEASED
-                                     or b.stream_slot == SLOT_RELEASED)
+    if a.stream_slot == SLOT_RELEASED:
+        return may_spread(table, b.size, a.size)
+    return b.stream_slot == SLOT_RELEASED and may_spread(table, a.size, b.size)
 
 
-cdef inline uint32_t chunk_merge_next(Bfc* table, uint32_t index) noexcept nogil:
-    cdef uint32_t other = table.chunks[index].next
-    if can_merge(table, index, other):
-        bin_remove(table, other)
-        chunk_absorb(table, index, other)
-    return index
+cdef inline bint may_spread(const Bfc* table, uint64_t marked, uint64_t released) noexcept nogil:
+    # With several streams, over no more than is marked: who frees a little beside gigabytes must
+    # not take them from all others. Not at all would leave pieces too small for everybody.
+    return table.merge_released and (released <= marked or not table.shared)
 
 
-cdef inline uint32_t chunk_merge_prev(Bfc* table, uint32_t index) noexcept nogil:
-    cdef uint32_t other = table.chunks[index].prev
-    if can_merge(table, index, other):
+cdef uint32_t chunk_merge(Bfc* table, uint32_t index) noexcept nogil:
+    # Again after each, because a larger chunk, or one with another mark, may merge with more. Each
+    # merge takes a chunk away that an earlier split had made.
+    cdef uint32_t other
+    while True:
+        other = table.chunks[index].next
+        if can_merge(table, index, other):
+            bin_remove(table, other)
+            chunk_absorb(table, index, other)
+            continue
+        other = table.chunks[index].prev
+        if not can_merge(table, index, other):
+            return index
         bin_remove(table, other)
         chunk_absorb(table, other, index)
-        return other
-    return index
+        index = other
 
 
 cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil:
@@ -545,7 +552,7 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
             bin_remove(table, index)
             chunk.stream_slot = SLOT_RELEASED
             chunk.epoch = 0
-            bin_insert(table, chunk_merge_prev(table, chunk_merge_next(table, index)))
+            bin_insert(table, chunk_merge(table, index))
 
 
 # ---- looking at it -----------------------------------------------------------------------------
