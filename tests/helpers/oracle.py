@@ -150,6 +150,8 @@ class Oracle:
 
         `stream` is None for a persistent block, which needs a region of its own.
         """
+        if stream is not None:
+            self.streams.add(stream.ptr)
         after = Seen.of(self.arena)
         stats = after.stats
         assert rounded(nbytes) > self.config.max_mem - stats.reserved, "there was room to grow"
