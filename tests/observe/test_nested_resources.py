@@ -171,7 +171,7 @@ def test_report_of_a_snapshot_counts_memory_once(below, above, tmp_path):
     assert recorded["peak_reserved_bytes"] == held.counters["reserved"]
 
 
-def test_out_of_memory_report_counts_a_nested_arena_once(below, above):
+def test_out_of_memory_report_counts_a_nested_arena_once(host, below, above):
     def held() -> int:
         with pytest.raises(gpumem.OutOfMemoryError) as caught:
             below.allocate(1 << 46)
