@@ -18,6 +18,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+COLLECTION = 120  # seconds for the imports of all tests, which take long where every core is busy
 PLAN = json.loads(Path("plan.json").read_text())
 NOTES = open(PLAN["notes"], "a", buffering=1)  # noqa: SIM115  # faulthandler writes into it
 
@@ -37,12 +38,11 @@ def pytest_sessionstart(session):
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     )
     hypothesis.settings.load_profile("mutation")
-    watch("")
+    watch(COLLECTION)
 
 
-def watch(test):
+def watch(limit):
     """End the process, whatever it hangs in, if it goes on like this for too long."""
-    limit = PLAN["limit"] + 10 * PLAN["seconds"].get(test, 0)
     faulthandler.dump_traceback_later(limit, exit=True, file=NOTES)
 
 
@@ -67,11 +67,11 @@ def is_marked(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     note(begins=item.nodeid)
-    watch(item.nodeid)
+    watch(PLAN["limit"] + 10 * PLAN["seconds"].get(item.nodeid, 0))
     begun = time.monotonic()
     done = yield
     note(passed=item.nodeid, seconds=time.monotonic() - begun)
-    watch("")
+    watch(PLAN["limit"])
     return done
 
 
