@@ -155,16 +155,28 @@ def test_sleep_and_wake_refused_once_leave_a_graph_whose_pages_moved(
     assert host.used(0) == before
 
 
-def test_pool_whose_pages_moved_ends_asleep(make_arena, driver, stream, host):
+@pytest.mark.parametrize("end", ["close", "wake"])
+def test_pool_whose_pages_moved_again_and_again_ends_asleep(make_arena, stream, host, rng, end):
     before = host.used(0)
     arena = make_arena()
-    graph = Captured(driver, arena, stream)
+    live: list[gpumem.Buffer] = []
+    with arena.capture(stream) as pool:
+        for _ in range(300):
+            if len(live) > 12:
+                live.pop(rng.randrange(len(live))).close()
+            else:
+                live.append(arena.allocate(int(2 ** rng.uniform(18, 25)), stream))
+    assert pool.stats().pages_moved > 0
     arena.sleep()
-    graph.end()
-    pool = graph.pool
+    for block in live:
+        block.close()
+    if end == "wake":
+        arena.wake()
+        pool.check_invariants()
     pool.close()
-    del graph, pool
-    arena.wake()
+    del pool, live, block
+    if end == "close":
+        arena.wake()
     arena.close()
     assert host.used(0) == before
 

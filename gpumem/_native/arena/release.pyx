@@ -25,7 +25,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport (
     budget_rested, budget_spend, GRANULE, orphans_release, Plan, plan_free, plan_note, Space,
-    space_execute, space_finish, space_plan_trim, space_undo,
+    space_execute, space_finish, space_give_up_views, space_plan_trim, space_undo,
 )
 from gpumem._support.atomics cimport load32, locked_add64, store32
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
@@ -214,7 +214,7 @@ cdef void give_up_views(ArenaCore* arena) noexcept nogil:
     cdef int i
     lock_acquire(&arena.lock)
     for i in range(SPACES):
-        arena.spaces[i].keeps_views = False
+        space_give_up_views(&arena.spaces[i])
     lock_release(&arena.lock)
 
 

@@ -56,6 +56,8 @@ cdef bint has_retired(const Space* space, uint32_t page) noexcept nogil
 # No number changes while the space sleeps.
 cdef uint32_t kept_count(const Space* space) noexcept nogil
 cdef uint32_t kept_view(const Space* space, uint32_t i, uint32_t* first) noexcept nogil
+# No graph uses its views any more: from here on they and the pages go as any. With the arena lock.
+cdef void space_give_up_views(Space* space) noexcept nogil
 # The page is gone, and its slot unused.
 cdef void page_give_slot(Space* space, Page* page) noexcept nogil
 

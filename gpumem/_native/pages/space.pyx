@@ -236,7 +236,7 @@ cdef void space_destroy(Space* space) noexcept nogil:
 cdef void pages_forget(Space* space) noexcept nogil:
     cdef uint32_t i
     cdef Page* page
-    forget_unmapped(space)
+    space_give_up_views(space)
     space_drop_retired(space, NULL)
     for i in range(space.page_count):
         page = &space.page[i]
@@ -252,10 +252,11 @@ cdef void pages_forget(Space* space) noexcept nogil:
     orphans_release(space)
 
 
-cdef void forget_unmapped(Space* space) noexcept nogil:
-    # Views that the driver lost when the space went to sleep; the later ones first, as the last one
-    # takes the number of a retired view that goes.
+cdef void space_give_up_views(Space* space) noexcept nogil:
+    # Those that are unmapped while the space sleeps are forgotten, the later ones first: the last
+    # one takes the number of a retired view that goes.
     cdef uint32_t first, page, i
+    space.keeps_views = False
     for i in range(space.views_asleep, 0, -1):
         page = kept_view(space, i - 1, &first)
         if i > space.page_count:
