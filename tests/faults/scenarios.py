@@ -277,8 +277,13 @@ def sessions(stage: Stage) -> None:
 @scenario
 def graphs(stage: Stage) -> None:
     """Captures of a user's own: a graph pool with the blocks of two captures."""
+    for backing in ("regions", "virtual"):
+        captured_twice(stage, backing)
+
+
+def captured_twice(stage: Stage, backing: str) -> None:
     (stream,) = streams_of(stage, 1)
-    arena = arena_of(stage, "graphs", config={"backing": "regions"})
+    arena = arena_of(stage, f"graphs, {backing}", config={"backing": backing})
     driver = HostDriver()
     pool: Any = None
     for _ in range(2):
@@ -290,6 +295,13 @@ def graphs(stage: Stage) -> None:
             size = sized(stage, 100 * KIB)
             with stage.do("allocate", arena.allocate, size, stream) as block:
                 driver.fill(block, 3, stream)
+            # Pages of what was freed move to the larger one.
+            blocks = [stage.do("allocate", arena.allocate, 2 * MIB, stream) for _ in range(4)]
+            for block in blocks[::2]:
+                block.close()
+            stage.do("allocate", arena.allocate, 4 * MIB, stream).close()
+            for block in blocks[1::2]:
+                block.close()
         finally:
             driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
             driver.call("cuGraphDestroy", graph)
