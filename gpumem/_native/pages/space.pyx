@@ -242,12 +242,14 @@ cdef void pages_forget(Space* space) noexcept nogil:
         page = &space.page[i]
         if page.granules == 0:
             continue
-        # Memory goes last: while the driver still has a view of it, its handle is needed.
+        # Memory goes last: while the driver still has a view of it, its handle is needed. Without a
+        # note, for which there may be no host memory.
         if (page.dormant != NIL
                 and view_unmap(space, page.dormant, page.granules) == CUDA_SUCCESS):
             page.dormant = NIL
         if page.memory and view_unmap(space, page.active, page.granules) == CUDA_SUCCESS:
-            orphan_add(space, page.memory)
+            if space.context.table.cuMemRelease(page.memory) != CUDA_SUCCESS:
+                orphan_add(space, page.memory)
             page_give_slot(space, page)
     orphans_release(space)
 
