@@ -88,6 +88,16 @@ def name_streams(resource, count: int) -> None:
         resource.allocate(KIB, gpumem.Stream("host")).close()
 
 
+def name_others(resource, host) -> list[gpumem.Stream]:
+    """Allocate on 200 new streams: while they live, no stream of before is destroyed."""
+    destroyed = host.call_count("cuStreamDestroy")
+    streams = [gpumem.Stream("host") for _ in range(200)]
+    for stream in streams:
+        resource.allocate(KIB, stream).close()
+    assert host.call_count("cuStreamDestroy") == destroyed
+    return streams
+
+
 def test_dropped_streams_are_destroyed_though_a_block_lives_on(resource, host):
     held = resource.allocate(KIB, stream := gpumem.Stream("host"))
     destroyed = host.call_count("cuStreamDestroy")
@@ -108,11 +118,7 @@ def test_streams_of_live_blocks_keep_their_slots(resource, host):
     handles = [stream.ptr for stream in streams]
     live = [resource.allocate(KIB, stream) for stream in streams]
     del streams
-    destroyed = host.call_count("cuStreamDestroy")
-    others = [gpumem.Stream("host") for _ in range(200)]
-    for other in others:
-        resource.allocate(KIB, other).close()
-    assert host.call_count("cuStreamDestroy") == destroyed
+    name_others(resource, host)
     assert [buffer.stream.ptr for buffer in live] == handles
 
 
@@ -122,10 +128,7 @@ def test_recorded_stream_is_kept_until_its_block_is_back(resource, host):
     block.record_stream(stream)
     del stream
     destroyed = host.call_count("cuStreamDestroy")
-    others = [gpumem.Stream("host") for _ in range(200)]
-    for other in others:
-        resource.allocate(KIB, other).close()
-    assert host.call_count("cuStreamDestroy") == destroyed
+    others = name_others(resource, host)
     block.close()
     name_streams(resource, 500)
     del others
@@ -138,11 +141,7 @@ def test_stream_that_a_shared_block_is_closed_on_is_kept_by_its_views(resource, 
     view = memoryview(block)
     block.close(stream)
     del stream
-    destroyed = host.call_count("cuStreamDestroy")
-    others = [gpumem.Stream("host") for _ in range(200)]
-    for other in others:
-        resource.allocate(KIB, other).close()
-    assert host.call_count("cuStreamDestroy") == destroyed
+    name_others(resource, host)
     view[0] = 1
     view.release()
 
