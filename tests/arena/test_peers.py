@@ -243,6 +243,19 @@ def test_graph_pools_have_their_arenas_peers():
     )
 
 
+def test_graph_pools_have_the_peers_that_copies_give_their_arena():
+    run("""
+        here, there = (gpumem.Arena(each) for each in devices)
+        with here.capture(streams[0]):
+            captured = here.allocate(1000, streams[0])
+        src = gpumem.full(3 * MIB, 7, "u1", resource=here)
+        dst = gpumem.zeros(3 * MIB, "u1", resource=there)
+        gpumem.copy(dst, src, streams[1])
+        assert peers(here) == peers(captured.resource) == ["host:1"]
+        assert reaches(1, captured)
+        """)
+
+
 def test_peer_of_an_arena_reaches_all_that_a_graph_may_use():
     """Pages of a graph pool keep the places that they moved away from."""
     run("""

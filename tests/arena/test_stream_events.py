@@ -172,6 +172,32 @@ def test_failed_query_is_no_completion(make_arena, streams, virtual_clock, call)
     pin.close()
 
 
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_event_that_completes_after_the_first_look_saves_a_growth(
+    make_arena, streams, host, backing
+):
+    # The event of an idle stream takes the device some microseconds.
+    arena = make_arena({"backing": backing})
+    arena.allocate(4 * MIB, streams[0]).close()
+    reserved = arena.stats().reserved
+    host.fail(ASK, 1, 1, 1)
+    with arena.allocate(4 * MIB, streams[1]):
+        assert arena.stats().reserved == reserved
+    assert arena.stats().pages_moved == 0
+
+
+def test_rest_of_a_new_place_is_shared_once(make_arena, streams, calls):
+    """What a stream's new place has beyond its block, and no free has an event for."""
+    arena = make_arena({"backing": "virtual", "max_mem": 4 * MIB, "oom_wait_ms": 0})
+    block = arena.allocate(MIB, streams[0])
+    calls(RECORD)
+    for recorded in (1, 0):
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(4 * MIB, streams[1])
+        assert calls(RECORD) == [recorded]
+    block.close()
+
+
 def test_refused_request_records_one_event_and_asks_each_look_once(
     make_arena, streams, virtual_clock, calls
 ):
@@ -180,10 +206,10 @@ def test_refused_request_records_one_event_and_asks_each_look_once(
     arena.allocate(BLOCK, streams[0]).close()
     assert calls(RECORD, ASK, WAIT) == [0, 0, 0]
     assert next_address(arena, streams[1]) is None
-    # One look before the arena grows, one before memory is out.
-    assert calls(RECORD, ASK, WAIT) == [1, 2, 0]
+    # One look when the event is recorded, one before the arena grows, one before memory is out.
+    assert calls(RECORD, ASK, WAIT) == [1, 3, 0]
     assert next_address(arena, streams[1]) is None
-    assert calls(RECORD, ASK, WAIT) == [0, 2, 0]
+    assert calls(RECORD, ASK, WAIT) == [0, 3, 0]
     virtual_clock.advance_clock(LAG)
     assert next_address(arena, streams[1])
     assert calls(RECORD, ASK, WAIT) == [0, 1, 0]
@@ -306,7 +332,7 @@ def test_copy_into_a_block_of_a_raw_handle_that_was_reset_delays_its_reuse(
     make_arena, streams, driver
 ):
     arena, pin = one_block(make_arena)
-    src = gpumem.full(1000, 7, "uint8")
+    src = gpumem.full(1000, 7, "uint8", memory="host")
     tensor = gpumem.empty(BLOCK, "uint8", resource=arena, stream=int(streams[0].ptr))
     arena.reset_stream(int(streams[0].ptr))
     with driver.block(streams[1]):

@@ -73,6 +73,17 @@ def test_large_block_has_pages_of_a_224th_of_the_live_peak(make_arena, size, pag
         assert page_sizes(arena) == pages
 
 
+@pytest.mark.parametrize(("size", "pages"), [(256 * MIB - 256, [16] * 16), (256 * MIB, [32] * 8)])
+def test_pages_of_32_mib_are_made_only_for_blocks_of_eight(make_arena, size, pages):
+    arena = make_arena(VIRTUAL)
+    peak = arena.allocate(7 << 30)
+    assert page_sizes(arena) == [32] * 224
+    block = arena.allocate(size)
+    assert page_sizes(arena) == sorted(pages + [32] * 224)
+    for each in (block, peak):
+        each.close()
+
+
 def test_pages_grow_with_the_live_peak(make_arena):
     # A page is at most a 224th of it: 4 MiB from 896 MiB on.
     arena = make_arena(VIRTUAL)

@@ -11,6 +11,10 @@ from gpumem._native.pages cimport MappedPage
 # this block; `flags` are AllocateFlags.
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_region,
               uint32_t flags, Block* block) noexcept nogil
+# Polls the events once more: those of idle streams, recorded for this allocation, have completed
+# since. Search the table after it.
+cdef void release_before_growth(ArenaCore* arena, uint64_t nbytes,
+                                uint32_t stream_slot) noexcept nogil
 # With the arena lock: a block at a place as low as swaps of idle pages give; see bfc_allocate.
 cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t stream_slot,
                              int* status) noexcept nogil

@@ -370,12 +370,6 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     demand_of(arena, nbytes, stream_slot, &demand)
     if not device_may_have(arena, demand.size):
         return ARENA_BEYOND_DEVICE
-    if mostly_idle(arena, demand.size):
-        share_rests(arena, stream_slot)
-    # All streams are polled, the taker's too: views left by earlier moves can be unmapped once
-    # their work is known to be done.
-    if arena.settings.reuse != REUSE_NEVER:
-        release_completed(arena, SLOT_RELEASED)
     status = build(arena, space_for(arena, table), &demand, &index)
     if status != ARENA_OK:
         return status
@@ -385,6 +379,17 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     lock_release(&arena.lock)
     raise_family_peak(arena)
     return ARENA_OK
+
+
+cdef void release_before_growth(ArenaCore* arena, uint64_t nbytes,
+                                uint32_t stream_slot) noexcept nogil:
+    if arena.settings.reuse == REUSE_NEVER:
+        return
+    if arena.settings.paged and mostly_idle(arena, round_to_quantum(nbytes)):
+        share_rests(arena, stream_slot)
+    # The taker's stream is polled, too: views left by earlier moves can be unmapped once their work
+    # is known to be done.
+    release_completed(arena, SLOT_RELEASED if arena.settings.paged else stream_slot)
 
 
 cdef bint mostly_idle(ArenaCore* arena, uint64_t size) noexcept nogil:

@@ -11,7 +11,8 @@ from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.family cimport has_relatives, tag_next
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
-    allocate_lower, grow, memory_is_out, miss_may_wait, shrink_may_help, wait_for_streams,
+    allocate_lower, grow, memory_is_out, miss_may_wait, release_before_growth,
+    shrink_may_help, wait_for_streams,
 )
 from gpumem._native.arena.release cimport (
     beyond_count_search, beyond_release, beyond_is_due, holds_back, release_all_idle,
@@ -113,11 +114,13 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         lock_acquire(&arena.grow_lock)
         release_retired(arena, may_wait)
 
-        # 7. Search again, because another thread may have grown while this one waited for the lock;
-        #    also for chunks side by side that together hold the block. Then grow: a new region, or
-        #    pages that are made or moved.
+        # 7. Poll and search again, because another thread may have grown while this one waited for
+        #    the lock, and an event that step 4 recorded on an idle stream takes microseconds; also
+        #    for chunks side by side that together hold the block. Then grow: a new region, or pages
+        #    that are made or moved.
         status = ARENA_OVER_LIMIT
         if not own_region:
+            release_before_growth(arena, nbytes, stream_slot)
             status = allocate_from_table(arena, nbytes, stream_slot, False, block)
         if not own_region and status == ARENA_OVER_LIMIT:
             status = allocate_across(arena, nbytes, stream_slot, block)

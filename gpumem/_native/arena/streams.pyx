@@ -956,7 +956,5 @@ cdef void vacate(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         thread_drop(stream.thread)
     stream.thread = NULL
     stream.handle = NULL
-    stream.silent = False
-    stream.drained = False
     stream.vacant = True
     arena.vacant_slots += 1

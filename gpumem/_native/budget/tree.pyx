@@ -204,7 +204,7 @@ cdef BudgetCore* budget_next_crossed() noexcept nogil:
     while level != NULL and not (flag_take(&level.crossed) and revive(level)):
         level = level.next
     if level != NULL:
-        store32(&crossings, 1)      # there may be others
+        store32(&crossings, True)   # there may be others
     lock_release(&trees)
     return level
 

@@ -21,11 +21,11 @@ from gpumem._native.pages.space cimport (
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
-    ActionKind, address_of, bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_from,
-    granule_of, is_backed, is_dormant_quiet, is_idle, is_movable, is_quiet, MAX_PAGE_GRANULES,
-    overlaps, Page, page_mapped_at, page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY,
-    PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, RETIRED, RetiredView,
-    Space,
+    ActionKind, address_of, BLOCK_PAGES, bytes_of, Demand, end_of, GRANULE, GRANULE_BITS,
+    granule_from, granule_of, is_backed, is_dormant_quiet, is_idle, is_movable, is_quiet,
+    MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES, Piece, Plan,
+    PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, RETIRED,
+    RetiredView, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
 from gpumem._support.events cimport REC_MOVE
@@ -320,11 +320,15 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
 
 cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept nogil:
     # The most granules that still divide the live peak into PEAK_PAGES pages. Not more for a large
-    # block: when it is gone, its pages have to fit where smaller blocks want them.
+    # block: when it is gone, its pages have to fit where smaller blocks want them. Pages of the
+    # largest size only for blocks of many: what smaller blocks leave free between them is often
+    # less than such a page, which then can neither hold a block nor move.
+    cdef uint64_t most = min(<uint64_t>MAX_PAGE_GRANULES, max(
+        <uint64_t>MAX_PAGE_GRANULES // 2, demand.claim // BLOCK_PAGES >> GRANULE_BITS))
     cdef uint32_t granules = 1
     if not space.large:
         return 1
-    while (granules < MAX_PAGE_GRANULES
+    while (granules * 2 <= most
            and (<uint64_t>granules << (GRANULE_BITS + 1)) * PEAK_PAGES <= demand.live_peak):
         granules <<= 1
     return granules
@@ -462,7 +466,7 @@ cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
     plan.chunk = NIL
     see_idle_pages(space, SLOT_RELEASED)
     if (not actions_ready(plan, space.page_count + space.retired_count)
-            or not holes_prepare(space.table, 3 * space.page_count + 1)):
+            or not holes_prepare(space.table, 2 * space.page_count)):
         return False
     drop_retired(space, plan)
     for i in range(space.page_count):
