@@ -139,7 +139,6 @@ cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil:
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
         if arena.streams[stream_slot].rest and stream_slot != taker:
-            arena.streams[stream_slot].rest = False
             store32(&arena.streams[stream_slot].dirty, True)
     lock_release(&arena.lock)
 
