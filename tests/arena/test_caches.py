@@ -38,6 +38,19 @@ def test_block_freed_by_another_thread_returns_to_the_owner_cache(arena, other_t
     pin.close()
 
 
+def test_small_block_freed_by_another_thread_goes_back_to_its_own_range(make_arena, other_thread):
+    arena = make_arena({"backing": "virtual"})
+    large = [arena.allocate(32 * MIB) for _ in range(2)]  # from here on small ones have a range
+    small = [arena.allocate(5000) for _ in range(3)]
+    places = [buffer.ptr for buffer in small]
+    other_thread(small[1].close)
+    small[1] = arena.allocate(5000)
+    assert [buffer.ptr for buffer in small] == places
+    arena.check_invariants()
+    for buffer in (*small, *large):
+        buffer.close()
+
+
 def test_blocks_freed_by_other_threads_do_not_pile_up(make_arena, other_thread):
     arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
     for _ in range(20):

@@ -488,6 +488,26 @@ def test_dropped_arena_with_unfinished_work_stays_for_a_later_call(
     kept.close()
 
 
+def test_event_that_was_refused_once_does_not_keep_the_memory_of_a_dropped_arena(host):
+    bring_to_rest()
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    before = memory(host)
+    with driver.block(stream):
+        arena = gpumem.Arena("host", REGIONS)
+        free_behind(arena, driver, stream)
+        host.fail("cuEventRecord", 1, UNKNOWN, 1)
+        del arena, stream
+        host.clear_faults()
+        release_retired()
+        assert memory(host) > before
+
+    def is_back():  # without a wait for the device
+        release_retired()
+        return memory(host) == before
+
+    wait_until(is_back, patience_s=20)
+
+
 def test_arena_in_a_cycle_records_its_streams_before_they_end(host):
     bring_to_rest()
     driver, stream = HostDriver(), gpumem.Stream("host")

@@ -62,6 +62,16 @@ def test_streams_dropped_without_a_reset_free_their_slots(make_arena, host):
     assert host.call_count("cuStreamDestroy") - destroyed >= 400
 
 
+def test_streams_whose_memory_others_have_now_free_their_slots(make_arena):
+    """No memory is marked with them, only their last free has no event behind it."""
+    arena = make_arena()
+    for _ in range(500):
+        stream = gpumem.Stream("host")
+        arena.allocate(MIB, stream).close()
+        arena.allocate(MIB, stream).close(gpumem.Stream.from_handle("host", 0))
+    assert stream_slots(arena) <= 64
+
+
 def test_streams_with_live_or_pending_blocks_keep_their_slots(make_arena, virtual_clock):
     arena = make_arena({"stream_reuse": "completed"})
     virtual_clock.set_lag(1000)
@@ -184,6 +194,19 @@ def test_raw_handle_is_not_used_after_its_reset(make_arena, host):
     arena.reset_stream(handle)
     arena.allocate(BLOCK, other).close()
     pin.close()
+
+
+def test_dropped_arena_does_not_ask_a_raw_handle_that_was_reset(host):
+    arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+    handle = int(stream.ptr)
+    buffer = arena.allocate(BLOCK, handle)
+    stream.synchronize()
+    arena.reset_stream(handle)
+    del stream
+    buffer.close()
+    asked = host.call_count("cuStreamGetCaptureInfo")  # before anything else is asked of a stream
+    del arena, buffer
+    assert host.call_count("cuStreamGetCaptureInfo") == asked
 
 
 def test_new_stream_with_the_same_handle_inherits_no_pending_work(make_arena, virtual_clock):

@@ -440,10 +440,13 @@ def test_refused_request_queues_no_wait_and_takes_no_memory(
     pin.close()
 
 
+@pytest.mark.parametrize("from_default", [False, True])
 def test_block_of_pages_waits_only_for_streams_whose_memory_it_takes(
-    make_arena, streams, driver, calls
+    make_arena, streams, driver, calls, from_default
 ):
     owner, other, taker, _ = streams
+    if from_default:
+        other = gpumem.Stream.from_handle("host", 1)
     config = {"stream_reuse": "wait", "backing": "virtual", "page_move_threshold": 1000}
     arena = make_arena(config)  # new memory, and no page of the owner's, joins the other's
     first = arena.allocate(16 * MIB, owner)

@@ -8,7 +8,7 @@ from gpumem._native.arena.arena cimport (
 )
 from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
 from gpumem._native.arena.debug_heap.heap cimport heap_allocate
-from gpumem._native.arena.family cimport has_relatives, tag_next
+from gpumem._native.arena.family cimport tag_next
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
     allocate_lower, grow, memory_is_out, miss_may_wait, release_before_growth,
@@ -159,10 +159,7 @@ cdef int wait_for_any(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, u
                       uint64_t* until) noexcept nogil:
     # Its own streams first; then those that used idle memory of the other tags.
     cdef int waited = wait_for_streams(arena, nbytes, stream_slot, flags, until)
-    cdef ArenaCore* other
-    if waited != ARENA_OVER_LIMIT or not has_relatives(arena):
-        return waited
-    other = tag_next(arena, NULL)
+    cdef ArenaCore* other = tag_next(arena, NULL)
     while other != NULL:
         if other != arena and waited == ARENA_OVER_LIMIT:
             waited = wait_for_streams(other, nbytes, SLOT_RELEASED, flags, until)

@@ -419,7 +419,6 @@ cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept 
     table.swaps_from = table.swapless = <uint64_t>-1
     table.split_rule = split_rule
     table.max_dead = max_dead
-    table.merge_released = True
     return bfc_add_stream_slot(table, &stream_slot)
 
 
