@@ -93,6 +93,21 @@ def test_cache_miss_polls_each_outstanding_event_once(make_arena, streams, virtu
     assert virtual_clock.call_count("cuEventQuery") - queries <= 4 * len(streams)
 
 
+def test_all_that_a_stream_freed_in_many_pieces_is_free_for_others_at_once(make_arena, streams):
+    arena = make_arena({"backing": "virtual"})
+    blocks = [arena.allocate(256 * KIB, streams[0]) for _ in range(1200)]
+    reserved = arena.stats().reserved
+    freed = {block.ptr for block in blocks[::2]}
+    for block in blocks[::2]:
+        block.close()
+    again = [arena.allocate(256 * KIB, streams[1]) for _ in freed]
+    assert {block.ptr for block in again} == freed
+    assert arena.stats().reserved == reserved
+    arena.check_invariants()
+    for block in (*blocks, *again):
+        block.close()
+
+
 # ---- the three policies --------------------------------------------------------------------------
 
 

@@ -535,23 +535,55 @@ cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
     gone.size = 0
 
 
+cdef enum:
+    RELEASED_AT_ONCE = 256      # chunks; each merge changes the lists that are walked
+
+
 cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
                                 uint64_t completed) noexcept nogil:
-    cdef uint32_t index
+    cdef uint32_t found[RELEASED_AT_ONCE]
+    cdef uint32_t count, i
     cdef Chunk* chunk
     # Also if nothing is free now: a block that is freed later may have an older stamp, chunk_mark.
     table.bins[stream_slot].completed = completed
-    if table.bins[stream_slot].free_chunks == 0:
-        return
-    for index in range(table.count):
-        chunk = &table.chunks[index]
-        if (state_of(table, index) == CHUNK_FREE and chunk.stream_slot == stream_slot
-                and chunk.epoch <= completed and not chunk.persistent):
+    while True:
+        count = completed_chunks(table, table.bins[stream_slot], completed, found)
+        if count == 0:
+            return
+        for i in range(count):
+            chunk = &table.chunks[found[i]]
+            # One before it may have joined it, over memory that is free for every stream.
+            if state_of(table, found[i]) != CHUNK_FREE or chunk.stream_slot != stream_slot:
+                continue
             # Out of the bins of its slot before the slot changes: both are found by it.
-            bin_remove(table, index)
+            bin_remove(table, found[i])
             chunk.stream_slot = SLOT_RELEASED
             chunk.epoch = 0
-            bin_insert(table, chunk_merge(table, index))
+            bin_insert(table, chunk_merge(table, found[i]))
+
+
+cdef uint32_t completed_chunks(const Bfc* table, const StreamBins* bins, uint64_t completed,
+                               uint32_t* found) noexcept nogil:
+    # The first chunks of these epochs in the bins.
+    cdef uint64_t levels = bins.levels
+    cdef uint32_t count = 0
+    cdef uint32_t steps, index
+    cdef int level
+    while levels != 0:
+        level = gm_low_bit64(levels)
+        levels &= levels - 1
+        steps = bins.steps[level]
+        while steps != 0:
+            index = bins.head[level][gm_low_bit32(steps)]
+            steps &= steps - 1
+            while index != NIL:
+                if table.chunks[index].epoch <= completed:
+                    found[count] = index
+                    count += 1
+                    if count == RELEASED_AT_ONCE:
+                        return count
+                index = table.chunks[index].bin_next
+    return count
 
 
 # ---- looking at it -----------------------------------------------------------------------------
