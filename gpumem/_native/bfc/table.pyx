@@ -1,7 +1,7 @@
 """Best fit with coalescing over indices."""
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free, qsort, realloc
 from libc.string cimport memset
 
 from gpumem._support.atomics cimport store32, store64, store8
@@ -550,6 +550,9 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
         count = completed_chunks(table, table.bins[stream_slot], completed, found)
         if count == 0:
             return
+        # Chunks of equal size are taken in the order in which they were put into a bin: that of
+        # their numbers, whichever bins they come from.
+        qsort(found, count, sizeof(uint32_t), by_number)
         for i in range(count):
             chunk = &table.chunks[found[i]]
             # One before it may have joined it, over memory that is free for every stream.
@@ -560,6 +563,10 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
             chunk.stream_slot = SLOT_RELEASED
             chunk.epoch = 0
             bin_insert(table, chunk_merge(table, found[i]))
+
+
+cdef int by_number(const void* a, const void* b) noexcept nogil:
+    return (<const uint32_t*>a)[0] - (<const uint32_t*>b)[0]    # numbers are below 2**31
 
 
 cdef uint32_t completed_chunks(const Bfc* table, const StreamBins* bins, uint64_t completed,
