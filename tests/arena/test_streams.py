@@ -108,6 +108,31 @@ def test_all_that_a_stream_freed_in_many_pieces_is_free_for_others_at_once(make_
         block.close()
 
 
+def test_stream_has_all_that_another_freed_on_both_sides_of_free_memory(make_arena, streams):
+    owner, other, _ = streams
+    arena = make_arena(
+        {"backing": "regions", "split_rule": "tight", "max_mem": 32 * MIB, "oom_wait_ms": 0}
+        | {"initial_chunk_size_bytes": 32 * MIB}
+    )
+    first, second, above, pin = (arena.allocate(n * MIB, owner) for n in (9, 9, 9, 5))
+    first.close()
+    second.close()
+    arena.allocate(18 * MIB, other).close()
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(19 * MIB, owner)  # the 18 MiB are free for every stream since
+    above.close()
+    below = arena.allocate(10 * MIB, owner)
+    between = arena.allocate(3 * MIB, owner)
+    place = between.ptr
+    between.close()
+    # Freed by the owner: 3 MiB and 9 MiB; between them 5 MiB are free for every stream.
+    with arena.allocate(17 * MIB, other) as block:
+        assert block.ptr == place
+    arena.check_invariants()
+    below.close()
+    pin.close()
+
+
 # ---- the three policies --------------------------------------------------------------------------
 
 
