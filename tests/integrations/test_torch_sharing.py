@@ -14,6 +14,7 @@ BEFORE = """
     from gpumem._resource.block_pages import OpenedPages, export_page, make_exportable, pages_of
     from gpumem._testing import torch_hooks
     from gpumem.integrations.torch import _sharing
+    from helpers.descriptors import open_descriptors
     from helpers.shared_block import bytes_at, found_elsewhere, refusal
     from helpers.torch_caller import Caller
     from helpers.waiting import wait_until
@@ -152,12 +153,24 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
             maps = Path("/proc/self/maps").read_text().count("\\n")
             return len(os.listdir("/proc/self/fd")), maps
 
+        def sockets():
+            return [link for link in open_descriptors(()).values() if link.startswith("socket:")]
+
+        def answering():
+            # What listens here, and each end that it accepted: these have its name.
+            name, own = f"@gpumem-{os.getpid()}-", "".join(sockets())
+            lines = Path("/proc/net/unix").read_text().splitlines()
+            return [line for line in lines if name in line and f"[{line.split()[6]}]" in own]
+
         address = torch.alloc(70 * MIB)
+        at_first = len(sockets())
         text, _ = _sharing.share_block(address)
         _sharing.open_block(text).close()
         _sharing.drop_idle()
-        # With what a GPU's driver opens by now; one more, if the thread that answers has yet to
-        # close its end.
+        # The thread that answers closes its end a moment later. What it listens on is left, and
+        # where there is a GPU what its driver has opened meanwhile.
+        wait_until(lambda: len(answering()) == 1)
+        assert len(sockets()) == at_first + 1 or gpumem.driver_status()
         least = held()
         for _ in range(5):
             opened = _sharing.open_block(text)
