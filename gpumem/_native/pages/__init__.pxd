@@ -16,8 +16,7 @@ from gpumem._native.pages.space cimport (
     budget_allows, budget_earn, budget_init, budget_rested, budget_spend, MappedPage, MoveBudget,
     orphan_add, orphans_release, pages_are_exportable, pages_check, pages_invariant,
     pages_make_exportable, range_reserve, space_add_range, space_create, space_destroy,
-    space_give_up_views,
-    space_page_around, space_set_access, space_reserves,
+    space_give_up_views, space_page_around, space_set_access, space_reserves,
 )
 from gpumem._native.pages.span cimport (
     Span, span_free, span_lacks, SPAN_LEAVING, span_list_bytes, span_list_pages, span_map,
