@@ -170,7 +170,7 @@ def _check_numpy(buffer: gpumem.Buffer) -> bool:
 def _check_torch(buffer: gpumem.Buffer) -> bool:
     import torch
 
-    tensor = torch.from_dlpack(buffer)
+    tensor = torch.utils.dlpack.from_dlpack(buffer)
     tensor.fill_(3)
     return bool(tensor.data_ptr() == buffer.ptr and int(tensor.sum()) == 3 * VIEW_BYTES)
 

@@ -587,6 +587,24 @@ def test_idle_arena_gives_its_memory_back_at_the_second_look():
     assert member.budget.used == 0
 
 
+def test_results_that_are_spilled_while_an_idle_worker_collects_garbage_free_their_memory():
+    member = _worker.Worker(_worker.Settings("host", 8 * MIB))
+    member.store = Store({}, member.resource, member.budget)
+    for key in range(3):
+        member.store[key] = gpumem.empty((2 * MIB,), "uint8", resource=member.resource)
+    outside = gpumem.empty((256,), "uint8", resource=member.arena)  # may be garbage
+    left = []
+
+    def collect():
+        member.spill(member.budget, 8 * MIB)  # as a task's allocation does on its thread
+        left.append(member.arena.stats().in_use)
+
+    member.give_back()
+    with mock.patch.object(_worker.gc, "collect", collect):
+        member.give_back()
+    assert left == [outside.nbytes]
+
+
 class Loop:
     """What only the garbage collector frees."""
 

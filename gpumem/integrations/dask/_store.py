@@ -7,13 +7,12 @@ when host memory is short, and gets what is spilled here.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Container, Iterator, MutableMapping
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 
 from gpumem._budget import Budget, Reservation
-from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._tensor import Tensor, copy, empty
 from gpumem.device import MemoryInfo, MemoryKind
@@ -164,13 +163,13 @@ class Store(MutableMapping[Any, Any]):
         with self._lock:
             return sum(self._away.values())
 
-    @property
-    def buffers(self) -> list[Buffer]:
-        """The memory on the device that results lie in, each block once."""
+    def blocks(self, resources: Container[MemoryResource]) -> tuple[int, set[int]]:
+        """Return how many blocks of these resources results lie in, and the ids of all blocks.
+
+        No buffer outlives the lock here: what another thread spills gives its memory back at once.
+        """
         with self._lock:
-            leaves = [leaf for each in self._here.values() for leaf in _leaves(each.value)]
-        found = [each.buffer for each in leaves if self._is_here(each)]
-        return list({id(each): each for each in found if not each.closed}.values())
+            return self._blocks(resources)
 
     @property
     def imported(self) -> int:
@@ -208,6 +207,13 @@ class Store(MutableMapping[Any, Any]):
             block.results -= 1
             if not block.results:
                 self._others.pop(address).charge.release()
+
+    def _blocks(self, resources: Container[MemoryResource]) -> tuple[int, set[int]]:
+        leaves = (leaf for each in self._here.values() for leaf in _leaves(each.value))
+        found = {id(leaf.buffer): leaf.buffer for leaf in leaves if self._is_here(leaf)}
+        opened = {key: each for key, each in found.items() if not each.closed}
+        own = sum(each.nbytes > 0 and each.resource in resources for each in opened.values())
+        return own, set(opened)
 
     def _put_away(self, key: Any, value: Any) -> None:
         self.base[key] = value

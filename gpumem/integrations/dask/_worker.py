@@ -250,10 +250,8 @@ class Worker:
         # 8, ... of an idle worker, which may be running a long task.
         if self._idle_looks & (self._idle_looks - 1):
             return
-        buffers = self.store.buffers if self.store is not None else []
-        results = {id(each) for each in buffers}
         places = (self.arena, self.resource)
-        own = sum(each.nbytes > 0 and each.resource in places for each in buffers)
+        own, results = self.store.blocks(places) if self.store is not None else (0, set())
         stats = self.arena.stats()
         if stats.num_allocs - stats.num_frees > own or not self._outside <= results:
             drop_frames(self._log)
