@@ -1,16 +1,15 @@
 """Graph capture: captured memory is private, and nothing illegal is called meanwhile."""
 
 import contextlib
-import ctypes
 import gc
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.graph import GLOBAL, RELAXED, THREAD_LOCAL, Graph
 
 import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
-GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
 
@@ -23,38 +22,6 @@ def driver(host):
 @pytest.fixture
 def stream():
     return gpumem.Stream("host")
-
-
-class Graph:
-    """What was captured on a stream in a ``with`` block."""
-
-    def __init__(self, driver, stream, mode=GLOBAL):
-        self.driver, self.stream, self.mode = driver, stream, mode
-        self.handle = self.executable = 0
-
-    def __enter__(self):
-        self.driver.call("cuStreamBeginCapture", self.stream.ptr, self.mode)
-        return self
-
-    def __exit__(self, *exception):
-        graph = ctypes.c_uint64()
-        self.driver.call("cuStreamEndCapture", self.stream.ptr, ctypes.byref(graph))
-        self.handle = graph.value
-
-    def instantiate(self):
-        made = ctypes.c_uint64()
-        self.driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), self.handle, 0)
-        self.executable = made.value
-        return self
-
-    def launch(self, stream=None):
-        self.driver.call("cuGraphLaunch", self.executable, (stream or self.stream).ptr)
-
-    def destroy(self):
-        self.driver.call("cuGraphDestroy", self.handle)
-
-    def destroy_instance(self):
-        self.driver.call("cuGraphExecDestroy", self.executable)
 
 
 def addresses(thing):

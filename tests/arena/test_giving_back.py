@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.driver import HostDriver
 from helpers.given_out import bring_to_rest
+from helpers.graph import Graph
 from helpers.interrupting import interrupted, more_calls
 from helpers.waiting import wait_until, without_waiting
 
@@ -604,8 +605,6 @@ def test_region_goes_back_under_another_threads_capture(streams, driver, end):
     arena = gpumem.Arena("host", REGIONS | {"max_mem": 4 * MIB})
     other = gpumem.Arena("host", REGIONS)
     arena.allocate(3 * MIB, streams[1]).close()
-    graph = np.zeros(1, np.uint64)
-    driver.call("cuStreamBeginCapture", streams[2].ptr, 0)
     work = {
         "shrink": arena.shrink,
         "close": arena.close,
@@ -614,13 +613,13 @@ def test_region_goes_back_under_another_threads_capture(streams, driver, end):
     }
     act = work.pop(end)
     work.clear()
-    if end == "drop":
-        del arena
-    thread = threading.Thread(target=act)
-    thread.start()
-    thread.join()
-    driver.call("cuStreamEndCapture", streams[2].ptr, graph.ctypes.data)
-    driver.call("cuGraphDestroy", int(graph[0]))
+    with Graph(driver, streams[2]) as graph:
+        if end == "drop":
+            del arena
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join()
+    graph.destroy()
 
 
 def test_other_threads_give_regions_back_while_one_waits_for_memory(

@@ -7,6 +7,7 @@ import ctypes
 import pytest
 from helpers.driver import HostDriver
 from helpers.given_out import given_out
+from helpers.graph import Graph
 from helpers.refused_sleep import sleep_and_wake_refused_once
 
 import gpumem
@@ -37,9 +38,8 @@ class Captured:
     """A graph that fills a block of its pool and copies it to another one, freed or not."""
 
     def __init__(self, driver, arena, stream, tag=None):
-        self.driver, self.stream = driver, stream
-        with arena.capture(stream) as self.pool:
-            driver.call("cuStreamBeginCapture", stream.ptr, 0)
+        self.stream = stream
+        with arena.capture(stream) as self.pool, Graph(driver, stream) as self.graph:
             scratch = arena.allocate(3 * MIB, stream)
             driver.fill(scratch, 7, stream)
             if tag is None:
@@ -50,19 +50,15 @@ class Captured:
             driver.call("cuMemcpyDtoDAsync", self.out.ptr, scratch.ptr, 3 * MIB, stream.ptr)
             self.scratch = scratch.ptr
             scratch.close()
-            graph = ctypes.c_uint64()
-            driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
-        self.graph, made = graph.value, ctypes.c_uint64()
-        driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), self.graph, 0)
-        self.ready = made.value
+        self.graph.instantiate()
 
     def launch(self):
-        self.driver.call("cuGraphLaunch", self.ready, self.stream.ptr)
+        self.graph.launch()
         self.stream.synchronize()
 
     def end(self):
-        self.driver.call("cuGraphExecDestroy", self.ready)
-        self.driver.call("cuGraphDestroy", self.graph)
+        self.graph.destroy_instance()
+        self.graph.destroy()
         self.out.close()
         self.pool.close()
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-from contextlib import contextmanager
-
 import pytest
 from helpers.driver import HostDriver
+from helpers.graph import Graph
 from helpers.refused_sleep import sleep_and_wake_refused_once
 
 import gpumem
@@ -35,7 +33,7 @@ class Captured:
 
     def __init__(self, driver, arena, stream, pool=None, first=1):
         self.driver, self.stream, self.expected = driver, stream, []
-        with arena.capture(stream, pool=pool) as self.pool, self._capture():
+        with arena.capture(stream, pool=pool) as self.pool, Graph(driver, stream) as self.graph:
             self.results = arena.allocate(2 * MIB, stream)
             blocks = [arena.allocate(self.SIZE, stream) for _ in range(self.COUNT)]
             for value, block in enumerate(blocks, first):
@@ -54,17 +52,7 @@ class Captured:
                     self._show(block.ptr, value)
                     block.close()
             large.close()
-        made = ctypes.c_uint64()
-        driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), self.graph, 0)
-        self.ready = made.value
-
-    @contextmanager
-    def _capture(self):
-        self.driver.call("cuStreamBeginCapture", self.stream.ptr, 0)
-        yield
-        graph = ctypes.c_uint64()
-        self.driver.call("cuStreamEndCapture", self.stream.ptr, ctypes.byref(graph))
-        self.graph = graph.value
+        self.graph.instantiate()
 
     def _show(self, address, value):
         place = self.results.ptr + len(self.expected)
@@ -74,13 +62,13 @@ class Captured:
     def works(self):
         """Launch it, and tell whether every block held what was written to it."""
         memoryview(self.results)[:] = bytes(self.results.nbytes)
-        self.driver.call("cuGraphLaunch", self.ready, self.stream.ptr)
+        self.graph.launch()
         self.stream.synchronize()
         return list(memoryview(self.results)[: len(self.expected)]) == self.expected
 
     def end(self):
-        self.driver.call("cuGraphExecDestroy", self.ready)
-        self.driver.call("cuGraphDestroy", self.graph)
+        self.graph.destroy_instance()
+        self.graph.destroy()
         self.results.close()
 
 
@@ -199,11 +187,8 @@ def test_random_programs_in_captures_hold_their_bytes(make_arena, driver, stream
     results = arena.allocate(MIB, stream)
     expected, graphs, pool = [], [], None
     for _ in range(6):
-        graph = ctypes.c_uint64()
         live: list[tuple[gpumem.Buffer, int]] = []
-        with arena.capture(stream, pool=pool) as pool:
-            driver.call("cuStreamBeginCapture", stream.ptr, 0)
-            begin = len(expected)
+        with arena.capture(stream, pool=pool) as pool, Graph(driver, stream) as graph:
             for _ in range(100):
                 if live and rng.random() < 0.45:
                     block, value = live.pop(rng.randrange(len(live)))
@@ -223,24 +208,21 @@ def test_random_programs_in_captures_hold_their_bytes(make_arena, driver, stream
                 value = rng.randrange(1, 256)
                 driver.fill(block, value, stream)
                 live.append((block, value))
-            driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
         pool.check_invariants()
         for block, _ in live:
             block.close()
-        made = ctypes.c_uint64()
-        driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph.value, 0)
-        graphs.append((graph.value, made.value, begin))
+        graphs.append(graph.instantiate())
     for sleeps in (False, True):
         if sleeps:
             arena.sleep()
             arena.wake()
         memoryview(results)[:] = bytes(MIB)
-        for _, ready, _ in graphs:
-            driver.call("cuGraphLaunch", ready, stream.ptr)
+        for graph in graphs:
+            graph.launch()
         stream.synchronize()
         assert list(memoryview(results)[: len(expected)]) == expected
-    for graph, ready, _ in graphs:
-        driver.call("cuGraphExecDestroy", ready)
-        driver.call("cuGraphDestroy", graph)
+    for graph in graphs:
+        graph.destroy_instance()
+        graph.destroy()
     results.close()
     pool.close()

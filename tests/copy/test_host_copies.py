@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.arrays import put
 from helpers.driver import HostDriver
+from helpers.graph import RELAXED, Graph
 from helpers.waiting import wait_until
 
 import gpumem
@@ -196,18 +197,25 @@ def test_refused_host_function_is_an_error_and_copies_nothing(stream, driver, ho
 @contextlib.contextmanager
 def captured(driver, stream):
     """Capture what the block queues; yields a function that runs it once."""
-    graph, ready = ctypes.c_uint64(), ctypes.c_uint64()
 
     def run():
-        if not ready.value:
-            arguments = ctypes.byref(ready), graph.value, 0
-            driver.call("cuGraphInstantiateWithFlags", *arguments)
-        driver.call("cuGraphLaunch", ready.value, stream.ptr)
+        if not graph.executable:
+            graph.instantiate()
+        graph.launch()
         stream.synchronize()
 
-    driver.call("cuStreamBeginCapture", stream.ptr, 2)
-    yield run
-    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
+    with Graph(driver, stream, RELAXED) as graph:
+        yield run
+
+
+@contextlib.contextmanager
+def refused_in_a_capture(driver, stream):
+    """Check that a capture refuses what the block queues, and is over with that."""
+    refused = pytest.raises(gpumem.errors.DriverError)
+    over = pytest.raises(gpumem.errors.DriverError)
+    with over, Graph(driver, stream, RELAXED), refused as caught:
+        yield
+    assert caught.value.code == 900  # STREAM_CAPTURE_UNSUPPORTED
 
 
 def test_captured_copy_between_pinned_memories_is_a_node(stream, driver):
@@ -224,12 +232,8 @@ def test_captured_copy_that_the_cpu_would_have_to_make_is_refused(stream, driver
     data = np.zeros((300, 300), np.int32)
     dst, src = put(data, PINNED), put(data, PINNED)
     turned = gpumem.asarray(np.transpose(src.numpy()))
-    driver.call("cuStreamBeginCapture", stream.ptr, 2)
-    with pytest.raises(gpumem.errors.DriverError) as caught:
+    with refused_in_a_capture(driver, stream):
         gpumem.copy(dst, turned, stream)
-    assert caught.value.code == 900  # STREAM_CAPTURE_UNSUPPORTED
-    with pytest.raises(gpumem.errors.DriverError):  # the refusal ended the capture
-        driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(ctypes.c_uint64()))
 
 
 @pytest.mark.parametrize("memory", [PINNED, "host", "host/managed"])
@@ -256,12 +260,8 @@ def test_captured_copy_of_overlapping_arrays_without_a_graph_pool_is_refused(
     with gpumem.using_resource(arena):
         tensor = put(np.arange(N).astype("u1"), memory)
     gpumem.empty(N - 1, "u1", resource=arena, stream=stream)  # so the capture finds memory
-    driver.call("cuStreamBeginCapture", stream.ptr, 2)
-    with pytest.raises(gpumem.errors.DriverError) as caught:
+    with refused_in_a_capture(driver, stream):
         gpumem.copy(tensor[1:], tensor[:-1], stream)
-    assert caught.value.code == 900  # STREAM_CAPTURE_UNSUPPORTED
-    with pytest.raises(gpumem.errors.DriverError):  # the refusal ended the capture
-        driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(ctypes.c_uint64()))
     assert (tensor.numpy() == np.arange(N).astype("u1")).all()
 
 
@@ -310,12 +310,8 @@ def test_captured_fill_of_a_strided_tensor_keeps_its_value(memory, dtype, layout
 def test_captured_fill_that_needs_too_many_driver_calls_is_refused(stream, driver):
     tensor = gpumem.zeros((30, 30, 30, 30), "u1", memory=PINNED, stream=stream)
     tensor.numpy()
-    driver.call("cuStreamBeginCapture", stream.ptr, 2)
-    with pytest.raises(gpumem.errors.DriverError) as caught:
+    with refused_in_a_capture(driver, stream):
         tensor[::2, ::2, ::2, ::2].fill(1, stream)
-    assert caught.value.code == 900  # STREAM_CAPTURE_UNSUPPORTED
-    with pytest.raises(gpumem.errors.DriverError):  # the refusal ended the capture
-        driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(ctypes.c_uint64()))
 
 
 @pytest.mark.parametrize("memory", [PINNED, "host/managed"])
@@ -333,12 +329,8 @@ def test_scalar_assigned_in_a_captured_stream_is_a_part_of_the_graph(memory, str
 def test_array_assigned_in_a_captured_stream_is_refused(memory, values, stream, driver):
     tensor = gpumem.zeros((2, 3), "i4", memory=memory, stream=stream)
     tensor.numpy()
-    driver.call("cuStreamBeginCapture", stream.ptr, 2)
-    with pytest.raises(gpumem.errors.DriverError) as caught:
+    with refused_in_a_capture(driver, stream):
         tensor[0] = values
-    assert caught.value.code == 900  # STREAM_CAPTURE_UNSUPPORTED
-    with pytest.raises(gpumem.errors.DriverError):  # the refusal ended the capture
-        driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(ctypes.c_uint64()))
     assert not tensor.numpy(sync=False).any()
 
 

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.graph import Graph
 from helpers.heap import found_by, line_of, number_at_rest
 
 import gpumem
@@ -212,18 +213,14 @@ def test_graph_pool_blocks_have_no_guards(make_arena, streams):
 
 
 def test_other_threads_allocate_while_a_stream_captures(make_arena, memory, streams, driver):
-    import ctypes
-
     arena, stream = make_arena(memory=memory, debug_heap=True), streams[0]
     buffer = arena.allocate(4096, stream)
-    driver.call("cuStreamBeginCapture", stream.ptr, 0)
-    buffer.close()
-    other = arena.allocate(4096, streams[1])
-    other.close()
-    arena.check_heap(wait=False)
-    graph = ctypes.c_uint64()
-    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
-    driver.call("cuGraphDestroy", graph)
+    with Graph(driver, stream) as graph:
+        buffer.close()
+        other = arena.allocate(4096, streams[1])
+        other.close()
+        arena.check_heap(wait=False)
+    graph.destroy()
     assert arena.check_heap() == ()
 
 

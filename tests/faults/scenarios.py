@@ -30,6 +30,7 @@ from gpumem.kv import BlockPool
 from gpumem.planning import IterationPlan, PlannedResource
 
 from ..helpers.driver import HostDriver
+from ..helpers.graph import RELAXED, Graph
 from .stage import Stage, Wrong
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -289,9 +290,7 @@ def captured_twice(stage: Stage, backing: str) -> None:
     for _ in range(2):
         capture = arena.capture(stream, pool=pool)
         pool = stage.do("enter", capture.__enter__)
-        driver.call("cuStreamBeginCapture", stream.ptr, 2)
-        graph = ctypes.c_uint64()
-        try:
+        with Graph(driver, stream, RELAXED) as graph:
             size = sized(stage, 100 * KIB)
             with stage.do("allocate", arena.allocate, size, stream) as block:
                 driver.fill(block, 3, stream)
@@ -302,9 +301,7 @@ def captured_twice(stage: Stage, backing: str) -> None:
             stage.do("allocate", arena.allocate, 4 * MIB, stream).close()
             for block in blocks[1::2]:
                 block.close()
-        finally:
-            driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
-            driver.call("cuGraphDestroy", graph)
+        graph.destroy()
         stage.do("leave", capture.__exit__, None, None, None)
     stage.do("close pool", pool.close)
     stage.close(arena)

@@ -24,6 +24,7 @@ from helpers.c_arena import (
     Stats,
 )
 from helpers.driver import HostDriver
+from helpers.graph import Graph
 
 import gpumem
 import gpumem.integrations.c
@@ -204,20 +205,12 @@ def test_more_streams_than_a_hook_remembers_are_freed_on(c, arena):
     assert arena.stats().in_use == 0
 
 
+@contextlib.contextmanager
 def captured(driver, stream):
     """Let a stream capture a graph inside a ``with`` block; the graph is dropped."""
-
-    @contextlib.contextmanager
-    def capture():
-        driver.call("cuStreamBeginCapture", stream.ptr, 0)
-        try:
-            yield
-        finally:
-            graph = ctypes.c_void_p()
-            driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
-            driver.call("cuGraphDestroy", graph.value)
-
-    return capture()
+    with Graph(driver, stream) as graph:
+        yield
+    graph.destroy()
 
 
 def test_capturing_stream_is_served_by_a_graph_pool_if_c_captures(arena, stream):

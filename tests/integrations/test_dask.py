@@ -369,6 +369,17 @@ def test_store_spills_the_least_recently_used_result_and_brings_it_back(store):
     assert (len(store), sorted(store)) == (5, [0, 1, 2, 3, 4])
 
 
+def test_store_spills_the_next_result_where_one_keeps_its_memory(store):
+    kept = tensor_of(store, 0)
+    store["kept"] = kept
+    for key in range(3):
+        store[key] = tensor_of(store, key)
+    store[3] = tensor_of(store, 3)
+    assert list(store.base) == ["kept", 0]
+    assert store.spill(2 * MIB) == 2 * MIB
+    assert list(store.base) == ["kept", 0, 1, 2]
+
+
 def test_store_spills_tensors_within_lists_tuples_and_dicts(store):
     other = object()
     store["a"] = {"x": [tensor_of(store, 1), other], "y": (tensor_of(store, 2), 5)}

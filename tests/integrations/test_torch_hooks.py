@@ -12,6 +12,7 @@ import time
 import pytest
 from helpers.driver import HostDriver
 from helpers.giving_way import arena_that_gives_way
+from helpers.graph import RELAXED, Graph
 from helpers.interrupting import reaches_the_caller
 from helpers.torch_caller import Caller, Refused
 
@@ -22,7 +23,6 @@ from gpumem._testing.torch_hooks import out_of_memory_text
 from gpumem.errors import ConfigError, OutOfMemoryError
 
 MIB = 1 << 20
-RELAXED = 2  # mode of a capture
 
 
 @pytest.fixture(scope="module")
@@ -544,14 +544,12 @@ def test_budget_callback_runs_for_a_segment_inside_a_capture(caller, stream):
     arena, kept, _ = arena_that_gives_way(300 << 20)
     torch_hooks.serve(8, arena)
     kept.append(arena.allocate(200 << 20))
-    driver, graph = HostDriver(), ctypes.c_uint64()
-    driver.call("cuStreamBeginCapture", stream.ptr, RELAXED)
-    address = caller.alloc(200 << 20, device=8, stream=stream.ptr, hook="alloc_segment")
-    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
+    with Graph(HostDriver(), stream, RELAXED) as graph:
+        address = caller.alloc(200 << 20, device=8, stream=stream.ptr, hook="alloc_segment")
     assert address
     assert not kept
     caller.free(address, device=8)
-    driver.call("cuGraphDestroy", graph.value)
+    graph.destroy()
 
 
 def test_error_of_a_budget_callback_in_a_hook_is_told(caller, monkeypatch):

@@ -1,9 +1,9 @@
 """What recordings, snapshots and reports show of virtual tensors and of sleeping memory."""
 
-import ctypes
 import threading
 
 from helpers.driver import HostDriver
+from helpers.graph import Graph
 
 import gpumem
 from gpumem import observe
@@ -111,10 +111,8 @@ def test_snapshots_are_whole_while_another_thread_commits_and_releases(make_aren
 def test_sleep_releases_and_wake_reserves_what_is_recorded(make_arena):
     arena, stream, driver = make_arena(), gpumem.Stream("host"), HostDriver()
     with observe.record() as recording:
-        with arena.capture(stream) as pool:
-            driver.call("cuStreamBeginCapture", stream.ptr, 0)
+        with arena.capture(stream) as pool, Graph(driver, stream):
             captured = arena.allocate(4 * MIB, stream)
-            driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(ctypes.c_uint64()))
         block, freed = arena.allocate(8 * MIB), arena.allocate(8 * MIB)
         rows = rows_of(arena, 4)
         assert held_by(recording.events()) == arena.stats().reserved + pool.stats().reserved

@@ -6,10 +6,11 @@ waits for it.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.graph import Graph
 
 import gpumem
 from gpumem._testing.arenas import saved_move_time, spend_move_time
@@ -352,12 +353,10 @@ def test_nothing_goes_back_for_a_stream_that_captures(crowded, virtual_clock, ca
     gpumem.Device("host").synchronize()
     arena.reset_stream(None)
     virtual_clock.advance_clock(5 * SECOND)
-    driver, stream = HostDriver(), gpumem.Stream("host")
+    stream = gpumem.Stream("host")
+    graph = Graph(HostDriver(), stream)
+    with graph if captures else contextlib.nullcontext():
+        search_once(arena, stream, 128)
     if captures:
-        driver.call("cuStreamBeginCapture", stream.ptr, 0)
-    search_once(arena, stream, 128)
-    if captures:
-        graph = ctypes.c_uint64()
-        driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
-        driver.call("cuGraphDestroy", graph.value)
+        graph.destroy()
     assert arena.stats().reserved == BEFORE + (LARGE if captures else 6 * MIB)

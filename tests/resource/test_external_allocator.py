@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
+from helpers.graph import Graph
 from helpers.interrupting import interrupted, more_calls
 from helpers.waiting import wait_until
 
@@ -760,20 +761,18 @@ def test_block_of_a_stream_that_captures_waits_for_the_captures_end(heap, host, 
     buffer = allocator.allocate(1000, stream if end == "close" else None)
     if end == "record_stream":
         buffer.record_stream(stream)
-    graph = ctypes.c_uint64()
     other = gpumem.Arena("host").allocate(1000)
-    driver.call("cuStreamBeginCapture", stream.ptr, 0)
-    driver.fill(other, 7, stream)
-    buffer.close()
-    allocator.shrink()
-    with pytest.raises(gpumem.OutOfMemoryError):
-        allocator.allocate(1000)
-    allocator.close()
-    assert len(heap.blocks) == 1
-    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))  # it is valid
+    with Graph(driver, stream) as graph:  # it is valid at its end
+        driver.fill(other, 7, stream)
+        buffer.close()
+        allocator.shrink()
+        with pytest.raises(gpumem.OutOfMemoryError):
+            allocator.allocate(1000)
+        allocator.close()
+        assert len(heap.blocks) == 1
     assert gpumem.Device("host").free_bytes
     assert not heap.blocks
-    driver.call("cuGraphDestroy", graph.value)
+    graph.destroy()
 
 
 def test_close_waits_for_pending_frees(heap, host):

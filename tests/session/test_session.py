@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 import types
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
+from helpers.graph import Graph
 from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Plain
 from helpers.waiting import wait_until
@@ -727,17 +727,15 @@ def test_run_on_a_capturing_stream_does_not_wait_and_keeps_addresses(host):
         first = session.outputs()["y"]
         session.run(work)
         assert session.outputs()["y"].ptr == first.ptr
-        graph = ctypes.c_void_p()
-        driver.call("cuStreamBeginCapture", stream.ptr, 0)
-        assert stream.capturing
-        first.numpy(sync=False)[:] = 0
-        session.run(work)
-        driver.call("cuStreamEndCapture", stream.ptr, ctypes.addressof(graph))
-        assert graph.value
+        with Graph(driver, stream) as graph:
+            assert stream.capturing
+            first.numpy(sync=False)[:] = 0
+            session.run(work)
+        assert graph.handle
         assert not stream.capturing
         stream.synchronize()
         assert (first.numpy() == 0).all()
-        driver.call("cuGraphDestroy", graph.value)
+        graph.destroy()
 
 
 # ---- allocators ----------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import threading
 
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
+from helpers.graph import RELAXED, Graph
 from helpers.waiting import without_waiting
 
 import gpumem
@@ -264,23 +264,21 @@ def test_default_stream_of_a_dlpack_consumer_is_recorded(arena):
 
 def test_captured_work_uses_rows_through_growing_and_shrinking(arena):
     """A graph that was captured once is launched while other rows come and go."""
-    driver, stream = HostDriver(), gpumem.Stream("host")
+    stream = gpumem.Stream("host")
     cache = cache_of(arena, committed=2, stream=stream)
-    graph, made = ctypes.c_uint64(), ctypes.c_uint64()
-    driver.call("cuStreamBeginCapture", stream.ptr, 2)
-    fill(cache, 9, stream)
-    cache.commit(6)  # while it captures
-    cache.release(4, 6)
-    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
-    driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph.value, 0)
+    with Graph(HostDriver(), stream, RELAXED) as graph:
+        fill(cache, 9, stream)
+        cache.commit(6)  # while it captures
+        cache.release(4, 6)
+    graph.instantiate()
     for turn in range(20):
         cache.numpy()[:] = 0
         cache.resize(1 + turn % 50)
-        driver.call("cuGraphLaunch", made.value, stream.ptr)
+        graph.launch()
         cache.release(1, 1 + turn % 50)
         assert (cache.tensor(0, 1).numpy() == 9).all()
-    driver.call("cuGraphExecDestroy", made.value)
-    driver.call("cuGraphDestroy", graph.value)
+    graph.destroy_instance()
+    graph.destroy()
 
 
 def test_many_threads_commit_and_release(arena, rng):

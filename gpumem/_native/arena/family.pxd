@@ -38,9 +38,9 @@ cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil
 cdef void pool_join(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
 # A child that ends leaves its parent, which may end then.
 cdef void child_leave(ArenaCore* arena) noexcept nogil
-# Does it share its limit with tags, or is it a tag's? Not of graph pools.
-cdef inline bint has_relatives(const ArenaCore* arena) noexcept nogil:
-    return published_pointer(&root_of(arena).tagged) != NULL and not is_graph_pool(arena)
+# Do others share its limit: an arena and its tags, or a graph pool and its parent?
+cdef inline bint shares_limit(const ArenaCore* arena) noexcept nogil:
+    return is_graph_pool(arena) or published_pointer(&root_of(arena).tagged) != NULL
 # The parent and the tags one after the other, from NULL to NULL, for any of them. Each is retained
 # until it is passed in as the one before.
 cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil

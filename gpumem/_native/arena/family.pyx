@@ -113,7 +113,7 @@ cdef void join(ArenaCore* child, ArenaCore* parent, ArenaCore** first) noexcept 
     child.parent = parent
     lock_acquire(&parent.lock)
     child.next_child = first[0]
-    publish_pointer(<void**>first, child)       # has_relatives looks without the lock
+    publish_pointer(<void**>first, child)       # shares_limit looks without the lock
     lock_release(&parent.lock)
 
 

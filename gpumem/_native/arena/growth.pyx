@@ -14,7 +14,7 @@ from gpumem._native.arena.streams cimport (
     wait_behind,
 )
 from gpumem._native.arena.family cimport (
-    any_pool_next, arena_drop, has_relatives, pool_next, tag_next,
+    any_pool_next, arena_drop, pool_next, shares_limit, tag_next,
 )
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_count_frees, caches_freeze, caches_thaw,
@@ -785,7 +785,7 @@ cdef void release_beyond_share(ArenaCore* arena, uint64_t size) noexcept nogil:
     # hold more than their share above the live peak, those that are idle go back first.
     cdef ArenaCore* root = <ArenaCore*>root_of(arena)
     cdef uint64_t live, reserved, peak
-    if not has_relatives(arena) and not is_graph_pool(arena):
+    if not shares_limit(arena):
         return
     live = family_in_use(arena) + size
     reserved = family_held(arena)
@@ -799,7 +799,7 @@ cdef void raise_family_peak(ArenaCore* arena) noexcept nogil:
     cdef ArenaCore* root = <ArenaCore*>root_of(arena)
     cdef uint64_t peak = load64(&root.family_peak)
     cdef uint64_t live
-    if not has_relatives(arena) and not is_graph_pool(arena):
+    if not shares_limit(arena):
         return
     live = family_in_use(arena)
     while live > peak and not peak_try(&root.family_peak, &peak, live):

@@ -8,11 +8,11 @@ from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
     find_idle, has_unknown_work, query_stream, release_completed, streams_with_free,
 )
-from gpumem._native.arena.family cimport has_relatives, tag_next
+from gpumem._native.arena.family cimport shares_limit, tag_next
 from gpumem._native.arena.types cimport (
-    apart_from, arena_is_open, arena_reserved, ArenaCore, BeyondShare, is_graph_pool, LARGE_SPACE,
-    live_peak, move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_SPACE, SPACES,
-    StreamSlot, with_share,
+    apart_from, arena_is_open, arena_reserved, ArenaCore, BeyondShare, LARGE_SPACE, live_peak,
+    move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_SPACE, SPACES, StreamSlot,
+    with_share,
 )
 from gpumem._native.backing cimport Backing, backing_release
 from gpumem._native.bfc cimport (
@@ -65,7 +65,7 @@ cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogi
     # itself is left alone, as two threads would wait for each other.
     cdef uint64_t total = 0
     cdef ArenaCore* other
-    if not has_relatives(arena) and not is_graph_pool(arena):
+    if not shares_limit(arena):
         return 0
     other = tag_next(arena, NULL)
     while other != NULL:

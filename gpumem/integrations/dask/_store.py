@@ -34,7 +34,6 @@ class Result:
     """A result with tensors on the device."""
 
     value: Any
-    nbytes: int  # of its tensors in this worker's own memory
     others: list[int]  # addresses of the `OthersBlock`s that its other tensors lie in
 
 
@@ -141,21 +140,17 @@ class Store(MutableMapping[Any, Any]):
     def spill(self, nbytes: int) -> int:
         """Move results to pinned memory, the least recently used first.
 
-        Until that frees `nbytes`, which it returns, or nothing is left. A tensor that a task uses
-        keeps its memory until the task is done.
+        Until that frees `nbytes`, or nothing is left. A tensor that a task uses keeps its memory
+        until the task is done, and Dask's profiler keeps one for a moment, with the frames that it
+        looks at: the next result is spilled in its place. Returns the bytes that were freed.
         """
-        moved = 0
+        freed = 0
         with self._lock:
-            while moved < nbytes and self._here:
-                key = next(iter(self._here))
-                found = self._here[key]
-                # Made before the result is removed: without room for it nothing changes.
-                value = _replaced(found.value, Tensor, self._sent_away)
-                others = self.imported
-                del self[key]
-                moved += found.nbytes + others - self.imported
-                self._put_away(key, value)
-        return moved
+            while freed < nbytes and self._here:
+                before = self._resource.stats().in_use + self.imported
+                self._spill_first()
+                freed += before - self._resource.stats().in_use - self.imported
+        return freed
 
     @property
     def spilled(self) -> int:
@@ -189,8 +184,7 @@ class Store(MutableMapping[Any, Any]):
             self._leave(entered)
             self._put_away(key, _replaced(value, Tensor, self._sent_away))
             return
-        own = sum(each.nbytes for each in here) - sum(each.nbytes for each in imported)
-        self._here[key] = Result(value, own, entered)
+        self._here[key] = Result(value, entered)
 
     def _enter(self, address: int, nbytes: int) -> None:
         """Count a result that lies in another worker's block; the first one charges it."""
@@ -214,6 +208,13 @@ class Store(MutableMapping[Any, Any]):
         opened = {key: each for key, each in found.items() if not each.closed}
         own = sum(each.nbytes > 0 and each.resource in resources for each in opened.values())
         return own, set(opened)
+
+    def _spill_first(self) -> None:
+        key = next(iter(self._here))
+        # Made before the result is removed: without room for it nothing changes.
+        value = _replaced(self._here[key].value, Tensor, self._sent_away)
+        del self[key]
+        self._put_away(key, value)
 
     def _put_away(self, key: Any, value: Any) -> None:
         self.base[key] = value

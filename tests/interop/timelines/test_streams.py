@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.graph import Graph
 
 import gpumem
 from gpumem.errors import (
@@ -129,16 +130,11 @@ def test_raw_stream_handle_needs_a_timeline_with_a_device(timeline, stream):
 
 
 def test_operation_on_a_capturing_stream_is_refused_and_the_capture_continues(timeline, stream):
-    import ctypes
-
-    driver = HostDriver()
-    driver.call("cuStreamBeginCapture", stream.ptr, 0)
-    for queue in (timeline.enqueue_wait, timeline.enqueue_signal):
-        with pytest.raises(DriverError, match="CAPTURE"):
-            queue(stream, 1)
-    graph = ctypes.c_uint64()
-    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
-    driver.call("cuGraphDestroy", graph)
+    with Graph(HostDriver(), stream) as graph:
+        for queue in (timeline.enqueue_wait, timeline.enqueue_signal):
+            with pytest.raises(DriverError, match="CAPTURE"):
+                queue(stream, 1)
+    graph.destroy()
     assert timeline.pending == 0
 
 
