@@ -784,8 +784,8 @@ cdef class ResourceBase:
             owner = (<LedgerBlock*><uintptr_t>buffer.handle).owner
         return 0 if owner == NULL else visit(owner, argument)
 
-    cdef int let_access(self, DriverDevice peer) except -1:
-        return 0
+    cdef bint let_access(self, DriverDevice peer) except -1:
+        return False
 
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1:
         cdef bint is_handle = hasattr(stream, "__index__")  # its owner resets it first

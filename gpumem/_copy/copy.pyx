@@ -54,7 +54,7 @@ cdef struct Route:
     CUstream stream
     bint to_reachable       # the driver reaches the destination itself
     bint origin_reachable
-    bint between_devices    # two devices, the `peers`
+    bint by_peer_copy       # the device that copies has no access to one of the `peers`
     Peers peers
     bint waits              # no stream was given, and users of an end have no stream to wait for
     bint to_is_temporary
@@ -168,9 +168,7 @@ cdef int find_ends(Route* route, DriverDevice driver_device, Buffer dst, Buffer 
     route.to_reachable = is_reachable(dst, driver_device, low, high)
     rows_reach(route.rows, END_ORIGIN, &low, &high)
     route.origin_reachable = is_reachable(src, driver_device, low, high)
-    route.between_devices = (dst.home.driver_device is not src.home.driver_device
-                             and is_devices(dst) and is_devices(src)
-                             and route.to_reachable and route.origin_reachable)
+    route.by_peer_copy = False
     route.peers = Peers(&dst.home.driver_device.context, &src.home.driver_device.context)
     return 0
 
@@ -324,10 +322,10 @@ cdef CUresult queue_call(DeviceContext* context, CUstream stream, CUhostFn funct
 # ---- By the driver -------------------------------------------------------------------------------
 
 cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device,
-                        const Route* route) except -1:
+                        Route* route) except -1:
     cdef Box box = rows_box(route.rows)
-    if route.between_devices:
-        src.home.let_access(dst.home.driver_device)
+    if not gives_access(dst, src, driver_device):
+        route.by_peer_copy = True
         box.height = box.depth = -1
         box.calls = rows_bytes(route.rows) // route.rows.width
     if box.calls <= MOST_CALLS:
@@ -339,6 +337,19 @@ cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device,
     if src.home.cpu_can_read:
         return copy_staged(dst, src, driver_device, route, END_TO)
     return copy_repacked(dst, src, driver_device, route)
+
+
+cdef bint gives_access(Buffer dst, Buffer src, DriverDevice driver_device) except -1:
+    # Let the device that copies access the other one's memory; tell whether it reaches both ends.
+    # The driver sends a copy in pieces, one for each page, and takes longer between them in a peer
+    # copy than in one that needs access (bench/results/several_gpus.md).
+    if (dst.home.driver_device is src.home.driver_device
+            or not is_devices(dst) or not is_devices(src)):
+        return True
+    if driver_device is src.home.driver_device:
+        return dst.home.let_access(driver_device)
+    return (src.home.let_access(dst.home.driver_device)
+            and driver_device is dst.home.driver_device)
 
 
 cdef int queue_copy(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
@@ -362,7 +373,7 @@ cdef CallResult queue_rows(DeviceContext* context, const Route* route, Box box) 
         result = entered(context)
         if result.code == CUDA_SUCCESS:
             result = rows_queue(context, route.stream, route.rows, box,
-                                &route.peers if route.between_devices else NULL)
+                                &route.peers if route.by_peer_copy else NULL)
             context_leave(context)
     return result
 

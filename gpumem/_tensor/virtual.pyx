@@ -86,7 +86,7 @@ cdef class SpanMemory(MemoryResource):
         cdef const SpanView* view = <const SpanView*><uintptr_t>buffer.handle
         return note_stream(self.span, slot, view.first, view.last)
 
-    cdef int let_access(self, DriverDevice peer) except -1:
+    cdef bint let_access(self, DriverDevice peer) except -1:
         return (<MemoryResource>self.arena).let_access(peer)
 
     cdef int require_present(self) except -1:

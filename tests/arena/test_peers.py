@@ -40,7 +40,7 @@ def run(script, count=2):
 # ---- on use --------------------------------------------------------------------------------------
 
 
-def test_copy_between_devices_gives_the_destination_access_to_the_source_once():
+def test_copy_between_devices_gives_the_one_that_copies_access_to_the_other_once():
     run("""
         here, there = (gpumem.Arena(each) for each in devices)
         src = gpumem.full(3 * MIB, 7, "u1", resource=here)
@@ -51,10 +51,12 @@ def test_copy_between_devices_gives_the_destination_access_to_the_source_once():
         assert (peers(here), peers(there)) == (["host:1"], [])
         assert reaches(1, src.buffer, 9) and not reaches(0, dst.buffer)
         host_device.reset_counts()
-        gpumem.copy(dst, src, streams[0])
-        assert (dst.numpy() == 9).all()
+        for stream in (None, streams[1]):
+            gpumem.copy(dst, src, stream)
+            assert (dst.numpy() == 9).all()
+            gpumem.copy(src, dst, streams[1])
         assert host_device.call_count("cuMemSetAccess") == 0
-        gpumem.copy(src, dst, streams[0])
+        gpumem.copy(dst, src, streams[0])
         assert (peers(here), peers(there)) == (["host:1"], ["host:0"])
     """)
 

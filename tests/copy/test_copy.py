@@ -106,20 +106,29 @@ def test_copy_between_two_devices():
         from gpumem._testing import host_device
         gpumem.device.set_host_device_count(2)
         data = np.arange(40, dtype="i4").reshape(5, 8)
-        near = gpumem.asarray(data).to("host:0", copy=True)
-        far = gpumem.zeros((5, 8), "i4", memory="host:1")
+        expected = data.copy()
+        expected[1:4, 2:5] = data[1:4, ::-1][:, 2:5]
         here, there = gpumem.Stream("host:0"), gpumem.Stream("host:1")
         host_device.set_lag(2_000_000)
-        for stream in (here, there):
-            host_device.reset_counts()
-            gpumem.copy(far, near, stream)
-            assert host_device.call_count("cuMemcpyPeerAsync") == 1
-            assert (far.numpy() == data).all()
-            gpumem.copy(far[1:4, 2:5], near[1:4, ::-1][:, 2:5], stream)
-            expected = data.copy()
-            expected[1:4, 2:5] = data[1:4, ::-1][:, 2:5]
-            assert (far.numpy() == expected).all()
-            gpumem.copy(far, near)
+        # A device that may access the other's memory copies boxes in one call, any other only rows.
+        calls = {"on_use": ["cuMemcpyAsync", "cuMemcpy2DAsync"], "none": ["cuMemcpyPeerAsync"]}
+        for peers, (line, *box) in calls.items():
+            for stream in (here, there):
+                # The one that copies is given access to the other's arena.
+                near = gpumem.empty((5, 8), "i4", resource=gpumem.Arena("host:0", {"peers": peers}))
+                far = gpumem.empty((5, 8), "i4", resource=gpumem.Arena("host:1", {"peers": peers}))
+                gpumem.copy(near, data)
+                host_device.reset_counts()
+                gpumem.copy(far, near, stream)
+                assert host_device.call_count(line) == 1
+                assert (far.numpy() == data).all()
+                gpumem.copy(far[1:4, 2:5], near[1:4, 2:5], stream)
+                assert [host_device.call_count(name) for name in box] == [1] * len(box)
+                assert (far.numpy() == data).all()
+                gpumem.copy(far[1:4, 2:5], near[1:4, ::-1][:, 2:5], stream)
+                assert (far.numpy() == expected).all()
+                assert (host_device.call_count("cuMemcpyPeerAsync") == 0) == (peers == "on_use")
+                gpumem.copy(far, near)
         gpumem.copy(near[::-1], data, there)
         there.synchronize()
         assert (near.numpy()[::-1] == data).all()

@@ -571,9 +571,8 @@ def test_forked_child_publishes_its_own_page():
         assert go_on() == "made\n"
         page = page_when(forked, shows("child's", in_use=2 * MIB))
         assert [one.name for one in page.resources] == ["child's"]
-        assert [one.name for one in observe.LivePage.of_process(process.pid).resources] == [
-            "parent's"
-        ]
+        page = page_when(process.pid, shows("parent's", in_use=0))
+        assert [one.name for one in page.resources] == ["parent's"]
         assert go_on() == "0\n"
         assert pages_in_memory(forked) == []
         assert observe.LivePage.of_process(process.pid).alive

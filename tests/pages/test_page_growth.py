@@ -62,12 +62,13 @@ def test_block_beyond_free_and_idle_memory_makes_no_page(make_arena, host, leave
     ("size", "pages"),
     [
         (16 * MIB, [2] * 8),
-        (896 * MIB - 256, [2] * 448),
-        (896 * MIB, [4] * 224),
-        (1792 * MIB, [8] * 224),
+        (224 * MIB - 256, [2] * 112),
+        (224 * MIB, [4] * 56),
+        (448 * MIB, [8] * 56),
+        (1792 * MIB, [32] * 56),
     ],
 )
-def test_large_block_has_pages_of_a_224th_of_the_live_peak(make_arena, size, pages):
+def test_block_that_is_most_of_the_live_peak_has_pages_of_a_56th_of_it(make_arena, size, pages):
     arena = make_arena(VIRTUAL)
     with arena.allocate(size):
         assert page_sizes(arena) == pages

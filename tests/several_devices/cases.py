@@ -130,7 +130,9 @@ def copies_of_every_pair_are_right_on_every_stream(devices):
         here, there = gpumem.Arena(origin, config), gpumem.Arena(to, config)
         source = gpumem.empty(data.shape, data.dtype, resource=here)
         gpumem.copy(source, data)
-        for stream in (None, gpumem.Stream(origin), gpumem.Stream(to)):
+        for stream in (None, gpumem.Stream(to), gpumem.Stream(origin)):
+            # The device of the stream copies, the destination's where there is none.
+            assert there.peers == ()
             target = gpumem.zeros(data.shape, data.dtype, resource=there)
             gpumem.copy(target, source, stream)
             assert (fetch(target) == data).all(), (origin, to, stream)
@@ -139,7 +141,7 @@ def copies_of_every_pair_are_right_on_every_stream(devices):
             assert (fetch(target)[cut] == data[cut]).all(), (origin, to, stream)
             assert fetch(target).sum() == data[cut].sum()
         assert [str(each) for each in here.peers] == [to]
-        assert there.peers == ()
+        assert [str(each) for each in there.peers] == [origin]
 
 
 @case

@@ -21,7 +21,7 @@ from gpumem._native.pages.space cimport (
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
-    ActionKind, address_of, BLOCK_PAGES, bytes_of, Demand, end_of, GRANULE, GRANULE_BITS,
+    ActionKind, address_of, BLOCK_PAGES, bytes_of, CLAIM_PAGES, Demand, end_of, GRANULE, GRANULE_BITS,
     granule_from, granule_of, is_backed, is_dormant_quiet, is_idle, is_movable, is_quiet,
     MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES, Piece, Plan,
     PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, RETIRED,
@@ -319,17 +319,18 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
 
 
 cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept nogil:
-    # The most granules that still divide the live peak into PEAK_PAGES pages. Not more for a large
-    # block: when it is gone, its pages have to fit where smaller blocks want them. Pages of the
-    # largest size only for blocks of many: what smaller blocks leave free between them is often
-    # less than such a page, which then can neither hold a block nor move.
+    # The most granules that still divide the live peak into PEAK_PAGES pages, or a block that is a
+    # large part of it into CLAIM_PAGES. Not more for a large block: when it is gone, its pages have
+    # to fit where smaller blocks want them. Pages of the largest size only for blocks of many: what
+    # smaller blocks leave free between them is often less than such a page, which then can neither
+    # hold a block nor move.
     cdef uint64_t most = min(<uint64_t>MAX_PAGE_GRANULES, max(
         <uint64_t>MAX_PAGE_GRANULES // 2, demand.claim // BLOCK_PAGES >> GRANULE_BITS))
+    cdef uint64_t bytes = max(demand.live_peak // PEAK_PAGES, demand.claim // CLAIM_PAGES)
     cdef uint32_t granules = 1
     if not space.large:
         return 1
-    while (granules * 2 <= most
-           and (<uint64_t>granules << (GRANULE_BITS + 1)) * PEAK_PAGES <= demand.live_peak):
+    while granules * 2 <= most and <uint64_t>granules << (GRANULE_BITS + 1) <= bytes:
         granules <<= 1
     return granules
 

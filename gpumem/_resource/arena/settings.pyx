@@ -100,17 +100,20 @@ cdef class ArenaBase(MemoryResource):
         for child in self._children():
             child.enable_peer(peer)
 
-    cdef int let_access(self, DriverDevice peer) except -1:
-        if (access_has(&self.core.access, peer.context.device) or self.config.peers != "on_use"
-                or context_is_dead(self.core.context)
-                or self.source is not None and self.source.is_inside()):
-            return 0
+    cdef bint let_access(self, DriverDevice peer) except -1:
+        # A source may have memory that a context's access does not extend to, such as a pool's.
+        cdef bint is_own = self.source is None
+        if access_has(&self.core.access, peer.context.device):
+            return is_own
+        if (self.config.peers != "on_use" or context_is_dead(self.core.context)
+                or not is_own and self.source.is_inside()):
+            return False
         # Without access the driver copies too, at a tenth of the speed.
         try:
             add_peer(self, self.core, Device(f"{peer.type}:{peer.ordinal}"))
         except (PeerAccessError, DriverError):
-            pass
-        return 0
+            return False
+        return is_own
 
     def set_limit(self, nbytes):
         """Change what the arena may hold from the device, as ``max_mem`` of its settings does.
