@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 
 import pytest
 from hypothesis import settings
@@ -24,6 +25,12 @@ from gpumem._testing import host_device  # noqa: E402
 
 settings.register_profile("untimed", deadline=None)  # no test asserts a time
 settings.load_profile("untimed")
+
+
+def pytest_configure():
+    """Let programs that tests start hear Ctrl-C, which a shell's background jobs do not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session):

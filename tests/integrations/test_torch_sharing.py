@@ -8,11 +8,11 @@ from helpers import child, torch_library
 
 # Each script is a process of its own, because pages stay exportable to its end.
 BEFORE = """
-    import ctypes, os, tempfile
+    import ctypes, operator, os, tempfile
     from pathlib import Path
     import gpumem
     from gpumem._resource.block_pages import OpenedPages, export_page, make_exportable, pages_of
-    from gpumem._testing import torch_hooks
+    from gpumem._testing import host_device, torch_hooks
     from gpumem.integrations.torch import _sharing
     from helpers.descriptors import open_descriptors
     from helpers.shared_block import bytes_at, found_elsewhere, refusal
@@ -150,8 +150,10 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
     said = run(
         """
         def held():
-            maps = Path("/proc/self/maps").read_text().count("\\n")
-            return len(os.listdir("/proc/self/fd")), maps
+            # Threads come and go, with mappings of their own: only those of pages count.
+            pages = Path("/proc/self/maps").read_text().count("/memfd:gpumem")
+            ranges = count("cuMemAddressReserve") - count("cuMemAddressFree")
+            return [len(os.listdir("/proc/self/fd")), pages, ranges]
 
         def sockets():
             return [link for link in open_descriptors(()).values() if link.startswith("socket:")]
@@ -162,6 +164,8 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
             lines = Path("/proc/net/unix").read_text().splitlines()
             return [line for line in lines if name in line and f"[{line.split()[6]}]" in own]
 
+        count = host_device.call_count
+        host_device.reset_counts()
         address = torch.alloc(70 * MIB)
         at_first = len(sockets())
         text, _ = _sharing.share_block(address)
@@ -174,10 +178,10 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
         least = held()
         for _ in range(5):
             opened = _sharing.open_block(text)
-            assert held() > least
+            assert all(now > before for now, before in zip(held()[1:], least[1:], strict=True))
             opened.close()
             _sharing.drop_idle()
-            wait_until(lambda: held() <= least)
+            wait_until(lambda: all(map(operator.le, held(), least)))
         """
     )
     assert said == []
