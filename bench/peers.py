@@ -1,4 +1,4 @@
-"""One GPU and another: copies between them, and what a page costs that a peer can access.
+"""One GPU and another: copies between them, over pages of each size, and what a page costs a peer.
 
 Every candidate takes its turn in each round. PyTorch's copies run in two processes, one with its
 own allocator and one with arenas in its place.
@@ -73,11 +73,14 @@ def copies(driver: Driver, rounds: int) -> str:
     body = []
     for origin, to in itertools.permutations(range(count), 2):
         samples = in_turn(copies_of_pair(driver, origin, to), rounds)
-        ratios = ratios_within_rounds(samples, "driver, cudaMalloc's memory")
+        ratios = ratios_within_rounds(samples, DRIVER)
         for name, times in samples.items():
             rate = GIB / statistics.median(times) / 1e9
             body.append([f"{origin} to {to}", name, f"{rate:.1f}", f"{1 / ratios[name]:.3f}"])
     return markdown.table(["GPUs", "1 GiB by", "GB/s", "/ driver"], body)
+
+
+DRIVER = "driver, cudaMalloc's memory"
 
 
 def copies_of_pair(driver: Driver, origin: int, to: int) -> dict[str, Callable[[], float]]:
@@ -102,9 +105,43 @@ def copies_of_pair(driver: Driver, origin: int, to: int) -> dict[str, Callable[[
         stream.synchronize()
 
     return {
-        "driver, cudaMalloc's memory": lambda: timed(bare),
+        DRIVER: lambda: timed(bare),
         "gpumem.copy, default pages": lambda: timed(ours),
     }
+
+
+def copies_by_page(driver: Driver, rounds: int) -> str:
+    """Copy 1 GiB from the first GPU to the second over bare mappings, as a peer copy and as any."""
+    stream = gpumem.Stream("cuda:0")
+    candidates = {DRIVER: copies_of_pair(driver, 0, 1)[DRIVER]}
+    for size in PAGE_SIZES:
+        here, there = (mapped(driver, index, (0, 1), size) for index in (0, 1))
+        ends = (there, driver.contexts[1], here, driver.contexts[0], GIB)
+        for how, arguments in (("peer copy", ends), ("copy", (there, here, GIB))):
+            call = "cuMemcpyPeerAsync" if how == "peer copy" else "cuMemcpyAsync"
+            candidates[f"{how}, {size // MIB} MiB"] = timed_copy(driver, call, arguments, stream)
+    samples = in_turn(candidates, rounds)
+    ratios = ratios_within_rounds(samples, DRIVER)
+    body = [
+        [f"{size // MIB} MiB", *(f"{1 / ratios[f'{how}, {size // MIB} MiB']:.3f}" for how in HOWS)]
+        for size in PAGE_SIZES
+    ]
+    return markdown.table(["1 GiB in pages of", *(f"{how} / driver" for how in HOWS)], body)
+
+
+HOWS = ("peer copy", "copy")
+PAGE_SIZES = [size * MIB for size in (2, 4, 8, 16, 32, 1024)]
+
+
+def timed_copy(
+    driver: Driver, call: str, arguments: tuple[object, ...], stream: gpumem.Stream
+) -> Callable[[], float]:
+    def run() -> None:
+        driver.use(0)
+        driver.call(call, *arguments, stream.ptr)
+        stream.synchronize()
+
+    return lambda: timed(run)
 
 
 # ---- PyTorch's copies ----------------------------------------------------------------------------
@@ -196,17 +233,7 @@ PAGES = 128
 
 
 def bare_pages(driver: Driver, peers: tuple[int, ...]) -> Callable[[], float]:
-    names = driver.names
-    made = names.CUmemAllocationProp()
-    made.type = names.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    made.location.type = names.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    made.location.id = 0
-    access = []
-    for index in (0, *peers):
-        entry = names.CUmemAccessDesc()
-        entry.location.type, entry.location.id = made.location.type, index
-        entry.flags = names.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        access.append(entry)
+    made, access = properties(driver, 0), access_list(driver, (0, *peers))
     base = int(driver.call("cuMemAddressReserve", PAGES * PAGE, 0, 0, 0))
 
     def run() -> float:
@@ -224,6 +251,39 @@ def bare_pages(driver: Driver, peers: tuple[int, ...]) -> Callable[[], float]:
         return seconds
 
     return run
+
+
+def properties(driver: Driver, index: int) -> Any:
+    """Say what a page of a device is made of."""
+    names = driver.names
+    made = names.CUmemAllocationProp()
+    made.type = names.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    made.location.type = names.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    made.location.id = index
+    return made
+
+
+def access_list(driver: Driver, indices: tuple[int, ...]) -> list[Any]:
+    names = driver.names
+    entries = []
+    for index in indices:
+        entry = names.CUmemAccessDesc()
+        entry.location.type = names.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        entry.location.id = index
+        entry.flags = names.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        entries.append(entry)
+    return entries
+
+
+def mapped(driver: Driver, index: int, users: tuple[int, ...], size: int) -> int:
+    """Map 1 GiB of a device in pages of `size` bytes, for the devices that use it; its address."""
+    driver.use(index)
+    made, access = properties(driver, index), access_list(driver, users)
+    base = int(driver.call("cuMemAddressReserve", GIB, 0, 0, 0))
+    for address in range(base, base + GIB, size):
+        driver.call("cuMemMap", address, size, 0, driver.call("cuMemCreate", size, made, 0), 0)
+    driver.call("cuMemSetAccess", base, GIB, access, len(access))
+    return base
 
 
 def arena_pages(peers: tuple[int, ...]) -> Callable[[], float]:
@@ -252,7 +312,8 @@ def main() -> int:
     if len(driver.contexts) < 2:
         print(f"needs two CUDA devices: {len(driver.contexts)} found", file=sys.stderr)
         return 1
-    print(copies(driver, chosen.rounds), pages(driver, chosen.rounds), sep="\n\n")
+    tables = [copies, copies_by_page, pages]
+    print(*(table(driver, chosen.rounds) for table in tables), sep="\n\n")
     print("\n" + torch_copies(chosen.rounds))
     return 0
 
