@@ -41,17 +41,18 @@ def reaches(device, block, value=7):
 
 @pytest.mark.parametrize(("origin", "to"), PAIRS)
 @pytest.mark.parametrize("config", [{}, {"backing": "regions"}], ids=["pages", "regions"])
-def test_copies_of_each_pair_are_right_and_make_the_destination_a_peer(origin, to, config):
+def test_copies_of_each_pair_are_right_and_make_the_device_that_copies_a_peer(origin, to, config):
     here, there = gpumem.Arena(origin, config), gpumem.Arena(to, config)
     data = np.random.default_rng(3).integers(0, 1 << 30, 5 * MIB, np.int32)
     src = gpumem.empty(data.shape, data.dtype, resource=here)
     gpumem.copy(src, data)
-    for stream in (None, gpumem.Stream(origin), gpumem.Stream(to)):
+    for stream in (None, gpumem.Stream(to), gpumem.Stream(origin)):
+        assert there.peers == ()  # without a stream the destination copies
         dst = gpumem.zeros(data.shape, data.dtype, resource=there)
         gpumem.copy(dst, src, stream)
         assert (fetch(dst) == data).all()
     assert list(map(str, here.peers)) == [to]
-    assert there.peers == ()
+    assert list(map(str, there.peers)) == [origin]
 
 
 @pytest.mark.parametrize(("owner", "peer"), PAIRS)
