@@ -651,7 +651,8 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     name = refusing.name.decode()
     held = ", ".join(f"{holder} {format_size(n)}" for holder, n in holders) or "nothing"
     levels = ", within ".join(map(shown, path))
-    advice = f"free some of what {name!r} holds, or raise its limit"
+    advice = (f"the request alone is larger than the limit of {name!r}: raise it" if nbytes > limit
+              else f"free some of what {name!r} holds, or raise its limit")
     from gpumem._support.out_of_memory import OutOfMemoryReport
     report = numbers.get("report") or OutOfMemoryReport(**{
         "memory": "", "requested_nbytes": nbytes, "allocated_nbytes": nbytes, "in_use": used,

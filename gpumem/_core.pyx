@@ -474,7 +474,8 @@ Make a tensor whose rows get memory and give it back, while its addresses stay.
 
         Examples
         --------
-        >>> arena = Arena("host")
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
         >>> arena.prepare(1 << 20)
         >>> calls = arena.stats().driver_calls
         >>> arena.allocate(4096).close()

@@ -416,7 +416,8 @@ def _read_environment():
     value = os.environ.get("GPUMEM_TOP", "")
     on = read_switch(value)
     if on is None:
-        warn_of_variable(f"invalid GPUMEM_TOP={value!r} is ignored: expected 0 or 1")
+        warn_of_variable(f"invalid GPUMEM_TOP={value!r} is ignored: expected 0 or 1, or a "
+                         "word such as on or off")
     wanted = PERIOD if on else 0
     begin_with_first_resource()
 

@@ -65,7 +65,7 @@ def _size(low: int, high: int) -> Callable[[str, object], int]:
         except ConfigError:
             if better := nearly_a_size(value):
                 raise ConfigError(f"invalid {visible(key)} = {shown(value)}: {better}") from None
-            accepted = f'an integer from {low} to {high}, or a size such as "512MiB"'
+            accepted = f'an integer from {low} to {high}, or a size in whole bytes such as "512MiB"'
             raise _bad(key, value, accepted) from None
 
     return parse
@@ -419,6 +419,7 @@ class ArenaConfig(_Settings):
 
     Examples
     --------
+    >>> from gpumem import ArenaConfig
     >>> ArenaConfig.from_mapping({"arena.max_mem": "1048576"}).max_mem
     1048576
     """
@@ -464,11 +465,22 @@ class ArenaConfig(_Settings):
     @property
     def suits_pages(self) -> bool:
         """Whether "auto" may use pages: the limit holds enough, and no setting requires regions."""
-        given = [self.extend_strategy, self.initial_chunk_size_bytes]
-        given += [self.initial_growth_chunk_size_bytes, self.max_power_of_two_extend_bytes]
-        usual = ["next_power_of_two", MIB, 2 * MIB, GIB]
-        limited = self.max_mem == 0 or _suits_limit(self.max_mem)
-        return limited and given == usual and self.split_rule == "tight"
+        return not self._for_regions
+
+    @property
+    def _for_regions(self) -> str:
+        """The setting for which "auto" uses regions; empty if there is none."""
+        usual = {
+            "extend_strategy": "next_power_of_two",
+            "initial_chunk_size_bytes": MIB,
+            "initial_growth_chunk_size_bytes": 2 * MIB,
+            "max_power_of_two_extend_bytes": GIB,
+            "split_rule": "tight",
+        }
+        unusual = [name for name, value in usual.items() if getattr(self, name) != value]
+        if self.max_mem and not _suits_limit(self.max_mem):
+            unusual.append("max_mem")
+        return f"{unusual[0]} = {getattr(self, unusual[0])!r}" if unusual else ""
 
     def _require_arena(self) -> None:
         """Raise ConfigError if these settings are for a driver's pool."""
@@ -594,6 +606,7 @@ class PoolConfig(_Settings):
 
     Examples
     --------
+    >>> from gpumem import PoolConfig
     >>> PoolConfig.from_mapping({"arena.cuda_mempool_release_threshold": "1024"}).release_threshold
     1024
     """

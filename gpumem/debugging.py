@@ -96,6 +96,7 @@ class DebugHeapOptions(_Settings):
 
     Examples
     --------
+    >>> from gpumem.debugging import DebugHeapOptions
     >>> DebugHeapOptions.from_mapping({"guard_bytes": "512", "on_error": "warn"}).guard_bytes
     512
     """

@@ -44,7 +44,8 @@ class Capability:
 
     Examples
     --------
-    >>> answer = Capability(False, "the driver has no cuMemPoolCreate")
+    >>> import gpumem
+    >>> answer = gpumem.Capability(False, "the driver has no cuMemPoolCreate")
     >>> answer.reason if not answer else "supported"
     'the driver has no cuMemPoolCreate'
     """
@@ -61,6 +62,7 @@ class MemoryKind(enum.Enum):
 
     Examples
     --------
+    >>> from gpumem import MemoryInfo, MemoryKind
     >>> MemoryInfo("cuda:0").kind, MemoryInfo("host").kind
     (<MemoryKind.DEVICE: 'device'>, <MemoryKind.HOST: 'host'>)
     >>> str(MemoryInfo("cuda:1", MemoryKind.MANAGED))
@@ -96,7 +98,8 @@ class Device:
 
     Examples
     --------
-    >>> Device("host") == Device("host:0")
+    >>> import gpumem
+    >>> gpumem.Device("host") == gpumem.Device("host:0")
     True
     """
 
@@ -231,7 +234,8 @@ class MemoryInfo:
 
     Examples
     --------
-    >>> MemoryInfo.parse("cuda:0/host_accessible").kind
+    >>> import gpumem
+    >>> gpumem.MemoryInfo.parse("cuda:0/host_accessible").kind
     <MemoryKind.HOST_ACCESSIBLE: 'host_accessible'>
     """
 
@@ -296,6 +300,7 @@ class MemoryInfo:
 
         Examples
         --------
+        >>> from gpumem import Device, MemoryInfo
         >>> MemoryInfo.parse("host").shares_memory_with("cuda:0/host_accessible")
         True
         >>> Device("cuda:0").shares_memory_with("cuda:0/managed")
@@ -375,6 +380,7 @@ def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
 
     Examples
     --------
+    >>> from gpumem import can_access
     >>> can_access("host", "cuda:0/managed"), can_access("host", "cuda:0")
     (True, False)
     >>> can_access("cuda:0", "cuda:0/host_accessible"), can_access("cuda:0", "host")
@@ -442,7 +448,8 @@ def devices() -> list[Device]:
 
     Examples
     --------
-    >>> devices()[-1].type       # a host device always exists
+    >>> import gpumem
+    >>> gpumem.devices()[-1].type       # a host device always exists
     'host'
     """
     return [Device(f"{kind}:{i}") for kind in _TYPES for i in range(_count(kind))]
@@ -457,7 +464,8 @@ def default_device() -> Device:
 
     Examples
     --------
-    >>> default_device() == devices()[0]
+    >>> import gpumem
+    >>> gpumem.default_device() == gpumem.devices()[0]
     True
     """
     return devices()[0]
@@ -475,6 +483,7 @@ def set_host_device_count(n: int) -> None:
 
     Examples
     --------
+    >>> from gpumem.device import devices, set_host_device_count
     >>> set_host_device_count(2)         # first of all, before a host device is used
     >>> [str(device) for device in devices() if device.type == "host"]
     ['host:0', 'host:1']
@@ -506,7 +515,8 @@ class DriverStatus:
 
     Examples
     --------
-    >>> status = DriverStatus(False, "libcuda.so.1 cannot be opened", 0, ())
+    >>> import gpumem
+    >>> status = gpumem.DriverStatus(False, "libcuda.so.1 cannot be opened", 0, ())
     >>> "on the GPU" if status.available else f"on the host: {status.reason}"
     'on the host: libcuda.so.1 cannot be opened'
     """
@@ -525,8 +535,9 @@ def driver_status() -> DriverStatus:
 
     Examples
     --------
-    >>> status = driver_status()
-    >>> status.available == any(device.type == "cuda" for device in devices())
+    >>> import gpumem
+    >>> status = gpumem.driver_status()
+    >>> status.available == any(device.type == "cuda" for device in gpumem.devices())
     True
     >>> bool(status.reason) is not status.available      # the reason, if it is not
     True

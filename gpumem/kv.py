@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gpumem._support.arguments import refuse, require, require_integer
 from gpumem._support.forks import ForkLock
 from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted
 from gpumem._tensor import VirtualTensor
 from gpumem._tensor.row_groups import BARE, COMING, HELD, RowGroups, blocks_of_pages, enough
 from gpumem.errors import OutOfMemoryError
@@ -111,7 +112,8 @@ class BlockPool:
             raise ValueError("a BlockPool needs at least one tensor")
         most = min(len(tensor) for tensor in self.tensors)
         if most != max(len(tensor) for tensor in self.tensors):
-            raise ValueError("the tensors of a BlockPool have the same number of rows")
+            rows = [len(tensor) for tensor in self.tensors]
+            raise ValueError(f"the tensors of a BlockPool must have equally many rows, not {rows}")
         for number, tensor in enumerate(self.tensors):
             if any(tensor is other for other in self.tensors[:number]):
                 raise ValueError(f"{tensor!r} is there twice: a BlockPool needs different tensors")
@@ -297,8 +299,13 @@ class BlockPool:
             found = self._read(blocks)
             self._require(found, "freed", LIVE)
             dropped, times = np.unique(found, return_counts=True)
-            if (self._references[dropped] < times).any():
-                raise ValueError("blocks are freed more often than they have references")
+            short = self._references[dropped] < times
+            if short.any():
+                block, count = dropped[short][0], times[short][0]
+                raise ValueError(
+                    f"block {block} is freed {count} times, but has "
+                    f"{counted(int(self._references[block]), 'reference')}"
+                )
             ended = dropped[self._references[dropped] == times]
             if not cache:  # what may be refused comes first
                 idle = self._groups.idle(self.spare, ended)

@@ -283,7 +283,15 @@ def test_report_lists_budget_levels_before_the_arenas_limit(make_arena):
         ("max_mem", 64 * MIB),
     ]
     assert report.limit == 2 * MIB
+    assert report.remedies == ("the request alone is larger than the limit of 'session': raise it",)
+    with arena.allocate(MIB):
+        report = report_of(arena, 2 * MIB)
     assert report.remedies == ("free some of what 'session' holds, or raise its limit",)
+
+
+def test_block_that_is_larger_than_an_adaptors_limit_is_told_to_raise_it():
+    with pytest.raises(gpumem.OutOfMemoryError, match="the block alone is larger than limit"):
+        gpumem.adaptors.limit(gpumem.Arena("host"), MIB).allocate(2 * MIB)
 
 
 @pytest.mark.parametrize("nbytes", [64 * MIB, 1 << 60])

@@ -56,8 +56,8 @@ cdef class ResourceBase:
     # The same, and behind what gpumem queued on the buffer: the CPU's view; a consumer's stream.
     cdef int order_view(self, Buffer buffer) except -1
     cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1
-    # Another device is going to access its blocks. Returns whether it may: where the driver gives no
-    # access, only the driver's peer copies reach them.
+    # Another device is going to access its blocks. Returns whether it may: without access only the
+    # driver's peer copies reach them.
     cdef bint let_access(self, DriverDevice peer) except -1
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1
     cdef Place place_of(self, Buffer buffer) noexcept

@@ -134,8 +134,21 @@ cdef class Stream:
         require_usable(self.driver_device)
         synchronize_stream(&self.driver_device.context, self.handle)
 
-    def record(self):
+    def record(self, event=None):
         """Record an event behind everything queued so far and return it.
+
+        Parameters
+        ----------
+        event : Event, optional
+            To record again, of this device; who waits for its earlier point still waits for that.
+            None: a new one.
+
+        Raises
+        ------
+        TypeError
+            `event` is not an Event.
+        ValueError
+            It is of another device.
 
         Examples
         --------
@@ -146,13 +159,19 @@ cdef class Stream:
         >>> event.query()
         True
         """
-        cdef Event event = Event(self.device)
-        cdef DeviceContext* context = enter(self.driver_device, "cuEventRecord")
+        cdef Event recorded
+        cdef DeviceContext* context
         cdef CUresult code
+        if event is not None and not isinstance(event, Event):
+            raise TypeError(f"event must be an Event or None, not {type(event).__name__}")
+        recorded = Event(self.device) if event is None else event
+        if recorded.driver_device is not self.driver_device:
+            raise ValueError(f"an event of {recorded.device} cannot be recorded on {self.device}")
+        context = enter(self.driver_device, "cuEventRecord")
         with nogil:
-            code = context.table.cuEventRecord(event.handle, self.handle)
+            code = context.table.cuEventRecord(recorded.handle, self.handle)
         leave(context, code, "cuEventRecord")
-        return event
+        return recorded
 
     def wait(self, event):
         """Let work queued from now on wait, on the device, for a point in other work.
@@ -215,6 +234,8 @@ cdef class Stream:
 cdef class Event:
     """A point in a stream's work, without timing.
 
+    `Stream.record` makes one; a loop may make one itself and record it again each time.
+
     Parameters
     ----------
     device : Device or str
@@ -222,11 +243,14 @@ cdef class Event:
     Examples
     --------
     >>> import gpumem
+    >>> stream = gpumem.Stream("host")
+    >>> event = stream.record()
+    >>> event.synchronize()              # waits for that point, not for what was queued later
     >>> event = gpumem.Event("host")
     >>> event.query()                    # never recorded: nothing to wait for
     True
-    >>> event = gpumem.Stream("host").record()
-    >>> event.synchronize()              # waits for that point, not for what was queued later
+    >>> stream.record(event) is event
+    True
     """
 
     __signature__ = ClassSignature()

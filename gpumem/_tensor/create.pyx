@@ -271,6 +271,8 @@ def assign(Tensor dst not None, value):
         if isinstance(value, np.ndarray):
             value = value.astype(dst.element.dtype, casting="same_kind", copy=False)
         value = np.asarray(value, dst.element.dtype)
+        while value.ndim > dst.rank and value.shape[0] == 1:
+            value = value[0]
         try:
             value = np.broadcast_to(value, dst.shape)
         except ValueError:

@@ -48,6 +48,7 @@ cdef class Tensor:
 
     What gpumem queues on a stream for it (a fill, a copy) is ordered by the buffer's own stream:
     `numpy`, the buffer protocol and DLPack consumers come after it.
+    (``torch.asarray`` is none of these: it reads any buffer's bytes as its default dtype.)
 
     Two tensors are equal if they are the same object, so that they can be keys; of elements compare
     `item`, `numpy` or `tolist`. With a number or a list ``==`` is a TypeError.
@@ -307,8 +308,9 @@ cdef class Tensor:
     def __setitem__(self, key, value):
         """Write a scalar or the elements of an array into a part.
 
-        What the host holds, as numbers, lists and NumPy's arrays, is converted and broadcast by
-        NumPy's rules of assignment; another library's array and a Tensor are taken as by `copy`.
+        Numbers, lists and NumPy's arrays are converted and broadcast as in NumPy, but an array is
+        cast as by ``numpy.copyto``: one of floats does not fit into integers (TypeError). Another
+        library's array and a Tensor are taken as by `copy`.
         Queued as by `fill` and `copy`, without a stream of the caller's. While the buffer's own
         stream is captured into a graph, a scalar becomes a part of the graph, and an array that
         gpumem did not make is a DriverError: the graph would read it at each launch.

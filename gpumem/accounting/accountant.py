@@ -59,6 +59,7 @@ class Accountant(abc.ABC):
 
     Examples
     --------
+    >>> from gpumem.accounting import Accountant
     >>> from gpumem.planning import GraphBuilder
     >>> class PerNode(Accountant):
     ...     def _own_bytes(self, node):
@@ -306,6 +307,7 @@ class AdHocAccountant(Accountant):
 
     Examples
     --------
+    >>> from gpumem.accounting import AdHocAccountant
     >>> from gpumem.planning import GraphBuilder
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "float32", (8, 16))

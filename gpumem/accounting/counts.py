@@ -22,6 +22,7 @@ class ResourceCount:
 
     Examples
     --------
+    >>> from gpumem.accounting import ResourceCount
     >>> a = ResourceCount.from_bytes(600)
     >>> str(a + ResourceCount.from_bytes(400)), a.exceeds(a), a + ResourceCount.none() == a
     ('1000', False, True)

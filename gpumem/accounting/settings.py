@@ -1,5 +1,6 @@
 """ONNX Runtime's setting for partitioning by resources, and accountants by device.
 
+>>> from gpumem.accounting import accountants_from_setting
 >>> accountants = accountants_from_setting("1000,", device="cuda:0")
 >>> accountants["CUDAExecutionProvider"] is accountants["cuda"], accountants["cuda:0"].threshold
 (True, ResourceCount.from_bytes(1024000))
@@ -58,7 +59,7 @@ class Accountants(Mapping[DeviceName, Accountant]):
 
     Examples
     --------
-    >>> from gpumem.accounting import AdHocAccountant
+    >>> from gpumem.accounting import Accountants, AdHocAccountant
     >>> accountants = Accountants({"gpu:1": AdHocAccountant(1 << 30)})
     >>> list(accountants), "cuda:1/host_accessible" in accountants, accountants.get("cuda:0")
     ([Device("cuda:1")], True, None)
@@ -137,6 +138,7 @@ def accountants_from_setting(
 
     Examples
     --------
+    >>> from gpumem.accounting import accountants_from_setting
     >>> accountants = accountants_from_setting("1024,")          # 1 MiB, costs from the graph
     >>> accountants["cuda:0"].threshold
     ResourceCount.from_bytes(1048576)

@@ -43,6 +43,7 @@ class NodeStats:
 
     Examples
     --------
+    >>> from gpumem.accounting import NodeStats
     >>> first, second = NodeStats(8, 0, 8, 100), NodeStats(16, 0, 4)
     >>> first.largest(second)
     NodeStats(input_bytes=16, initializer_bytes=0, dynamic_bytes=8, temporary_bytes=100)
@@ -79,6 +80,7 @@ def unique_node_name(node: CostedNode) -> str:
 
     Examples
     --------
+    >>> from gpumem.accounting import unique_node_name
     >>> from gpumem.planning import GraphBuilder
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "float32", (2,))
@@ -113,6 +115,7 @@ def read_stats(path: FilePath) -> dict[str, NodeStats]:
     Examples
     --------
     >>> import os, tempfile
+    >>> from gpumem.accounting import read_stats
     >>> path = os.path.join(tempfile.mkdtemp(), "stats.csv")
     >>> with open(path, "w") as file:
     ...     _ = file.write("#name,input,initializers,dynamic,temporary\nrelu_7,8,0,8,100\n")
@@ -170,7 +173,7 @@ class StatsAccountant(Accountant):
 
     Examples
     --------
-    >>> from gpumem.accounting import NodeStats, unique_node_name
+    >>> from gpumem.accounting import NodeStats, StatsAccountant, unique_node_name
     >>> from gpumem.planning import GraphBuilder
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "float32", (2,))
@@ -200,6 +203,7 @@ class StatsRecorder:
 
     Examples
     --------
+    >>> from gpumem.accounting import StatsRecorder
     >>> from gpumem.planning import GraphBuilder
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "float32", ("n",))

@@ -304,10 +304,12 @@ def handle_or_zero(MemoryResource resource not None, stream):
 cdef int raise_over_limit(Adaptor adaptor, uint64_t size) except -1:
     most, room = adaptor._limit()
     limit = LimitInForce("limit", most, most - room)
+    remedy = ("the block alone is larger than limit: raise limit" if size > most
+              else "free buffers of this adaptor, or raise its limit")
     raise OutOfMemoryError.of(OutOfMemoryReport(
         str(adaptor.memory), size, size, adaptor.name, limits=(limit,), in_use=limit.used,
         reserved=limit.used, largest_free=room,
-        remedies=("free buffers of this adaptor, or raise its limit",)))
+        remedies=(remedy,)))
 
 
 # ---- a block from its allocation to its free -----------------------------------------------------

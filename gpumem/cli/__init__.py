@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Examples
     --------
+    >>> from gpumem.cli import main
     >>> main(["--version"])
     gpumem 0.1.0
     0

@@ -186,7 +186,9 @@ def _open_dims(graph: ModelGraph) -> list[str]:
 def _dim(text: str) -> tuple[str, int]:
     name, _, length = text.rpartition("=")
     if not name or not length.isdecimal():
-        raise ConfigError(f"invalid --dim {text!r:.60}: expected NAME=N, such as batch=8")
+        raise ConfigError(
+            f"invalid --dim {text!r:.60}: expected NAME=N with N from 0, such as batch=8"
+        )
     return name, int(length)
 
 

@@ -40,7 +40,7 @@ class MemoryHandleType(enum.Enum):
 
     Examples
     --------
-    >>> from gpumem.interop import Importer
+    >>> from gpumem.interop import Importer, MemoryHandleType
     >>> MemoryHandleType(3)              # by ONNX Runtime's number
     <MemoryHandleType.OPAQUE_FD: 3>
     >>> bool(Importer.for_device("host").can_import_memory(MemoryHandleType.SHM_NAME))
@@ -78,7 +78,7 @@ class SemaphoreType(enum.Enum):
 
     Examples
     --------
-    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, Importer
+    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType, Importer
     >>> handle = HostTimeline.create().export()
     >>> importer = Importer.for_device("host")
     >>> importer.import_semaphore(SemaphoreDescriptor(handle, SemaphoreType.HOST_TIMELINE)).value()
@@ -237,7 +237,7 @@ class SemaphoreDescriptor:
 
     Examples
     --------
-    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, Importer
+    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType, Importer
     >>> timeline = HostTimeline.create()
     >>> descriptor = SemaphoreDescriptor(timeline.export(), SemaphoreType.HOST_TIMELINE)
     >>> there = Importer.for_device("host").import_semaphore(descriptor)

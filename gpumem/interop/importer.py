@@ -57,6 +57,7 @@ class Importer:
 
         Examples
         --------
+        >>> from gpumem.interop import Importer
         >>> Importer.for_device("host").device
         Device("host:0")
         """
@@ -72,6 +73,7 @@ class Importer:
 
         Examples
         --------
+        >>> from gpumem.interop import Importer
         >>> Importer.unavailable_reason("host")      # the host has one
         ''
         """
@@ -104,6 +106,7 @@ class Importer:
 
         Examples
         --------
+        >>> from gpumem.interop import Importer
         >>> Importer.register("host", lambda device: None)       # no host device can import
         >>> Importer.for_device("host"), Importer.unavailable_reason("host")
         (None, 'the registered importer does not support this device')

@@ -363,7 +363,11 @@ def read(path: str | os.PathLike[str]) -> Events:
     [('alloc', 1000), ('free', 1000)]
     """
     with open(path, "rb") as file:
-        return parse(file.read())
+        data = file.read()
+    try:
+        return parse(data)
+    except EventFileError as error:
+        raise EventFileError(f"{os.fspath(path)!r}: {error}") from None
 
 
 def parse(data: bytes) -> Events:

@@ -58,6 +58,7 @@ class LiveResource:
 
     Examples
     --------
+    >>> from gpumem.observe import LiveResource
     >>> counters = {"in_use": 0, "reserved": 4096}
     >>> resource = LiveResource(7, "cache", "host:0", "arena", None, counters)
     >>> resource.counters["reserved"] - resource.counters["in_use"]      # idle
@@ -91,6 +92,7 @@ class LiveBudget:
 
     Examples
     --------
+    >>> from gpumem.observe import LiveBudget
     >>> budget = LiveBudget(3, "job", None, used=900, limit=1000, soft=800, peak=950)
     >>> budget.soft is not None and budget.used > budget.soft       # under pressure
     True

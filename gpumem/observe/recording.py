@@ -18,7 +18,7 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.arena.graph_pool import GraphPool
 from gpumem._support.arguments import is_integer, is_number, is_same_file, require
 from gpumem._support.closing import close_after_body
-from gpumem.errors import ConfigError, GpumemError, InUseError
+from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 from gpumem.observe import _recording
 from gpumem.observe.events import (
     LIVE,
@@ -232,6 +232,8 @@ class Recording:
             self._close_file()
 
     def __enter__(self) -> Self:
+        if not self.running:
+            raise ClosedError("this Recording has stopped: make another one to record again")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -413,7 +415,8 @@ def tag(name: str) -> Iterator[None]:
 
     Examples
     --------
-    >>> with tag("optimizer"):
+    >>> import gpumem.observe
+    >>> with gpumem.observe.tag("optimizer"):
     ...     pass
     """
     if not isinstance(name, str):

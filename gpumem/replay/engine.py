@@ -56,6 +56,7 @@ class ReplayResult:
 
     Examples
     --------
+    >>> from gpumem.replay import replay
     >>> result = replay("multistream_train", "host")
     >>> result.peak_requested_bytes <= result.peak_in_use_bytes <= result.peak_reserved_bytes
     True
@@ -121,6 +122,7 @@ def replay(
 
     Examples
     --------
+    >>> from gpumem.replay import replay
     >>> result = replay("multistream_train", "host")
     >>> result.failed_allocs
     0

@@ -151,6 +151,7 @@ def write_report(
     Examples
     --------
     >>> import os, tempfile
+    >>> from gpumem.observe import write_report
     >>> page = os.path.join(tempfile.mkdtemp(), "report.html")
     >>> report = write_report("multistream_train", page)
     >>> report.streams, report.policies[0]["name"]

@@ -49,6 +49,7 @@ def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> 
 
     Examples
     --------
+    >>> from gpumem.traces import load_trace
     >>> load_trace("multistream_train").streams
     3
     """
@@ -75,6 +76,7 @@ def load_traces(source: str | os.PathLike[str], *, device: int | None = None) ->
 
     Examples
     --------
+    >>> from gpumem.traces import load_traces
     >>> [trace.streams for trace in load_traces("multistream_train")]
     [3]
     """
@@ -156,6 +158,7 @@ def samples() -> dict[str, Path]:
 
     Examples
     --------
+    >>> from gpumem.traces import samples
     >>> sorted(samples())
     ['gpt2_varlen_train', 'multistream_train']
     """

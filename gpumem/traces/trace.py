@@ -87,6 +87,7 @@ class Trace:
 
     Examples
     --------
+    >>> from gpumem.traces import Trace
     >>> trace = Trace(action=[0, 0, 2], block=[0, 1, 0], size=[100, 50, 100],
     ...               stream=[0, 0, 0], time_us=[0, 5, 9])
     >>> trace.events, trace.allocs, trace.peak_requested, trace.duration_us

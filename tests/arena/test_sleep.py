@@ -280,6 +280,35 @@ def test_arena_of_regions_cannot_sleep(make_arena):
     assert not arena.asleep
 
 
+@pytest.mark.parametrize(
+    ("memory", "settings", "reason"),
+    [
+        ("host", {"max_mem": "4MiB"}, "max_mem = 4194304; with backing = 'virtual' it can"),
+        ("host", {"extend_strategy": 1}, "extend_strategy = 'same_as_requested'; with"),
+        ("host", {"enable": False}, "enable = False$"),
+        ("host/pinned", {}, "host_accessible cannot have them: expected a device's own"),
+        ("host", {"source": gpumem.Arena("host")}, "its memory comes from a source$"),
+    ],
+)
+def test_error_of_an_arena_that_cannot_sleep_says_why(memory, settings, reason):
+    source = settings.get("source")
+    config = {name: value for name, value in settings.items() if name != "source"}
+    arena = gpumem.Arena(memory, config, source=source)
+    with pytest.raises(gpumem.ConfigError, match=reason):
+        arena.sleep()
+
+
+@pytest.mark.parametrize(
+    ("to", "error"),
+    [("weights", ValueError), ("weights.asleep", ValueError), (5, TypeError), (None, TypeError)],
+)
+def test_place_of_sleep_that_is_none_is_refused_by_name(held, to, error):
+    arena, _ = held
+    with pytest.raises(error, match=r"^(invalid to = .* or a path with a '/'|to must be )"):
+        arena.sleep(to=to)
+    assert not arena.asleep
+
+
 def test_failed_sleep_that_cannot_be_undone_is_reported(held, host):
     arena, buffers = held
     host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE

@@ -4,7 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from helpers.driver import HostDriver
+from helpers import child
+from helpers.driver import Gate, HostDriver
 
 import gpumem
 
@@ -306,3 +307,27 @@ def test_per_thread_default_stream_belongs_to_the_calling_thread(make_arena):
     assert seen != [address], "another thread got a block of this thread's stream"
     with arena.allocate(1 << 16) as again:
         assert again.ptr == address
+
+
+def test_event_that_is_recorded_again_is_reached_with_the_later_point():
+    stream = gpumem.Stream("host")
+    event = gpumem.Event("host")
+    assert stream.record(event) is event
+    with Gate(HostDriver(stream.device), stream) as gate:
+        assert event.query()
+        stream.record(event)
+        assert not event.query()
+        gate.open()
+        event.synchronize()
+
+
+def test_only_an_event_of_its_device_is_recorded():
+    stream = gpumem.Stream("host")
+    with pytest.raises(TypeError, match="event must be an Event or None, not int"):
+        stream.record(5)
+    child.run_quietly("""
+        import gpumem, pytest
+        gpumem.device.set_host_device_count(2)
+        with pytest.raises(ValueError, match="an event of host:1 cannot be recorded on host:0"):
+            gpumem.Stream("host:0").record(gpumem.Event("host:1"))
+    """)

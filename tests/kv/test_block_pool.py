@@ -221,6 +221,15 @@ def test_compaction_reaches_the_floor_and_keeps_bytes(arena, rng):
     assert len(pool.compact()) == 0
 
 
+def test_block_that_is_freed_too_often_is_named(arena):
+    pool = pool_of(arena)
+    block, other = pool.allocate(2)
+    with pytest.raises(ValueError, match=f"block {block} is freed 2 times, but has 1 reference"):
+        pool.free([other, block, block])
+    assert pool.live == 2
+    pool.free([block, other])
+
+
 def test_blocks_freed_during_a_compaction_are_not_moved(arena):
     pool = pool_of(arena)
     blocks = pool.allocate(8)

@@ -235,6 +235,17 @@ def test_end_of_a_view_that_outlives_its_buffer_is_recorded(make_arena):
 # ---- tags, stacks --------------------------------------------------------------------------------
 
 
+def test_recording_that_has_stopped_is_not_entered_again(make_arena):
+    arena = make_arena()
+    recording = gpumem.observe.record(arena)
+    with recording:
+        arena.allocate(10).close()
+    seen = len(recording.events())
+    with pytest.raises(errors.ClosedError, match="has stopped"), recording:
+        arena.allocate(20).close()
+    assert len(recording.events()) == seen
+
+
 def test_tags_nest_and_are_per_thread(make_arena):
     arena = make_arena()
 

@@ -63,6 +63,7 @@ def test_read_only_and_closed_tensors_are_not_written():
         np.arange(3, dtype="int64"),
         np.arange(6, dtype="float16").reshape(2, 3)[:, ::-1],
         np.ones((1, 3), "float64"),
+        np.ones((1, 1, 2, 3), "int8"),
     ],
     ids=repr,
 )

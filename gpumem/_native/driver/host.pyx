@@ -79,7 +79,7 @@ cdef int read_capacity() except -1:
             os.environ[CAPACITY] = value        # the C side reads plain bytes
     is_number = value.isascii() and value.isdigit() and len(value.lstrip("0")) <= 20
     if value and not (is_number and 0 < int(value) < 1 << 64):
-        accepted = "expected bytes from 1 to 2**64 - 1, or a size such as 4GiB"
+        accepted = "expected bytes from 1 to 2**64 - 1, or a size in whole bytes such as 4GiB"
         warn_of_variable(f"invalid {CAPACITY} = {shown(value)} is ignored: "
                          f"{nearly_a_size(value) or accepted}")
     return 0

@@ -21,11 +21,11 @@ from gpumem._native.pages.space cimport (
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
-    ActionKind, address_of, BLOCK_PAGES, bytes_of, CLAIM_PAGES, Demand, end_of, GRANULE, GRANULE_BITS,
-    granule_from, granule_of, is_backed, is_dormant_quiet, is_idle, is_movable, is_quiet,
-    MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES, Piece, Plan,
-    PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, RETIRED,
-    RetiredView, Space,
+    ActionKind, address_of, BLOCK_PAGES, bytes_of, CLAIM_PAGES, Demand, end_of, GRANULE,
+    GRANULE_BITS, granule_from, granule_of, is_backed, is_dormant_quiet, is_idle, is_movable,
+    is_quiet, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES, Piece,
+    Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult,
+    RETIRED, RetiredView, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
 from gpumem._support.events cimport REC_MOVE

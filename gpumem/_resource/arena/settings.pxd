@@ -24,6 +24,8 @@ cdef int warn_of_idle_settings(MemoryResource arena, object config, bint paged) 
 cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *
 # Why memory cannot be backed by pages that move; empty if it can.
 cdef str pages_problem(object memory)
+# What an arena's blocks are in regions for.
+cdef str why_regions(ArenaBase arena)
 
 
 # ---- Which backing serves an arena's memory ------------------------------------------------------

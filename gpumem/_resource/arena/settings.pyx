@@ -271,6 +271,22 @@ cdef str pages_problem(object memory):
     return "" if capability else capability.reason
 
 
+cdef str why_regions(ArenaBase arena):
+    config = arena.config
+    problem = pages_problem(arena.memory)
+    if arena.source is not None:
+        return "its memory comes from a source"
+    if problem:
+        return f"{arena.memory} cannot have them: {problem}"
+    if not config.enable:
+        return "enable = False"
+    if config.numa_node is not None:
+        return f"numa_node = {config.numa_node}"
+    setting = ("backing = 'regions'" if config.backing == "regions"
+               else config._for_regions or "its limit")
+    return f"{setting}; with backing = 'virtual' it can"
+
+
 cdef int require_pages(MemoryResource arena, bint has_source) except -1:
     # What a virtual tensor's pages need, whatever backs the arena's blocks.
     problem = "its memory comes from a source" if has_source else pages_problem(arena.memory)

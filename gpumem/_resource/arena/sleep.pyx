@@ -23,6 +23,7 @@ from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePla
 from gpumem._resource.arena.reports cimport (
     count_of, raise_status, ReportingArena, sum_of_stats, under_pressure,
 )
+from gpumem._resource.arena.settings cimport why_regions
 from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.events cimport event_source_join
 from gpumem._support.lease cimport views_alive
@@ -554,7 +555,12 @@ cdef class SleepPlace:
         if isinstance(to, Device) or isinstance(to, str) and os.sep not in to:
             if to == "host" and not isinstance(to, Device):
                 return
-            device = Device(to)
+            try:
+                device = Device(to)
+            except ValueError:
+                raise ValueError(f"invalid to = {to!r}: expected \"host\", a device such as "
+                                 f"\"{arena.memory.device.type}:1\", or a path with a "
+                                 f"{os.sep!r}; several tags are one list") from None
             if device.type != arena.memory.device.type or device == arena.memory.device:
                 raise ValueError(f"invalid to = {str(to)!r} for an arena on {arena.memory}: "
                                  "expected \"host\", another device of its type, or a path")
@@ -562,6 +568,9 @@ cdef class SleepPlace:
             self.place.kind, self.place.keep = STORE_DEVICE, 0
             self.place.device = &self.device.context
             return
+        if not isinstance(to, (str, bytes, os.PathLike)):
+            raise TypeError(f"to must be \"host\", a Device or its name, or a path, not "
+                            f"{type(to).__name__}")
         self.file = SleepFile(to)
         self.place.kind, self.place.keep = STORE_FILE, 0
         self.place.file = self.file.descriptor
@@ -656,8 +665,8 @@ cdef int wake_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
 
 cdef int require_virtual(ArenaBase arena) except -1:
     if not arena_can_sleep(arena.core):
-        raise ConfigError(f"arena {arena.name!r} has backing = 'regions', which cannot sleep; "
-                          "backing = 'virtual' can")
+        raise ConfigError(f"arena {arena.name!r} cannot sleep, because it has regions instead of "
+                          f"pages: {why_regions(arena)}")
     return 0
 
 

@@ -211,7 +211,8 @@ cdef class DriverTimeline(Timeline):
 
     Examples
     --------
-    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType, Importer
+    >>> from gpumem.interop import DriverTimeline, HostTimeline, Importer
+    >>> from gpumem.interop import SemaphoreDescriptor, SemaphoreType
     >>> made = HostTimeline.create()             # stands for one of Vulkan's
     >>> descriptor = SemaphoreDescriptor(made.export(), SemaphoreType.TIMELINE_OPAQUE_FD)
     >>> timeline = Importer.for_device("host").import_semaphore(descriptor)

@@ -108,11 +108,11 @@ class Snapshot:
 
     Examples
     --------
-    >>> import gpumem
+    >>> import gpumem, gpumem.observe
     >>> arena = gpumem.Arena("host", name="cache")
     >>> buffer = arena.allocate(1000)
     >>> snapshot = arena.snapshot()
-    >>> again = Snapshot.from_dict(snapshot.as_dict())
+    >>> again = gpumem.observe.Snapshot.from_dict(snapshot.as_dict())
     >>> again.resource("cache").live == snapshot.resource("cache").live
     True
     """

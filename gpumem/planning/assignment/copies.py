@@ -36,7 +36,7 @@ class PlannedCopy:
 
     Examples
     --------
-    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> from gpumem.planning import GraphBuilder, Target, partition, plan_copies
     >>> builder = GraphBuilder()
     >>> w = builder.initializer("w", "int8", (100,))
     >>> for name, device in (("a", "cuda:0"), ("b", "cuda:1")):
@@ -72,13 +72,14 @@ class CopyPlan:
 
     Examples
     --------
-    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> import gpumem
+    >>> from gpumem.planning import GraphBuilder, Target, partition, plan_copies
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "float32", (4,))
     >>> node = builder.node("Relu", [x], [builder.value("y", "float32", (4,))])
     >>> target = Target("cuda:0", host_accessible=False)
     >>> plan = plan_copies(partition(builder.build(["y"]), [target]))
-    >>> plan, str(plan.memory_for(x, Device("cuda:0")))
+    >>> plan, str(plan.memory_for(x, gpumem.Device("cuda:0")))
     (<gpumem.planning.CopyPlan: 2 copies, 32 B>, 'cuda:0')
     """
 
@@ -132,7 +133,7 @@ def plan_copies(placement: Placement) -> CopyPlan:
 
     Examples
     --------
-    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> from gpumem.planning import GraphBuilder, Target, partition, plan_copies
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "float32", (4,))
     >>> node = builder.node("Relu", [x], [builder.value("y", "float32", (4,))])

@@ -1,7 +1,7 @@
 """Partition: each device in turn gets the nodes that it supports and its budget allows.
 
 >>> from gpumem.accounting import AdHocAccountant
->>> from gpumem.planning import GraphBuilder
+>>> from gpumem.planning import GraphBuilder, partition
 >>> builder = GraphBuilder()
 >>> last = builder.input("x", "uint8", (100,))
 >>> for name in "abc":
@@ -80,7 +80,8 @@ def partition(
 
     Examples
     --------
-    >>> from gpumem.planning import GraphBuilder
+    >>> from gpumem.accounting import AdHocAccountant
+    >>> from gpumem.planning import GraphBuilder, partition
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "uint8", (100,))
     >>> _ = builder.node("Relu", [x], [builder.value("y", "uint8", (100,))])

@@ -50,6 +50,7 @@ class Target:
 
     Examples
     --------
+    >>> from gpumem.planning import Target
     >>> Target("cuda:0", supports=lambda node: node.op_type == "MatMul").device
     Device("cuda:0")
     """
@@ -98,7 +99,9 @@ class Refusal:
 
     Examples
     --------
-    >>> Refusal(Device("cuda:0"), "it has no kernel for Einsum").why
+    >>> import gpumem
+    >>> from gpumem.planning import Refusal
+    >>> Refusal(gpumem.Device("cuda:0"), "it has no kernel for Einsum").why
     'it has no kernel for Einsum'
     """
 

@@ -67,6 +67,7 @@ class Value(_Immutable):
 
     Examples
     --------
+    >>> from gpumem.planning import Value
     >>> Value("x", "float32", (2, 3)).nbytes, Value("y", "float32", ("batch", 3)).nbytes
     (24, None)
     """
@@ -144,6 +145,7 @@ class Node(_Immutable):
 
     Examples
     --------
+    >>> from gpumem.planning import Node, Value
     >>> x, y = Value("x", "float32", (4,)), Value("y", "float32", (4,))
     >>> node = Node("Clip", [x, None, None], [y], name="clip")       # its bounds are left out
     >>> node.inputs[1:], [value.name for value in node.reads]
@@ -222,6 +224,7 @@ class ModelGraph(_Immutable):
 
     Examples
     --------
+    >>> from gpumem.planning import ModelGraph, Node, Value
     >>> x, y = Value("x", "float32", (4,)), Value("y", "float32", (4,))
     >>> graph = ModelGraph([Node("Relu", [x], [y])], inputs=[x], outputs=[y])
     >>> graph, graph.producer(y), graph.consumers(x)
@@ -252,13 +255,13 @@ class ModelGraph(_Immutable):
             self._enter(value, "another input of the graph")
         for node in self.nodes:
             for value in node.reads:
-                self._read(value, f"{node!r} reads it")
+                self._read(value, f"{node!r} reads")
                 self._consumers.setdefault(value, []).append(node)
             for value in node.makes:
                 self._enter(value, repr(node))
                 self._producers[value] = node
         for value in self.outputs:
-            self._read(value, "it is an output of the graph")
+            self._read(value, "an output of the graph is")
 
     def _enter(self, value: Value, source: str) -> None:
         if value.name in self._values:
@@ -272,7 +275,7 @@ class ModelGraph(_Immutable):
         if known is not None:
             raise ModelGraphError(f"two values are named {value.name!r}: {known!r}, {value!r}")
         if not value.is_initializer:
-            raise ModelGraphError(f"{why}, but nothing before makes value {value.name!r}")
+            raise ModelGraphError(f"{why} value {value.name!r}, which nothing before makes")
         self._values[value.name] = value
 
     @property
@@ -358,6 +361,7 @@ class GraphBuilder:
 
     Examples
     --------
+    >>> from gpumem.planning import GraphBuilder
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "float32", (8, 16))
     >>> w = builder.initializer("w", "float32", (16, 4))
@@ -428,7 +432,7 @@ class GraphBuilder:
         ModelGraphError
             An input that no node has made, or an output that is already defined.
         """
-        why = f"node {name or op_type!r} reads it"
+        why = f"node {name or op_type!r} reads"
         reads = [self._known(given, why) for given in inputs]
         for body in (bodies or {}).values():
             for value in body.captures:
@@ -442,7 +446,7 @@ class GraphBuilder:
 
     def build(self, outputs: Sequence[Value | str]) -> ModelGraph:
         """Return the graph; raises ModelGraphError as `ModelGraph` does."""
-        results = [self._known(given, "it is an output of the graph") for given in outputs]
+        results = [self._known(given, "an output of the graph is") for given in outputs]
         return ModelGraph(
             self._nodes,
             inputs=self._inputs,
@@ -463,7 +467,7 @@ class GraphBuilder:
         name = given if isinstance(given, str) else given.name
         known = self._values.get(name) or self._captured(name)
         if known is None or (known is not given and not isinstance(given, str)):
-            raise ModelGraphError(f"{why}, but nothing before makes value {name!r}")
+            raise ModelGraphError(f"{why} value {name!r}, which nothing before makes")
         return known
 
     def _captured(self, name: str) -> Value | None:

@@ -3,6 +3,7 @@
 A training step or a request that repeats allocates the same blocks again. `IterationRecording`
 records one iteration, `plan` assigns the offsets, and a `PlannedResource` follows the plan.
 
+>>> from gpumem.planning import plan
 >>> from gpumem.traces import Trace
 >>> step = Trace(action=[0, 0, 2, 0, 2, 2], block=[0, 1, 0, 2, 2, 1],
 ...              size=[512, 256, 512, 300, 300, 256], stream=[0] * 6, time_us=range(6))
@@ -71,6 +72,7 @@ class IterationPlan:
 
     Examples
     --------
+    >>> from gpumem.planning import IterationPlan
     >>> both = IterationPlan(sizes=[1000, 1000], streams=[0, 0], offsets=[0, 1024], first=[0, 1],
     ...                      last=[2, 3])
     >>> len(both), both.peak_bytes, both.verify()
@@ -233,6 +235,7 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
 
     Examples
     --------
+    >>> from gpumem.planning import plan
     >>> from gpumem.traces import load_trace
     >>> iteration = plan(load_trace("gpt2_varlen_train"), step=2)
     >>> iteration.peak_bytes / iteration.requested_bytes < 1.001
@@ -365,7 +368,7 @@ class IterationRecording:
     Examples
     --------
     >>> import gpumem
-    >>> from gpumem.planning import plan
+    >>> from gpumem.planning import IterationRecording, plan
     >>> recording = IterationRecording(gpumem.Arena("host"))
     >>> for nbytes in (1000, 2000):
     ...     recording.resource.allocate(nbytes).close()

@@ -311,7 +311,7 @@ def plan_memory(
 
     Examples
     --------
-    >>> from gpumem.planning import GraphBuilder, partition
+    >>> from gpumem.planning import GraphBuilder, partition, plan_memory
     >>> builder = GraphBuilder()
     >>> last = builder.input("x", "float32", (1024,))
     >>> for name in "abcd":
