@@ -162,11 +162,15 @@ cdef class Stream:
         cdef Event recorded
         cdef DeviceContext* context
         cdef CUresult code
-        if event is not None and not isinstance(event, Event):
+        if event is None:
+            recorded = Event(self.device)
+        elif not isinstance(event, Event):
             raise TypeError(f"event must be an Event or None, not {type(event).__name__}")
-        recorded = Event(self.device) if event is None else event
-        if recorded.driver_device is not self.driver_device:
-            raise ValueError(f"an event of {recorded.device} cannot be recorded on {self.device}")
+        else:
+            recorded = event
+            if recorded.driver_device is not self.driver_device:
+                raise ValueError(f"an event of {recorded.device} cannot be recorded on "
+                                 f"{self.device}")
         context = enter(self.driver_device, "cuEventRecord")
         with nogil:
             code = context.table.cuEventRecord(recorded.handle, self.handle)

@@ -110,10 +110,15 @@ def is_there(name: str) -> bool:
     """Tell whether a dotted name is a module, or something in one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
+        module = ".".join(parts[:length])
         try:
-            found = importlib.import_module(".".join(parts[:length]))
+            spec = importlib.util.find_spec(module)
         except ImportError:
             continue
+        # A folder of data is none: imported, it would take the name of a function of its package.
+        if spec is None or spec.origin is None:
+            continue
+        found = importlib.import_module(module)
         for part in parts[length:]:
             if part in getattr(found, "__dataclass_fields__", {}):
                 return True
