@@ -88,60 +88,62 @@ def copies_of_pair(driver: Driver, origin: int, to: int) -> dict[str, Callable[[
         gpumem.empty(GIB, "uint8", resource=gpumem.Arena(f"cuda:{index}")) for index in (to, origin)
     ]
     stream = gpumem.Stream(f"cuda:{origin}")
-    raw = {}
-    for index, other in ((to, origin), (origin, to)):
-        driver.use(index)
-        driver.names.cuCtxEnablePeerAccess(driver.contexts[other], 0)  # perhaps it is already
-        raw[index] = driver.call("cuMemAlloc", GIB)
-
-    def bare() -> None:
-        driver.use(origin)
-        ends = (raw[to], driver.contexts[to], raw[origin], driver.contexts[origin])
-        driver.call("cuMemcpyPeerAsync", *ends, GIB, stream.ptr)
-        stream.synchronize()
 
     def ours() -> None:
         gpumem.copy(*tensors, stream)
         stream.synchronize()
 
     return {
-        DRIVER: lambda: timed(bare),
+        DRIVER: driver_copy(driver, origin, to, stream),
         "gpumem.copy, default pages": lambda: timed(ours),
     }
+
+
+def driver_copy(driver: Driver, origin: int, to: int, stream: gpumem.Stream) -> Callable[[], float]:
+    """Time the driver's peer copy between memory of its own."""
+    raw = {}
+    for index, other in ((to, origin), (origin, to)):
+        driver.use(index)
+        driver.names.cuCtxEnablePeerAccess(driver.contexts[other], 0)  # perhaps it is already
+        raw[index] = driver.call("cuMemAlloc", GIB)
+    ends = (raw[to], driver.contexts[to], raw[origin], driver.contexts[origin])
+    return timed_copy(driver, "cuMemcpyPeerAsync", *ends, GIB, stream=stream)
+
+
+def timed_copy(
+    driver: Driver, call: str, *arguments: object, stream: gpumem.Stream
+) -> Callable[[], float]:
+    def run() -> None:
+        driver.use(stream.device.index)
+        driver.call(call, *arguments, stream.ptr)
+        stream.synchronize()
+
+    return lambda: timed(run)
+
+
+PAGE_SIZES = [size * MIB for size in (2, 4, 8, 16, 32, 1024)]
 
 
 def copies_by_page(driver: Driver, rounds: int) -> str:
     """Copy 1 GiB from the first GPU to the second over bare mappings, as a peer copy and as any."""
     stream = gpumem.Stream("cuda:0")
-    candidates = {DRIVER: copies_of_pair(driver, 0, 1)[DRIVER]}
+    candidates = {DRIVER: driver_copy(driver, 0, 1, stream)}
     for size in PAGE_SIZES:
         here, there = (mapped(driver, index, (0, 1), size) for index in (0, 1))
-        ends = (there, driver.contexts[1], here, driver.contexts[0], GIB)
-        for how, arguments in (("peer copy", ends), ("copy", (there, here, GIB))):
-            call = "cuMemcpyPeerAsync" if how == "peer copy" else "cuMemcpyAsync"
-            candidates[f"{how}, {size // MIB} MiB"] = timed_copy(driver, call, arguments, stream)
-    samples = in_turn(candidates, rounds)
-    ratios = ratios_within_rounds(samples, DRIVER)
+        ends = (there, driver.contexts[1], here, driver.contexts[0])
+        candidates[f"peer copy, {size}"] = timed_copy(
+            driver, "cuMemcpyPeerAsync", *ends, GIB, stream=stream
+        )
+        candidates[f"copy, {size}"] = timed_copy(
+            driver, "cuMemcpyAsync", there, here, GIB, stream=stream
+        )
+    ratios = ratios_within_rounds(in_turn(candidates, rounds), DRIVER)
+    hows = ("peer copy", "copy")
     body = [
-        [f"{size // MIB} MiB", *(f"{1 / ratios[f'{how}, {size // MIB} MiB']:.3f}" for how in HOWS)]
+        [f"{size // MIB} MiB", *(f"{1 / ratios[f'{how}, {size}']:.3f}" for how in hows)]
         for size in PAGE_SIZES
     ]
-    return markdown.table(["1 GiB in pages of", *(f"{how} / driver" for how in HOWS)], body)
-
-
-HOWS = ("peer copy", "copy")
-PAGE_SIZES = [size * MIB for size in (2, 4, 8, 16, 32, 1024)]
-
-
-def timed_copy(
-    driver: Driver, call: str, arguments: tuple[object, ...], stream: gpumem.Stream
-) -> Callable[[], float]:
-    def run() -> None:
-        driver.use(0)
-        driver.call(call, *arguments, stream.ptr)
-        stream.synchronize()
-
-    return lambda: timed(run)
+    return markdown.table(["1 GiB in pages of", *(f"{how} / driver" for how in hows)], body)
 
 
 # ---- PyTorch's copies ----------------------------------------------------------------------------

@@ -470,14 +470,11 @@ class ArenaConfig(_Settings):
     @property
     def _for_regions(self) -> str:
         """The setting for which "auto" uses regions; empty if there is none."""
-        usual = {
-            "extend_strategy": "next_power_of_two",
-            "initial_chunk_size_bytes": MIB,
-            "initial_growth_chunk_size_bytes": 2 * MIB,
-            "max_power_of_two_extend_bytes": GIB,
-            "split_rule": "tight",
-        }
-        unusual = [name for name, value in usual.items() if getattr(self, name) != value]
+        # The class has the defaults, without what it takes to make settings of them.
+        growth = ("extend_strategy", *_DOUBLING_FIELDS)
+        unusual = [name for name in growth if getattr(self, name) != getattr(ArenaConfig, name)]
+        if self.split_rule != "tight":
+            unusual.append("split_rule")
         if self.max_mem and not _suits_limit(self.max_mem):
             unusual.append("max_mem")
         return f"{unusual[0]} = {getattr(self, unusual[0])!r}" if unusual else ""

@@ -110,9 +110,9 @@ class BlockPool:
             require("tensors", tensor, VirtualTensor, "VirtualTensors")
         if not self.tensors:
             raise ValueError("a BlockPool needs at least one tensor")
-        most = min(len(tensor) for tensor in self.tensors)
-        if most != max(len(tensor) for tensor in self.tensors):
-            rows = [len(tensor) for tensor in self.tensors]
+        rows = [len(tensor) for tensor in self.tensors]
+        most = min(rows)
+        if most != max(rows):
             raise ValueError(f"the tensors of a BlockPool must have equally many rows, not {rows}")
         for number, tensor in enumerate(self.tensors):
             if any(tensor is other for other in self.tensors[:number]):

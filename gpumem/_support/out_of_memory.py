@@ -195,6 +195,11 @@ def absurd(memory: str, asked: int, rounded: int, **more: Any) -> OutOfMemoryRep
     return OutOfMemoryReport(memory, asked, rounded, remedies=(ALWAYS["absurd"],), **more)
 
 
+def larger_than(what: str) -> str:
+    """Return the remedy for a block that no free memory makes room for under a limit."""
+    return f"the block alone is larger than {what}: raise {what}"
+
+
 def find_remedies(
     report: OutOfMemoryReport, reason: str, *, could_move: bool = False, page: int = 0
 ) -> Remedies:
@@ -215,8 +220,7 @@ def find_remedies(
     if reason in ALWAYS:
         return (ALWAYS[reason],)
     if reason == "limit" and report.allocated_nbytes > report.limit:
-        what = report.limits[0].what
-        return (f"the block alone is larger than {what}: raise {what}",)
+        return (larger_than(report.limits[0].what),)
     in_pages = -(-report.allocated_nbytes // page) * page if page else 0
     if reason == "limit" and in_pages > report.limit:
         what = report.limits[0].what

@@ -21,7 +21,7 @@ from gpumem._support.deferred cimport (
 from gpumem._support.lease cimport Lease, lease_drop_buffer, Uses
 from gpumem._support.tracking cimport visitproc
 
-from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport
+from gpumem._support.out_of_memory import larger_than, LimitInForce, OutOfMemoryReport
 from gpumem._support.sizes import exact_size
 from gpumem.errors import ClosedError, OutOfMemoryError
 
@@ -304,7 +304,7 @@ def handle_or_zero(MemoryResource resource not None, stream):
 cdef int raise_over_limit(Adaptor adaptor, uint64_t size) except -1:
     most, room = adaptor._limit()
     limit = LimitInForce("limit", most, most - room)
-    remedy = ("the block alone is larger than limit: raise limit" if size > most
+    remedy = (larger_than(limit.what) if size > most
               else "free buffers of this adaptor, or raise its limit")
     raise OutOfMemoryError.of(OutOfMemoryReport(
         str(adaptor.memory), size, size, adaptor.name, limits=(limit,), in_use=limit.used,

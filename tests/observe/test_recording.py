@@ -232,9 +232,6 @@ def test_end_of_a_view_that_outlives_its_buffer_is_recorded(make_arena):
     assert blocks_of(recording.events()) == [("alloc", 64), ("free", 64)]
 
 
-# ---- tags, stacks --------------------------------------------------------------------------------
-
-
 def test_recording_that_has_stopped_is_not_entered_again(make_arena):
     arena = make_arena()
     recording = gpumem.observe.record(arena)
@@ -244,6 +241,9 @@ def test_recording_that_has_stopped_is_not_entered_again(make_arena):
     with pytest.raises(errors.ClosedError, match="has stopped"), recording:
         arena.allocate(20).close()
     assert len(recording.events()) == seen
+
+
+# ---- tags, stacks --------------------------------------------------------------------------------
 
 
 def test_tags_nest_and_are_per_thread(make_arena):
