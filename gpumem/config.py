@@ -438,7 +438,7 @@ class ArenaConfig(_Settings):
     backing: str = _setting("auto", _choice(auto="", regions="", virtual=""))
     split_rule: str = _setting(None, _choice(tight="", ort=""))  # None: `_OfBacking`
     stream_reuse: str = _setting("completed", _choice(completed="", wait="", never=""))
-    page_move_threshold: float = _setting(0.015, _share(1000))
+    page_move_threshold: float = _setting(0.0075, _share(1000))
     page_move_budget: float = _setting(0.01, _share(1))
     oom_wait_ms: int = _setting(1000, _integer(0, 3_600_000))
     numa_node: int | None = _setting(

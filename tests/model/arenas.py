@@ -27,7 +27,7 @@ pages = st.fixed_dictionaries(
     {
         "backing": st.just("virtual"),
         "max_mem": st.sampled_from([8 * MIB, 16 * MIB, 0]),
-        "page_move_threshold": st.sampled_from([0.015, 0, 0.5]),
+        "page_move_threshold": st.sampled_from([0.0075, 0, 0.5]),
         "page_move_budget": st.sampled_from([0.01, 1]),
         **_common,
     }

@@ -100,7 +100,7 @@ def test_no_two_live_blocks_share_memory_under_random_use(make_arena):
             VIRTUAL
             | {
                 "stream_reuse": reuse,
-                "page_move_threshold": rng.choice([0, 0.015, 0.1]),
+                "page_move_threshold": rng.choice([0, 0.0075, 0.1]),
                 "max_mem": rng.choice([0, 64 * MIB]),
             }
         )

@@ -101,7 +101,7 @@ def _beside(device: str, chosen: list[str]) -> tuple[str, ...]:
 def _config(rng: random.Random, policy: str, backing: str, max_mem: int) -> dict[str, Any]:
     config = {"stream_reuse": policy, "backing": backing, "max_mem": max_mem}
     if backing == "virtual":
-        return config | {"page_move_threshold": rng.choice([0.0, 0.015, 0.1])}
+        return config | {"page_move_threshold": rng.choice([0.0, 0.0075, 0.1])}
     return config | {
         "split_rule": rng.choice(["tight", "ort"]),
         "extend_strategy": rng.choice(["next_power_of_two", "same_as_requested"]),
