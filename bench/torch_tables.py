@@ -37,9 +37,9 @@ def rows(records: Sequence[Record]) -> list[Row]:
     list of dict
         With ``step_ms`` (median over rounds of the median step), ``median_step`` (of the median
         step to the reference's in the same round, median over rounds), ``ratio`` (the same of all
-        steps together: with what happens once, as memory is made), ``by_step`` (each step's time to that of the reference's same step,
-        median over rounds, and of these the mean, each weighed by the step's time: what happens in
-        the same step of every round stays, hiccups go),
+        steps together: with what happens once, as memory is made), ``by_step`` (each step's time
+        to that of the reference's same step, median over rounds, and of these the mean, each
+        weighed by the step's time: what happens in the same step of every round stays, hiccups go),
         ``reserved`` and ``requested`` (highest), ``waste`` (their ratio; what tensors request is
         the reference's count), ``same`` (every value of every round equals the reference's, bit
         for bit) and ``error``. What cannot be said is None.

@@ -161,8 +161,9 @@ def test_overall_takes_the_median_and_the_worst_over_workloads():
         for configuration, seconds in (("native", 1.0), ("full", ratio))
     ]
     full = tables.overall(tables.rows(records))[1]
-    assert (full["median_step"], full["worst_step"], full["waste"], full["same"]) == (1.0, 1.5, 1.1, True)
+    assert (full["median_step"], full["worst_step"]) == (1.0, 1.5)
     assert (full["ratio"], full["worst_ratio"]) == (1.0, 1.5)
+    assert (full["waste"], full["same"]) == (1.1, True)
 
 
 def test_limits_are_shown_beside_the_native_ones():

@@ -13,8 +13,8 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page
 from gpumem._native.pages.space cimport (
-    fill_granules, hole_at, kept_count, kept_view, orphan_add, page_create, page_give_slot,
-    page_note, retired_add, space_drop_retired, view_set, view_unmap,
+    fill_granules, hole_at, kept_count, kept_view, note_dormant, orphan_add, page_create,
+    page_give_slot, page_note, retired_add, space_drop_retired, view_set, view_unmap,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
@@ -282,6 +282,7 @@ cdef void show_dormant(Space* space, const Action* action, Page* page) noexcept 
     page.dormant_stream_slot = SLOT_RELEASED
     page.dormant_epoch = 0
     view_set(space, page.dormant, page.granules, action.page)
+    note_dormant(space, page)
 
 
 cdef void refill(Space* space, const Plan* plan, uint64_t begin, uint64_t end) noexcept nogil:

@@ -16,8 +16,8 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.pages.space cimport (
     fill_granules, granules_ready, has_retired, may_use, note_dormant, page_note, page_slot,
-    pages_ready, retired_add, retired_ready, retired_remove, see_above, see_idle_chunks,
-    see_idle_pages, take_out, view_set,
+    pages_ready, retired_add, retired_ready, retired_remove, see_above, see_idle_pages,
+    see_swappable, take_out, view_set,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
@@ -79,7 +79,7 @@ cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
                                    uint64_t below) noexcept nogil:
     cdef Site site
     cdef uint64_t end
-    if see_idle_chunks(space, demand.stream_slot) >= below:
+    if see_swappable(space, demand.stream_slot) >= below:
         return NIL
     # Only a place that misses nothing and begins below is better than this one.
     site.begin = below
@@ -309,8 +309,8 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
         granules >>= 1
         if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
             return plan_create(space, plan, at, granules, demand)
-    # 5. No page is idle: memory beyond the share, in small pages, because what is free lies in parts
-    # of large ones.
+    # 5. No page is idle: memory beyond the share, in small pages, because what is free lies in
+    # parts of large ones.
     chosen = smallest_releasable(space, begin, end)
     granules = largest_power_of_two(wanted, min(most, <uint32_t>BEYOND_GRANULES))
     if chosen == NIL and (
@@ -442,10 +442,10 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at) n
     page.dormant = page.active
     page.dormant_stream_slot = action.stream_slot
     page.dormant_epoch = action.epoch
-    note_dormant(space, page)
     # Only now: all of the above reads the old place.
     page.active = at
     page.busy = True
+    note_dormant(space, page)
     view_set(space, at, page.granules, index)
     return page.granules
 
@@ -555,33 +555,45 @@ cdef void try_runs(Space* space, const Gap* gap, const Demand* demand, Site* bes
         chunk = &space.table.chunks[index]
         end = end_of(chunk)
         if load8(&chunk.state) == CHUNK_HOLE:
-            end = run_through(space, chunk, demand.claim, &begin)
+            end = run_through(space, chunk, demand.claim, best.begin, &begin)
         if end >= begin + demand.claim:
             try_site(space, gap, begin, demand, best)
             return
         index = chunk.next
 
 
-cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size,
+cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, uint64_t below,
                           uint64_t* begin) noexcept nogil:
     # Follows a run, which begins in the hole or below it: to its end if it has `size` bytes; else
-    # to the end of the hole, where the run that reaches so far may have begun in the hole.
-    cdef uint32_t g = granule_of(space, hole.address)
-    cdef uint32_t last = granule_of(space, end_of(hole))
-    cdef const Page* page
-    while g < last and g < space.granules:
-        page = page_over(space, g)
-        if page != NULL and is_idle(space, page):
-            g = page.dormant + page.granules    # in a hole every other view is a dormant one
-        elif address_of(space, g) >= begin[0] + size:
-            break
+    # to the end of the hole, where the run that reaches so far may have begun in the hole. Where
+    # it can only begin at `below` or higher, it ends where it begins.
+    cdef uint32_t first = granule_of(space, hole.address)
+    cdef uint32_t last = min(granule_of(space, end_of(hole)), space.granules)
+    cdef uint32_t g = first
+    cdef uint32_t mapped
+    while g < last and begin[0] < below:
+        mapped = space.page_at[g]
+        if mapped != NIL and mapped != RETIRED and is_idle(space, &space.page[mapped]):
+            # In a hole every view that is not retired is a dormant one.
+            g = space.page[mapped].dormant + space.page[mapped].granules
+            continue
+        if granule_in(hole, first, g) >= begin[0] + size:
+            return granule_in(hole, first, g)
+        if mapped == NIL or mapped == RETIRED:
+            while g < last and space.page_at[g] == mapped:
+                g += 1
         else:
-            g = g + 1 if page == NULL else page.dormant + page.granules
-            begin[0] = address_of(space, g)
-    if g < last and address_of(space, g) < begin[0] + size:
-        begin[0] = end_of(hole)
+            g = space.page[mapped].dormant + space.page[mapped].granules
+        begin[0] = granule_in(hole, first, g)
+    if end_of(hole) != granule_in(hole, first, g) < begin[0] + size:
+        begin[0] = end_of(hole)     # nothing was ever mapped in the rest of it
         return begin[0]
-    return address_of(space, g)
+    return granule_in(hole, first, g)
+
+
+cdef inline uint64_t granule_in(const Chunk* hole, uint32_t first, uint32_t granule) noexcept nogil:
+    # The address of a granule of a hole, which begins with the granule `first`.
+    return hole.address + (<uint64_t>(granule - first) << GRANULE_BITS)
 
 
 cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot) noexcept nogil:

@@ -12,12 +12,12 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
 cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil
 # Begins a plan: marks every page inside a free chunk that `stream_slot` may take.
 cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil
-# The same without a look at the others; returns the lowest dormant view of those pages.
-cdef uint64_t see_idle_chunks(Space* space, uint32_t stream_slot) noexcept nogil
+# Marks those that swaps may use; returns the address of their lowest dormant view, -1 for none.
+cdef uint64_t see_swappable(Space* space, uint32_t stream_slot) noexcept nogil
 # Makes the active place of an idle page a hole; returns the mark of the chunk it lay in.
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil
-# To be called whenever a view becomes dormant: the table knows where the lowest is.
-cdef void note_dormant(const Space* space, const Page* page) noexcept nogil
+# To be called once a view has become dormant and the other active: for the search for swaps.
+cdef void note_dormant(Space* space, const Page* page) noexcept nogil
 # Updates the idle pages of what was cut off above a chunk.
 cdef void see_above(Space* space, uint32_t index) noexcept nogil
 # Turns granules that are a hole into free memory.

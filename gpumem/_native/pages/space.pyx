@@ -5,8 +5,8 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
-    Bfc, BFC_OK, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, gm_low_bit32, holes_add_range, holes_carve,
-    holes_fill, LEVELS, NIL, SLOT_RELEASED, state_of, StreamBins,
+    Bfc, BFC_OK, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, gm_low_bit32, gm_low_bit64, holes_add_range,
+    holes_carve, holes_fill, LEVELS, NIL, SLOT_RELEASED, state_of, StreamBins,
 )
 from gpumem._native.driver cimport (
     Access, context_enter, context_is_dead, context_leave, CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -50,29 +50,45 @@ cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
         note_dormant(space, page)
 
 
-cdef uint64_t see_idle_chunks(Space* space, uint32_t stream_slot) noexcept nogil:
+cdef void see_idle_chunks(Space* space, uint32_t stream_slot) noexcept nogil:
     # Marks every page that lies inside a free chunk which `stream_slot` may take.
-    cdef uint32_t i
-    cdef uint64_t lowest = <uint64_t>-1
-    space.plans += 1
-    for i in range(space.table.stream_slot_count):
-        lowest = min(lowest, see_stream_slot(space, space.table.bins[i], stream_slot))
-    return lowest
+    cdef Seeing seeing = Seeing(stream_slot, False, 0)
+    see_bins(space, &seeing)
 
 
-cdef void note_dormant(const Space* space, const Page* page) noexcept nogil:
+cdef uint64_t see_swappable(Space* space, uint32_t stream_slot) noexcept nogil:
+    # Of those pages only the ones with a dormant view, which a swap would make the active one.
+    cdef Seeing seeing = Seeing(stream_slot, True, <uint64_t>-1)
+    see_bins(space, &seeing)
+    return seeing.lowest
+
+
+cdef void note_dormant(Space* space, const Page* page) noexcept nogil:
     if page.granules and page.dormant != NIL:
         space.table.swaps_from = min(space.table.swaps_from, address_of(space, page.dormant))
+        space.swaps_at[page.active >> 6] |= <uint64_t>1 << (page.active & 63)
 
 
-cdef uint64_t see_stream_slot(Space* space, const StreamBins* bins,
-                              uint32_t stream_slot) noexcept nogil:
+# A look at what is free.
+cdef struct Seeing:
+    uint32_t stream_slot        # for this stream
+    bint to_swap                # only pages with a dormant view
+    uint64_t lowest             # address of a dormant view of theirs; -1: none
+
+
+cdef void see_bins(Space* space, Seeing* seeing) noexcept nogil:
+    cdef uint32_t i
+    space.plans += 1
+    for i in range(space.table.stream_slot_count):
+        see_stream_slot(space, space.table.bins[i], seeing)
+
+
+cdef void see_stream_slot(Space* space, const StreamBins* bins, Seeing* seeing) noexcept nogil:
     # A free chunk below one granule holds no whole page: those bins are left out.
     cdef uint32_t first_level, first_step, steps, index
     cdef int level
-    cdef uint64_t lowest = <uint64_t>-1
     if bins.levels == 0:
-        return lowest
+        return
     bin_of(GRANULE, &first_level, &first_step)
     for level in range(<int>first_level, LEVELS):
         steps = bins.steps[level]
@@ -80,35 +96,59 @@ cdef uint64_t see_stream_slot(Space* space, const StreamBins* bins,
             index = bins.head[level][gm_low_bit32(steps)]
             steps &= steps - 1
             while index != NIL:
-                if may_use(space, &space.table.chunks[index], stream_slot):
-                    lowest = min(lowest, see_chunk(space, index))
+                if may_use(space, &space.table.chunks[index], seeing.stream_slot):
+                    if seeing.to_swap:
+                        see_swappable_in(space, index, seeing)
+                    else:
+                        see_chunk(space, index)
                 index = space.table.chunks[index].bin_next
-    return lowest
 
 
-cdef uint64_t see_chunk(Space* space, uint32_t index) noexcept nogil:
+cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
     # Every page wholly inside this free chunk is idle. A free chunk has memory throughout.
     cdef const Chunk* chunk = &space.table.chunks[index]
     cdef uint32_t g = granule_from(space, chunk.address)
     cdef uint32_t last = granule_of(space, end_of(chunk))       # first granule not wholly inside
     cdef uint32_t end
-    cdef uint64_t lowest = <uint64_t>-1
-    cdef uint64_t plans = space.plans
-    cdef const uint32_t* page_at = space.page_at
     cdef Page* page
     while g < last:
-        page = &space.page[page_at[g]]
+        page = &space.page[space.page_at[g]]
         end = page.active + page.granules
         if page.active == g and end <= last:
             if page.busy:       # it had live bytes at the last plan: its idle time begins now
-                page.idle_since = plans
+                page.idle_since = space.plans
                 page.busy = False
-            page.seen_idle = plans
+            page.seen_idle = space.plans
             page.chunk = index
-            if page.dormant != NIL:
-                lowest = min(lowest, address_of(space, page.dormant))
         g = end
-    return lowest
+
+
+cdef void see_swappable_in(Space* space, uint32_t index, Seeing* seeing) noexcept nogil:
+    # Most pages have no dormant view, and are not even read.
+    cdef const Chunk* chunk = &space.table.chunks[index]
+    cdef uint32_t last = granule_of(space, end_of(chunk))
+    cdef uint32_t g = next_swap(space, granule_from(space, chunk.address), last)
+    cdef Page* page
+    while g < last:
+        page = &space.page[space.page_at[g]]
+        if page.active != g or page.dormant == NIL:
+            space.swaps_at[g >> 6] &= ~(<uint64_t>1 << (g & 63))
+        elif page.active + page.granules <= last:
+            page.seen_idle = space.plans
+            page.chunk = index
+            seeing.lowest = min(seeing.lowest, address_of(space, page.dormant))
+        g = next_swap(space, g + 1, last)
+
+
+cdef inline uint32_t next_swap(const Space* space, uint32_t g, uint32_t last) noexcept nogil:
+    # The first granule from `g` on whose bit is set; `last` if none below that has one.
+    cdef uint64_t bits
+    while g < last:
+        bits = space.swaps_at[g >> 6] >> (g & 63)
+        if bits != 0:
+            return min(g + <uint32_t>gm_low_bit64(bits), last)
+        g = (g | 63) + 1
+    return last
 
 
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil:
@@ -228,6 +268,7 @@ cdef void space_destroy(Space* space) noexcept nogil:
             context_leave(space.context)
     free(space.page)
     free(space.page_at)
+    free(space.swaps_at)
     free(space.retired)
     free(space.orphans)
     memset(space, 0, sizeof(Space))
@@ -304,16 +345,22 @@ cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil:
     # Doubled, so that growing costs little for each granule.
     cdef uint32_t capacity = space.granules if space.granules else 256
     cdef uint32_t* page_at
+    cdef uint64_t* swaps_at
     if count <= space.granules:
         return True
     while capacity < count:
         capacity *= 2
-    # The numbers of granules never change, so the array only grows; 0xFF is NIL in every byte.
+    # The numbers of granules never change, so the arrays only grow; 0xFF is NIL in every byte.
+    swaps_at = <uint64_t*>realloc(space.swaps_at, capacity // 8)
+    if swaps_at == NULL:
+        return False
+    space.swaps_at = swaps_at
     page_at = <uint32_t*>realloc(space.page_at, capacity * sizeof(uint32_t))
     if page_at == NULL:
         return False
-    memset(page_at + space.granules, 0xFF, (capacity - space.granules) * sizeof(uint32_t))
     space.page_at = page_at
+    memset(page_at + space.granules, 0xFF, (capacity - space.granules) * sizeof(uint32_t))
+    memset(swaps_at + space.granules // 64, 0, (capacity - space.granules) // 8)
     space.granules = capacity
     return True
 
@@ -589,6 +636,8 @@ cdef int pages_check(const Space* space) noexcept nogil:
         if not (check_view(space, page.active, page.granules, i)
                 and (page.dormant == NIL or check_view(space, page.dormant, page.granules, i))):
             return 40
+        if page.dormant != NIL and not is_marked(space, page.active):
+            return 47
     if physical != space.physical:
         return 41
     for i in range(space.retired_count):
@@ -609,6 +658,10 @@ cdef int pages_check(const Space* space) noexcept nogil:
         if broken:
             return broken
     return 44 if physical != space.physical else 0
+
+
+cdef inline bint is_marked(const Space* space, uint32_t granule) noexcept nogil:
+    return space.swaps_at[granule >> 6] >> (granule & 63) & 1
 
 
 cdef bint check_view(const Space* space, uint32_t first, uint32_t granules,
@@ -649,6 +702,7 @@ cdef extern from *:
             "chunks and pages of a space have the same bytes",
             "every slot of a page below page_unused is in use",
             "every granule of a retired view is marked, and its page exists",
+            "a search for swaps finds every page with a dormant view",
         };
         return number - 40 < sizeof texts / sizeof *texts ? texts[number - 40]
                                                           : "unknown invariant";

@@ -87,7 +87,9 @@ cdef struct Space:
     uint32_t range_count
     uint64_t first_bytes        # of addresses, for the first range
     uint32_t* page_at           # page mapped at each granule; NIL: none; RETIRED
-    uint32_t granules           # of page_at
+    # A bit where the active view of a page begins that has a dormant one, or had one.
+    uint64_t* swaps_at
+    uint32_t granules           # of page_at and swaps_at
     Page* page                  # page_capacity slots
     uint32_t page_count         # slots ever used
     uint32_t page_capacity
