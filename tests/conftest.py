@@ -14,6 +14,9 @@ from hypothesis import settings
 # free bytes are exact.
 PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 os.environ.setdefault("GPUMEM_HOST_CAPACITY", str(PHYSICAL))
+# Several processes share the cores: the threads of PyTorch and of NumPy would wait for one another
+# for longer than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A thread of ONNX Runtime's opens files in the middle of other tests, which count descriptors.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

@@ -21,7 +21,7 @@ assert not unwanted & set(sys.modules), unwanted & set(sys.modules)
 
 
 def test_importing_gpumem_opens_no_driver_and_starts_no_thread():
-    child.run_quietly("""
+    script = """
 import os
 import gpumem
 assert len(os.listdir("/proc/self/task")) == 1
@@ -29,7 +29,9 @@ with open("/proc/self/maps") as maps:
     assert "libcuda" not in maps.read()
 from gpumem._testing import host_device
 assert host_device.call_count() == 0
-""")
+"""
+    # With two, libraries that were imported with it would start threads.
+    child.run_quietly(script, env={"OMP_NUM_THREADS": "2"})
 
 
 def test_naming_devices_and_settings_opens_no_driver():
