@@ -21,8 +21,8 @@ from gpumem.replay import replay
 from gpumem.traces import Trace, load_trace, samples
 
 RESULTS = Path(__file__).resolve().parent / "results"
-THRESHOLDS = (0.0, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2)
-DEFAULT = 0.015
+THRESHOLDS = (0.0, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2)
+DEFAULT = 0.0075
 LAGS_US = (0, 10_000)
 POLICIES = ("completed", "wait", "never")
 REPEATS = 5

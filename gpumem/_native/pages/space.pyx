@@ -52,15 +52,15 @@ cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
 
 cdef void see_idle_chunks(Space* space, uint32_t stream_slot) noexcept nogil:
     # Marks every page that lies inside a free chunk which `stream_slot` may take.
-    cdef Seeing seeing = Seeing(stream_slot, False, 0)
-    see_bins(space, &seeing)
+    cdef IdleSearch search = IdleSearch(stream_slot, False, 0)
+    see_free_chunks(space, &search)
 
 
 cdef uint64_t see_swappable(Space* space, uint32_t stream_slot) noexcept nogil:
     # Of those pages only the ones with a dormant view, which a swap would make the active one.
-    cdef Seeing seeing = Seeing(stream_slot, True, <uint64_t>-1)
-    see_bins(space, &seeing)
-    return seeing.lowest
+    cdef IdleSearch search = IdleSearch(stream_slot, True, <uint64_t>-1)
+    see_free_chunks(space, &search)
+    return search.lowest
 
 
 cdef void note_dormant(Space* space, const Page* page) noexcept nogil:
@@ -69,21 +69,21 @@ cdef void note_dormant(Space* space, const Page* page) noexcept nogil:
         space.swaps_at[page.active >> 6] |= <uint64_t>1 << (page.active & 63)
 
 
-# A look at what is free.
-cdef struct Seeing:
-    uint32_t stream_slot        # for this stream
+# A search for idle pages in free chunks.
+cdef struct IdleSearch:
+    uint32_t stream_slot        # which may take the chunks
     bint to_swap                # only pages with a dormant view
     uint64_t lowest             # address of a dormant view of theirs; -1: none
 
 
-cdef void see_bins(Space* space, Seeing* seeing) noexcept nogil:
+cdef void see_free_chunks(Space* space, IdleSearch* search) noexcept nogil:
     cdef uint32_t i
     space.plans += 1
     for i in range(space.table.stream_slot_count):
-        see_stream_slot(space, space.table.bins[i], seeing)
+        see_stream_slot(space, space.table.bins[i], search)
 
 
-cdef void see_stream_slot(Space* space, const StreamBins* bins, Seeing* seeing) noexcept nogil:
+cdef void see_stream_slot(Space* space, const StreamBins* bins, IdleSearch* search) noexcept nogil:
     # A free chunk below one granule holds no whole page: those bins are left out.
     cdef uint32_t first_level, first_step, steps, index
     cdef int level
@@ -96,9 +96,9 @@ cdef void see_stream_slot(Space* space, const StreamBins* bins, Seeing* seeing) 
             index = bins.head[level][gm_low_bit32(steps)]
             steps &= steps - 1
             while index != NIL:
-                if may_use(space, &space.table.chunks[index], seeing.stream_slot):
-                    if seeing.to_swap:
-                        see_swappable_in(space, index, seeing)
+                if may_use(space, &space.table.chunks[index], search.stream_slot):
+                    if search.to_swap:
+                        see_swappable_in(space, index, search)
                     else:
                         see_chunk(space, index)
                 index = space.table.chunks[index].bin_next
@@ -123,7 +123,7 @@ cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
         g = end
 
 
-cdef void see_swappable_in(Space* space, uint32_t index, Seeing* seeing) noexcept nogil:
+cdef void see_swappable_in(Space* space, uint32_t index, IdleSearch* search) noexcept nogil:
     # Most pages have no dormant view, and are not even read.
     cdef const Chunk* chunk = &space.table.chunks[index]
     cdef uint32_t last = granule_of(space, end_of(chunk))
@@ -136,7 +136,7 @@ cdef void see_swappable_in(Space* space, uint32_t index, Seeing* seeing) noexcep
         elif page.active + page.granules <= last:
             page.seen_idle = space.plans
             page.chunk = index
-            seeing.lowest = min(seeing.lowest, address_of(space, page.dormant))
+            search.lowest = min(search.lowest, address_of(space, page.dormant))
         g = next_swap(space, g + 1, last)
 
 

@@ -268,14 +268,14 @@ class ModelGraph(_Immutable):
             raise ModelGraphError(f"value {value.name!r} is already defined; {source} redefines it")
         self._values[value.name] = value
 
-    def _read(self, value: Value, why: str) -> None:
+    def _read(self, value: Value, use: str) -> None:
         known = self._values.get(value.name)
         if known is value:
             return
         if known is not None:
             raise ModelGraphError(f"two values are named {value.name!r}: {known!r}, {value!r}")
         if not value.is_initializer:
-            raise ModelGraphError(f"{why} value {value.name!r}, which nothing before makes")
+            raise ModelGraphError(f"{use} value {value.name!r}, which nothing before makes")
         self._values[value.name] = value
 
     @property
@@ -432,11 +432,11 @@ class GraphBuilder:
         ModelGraphError
             An input that no node has made, or an output that is already defined.
         """
-        why = f"node {name or op_type!r} reads"
-        reads = [self._known(given, why) for given in inputs]
+        use = f"node {name or op_type!r} reads"
+        reads = [self._known(given, use) for given in inputs]
         for body in (bodies or {}).values():
             for value in body.captures:
-                self._known(value.name, why)
+                self._known(value.name, use)
         makes = [self._made(given) for given in outputs]
         node = Node(op_type, reads, makes, name=name, domain=domain, bodies=bodies)
         for value in node.makes:
@@ -461,13 +461,13 @@ class GraphBuilder:
         self._values[value.name] = value
         return value
 
-    def _known(self, given: Value | str | None, why: str) -> Value | None:
+    def _known(self, given: Value | str | None, use: str) -> Value | None:
         if given is None:
             return None
         name = given if isinstance(given, str) else given.name
         known = self._values.get(name) or self._captured(name)
         if known is None or (known is not given and not isinstance(given, str)):
-            raise ModelGraphError(f"{why} value {name!r}, which nothing before makes")
+            raise ModelGraphError(f"{use} value {name!r}, which nothing before makes")
         return known
 
     def _captured(self, name: str) -> Value | None:
