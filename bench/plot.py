@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.replays import MOVE_US
+from gpumem import ArenaConfig
 from gpumem.replay import replay
 from gpumem.traces import Trace, load_trace, samples
 
 RESULTS = Path(__file__).resolve().parent / "results"
 THRESHOLDS = (0.0, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2)
-DEFAULT = 0.0075
+DEFAULT = ArenaConfig().page_move_threshold
 LAGS_US = (0, 10_000)
 POLICIES = ("completed", "wait", "never")
 REPEATS = 5

@@ -161,7 +161,7 @@ def summed(plan: Plan, begun: Answer, steps: list[Answer], ended: Answer) -> Ans
 def brief(answer: Answer) -> str:
     if "error" in answer:
         return str(answer["error"])
-    return f"{1e3 * statistics.mean(answer['seconds']):.2f} ms {answer['reserved'] / 1e9:.2f} GB"
+    return f"{1e3 * statistics.median(answer['seconds']):.2f} ms {answer['reserved'] / 1e9:.2f} GB"
 
 
 def limits(

@@ -124,9 +124,10 @@ def overall(made: Sequence[Row]) -> list[Row]:
     summed = []
     for configuration in dict.fromkeys(row["configuration"] for row in made):
         mine = [row for row in made if row["configuration"] == configuration]
-        middles = [row["median_step"] for row in mine if row["median_step"] is not None]
-        ratios = [row["ratio"] for row in mine if row["ratio"] is not None]
-        wastes = [row["waste"] for row in mine if row["waste"] is not None]
+        middles, ratios, wastes = (
+            [row[key] for row in mine if row[key] is not None]
+            for key in ("median_step", "ratio", "waste")
+        )
         summed.append(
             {
                 "configuration": configuration,

@@ -309,16 +309,16 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
         granules >>= 1
         if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
             return plan_create(space, plan, at, granules, demand)
-    # 5. No page is idle: memory beyond the share, in small pages, because what is free lies in
-    # parts of large ones.
     chosen = smallest_releasable(space, begin, end)
-    granules = largest_power_of_two(wanted, min(most, <uint32_t>BEYOND_GRANULES))
-    if chosen == NIL and (
-            demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit):
-        return plan_create(space, plan, at, granules, demand)
-    # 6. Every idle page is larger than the gap: give the smallest back and make one granule.
     if chosen != NIL:
+        # 5. Every idle page is larger than the gap: give the smallest back and make one granule.
         plan_release(space, plan, chosen, demand)
+    else:
+        # 6. None can go back: memory beyond the share, in small pages, because what is free lies in
+        # parts of large ones.
+        granules = largest_power_of_two(wanted, min(most, <uint32_t>BEYOND_GRANULES))
+        if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit:
+            return plan_create(space, plan, at, granules, demand)
     if demand.reserved + GRANULE > demand.hard_limit:
         # Idle pages that are larger than the gap and still have queued work: neither fits.
         plan.over_limit = True
@@ -570,20 +570,17 @@ cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, 
     cdef uint32_t first = granule_of(space, hole.address)
     cdef uint32_t last = min(granule_of(space, end_of(hole)), space.granules)
     cdef uint32_t g = first
-    cdef uint32_t mapped
+    cdef const Page* page
     while g < last and begin[0] < below:
-        mapped = space.page_at[g]
-        if mapped != NIL and mapped != RETIRED and is_idle(space, &space.page[mapped]):
-            # In a hole every view that is not retired is a dormant one.
-            g = space.page[mapped].dormant + space.page[mapped].granules
+        page = page_over(space, g)
+        if page != NULL and is_idle(space, page):
+            g = page.dormant + page.granules    # in a hole every other view is a dormant one
             continue
         if granule_in(hole, first, g) >= begin[0] + size:
             return granule_in(hole, first, g)
-        if mapped == NIL or mapped == RETIRED:
-            while g < last and space.page_at[g] == mapped:
-                g += 1
-        else:
-            g = space.page[mapped].dormant + space.page[mapped].granules
+        g = g + 1 if page == NULL else page.dormant + page.granules
+        while g < last and space.page_at[g] == NIL:
+            g += 1      # empty addresses, of which a hole may have thousands
         begin[0] = granule_in(hole, first, g)
     if end_of(hole) != granule_in(hole, first, g) < begin[0] + size:
         begin[0] = end_of(hole)     # nothing was ever mapped in the rest of it

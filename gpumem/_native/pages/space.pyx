@@ -636,7 +636,7 @@ cdef int pages_check(const Space* space) noexcept nogil:
         if not (check_view(space, page.active, page.granules, i)
                 and (page.dormant == NIL or check_view(space, page.dormant, page.granules, i))):
             return 40
-        if page.dormant != NIL and not is_marked(space, page.active):
+        if page.dormant != NIL and next_swap(space, page.active, page.active + 1) != page.active:
             return 47
     if physical != space.physical:
         return 41
@@ -658,10 +658,6 @@ cdef int pages_check(const Space* space) noexcept nogil:
         if broken:
             return broken
     return 44 if physical != space.physical else 0
-
-
-cdef inline bint is_marked(const Space* space, uint32_t granule) noexcept nogil:
-    return space.swaps_at[granule >> 6] >> (granule & 63) & 1
 
 
 cdef bint check_view(const Space* space, uint32_t first, uint32_t granules,
