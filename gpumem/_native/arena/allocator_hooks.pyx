@@ -14,7 +14,7 @@ from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slo
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK,
     ARENA_STALE, ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of,
-    table_of,
+    table_of, unlikely,
 )
 from gpumem._native.bfc cimport Chunk
 from gpumem._native.driver cimport context_is_dead, CUstream
@@ -31,9 +31,6 @@ from gpumem._support.memory cimport lines_alloc
 from gpumem._support.process cimport on_fork, process, process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
-
-cdef extern from *:
-    bint unlikely(bint condition) noexcept nogil
 
 cdef enum:
     FIRST_ENTRIES = 64          # of a shard; a power of two

@@ -20,7 +20,7 @@ from gpumem._native.arena.thread_cache cimport (
 )
 from gpumem._native.arena.types cimport (
     ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_OK, ARENA_OVER_BUDGET, ARENA_STALE, ARENA_TAGGED,
-    ArenaCore, Block, IN_SMALL, table_for, table_of, ThreadCache,
+    ArenaCore, Block, IN_SMALL, table_for, table_of, ThreadCache, unlikely,
 )
 from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_OK, bfc_resolve, NIL, round_to_quantum
 from gpumem._native.driver cimport (
@@ -35,12 +35,19 @@ from gpumem._support.lock cimport lock_acquire, lock_release, lock_try, owner_en
 
 cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              Block* block) noexcept nogil:
-    cdef int status
     # In a fork's child: metadata may be as a thread of the parent's was changing it.
     if context_is_dead(arena.context):
         return ARENA_DEAD
+    if unlikely(count_now(&arena.detour) or is_recorded(&arena.events)):
+        return allocate_detoured(arena, nbytes, stream_slot, block)
+    return allocate_fast(arena, nbytes, stream_slot, block)
+
+
+cdef int allocate_detoured(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                           Block* block) noexcept nogil:
+    cdef int status
     if not count_now(&arena.detour):
-        status = allocate_fast(arena, nbytes, stream_slot, block)
+        status = allocate_fast(arena, nbytes, stream_slot, block)       # recorded, and no more
     elif tag_now(arena) != NULL:
         return ARENA_TAGGED
     elif arena.heap != NULL or arena.settings.passthrough or not arena_is_open(arena):
@@ -57,11 +64,8 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     return status
 
 
-cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                              Block* block) noexcept nogil:
-    cdef int status = BFC_OK
-    cdef uint32_t index = NIL
-    cdef Bfc* table
+cdef int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                       Block* block) noexcept nogil:
     cdef ThreadCache* cache
     if not arena_is_open(arena):
         return ARENA_MISS
@@ -73,6 +77,14 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
     if (cache_may_have(cache, stream_slot, nbytes)
             and cache_allocate(arena, cache, nbytes, stream_slot, block)):
         return ARENA_OK
+    return allocate_locked(arena, cache, nbytes, stream_slot, block)
+
+
+cdef int allocate_locked(ArenaCore* arena, ThreadCache* cache, uint64_t nbytes,
+                         uint32_t stream_slot, Block* block) noexcept nogil:
+    cdef int status = BFC_OK
+    cdef uint32_t index = NIL
+    cdef Bfc* table
     owner_enter(&cache.lock)
     lock_acquire(&arena.lock)
     # Again, with the lock. An event that is due needs the driver: that is the slow path's.
@@ -95,6 +107,12 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
 
 
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    if unlikely(count_now(&arena.detour) or is_recorded(&arena.events)):
+        return free_detoured(arena, handle, stream_slot)
+    return block_free(arena, handle, stream_slot)
+
+
+cdef int free_detoured(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef uint64_t counted
     cdef int status
     if is_recorded(&arena.events) and arena.heap == NULL:
@@ -111,16 +129,21 @@ cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noe
     return status
 
 
-cdef inline int block_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+cdef int block_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef Bfc* table = table_of(arena, handle)
     cdef ThreadCache* cache
     cdef uint32_t index
-    cdef int status
     if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
         return ARENA_STALE
     cache = cache_find(arena)
     if cache_free(arena, cache, table, index, stream_slot):
         return ARENA_OK
+    return block_free_locked(arena, cache, handle, stream_slot)
+
+
+cdef int block_free_locked(ArenaCore* arena, ThreadCache* cache, uint64_t handle,
+                           uint32_t stream_slot) noexcept nogil:
+    cdef int status
     lock_acquire(&arena.lock)
     status = table_free(arena, cache, handle, stream_slot)
     lock_release(&arena.lock)
@@ -167,9 +190,7 @@ cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_s
     cdef PyThreadState* interpreter
     cdef CUstreamCaptureMode mode
     cdef int status
-    lock_acquire(&arena.lock)
-    status = table_free(arena, NULL, handle, stream_slot)
-    lock_release(&arena.lock)
+    status = block_free_locked(arena, NULL, handle, stream_slot)
     if status != ARENA_OK or context_is_dead(arena.context):
         return status
     # A source that has the grow lock may wait for the interpreter lock, which a finalizer holds:

@@ -37,6 +37,11 @@ from gpumem._support.lease cimport Uses, ViewCount
 from gpumem._support.lock cimport Lock, OwnerLock
 from gpumem._support.retired cimport Retired
 
+# A macro of every C file that Cython writes: code behind a condition that hardly ever holds is laid
+# out of the way.
+cdef extern from *:
+    bint unlikely(bint condition) noexcept nogil
+
 cdef extern from *:
     """
     typedef struct ThreadMark ThreadMark;       /* see thread_cache.h */

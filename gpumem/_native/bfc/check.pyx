@@ -5,8 +5,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from gpumem._native.bfc.table cimport (
-    Bfc, bin_of, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED,
-    CHUNK_USED, LEVELS, NIL, place_of, QUANTUM, Region, SLOT_RELEASED, state_of, STEPS, StreamBins,
+    Bfc, bin_of, BINS, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE, CHUNK_PENDING_FREE,
+    CHUNK_UNUSED, CHUNK_USED, LEVELS, NIL, place_of, QUANTUM, Region, SLOT_RELEASED, state_of,
+    STEP_BITS, STEPS, StreamBins,
 )
 from gpumem._support.atomics cimport load32, published64, published8
 
@@ -162,40 +163,39 @@ cdef int check_bins(const Bfc* table, uint32_t slot_index, uint64_t* binned) noe
     cdef const StreamBins* bins = table.bins[slot_index]
     cdef uint64_t bytes_found = 0
     cdef uint64_t chunks_found = 0
-    cdef uint32_t index, prev, home_level, home_step
-    cdef int level, step
+    cdef uint32_t bin, index, prev
+    cdef int level
     cdef const Chunk* chunk
-    for level in range(LEVELS):
+    for level in range(LEVELS + 1):
         if (bins.steps[level] != 0) != ((bins.levels >> level) & 1):
             return 20
-        for step in range(STEPS):
-            index = bins.head[level][step]
-            if (index != NIL) != ((bins.steps[level] >> step) & 1):
-                return 21
-            if index != NIL and bins.place[level][step] != place_of(&table.chunks[index]):
-                return 27
-            prev = NIL
-            while index != NIL:
-                chunk = &table.chunks[index]
-                bin_of(chunk.size, &home_level, &home_step)
-                # The bin follows from the size alone.
-                if home_level != <uint32_t>level or home_step != <uint32_t>step:
-                    return 22
-                if (chunk.state != CHUNK_FREE or chunk.stream_slot != slot_index
-                        or chunk.bin_prev != prev):
-                    return 23
-                # No epoch of slot 0 ever completes.
-                if (chunk.epoch == 0) != (slot_index == SLOT_RELEASED):
-                    return 26
-                if slot_index != SLOT_RELEASED and chunk.epoch <= bins.completed:
-                    return 26
-                bytes_found += chunk.size
-                chunks_found += 1
-                # Again a circle.
-                if chunks_found > table.count:
-                    return 23
-                prev = index
-                index = chunk.bin_next
+    for bin in range(BINS):
+        index = bins.head[bin]
+        if (index != NIL) != ((bins.steps[bin >> STEP_BITS] >> (bin & (STEPS - 1))) & 1):
+            return 21
+        if index != NIL and bins.place[bin] != place_of(&table.chunks[index]):
+            return 27
+        prev = NIL
+        while index != NIL:
+            chunk = &table.chunks[index]
+            # The bin follows from the size alone.
+            if bin_of(chunk.size) != bin:
+                return 22
+            if (chunk.state != CHUNK_FREE or chunk.stream_slot != slot_index
+                    or chunk.bin_prev != prev):
+                return 23
+            # No epoch of slot 0 ever completes.
+            if (chunk.epoch == 0) != (slot_index == SLOT_RELEASED):
+                return 26
+            if slot_index != SLOT_RELEASED and chunk.epoch <= bins.completed:
+                return 26
+            bytes_found += chunk.size
+            chunks_found += 1
+            # Again a circle.
+            if chunks_found > table.count:
+                return 23
+            prev = index
+            index = chunk.bin_next
     if bytes_found != bins.free_bytes or chunks_found != bins.free_chunks:
         return 24
     binned[0] += chunks_found

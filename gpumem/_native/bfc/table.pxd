@@ -50,6 +50,7 @@ cdef enum:
     STEP_BITS = 5           # linear steps per power of two: 32, so a bin spans 1/32 of its size
     STEPS = 32
     LEVELS = 36             # sizes below 2**48 bytes
+    BINS = 1152             # LEVELS * STEPS
     SCAN_LIMIT = 8          # chunks looked at in one bin
     PACK_LIMIT = 10         # bins that fit among whose heads a table that packs takes the lowest
     PLACE_BITS = 17         # a place is a step of 128 KiB
@@ -126,12 +127,12 @@ cdef struct Region:
     bint is_range           # reserved address space of chunks and holes, backed by pages
 
 # The bins of one stream slot: bit f of `levels` is set iff steps[f] != 0, bit s of steps[f] iff
-# head[f][s] != NIL. free_bytes == sum of the sizes that hang here.
+# head[f * STEPS + s] != NIL. free_bytes == sum of the sizes that hang here.
 cdef struct StreamBins:
     uint64_t levels
-    uint32_t steps[LEVELS]
-    uint32_t head[LEVELS][STEPS]
-    uint32_t place[LEVELS][STEPS]   # place_of the head, so that a search need not look at it
+    uint32_t steps[LEVELS + 1]      # the last is 0: a search may look one level further
+    uint32_t head[BINS]
+    uint32_t place[BINS]            # place_of the head, so that a search need not look at it
     uint64_t free_bytes
     uint64_t free_chunks
     uint64_t completed      # epochs <= completed are known to have ended
@@ -217,17 +218,25 @@ cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil
 cdef inline uint64_t handle_of(const Bfc* table, uint32_t index) noexcept nogil:
     return (<uint64_t>table.chunks[index].generation << 32) | index
 
-cdef inline void bin_of(uint64_t size, uint32_t* level, uint32_t* step) noexcept nogil:
-    # Below STEPS quanta the steps are exact sizes; above, 32 linear steps per power of two.
+cdef inline uint32_t bin_of(uint64_t size) noexcept nogil:
+    # Level 0 has exact sizes; each further one has 32 linear steps of a power of two. The top bit
+    # of `quanta` counts as a level: it stands above the step.
     cdef uint64_t quanta = size >> QUANTUM_BITS
-    cdef int top
-    if quanta < STEPS:
-        level[0] = 0
-        step[0] = <uint32_t>quanta
-    else:
-        top = gm_high_bit64(quanta)
-        level[0] = <uint32_t>(top - STEP_BITS + 1)
-        step[0] = <uint32_t>(quanta >> (top - STEP_BITS)) & (STEPS - 1)
+    cdef int shift = gm_high_bit64(quanta | STEPS) - STEP_BITS
+    return (shift << STEP_BITS) + <uint32_t>(quanta >> shift)
+
+cdef inline uint32_t bin_from(const StreamBins* bins, uint32_t bin) noexcept nogil:
+    # The first filled bin from this one on, which may be one past the last; NIL: none.
+    cdef uint32_t level = bin >> STEP_BITS
+    cdef uint32_t steps = bins.steps[level] >> (bin & (STEPS - 1))
+    cdef uint64_t levels
+    if steps != 0:
+        return bin + gm_low_bit32(steps)
+    levels = bins.levels & <uint64_t>-2 << level
+    if levels == 0:
+        return NIL
+    level = <uint32_t>gm_low_bit64(levels)
+    return (level << STEP_BITS) + gm_low_bit32(bins.steps[level])
 
 cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept nogil
 cdef void bfc_free_all(Bfc* table) noexcept nogil

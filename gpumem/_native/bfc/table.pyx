@@ -84,24 +84,17 @@ cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
 
 cdef inline uint32_t bins_find(const Bfc* table, const StreamBins* bins, uint64_t size,
                                uint64_t completed) noexcept nogil:
-    cdef uint32_t level, step, found
+    cdef uint32_t bin, found
     if bins.levels == 0:
         return NIL
-    bin_of(size, &level, &step)
+    bin = bin_of(size)
     # Chunks in the request's own bin may be smaller than it, so this bin has to be searched.
-    found = bin_best(table, bins.head[level][step], size, completed)
+    found = bin_best(table, bins.head[bin], size, completed)
     if found != NIL:
         return found
-    # Any chunk of a later bin is large enough: first the rest of this level, then the levels above.
-    cdef uint32_t steps = bins.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFE << step)
-    cdef uint64_t levels
-    if steps == 0:
-        levels = bins.levels & (<uint64_t>-2 << level)
-        if levels == 0:
-            return NIL
-        level = <uint32_t>gm_low_bit64(levels)
-        steps = bins.steps[level]
-    return bin_best(table, bins.head[level][gm_low_bit32(steps)], size, completed)
+    # Any chunk of a later bin is large enough.
+    bin = bin_from(bins, bin + 1)
+    return NIL if bin == NIL else bin_best(table, bins.head[bin], size, completed)
 
 
 cdef inline uint32_t smaller_of(const Bfc* table, uint32_t a, uint32_t b) noexcept nogil:
@@ -133,31 +126,38 @@ cdef inline bint may_swap(Bfc* table, uint32_t index, uint64_t size) noexcept no
 cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t size) noexcept nogil:
     # The lowest of the heads of PACK_LIMIT bins, from the smallest that fit upward. Chunks of the
     # request's own bin may be too small: there the first that is not counts as the head.
-    cdef uint32_t level, step, steps, lowest
-    cdef uint32_t lowest_place = NIL
-    cdef uint64_t levels
-    cdef int looked = 0
-    bin_of(size, &level, &step)
-    lowest = bin_first(table, bins.head[level][step], size)
-    if lowest != NIL:
-        lowest_place = place_of(&table.chunks[lowest])
-        looked = 1
-    steps = bins.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFE << step)
-    levels = bins.levels & (<uint64_t>-2 << level)
+    if bins.levels == 0:
+        return NIL
+    cdef uint32_t own_bin = bin_of(size)
+    cdef uint32_t own = bin_first(table, bins.head[own_bin], size)
+    cdef uint32_t level = own_bin >> STEP_BITS
+    # The steps above its own and those of the next level, so that one word mostly has all bins.
+    cdef uint64_t filled = (bins.steps[level] & <uint64_t>-2 << (own_bin & (STEPS - 1))
+                            | <uint64_t>bins.steps[level + 1] << STEPS)
+    cdef uint64_t levels = bins.levels & <uint64_t>-4 << level
+    # Place and bin in one word: which is lower is random, and a branch on it would be guessed.
+    cdef uint64_t lowest = <uint64_t>NIL << 32
+    cdef uint64_t seen
+    cdef uint32_t bin
+    cdef int left = PACK_LIMIT
+    if own != NIL:
+        lowest = <uint64_t>place_of(&table.chunks[own]) << 32 | own_bin
+        left -= 1
     while True:
-        while steps != 0 and looked < PACK_LIMIT:
-            # `steps & steps - 1` clears the lowest bit: the bins are visited from the smallest up.
-            step = gm_low_bit32(steps)
-            steps &= steps - 1
-            looked += 1
-            if bins.place[level][step] < lowest_place:
-                lowest_place = bins.place[level][step]
-                lowest = bins.head[level][step]
-        if levels == 0 or looked == PACK_LIMIT:
-            return lowest
+        while filled != 0 and left != 0:
+            bin = (level << STEP_BITS) + gm_low_bit64(filled)
+            filled &= filled - 1        # clears the lowest bit
+            left -= 1
+            seen = <uint64_t>bins.place[bin] << 32 | bin
+            lowest = seen if seen < lowest else lowest
+        if levels == 0 or left == 0:
+            break
         level = <uint32_t>gm_low_bit64(levels)
         levels &= levels - 1
-        steps = bins.steps[level]
+        filled = bins.steps[level]
+    if lowest >> 32 == NIL:
+        return NIL
+    return own if <uint32_t>lowest == own_bin else bins.head[<uint32_t>lowest]
 
 
 cdef inline uint32_t bin_first(const Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
@@ -178,16 +178,17 @@ cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
     cdef uint64_t best_size = <uint64_t>-1
     cdef uint64_t best_address = 0
     cdef int looked = 0
+    cdef bint better
     cdef const Chunk* chunk
     while index != NIL and looked < SCAN_LIMIT:
         chunk = &table.chunks[index]
         # The lower of two equal chunks, so that free memory gathers at the top of a region.
-        if chunk.size >= size and chunk.epoch <= completed:
-            if chunk.size < best_size or (chunk.size == best_size
-                                          and chunk.address < best_address):
-                best = index
-                best_size = chunk.size
-                best_address = chunk.address
+        better = ((chunk.size >= size) & (chunk.epoch <= completed)
+                  & ((chunk.size < best_size)
+                     | ((chunk.size == best_size) & (chunk.address < best_address))))
+        best = index if better else best
+        best_size = chunk.size if better else best_size
+        best_address = chunk.address if better else best_address
         index = chunk.bin_next
         looked += 1
     return best
@@ -198,13 +199,12 @@ cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
 cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef StreamBins* bins = table.bins[chunk.stream_slot]
+    cdef uint32_t bin = bin_of(chunk.size)
     cdef uint32_t place = place_of(chunk)
-    cdef uint32_t level, step, head
-    bin_of(chunk.size, &level, &step)
-    head = bins.head[level][step]
+    cdef uint32_t head = bins.head[bin]
     bins.free_bytes += chunk.size
     bins.free_chunks += 1
-    if head != NIL and table.packs and bins.place[level][step] < place:
+    if head != NIL and table.packs and bins.place[bin] < place:
         link_behind(table, head, index)
         return
     if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
@@ -214,10 +214,10 @@ cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     chunk.bin_next = head
     if head != NIL:
         table.chunks[head].bin_prev = index
-    bins.head[level][step] = index
-    bins.place[level][step] = place
-    bins.steps[level] |= <uint32_t>1 << step
-    bins.levels |= <uint64_t>1 << level
+    bins.head[bin] = index
+    bins.place[bin] = place
+    bins.steps[bin >> STEP_BITS] |= <uint32_t>1 << (bin & (STEPS - 1))
+    bins.levels |= <uint64_t>1 << (bin >> STEP_BITS)
 
 
 cdef inline void link_behind(Bfc* table, uint32_t before, uint32_t index) noexcept nogil:
@@ -232,25 +232,31 @@ cdef inline void link_behind(Bfc* table, uint32_t before, uint32_t index) noexce
 cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef StreamBins* bins = table.bins[chunk.stream_slot]
-    cdef uint32_t level, step
+    cdef uint32_t bin
     # Only the head of a bin needs its bin looked up; the bits are cleared when it was the last.
     if chunk.bin_next != NIL:
         table.chunks[chunk.bin_next].bin_prev = chunk.bin_prev
     if chunk.bin_prev != NIL:
         table.chunks[chunk.bin_prev].bin_next = chunk.bin_next
     else:
-        bin_of(chunk.size, &level, &step)
-        bins.head[level][step] = chunk.bin_next
+        bin = bin_of(chunk.size)
+        bins.head[bin] = chunk.bin_next
         if chunk.bin_next != NIL:
-            bins.place[level][step] = place_of(&table.chunks[chunk.bin_next])
+            bins.place[bin] = place_of(&table.chunks[chunk.bin_next])
         else:
-            bins.steps[level] &= ~(<uint32_t>1 << step)
-            if bins.steps[level] == 0:
-                bins.levels &= ~(<uint64_t>1 << level)
-                if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
-                    store32(&table.bins_filled, table.bins_filled - 1)
+            bin_empty(table, chunk.stream_slot, bin)
     bins.free_bytes -= chunk.size
     bins.free_chunks -= 1
+
+
+cdef inline void bin_empty(Bfc* table, uint32_t stream_slot, uint32_t bin) noexcept nogil:
+    cdef StreamBins* bins = table.bins[stream_slot]
+    cdef uint32_t level = bin >> STEP_BITS
+    bins.steps[level] &= ~(<uint32_t>1 << (bin & (STEPS - 1)))
+    if bins.steps[level] == 0:
+        bins.levels &= ~(<uint64_t>1 << level)
+        if bins.levels == 0 and stream_slot != SLOT_RELEASED:
+            store32(&table.bins_filled, table.bins_filled - 1)
 
 
 cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
@@ -572,24 +578,19 @@ cdef int by_number(const void* a, const void* b) noexcept nogil:
 cdef uint32_t completed_chunks(const Bfc* table, const StreamBins* bins, uint64_t completed,
                                uint32_t* found) noexcept nogil:
     # The first chunks of these epochs in the bins.
-    cdef uint64_t levels = bins.levels
+    cdef uint32_t bin = bin_from(bins, 0)
     cdef uint32_t count = 0
-    cdef uint32_t steps, index
-    cdef int level
-    while levels != 0:
-        level = gm_low_bit64(levels)
-        levels &= levels - 1
-        steps = bins.steps[level]
-        while steps != 0:
-            index = bins.head[level][gm_low_bit32(steps)]
-            steps &= steps - 1
-            while index != NIL:
-                if table.chunks[index].epoch <= completed:
-                    found[count] = index
-                    count += 1
-                    if count == RELEASED_AT_ONCE:
-                        return count
-                index = table.chunks[index].bin_next
+    cdef uint32_t index
+    while bin != NIL:
+        index = bins.head[bin]
+        while index != NIL:
+            if table.chunks[index].epoch <= completed:
+                found[count] = index
+                count += 1
+                if count == RELEASED_AT_ONCE:
+                    return count
+            index = table.chunks[index].bin_next
+        bin = bin_from(bins, bin + 1)
     return count
 
 
@@ -604,7 +605,7 @@ cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil:
             continue
         level = <uint32_t>gm_high_bit64(table.bins[stream_slot].levels)
         steps = table.bins[stream_slot].steps[level]
-        index = table.bins[stream_slot].head[level][gm_high_bit64(steps)]
+        index = table.bins[stream_slot].head[(level << STEP_BITS) + gm_high_bit64(steps)]
         while index != NIL:
             if table.chunks[index].size > largest:
                 largest = table.chunks[index].size

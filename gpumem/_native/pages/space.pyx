@@ -5,8 +5,8 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
-    Bfc, BFC_OK, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, gm_low_bit32, gm_low_bit64, holes_add_range,
-    holes_carve, holes_fill, LEVELS, NIL, SLOT_RELEASED, state_of, StreamBins,
+    Bfc, BFC_OK, bin_from, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, gm_low_bit64, holes_add_range,
+    holes_carve, holes_fill, NIL, SLOT_RELEASED, state_of, StreamBins,
 )
 from gpumem._native.driver cimport (
     Access, context_enter, context_is_dead, context_leave, CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -85,23 +85,18 @@ cdef void see_free_chunks(Space* space, IdleSearch* search) noexcept nogil:
 
 cdef void see_stream_slot(Space* space, const StreamBins* bins, IdleSearch* search) noexcept nogil:
     # A free chunk below one granule holds no whole page: those bins are left out.
-    cdef uint32_t first_level, first_step, steps, index
-    cdef int level
-    if bins.levels == 0:
-        return
-    bin_of(GRANULE, &first_level, &first_step)
-    for level in range(<int>first_level, LEVELS):
-        steps = bins.steps[level]
-        while steps != 0:
-            index = bins.head[level][gm_low_bit32(steps)]
-            steps &= steps - 1
-            while index != NIL:
-                if may_use(space, &space.table.chunks[index], search.stream_slot):
-                    if search.to_swap:
-                        see_swappable_in(space, index, search)
-                    else:
-                        see_chunk(space, index)
-                index = space.table.chunks[index].bin_next
+    cdef uint32_t bin = bin_from(bins, bin_of(GRANULE))
+    cdef uint32_t index
+    while bin != NIL:
+        index = bins.head[bin]
+        while index != NIL:
+            if may_use(space, &space.table.chunks[index], search.stream_slot):
+                if search.to_swap:
+                    see_swappable_in(space, index, search)
+                else:
+                    see_chunk(space, index)
+            index = space.table.chunks[index].bin_next
+        bin = bin_from(bins, bin + 1)
 
 
 cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
