@@ -84,23 +84,7 @@ def show(report: dict[str, Any]) -> None:
         for call, nanoseconds in timing.nanoseconds.items():
             table.add_row(call, f"{nanoseconds:.0f}", f"{timing.ratios[call]:.2f}")
         console.print(table)
-    table = Table(title="replays (median of 5)")
-    for column in ("trace", "device", "backing"):
-        table.add_column(column)
-    for column in ("peak requested", "reserved / it", "ns/event", "moved", "moving"):
-        table.add_column(column, justify="right")
-    for row in report["replays"]:
-        table.add_row(
-            row["trace"],
-            row["device"],
-            row["backing"],
-            f"{row['peak_requested_bytes'] / 1e9:.2f} GB",
-            f"{row['fragmentation']:.3f}",
-            f"{row['ns_per_event']:.0f}",
-            str(row["pages_moved"]),
-            f"{100 * row['moving_share']:.2f} %",
-        )
-    console.print(table)
+    replays.show(report["replays"], console)
 
 
 if __name__ == "__main__":

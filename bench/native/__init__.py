@@ -20,6 +20,7 @@ SOURCES = {
     "_exchange": ("_exchange.pyx",),
     "_budgets": ("_budgets.pyx",),
     "_stub": ("_stub.pyx",),
+    "_bare": ("_bare.pyx",),
 }
 
 

@@ -171,12 +171,13 @@ def opened(
     if max_mem:
         limited = {**settings.to_mapping(), "arena.max_mem": max_mem}
         settings = ArenaConfig.from_mapping(limited)
-    with _prepared(device, lag_us), Arena(device, settings) as arena:
+    with prepared(device, lag_us), Arena(device, settings) as arena:
         yield arena
 
 
 @contextlib.contextmanager
-def _prepared(device: Device, lag_us: int) -> Iterator[None]:
+def prepared(device: Device, lag_us: int = 0) -> Iterator[None]:
+    """Make a host device large enough for a replay and, if asked, slow; then as it was."""
     if device.type != "host":
         yield
         return

@@ -7,7 +7,7 @@ first, then its actions, the last one first; see `space_undo`.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
@@ -22,10 +22,10 @@ from gpumem._native.pages.space cimport (
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
     ActionKind, address_of, BEYOND_GRANULES, BLOCK_PAGES, bytes_of, CLAIM_PAGES, Demand, end_of,
-    GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed, is_dormant_quiet, is_idle,
-    is_movable, is_quiet, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES,
-    Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS,
-    PlanResult, RETIRED, RetiredView, Space,
+    GRANULE, GRANULE_BITS, granule_from, granule_of, has_active, is_backed, is_dormant_quiet,
+    is_idle, is_movable, is_quiet, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over,
+    PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
+    PLANNED_SLOTS, PlanResult, RETIRED, RetiredView, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
 from gpumem._support.events cimport REC_MOVE
@@ -79,13 +79,13 @@ cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
                                    uint64_t below) noexcept nogil:
     cdef Site site
     cdef uint64_t end
-    if see_swappable(space, demand.stream_slot) >= below:
-        return NIL
-    # Only a place that misses nothing and begins below is better than this one.
+    # Only a place that misses nothing and begins below is better than this one. Most searches find
+    # none, and most of those would not if every page were idle; to see which are takes longest.
     site.begin = below
     site.missing = 0
-    find_run(space, demand, &site)
-    if site.begin == below:
+    if not find_run(space, demand, True, &site) or (
+            see_swappable(space, demand.stream_slot) >= below
+            or not find_run(space, demand, False, &site)):
         return NIL
     end = site.begin + demand.size
     if not holes_prepare(space.table, PLANNED_SLOTS
@@ -171,8 +171,8 @@ cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t mis
         room = (demand.hard_limit - demand.reserved) >> GRANULE_BITS
     if room >= missing:
         return True
-    for i in range(space.page_count):
-        page = &space.page[i]
+    for i in range(space.idle_count):
+        page = &space.page[space.idle[i]]
         if is_movable(space, page, begin, end):
             room += page.granules
     return room >= missing
@@ -209,10 +209,13 @@ cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
     while g > first:
         g -= 1
         page = page_over(space, g)
+        if page == NULL:
+            continue
         # Its active view lies outside, so the one here is dormant.
-        if page != NULL and can_swap(space, page, begin, end):
+        if can_swap(space, page, begin, end):
             swap_page(space, page)
-            g = page.active
+        # On below the view of the page that the granule is in.
+        g = page.active if has_active(page, g) else page.dormant
 
 
 cdef void swap_page(Space* space, Page* page) noexcept nogil:
@@ -237,11 +240,13 @@ cdef void fill_missing(Space* space, Plan* plan, uint64_t begin, uint64_t end,
     cdef uint32_t g = granule_of(space, begin)
     cdef uint32_t last = granule_from(space, end)
     cdef uint32_t run, mapped
+    cdef const Page* page
     cdef Demand left = demand[0]        # its reserved bytes run along with the plan
     forget_idle_inside(space, begin, end)
     while g < last:
-        if is_backed(space, g):
-            g += 1
+        page = page_over(space, g)
+        if page != NULL and has_active(page, g):
+            g = page.active + page.granules
             continue
         run = g
         while run < last and not is_backed(space, run):
@@ -256,9 +261,11 @@ cdef void fill_missing(Space* space, Plan* plan, uint64_t begin, uint64_t end,
 cdef void forget_idle_inside(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
     # Pages in the window belong to the block now: they supply nothing.
     cdef uint32_t i
-    for i in range(space.page_count):
-        if space.page[i].granules and overlaps(space, &space.page[i], begin, end):
-            space.page[i].seen_idle = 0
+    cdef Page* page
+    for i in range(space.idle_count):
+        page = &space.page[space.idle[i]]
+        if overlaps(space, page, begin, end):
+            page.seen_idle = 0
 
 
 cdef void drop_dormant(Space* space, Plan* plan, uint32_t index) noexcept nogil:
@@ -358,23 +365,23 @@ cdef uint32_t longest_idle(const Space* space, Plan* plan, uint32_t wanted, uint
     cdef uint32_t i
     cdef const Page* page
     if plan.next_granules <= wanted <= plan.next_wanted:
-        for i in range(plan.next_idle, space.page_count):
-            page = &space.page[i]
+        for i in range(plan.next_idle, space.idle_count):
+            page = &space.page[space.idle[i]]
             if (page.granules == plan.next_granules and page.idle_since == plan.next_since
                     and is_movable(space, page, begin, end)):
                 plan.next_idle = i + 1
-                return i
-    for i in range(space.page_count):
-        page = &space.page[i]
+                return space.idle[i]
+    plan.next_wanted = 0
+    for i in range(space.idle_count):
+        page = &space.page[space.idle[i]]
         if page.granules > wanted or not is_movable(space, page, begin, end):
             continue
         if (best == NIL or page.granules > space.page[best].granules
                 or (page.granules == space.page[best].granules
                     and page.idle_since < space.page[best].idle_since)):
-            best = i
-    plan.next_wanted = 0
+            best = space.idle[i]
+            plan.next_idle = i + 1
     if best != NIL:
-        plan.next_idle = best + 1
         plan.next_wanted = wanted
         plan.next_granules = space.page[best].granules
         plan.next_since = space.page[best].idle_since
@@ -387,13 +394,13 @@ cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
     cdef uint32_t best = NIL
     cdef uint32_t i
     cdef const Page* page
-    for i in range(space.page_count):
-        page = &space.page[i]
-        if (is_releasable(space, i, begin, end)
+    for i in range(space.idle_count):
+        page = &space.page[space.idle[i]]
+        if (is_releasable(space, space.idle[i], begin, end)
                 and is_quiet(space, space.table.chunks[page.chunk].stream_slot,
                              space.table.chunks[page.chunk].epoch)
                 and (best == NIL or page.granules < space.page[best].granules)):
-            best = i
+            best = space.idle[i]
     return best
 
 
@@ -468,31 +475,34 @@ cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
                           uint64_t nbytes) noexcept nogil:
     # SLOT_RELEASED: idle for every stream, since no stream's order protects an unmapped page.
     cdef Demand demand
-    cdef uint32_t i
+    cdef uint32_t i, index
     memset(plan, 0, sizeof(Plan))
     memset(&demand, 0, sizeof(Demand))
     plan.chunk = NIL
     see_idle_pages(space, SLOT_RELEASED)
-    if (not actions_ready(plan, space.page_count + space.retired_count)
-            or not holes_prepare(space.table, 2 * space.page_count)):
+    if (not actions_ready(plan, space.idle_count + space.retired_count)
+            or not holes_prepare(space.table, 2 * space.idle_count)):
         return False
     drop_retired(space, plan)
-    for i in range(space.page_count):
-        if (plan.moves < pages and bytes_of(&space.page[i]) <= nbytes
-                and is_releasable(space, i, 0, 0)):
-            nbytes -= bytes_of(&space.page[i])
-            plan_release(space, plan, i, &demand)
+    for i in range(space.idle_count):
+        index = space.idle[i]
+        if (plan.moves < pages and bytes_of(&space.page[index]) <= nbytes
+                and is_releasable(space, index, 0, 0)):
+            nbytes -= bytes_of(&space.page[index])
+            plan_release(space, plan, index, &demand)
     return plan.count != 0
 
 
 cdef bint actions_ready(Plan* plan, uint32_t count) noexcept nogil:
-    plan.actions = <Action*>calloc(count + 1, sizeof(Action))
+    # Mostly a few of them are used, of hundreds: they are cleared when they are.
+    plan.actions = <Action*>malloc((count + 1) * sizeof(Action))
     return plan.actions != NULL
 
 
 cdef Action* action_add(Plan* plan, ActionKind kind, uint32_t page) noexcept nogil:
     cdef Action* action = &plan.actions[plan.count]
     plan.count += 1
+    memset(action, 0, sizeof(Action))
     action.kind = kind
     action.page = page
     action.to = action.origin = action.unmap[0] = action.unmap[1] = NIL
@@ -533,19 +543,24 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
     return best.missing != IMPOSSIBLE
 
 
-cdef void find_run(Space* space, const Demand* demand, Site* best) noexcept nogil:
-    # The lowest run: free chunks and views of idle pages side by side.
+cdef bint find_run(Space* space, const Demand* demand, bint any_page, Site* best) noexcept nogil:
+    # The lowest run: free chunks and views of idle pages side by side. With `any_page` pages count
+    # that may not be idle: is there a run at all? Then `best` stays as it is.
     cdef uint32_t hole = space.table.holes
+    cdef uint64_t below = best.begin
     cdef Gap gap
     while hole != NIL:
         if (space.table.chunks[hole].address < best.begin
                 and gap_from_first_hole(space, hole, demand.stream_slot, &gap)
-                and gap.end - gap.begin >= demand.claim):
-            try_runs(space, &gap, demand, best)
+                and gap.end - gap.begin >= demand.claim
+                and try_runs(space, &gap, demand, any_page, best) and any_page):
+            return True
         hole = space.table.chunks[hole].bin_next
+    return best.begin != below
 
 
-cdef void try_runs(Space* space, const Gap* gap, const Demand* demand, Site* best) noexcept nogil:
+cdef bint try_runs(Space* space, const Gap* gap, const Demand* demand, bint any_page,
+                   Site* best) noexcept nogil:
     # Only the first run that holds the block: each further one begins higher.
     cdef uint32_t index = gap.first
     cdef uint64_t begin = gap.begin
@@ -555,15 +570,17 @@ cdef void try_runs(Space* space, const Gap* gap, const Demand* demand, Site* bes
         chunk = &space.table.chunks[index]
         end = end_of(chunk)
         if load8(&chunk.state) == CHUNK_HOLE:
-            end = run_through(space, chunk, demand.claim, best.begin, &begin)
+            end = run_through(space, chunk, demand.claim, any_page, best.begin, &begin)
         if end >= begin + demand.claim:
-            try_site(space, gap, begin, demand, best)
-            return
+            if not any_page:
+                try_site(space, gap, begin, demand, best)
+            return True
         index = chunk.next
+    return False
 
 
-cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, uint64_t below,
-                          uint64_t* begin) noexcept nogil:
+cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, bint any_page,
+                          uint64_t below, uint64_t* begin) noexcept nogil:
     # Follows a run, which begins in the hole or below it: to its end if it has `size` bytes; else
     # to the end of the hole, where the run that reaches so far may have begun in the hole. Where
     # it can only begin at `below` or higher, it ends where it begins.
@@ -573,7 +590,7 @@ cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, 
     cdef const Page* page
     while g < last and begin[0] < below:
         page = page_over(space, g)
-        if page != NULL and is_idle(space, page):
+        if page != NULL and (any_page or is_idle(space, page)):
             g = page.dormant + page.granules    # in a hole every other view is a dormant one
             continue
         if granule_in(hole, first, g) >= begin[0] + size:
@@ -642,6 +659,7 @@ cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, cons
     # A place may not cover a view with queued work, but it may begin where one ends.
     cdef uint32_t g = granule_of(space, hole.address)
     cdef uint32_t last = min(granule_of(space, end_of(hole)), space.granules)
+    cdef uint32_t mapped
     cdef const Page* page
     cdef bint quiet
     while g < last:
@@ -650,9 +668,9 @@ cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, cons
             g = page.dormant + page.granules    # in a hole every other view is a dormant one
             quiet = is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)
         else:
-            quiet = page_mapped_at(space, g) == NIL
-            g += 1
-            while not quiet and g < last and page_mapped_at(space, g) == RETIRED:
+            mapped = space.page_at[g]           # NIL or RETIRED
+            quiet = mapped == NIL
+            while g < last and space.page_at[g] == mapped:
                 g += 1
         if not quiet and address_of(space, g) + demand.claim <= gap.end:
             try_site(space, gap, address_of(space, g), demand, best)

@@ -44,9 +44,12 @@ cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
     see_idle_chunks(space, stream_slot)
     # After all chunks: a page that none of them holds whole has a live byte, and is not idle.
     space.table.swaps_from = <uint64_t>-1
+    space.idle_count = 0
     for i in range(space.page_count):
         page = &space.page[i]
         page.busy = not is_idle(space, page)
+        space.idle[space.idle_count] = i
+        space.idle_count += not page.busy
         note_dormant(space, page)
 
 
@@ -262,6 +265,7 @@ cdef void space_destroy(Space* space) noexcept nogil:
             ranges_forget(space)
             context_leave(space.context)
     free(space.page)
+    free(space.idle)
     free(space.page_at)
     free(space.swaps_at)
     free(space.retired)
@@ -363,6 +367,7 @@ cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil:
 cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil:
     cdef uint32_t capacity = space.page_capacity if space.page_capacity else 64
     cdef Page* page
+    cdef uint32_t* idle
     if space.page_capacity - space.page_count >= count:
         return True
     while capacity - space.page_count < count:
@@ -371,6 +376,10 @@ cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil:
     if page == NULL:
         return False
     space.page = page
+    idle = <uint32_t*>realloc(space.idle, capacity * sizeof(uint32_t))
+    if idle == NULL:
+        return False
+    space.idle = idle
     space.page_capacity = capacity
     return True
 

@@ -94,6 +94,8 @@ cdef struct Space:
     uint32_t page_count         # slots ever used
     uint32_t page_capacity
     uint32_t page_unused        # slots below it are in use
+    uint32_t* idle              # numbers of the pages that the last plan saw idle, upward
+    uint32_t idle_count
     RetiredView* retired
     uint32_t retired_count
     uint32_t retired_capacity
@@ -228,8 +230,8 @@ cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
 cdef inline bint is_movable(const Space* space, const Page* page, uint64_t begin,
                             uint64_t end) noexcept nogil:
     # Idle, outside [begin, end), and its dormant view, if any, can be unmapped or retired. Plans
-    # ask this of every page, of which few are idle.
-    return (page.granules and is_idle(space, page) and not overlaps(space, page, begin, end)
+    # ask this of every page in `idle`, of which some have been used up.
+    return (is_idle(space, page) and not overlaps(space, page, begin, end)
             and (space.retired_count < MOST_RETIRED or is_dormant_quiet(space, page)))
 
 cdef inline bint is_dormant_quiet(const Space* space, const Page* page) noexcept nogil:
@@ -237,6 +239,10 @@ cdef inline bint is_dormant_quiet(const Space* space, const Page* page) noexcept
     return (page.dormant == NIL
             or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch))
 
+cdef inline bint has_active(const Page* page, uint32_t granule) noexcept nogil:
+    # Is the granule in its active view? NIL is beyond every granule.
+    return page.active <= granule < page.active + page.granules
+
 cdef inline bint is_backed(const Space* space, uint32_t granule) noexcept nogil:
     cdef const Page* page = page_over(space, granule)
-    return page != NULL and page.active <= granule < page.active + page.granules
+    return page != NULL and has_active(page, granule)
