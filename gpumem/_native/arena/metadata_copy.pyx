@@ -12,7 +12,7 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.bfc cimport Bfc, bfc_region_is_idle, Chunk, NIL, Region
 from gpumem._native.pages cimport (
-    address_of, GRANULE_BITS, Page, Space, span_page_at, span_page_bytes, SPAN_USED,
+    address_of, GRANULE_BITS, Page, Space, span_page_at, span_page_bytes, span_page_in_use,
 )
 from gpumem._support.atomics cimport load32, load64, load8, published64
 from gpumem._support.clock cimport clock_ns
@@ -200,7 +200,7 @@ cdef void copy_span_pages(const ArenaCore* arena, ArenaCopy* copy) noexcept nogi
     copy.span_page_count = 0
     while span != NULL:
         for i in range(span.pages.count):
-            if span.pages.page[i].state == SPAN_USED:
+            if span_page_in_use(&span.pages.page[i]):
                 copy.span_pages[copy.span_page_count] = PageCopy(
                     span_page_at(&span.pages, i), span_page_bytes(&span.pages, i))
                 copy.span_page_count += 1

@@ -22,8 +22,8 @@ from gpumem._native.driver cimport (
     CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_at, span_page_bytes, SpanPage,
-    span_settle, SPAN_SPARE, span_unmap, SPAN_USED,
+    Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_at, span_page_bytes,
+    span_page_in_use, SpanPage, span_settle, SPAN_SPARE, span_unmap, SPAN_USED,
 )
 from gpumem._support.atomics cimport load32, locked_raise64, store64
 from gpumem._support.events cimport (
@@ -70,7 +70,7 @@ cdef uint64_t bytes_without(const Span* span, uint32_t first, uint32_t last) noe
     cdef uint64_t nbytes = 0
     cdef uint32_t i
     for i in range(first, last):
-        if span.page[i].state != SPAN_USED:
+        if not span_page_in_use(&span.page[i]):
             nbytes += span_page_bytes(span, i)
     return nbytes
 
@@ -82,7 +82,7 @@ cdef void take_pages(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
     pages.used += bytes_without(pages, first, spare)
     for i in range(first, last):
         pages.leaving -= pages.page[i].state == SPAN_LEAVING
-        if pages.page[i].state == SPAN_USED:
+        if span_page_in_use(&pages.page[i]):
             continue
         pages.page[i].state = SPAN_USED if i < spare else SPAN_SPARE
         if i < spare:
@@ -179,7 +179,7 @@ cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
     cdef uint32_t i
     cdef bint any_page = False
     for i in range(pages.count):
-        if first <= i < last and pages.page[i].state == SPAN_USED:
+        if first <= i < last and span_page_in_use(&pages.page[i]):
             pages.used -= span_page_bytes(pages, i)
             pages.page[i].state = SPAN_SPARE
             note_block(span, REC_FREE, i)

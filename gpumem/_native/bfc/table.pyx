@@ -135,7 +135,8 @@ cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t siz
     cdef uint64_t filled = (bins.steps[level] & <uint64_t>-2 << (own_bin & (STEPS - 1))
                             | <uint64_t>bins.steps[level + 1] << STEPS)
     cdef uint64_t levels = bins.levels & <uint64_t>-4 << level
-    # Place and bin in one word: which is lower is random, and a branch on it would be guessed.
+    # Place and bin in one word, so that the lower one is chosen without a branch, which would be
+    # mispredicted at random.
     cdef uint64_t lowest = <uint64_t>NIL << 32
     cdef uint64_t seen
     cdef uint32_t bin

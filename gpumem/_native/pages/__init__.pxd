@@ -20,8 +20,8 @@ from gpumem._native.pages.space cimport (
 )
 from gpumem._native.pages.span cimport (
     Span, span_free, span_lacks, SPAN_LEAVING, span_list_bytes, span_list_pages, span_map,
-    span_page_at, span_page_bytes, SpanPage, span_reserve, span_set_access, span_settle,
-    SPAN_SPARE, span_unmap, SPAN_USED, span_uses,
+    span_page_at, span_page_bytes, span_page_in_use, SpanPage, span_reserve, span_set_access,
+    span_settle, SPAN_SPARE, span_unmap, SPAN_USED, span_uses,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of, bytes_of, Demand,

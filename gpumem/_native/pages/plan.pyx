@@ -80,7 +80,8 @@ cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
     cdef Site site
     cdef uint64_t end
     # Only a place that misses nothing and begins below is better than this one. Most searches find
-    # none, and most of those would not if every page were idle; to see which are takes longest.
+    # none, mostly because no run is long enough even if every page in it were idle. That is asked
+    # first, because it takes longest to see which pages are.
     site.begin = below
     site.missing = 0
     if not find_run(space, demand, True, &site) or (

@@ -9,6 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.driver cimport Access, CUmemAccessDesc, CUresult, DeviceContext
 from gpumem._native.pages.sleep cimport Sleeper
+from gpumem._support.atomics cimport load32
 from gpumem._support.events cimport EventSource
 
 cdef enum SpanPageState:
@@ -20,7 +21,7 @@ cdef enum SpanPageState:
 cdef struct SpanPage:
     uint64_t memory             # physical handle; 0: none
     uint64_t release            # number of the release it leaves in; 0: whose work is done
-    SpanPageState state
+    uint32_t state              # SpanPageState
     bint mapped
     bint fresh                  # during one call: mapped, or made, by it
 
@@ -37,6 +38,11 @@ cdef struct Span:
     uint64_t held               # bytes that have memory
     uint64_t used               # bytes of the pages in use
     uint32_t leaving            # pages that do
+
+cdef inline bint span_page_in_use(const SpanPage* page) noexcept nogil:
+    # With the arena lock or the grow lock. Which pages are in use changes with both; the others'
+    # states may change without the arena lock.
+    return load32(&page.state) == SPAN_USED
 
 cdef inline uint64_t span_page_at(const Span* span, uint32_t page) noexcept nogil:
     return span.base + page * span.page_bytes

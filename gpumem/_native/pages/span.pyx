@@ -9,7 +9,7 @@ from gpumem._native.driver cimport (
 from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page, sleeper_add_piece
 from gpumem._native.pages.space cimport address_reserve, page_create
 from gpumem._native.pages.types cimport GRANULE
-from gpumem._support.atomics cimport sum_add
+from gpumem._support.atomics cimport store32, sum_add
 from gpumem._support.events cimport note_page, REC_RELEASE, REC_RESERVE
 
 
@@ -109,7 +109,7 @@ cdef void undo(Span* span, uint32_t number) noexcept nogil:
     # The page was leaving, or had no memory: it leaves, at once if the driver lets it.
     cdef SpanPage* page = &span.page[number]
     span.leaving += page.state != SPAN_LEAVING
-    page.state = SPAN_LEAVING
+    store32(&page.state, SPAN_LEAVING)
     page.release = 0
     unmap_run(span, number, number + 1)
 
@@ -170,7 +170,7 @@ cdef void give_back(Span* span, uint32_t number) noexcept nogil:
         span.held -= span_page_bytes(span, number)
         note_page(span.events, REC_RELEASE, span_page_at(span, number),
                   span_page_bytes(span, number), 0)
-    page.state = SPAN_EMPTY
+    store32(&page.state, SPAN_EMPTY)
     span.leaving -= 1
 
 
@@ -187,7 +187,7 @@ cdef bint span_free(Span* span) noexcept nogil:
 cdef bint span_list_pages(Span* span, Sleeper* sleeper) noexcept nogil:
     cdef uint32_t i
     for i in range(span.count):
-        if (span.page[i].mapped or span.page[i].state == SPAN_USED) and not sleeper_add_page(
+        if (span.page[i].mapped or span_page_in_use(&span.page[i])) and not sleeper_add_page(
                 sleeper, span_page_at(span, i), span_page_bytes(span, i), &span.page[i].memory):
             return False
     return True
@@ -196,7 +196,7 @@ cdef bint span_list_pages(Span* span, Sleeper* sleeper) noexcept nogil:
 cdef bint span_list_bytes(const Span* span, Sleeper* sleeper, uint64_t block) noexcept nogil:
     cdef uint32_t i
     for i in range(span.count):
-        if span.page[i].state == SPAN_USED and not sleeper_add_piece(
+        if span_page_in_use(&span.page[i]) and not sleeper_add_piece(
                 sleeper, span_page_at(span, i), span_page_bytes(span, i), block):
             return False
     return True
@@ -212,14 +212,14 @@ cdef void span_settle(Span* span) noexcept nogil:
         if page.mapped and page.memory == 0:
             page.mapped = False
             span.held -= span_page_bytes(span, i)
-        elif page.state == SPAN_USED and page.memory and not page.mapped:
+        elif span_page_in_use(page) and page.memory and not page.mapped:
             page.mapped = True
             span.held += span_page_bytes(span, i)
 
 
 cdef bint span_uses(const Span* span, uint64_t address) noexcept nogil:
     return (span.base <= address < span.base + span.nbytes
-            and span.page[(address - span.base) // span.page_bytes].state == SPAN_USED)
+            and span_page_in_use(&span.page[(address - span.base) // span.page_bytes]))
 
 
 # ---- peers ---------------------------------------------------------------------------------------
