@@ -10,6 +10,7 @@ arena's own.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import statistics
@@ -23,6 +24,7 @@ from rich.table import Table
 
 import gpumem
 from bench import native
+from gpumem._testing.arenas import release_retired
 from gpumem.replay import engine, replay
 from gpumem.traces import Trace, load_trace, samples
 
@@ -120,12 +122,13 @@ class DriverCalls:
 
     def __init__(self, trace: Trace, device: str, config: Mapping[str, object]) -> None:
         self.device = gpumem.Device(device)
-        self.record = native.load("_bare").Record(self.device._open())
-        # Calls of an arena that is gone belong to nobody here, and this one's all to the record.
-        _release_retired(self.device)
+        self.record = _bare().Record(self.device._open())
+        # Earlier arenas release their memory before the record, this one inside it.
+        gc.collect()
+        release_retired()
         with self.record:
             self._replay(trace, config)
-            _release_retired(self.device)
+            release_retired()
 
     def _replay(self, trace: Trace, config: Mapping[str, object]) -> None:
         with engine.opened(self.device, config) as arena:
@@ -139,9 +142,10 @@ class DriverCalls:
             return float(self.record.repeat(self.first, self.last))
 
 
-def _release_retired(device: gpumem.Device) -> None:
-    gc.collect()
-    gpumem.Arena(device).shrink()
+@functools.cache
+def _bare() -> Any:
+    """Load the module once: it looks whether it is out of date."""
+    return native.load("_bare")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ offsets into reservations of their own.
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp.unordered_map cimport unordered_map
 from libcpp.vector cimport vector
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc,
     CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult, DriverDevice,
 )
 from gpumem._native.driver.table cimport DriverTable
+from gpumem._support.clock cimport clock_ns
 
 cdef enum Kind:
     RESERVE
@@ -106,9 +106,9 @@ cdef class Record:
         check(self.before, context_enter(&self.device.context), "cuCtxPushCurrent")
         try:
             repeat_part(self.before, 0, first, &bases, &made)
-            begin = now()
+            begin = clock_ns()
             repeat_part(self.before, first, last, &bases, &made)
-            spent = now() - begin
+            spent = clock_ns() - begin
             repeat_part(self.before, last, calls.size(), &bases, &made)
         finally:
             context_leave(&self.device.context)
@@ -153,17 +153,16 @@ cdef inline CUresult repeat_call(const DriverTable* table, const Call* call,
 # ---- what stands in the table while a record is entered ------------------------------------------
 
 cdef void note(Kind kind, uint32_t handle, uint64_t address, uint64_t size) noexcept nogil:
-    cdef Call call
-    call.kind = kind
-    call.reservation = <uint32_t>reservations.size() - 1 if address else 0
-    # Modulo 2**64: an address below a reservation is beyond its size.
-    while address and (address - reservations[call.reservation].address
-                       >= reservations[call.reservation].size):
-        call.reservation -= 1
-    call.handle = handle
-    call.offset = address - reservations[call.reservation].address if address else 0
-    call.size = size
-    calls.push_back(call)
+    # `address`: in one of the reservations; 0: the call has none.
+    cdef uint32_t reservation = 0
+    cdef uint64_t offset = 0
+    if address:
+        reservation = <uint32_t>reservations.size() - 1
+        # Modulo 2**64: an address below a reservation is beyond its size.
+        while address - reservations[reservation].address >= reservations[reservation].size:
+            reservation -= 1
+        offset = address - reservations[reservation].address
+    calls.push_back(Call(kind, reservation, handle, offset, size))
 
 
 cdef CUresult reserve(CUdeviceptr* address, size_t size, size_t alignment, CUdeviceptr near,
@@ -219,9 +218,3 @@ cdef CUresult set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc
     access = wanted[0]
     note(SET_ACCESS, 0, address, size)
     return driver.cuMemSetAccess(address, size, wanted, count)
-
-
-cdef uint64_t now() noexcept nogil:
-    cdef timespec time
-    clock_gettime(CLOCK_MONOTONIC, &time)
-    return <uint64_t>time.tv_sec * 1000000000 + <uint64_t>time.tv_nsec

@@ -3,12 +3,12 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from gpumem._native.arena cimport ARENA_OK, arena_allocate, arena_free, Block
 from gpumem._budget cimport Budget
 from gpumem._native.budget.tree cimport budget_charge, BUDGET_REFUSED, budget_uncharge, BudgetCore
 from gpumem._core cimport Arena
+from gpumem._support.clock cimport clock_ns
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_t:
@@ -46,21 +46,15 @@ cdef struct Racer:
     uint64_t refused
 
 
-cdef uint64_t now() noexcept nogil:
-    cdef timespec time
-    clock_gettime(CLOCK_MONOTONIC, &time)
-    return <uint64_t>time.tv_sec * 1000000000 + <uint64_t>time.tv_nsec
-
-
 def charge_pairs(Budget budget not None, uint64_t count):
     """Charge 4096 bytes and give them back, `count` times; returns nanoseconds in all."""
     cdef uint64_t begin, _
     with nogil:
-        begin = now()
+        begin = clock_ns()
         for _ in range(count):
             budget_charge(budget.core, NBYTES)
             budget_uncharge(budget.core, NBYTES)
-        begin = now() - begin
+        begin = clock_ns() - begin
     return begin
 
 
@@ -70,13 +64,13 @@ def arena_pairs(Arena arena not None, uint64_t count):
     cdef uint64_t failed = 0
     cdef Block block
     with nogil:
-        begin = now()
+        begin = clock_ns()
         for _ in range(count):
             if arena_allocate(arena.core, NBYTES, 1, &block) == ARENA_OK:
                 arena_free(arena.core, block.handle, 1)
             else:
                 failed += 1
-        begin = now() - begin
+        begin = clock_ns() - begin
     if failed:
         raise MemoryError(f"{failed} allocations failed")
     return begin
@@ -127,14 +121,14 @@ def race(Budget budget not None, uint32_t threads, uint64_t operations):
     for i in range(threads):
         racers[i] = Racer(budget.core, operations, 12345 + i, &mark, &highest, 0, 0)
     with nogil:
-        begin = now()
+        begin = clock_ns()
         while started < threads:
             if pthread_create(&handles[started], NULL, run_racer, &racers[started]) != 0:
                 break
             started += 1
         for i in range(started):
             pthread_join(handles[i], NULL)
-        begin = now() - begin
+        begin = clock_ns() - begin
     granted = sum(racers[i].granted for i in range(threads))
     refused = sum(racers[i].refused for i in range(threads))
     free(racers)

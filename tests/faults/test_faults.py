@@ -90,7 +90,7 @@ def run(*arguments):
 def test_program_survives_a_failure_of_any_driver_call(rng, scenario):
     # In a process of its own, where a crash or a hang costs one scenario.
     seed = str(rng.randrange(1 << 32))
-    short = ("--once", "--sample", "60")
+    short = ("--once", "--sample", "120")
     done = run("-m", "tests.faults", *short, "--scenario", scenario, "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 problems\n")
@@ -99,7 +99,7 @@ def test_program_survives_a_failure_of_any_driver_call(rng, scenario):
 @NEEDS_OWN_MALLOC
 def test_programs_survive_a_failure_of_any_call_for_host_memory(rng):
     seed = str(rng.randrange(1 << 32))
-    done = run("-m", "tests.faults", "--kind", "heap", "--sample", "3", "--seed", seed)
+    done = run("-m", "tests.faults", "--kind", "heap", "--sample", "6", "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 problems\n")
 
