@@ -15,7 +15,7 @@ from gpumem._native.bfc cimport (
     SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, granules_ready, has_retired, may_use, note_dormant, page_note, page_slot,
+    fill_granules, granules_ready, has_retired, note_dormant, page_note, page_slot,
     pages_ready, retired_add, retired_ready, retired_remove, see_above, see_idle_pages,
     see_swappable, take_out, view_set,
 )
@@ -23,8 +23,8 @@ from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
     ActionKind, address_of, BEYOND_GRANULES, BLOCK_PAGES, bytes_of, CLAIM_PAGES, Demand, end_of,
     GRANULE, GRANULE_BITS, granule_from, granule_of, has_active, is_backed, is_dormant_quiet,
-    is_idle, is_movable, is_quiet, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over,
-    PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
+    is_idle, is_movable, is_quiet, MAX_PAGE_GRANULES, may_use, overlaps, Page, page_mapped_at,
+    page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
     PLANNED_SLOTS, PlanResult, RETIRED, RetiredView, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
@@ -537,8 +537,7 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
     cdef Gap gap
     best.missing = IMPOSSIBLE
     while hole != NIL:
-        if (gap_from_first_hole(space, hole, demand.stream_slot, &gap)
-                and gap.end - gap.begin >= demand.claim):
+        if gap_from_first_hole(space, hole, demand, &gap):
             try_gap(space, &gap, demand, best)
         hole = space.table.chunks[hole].bin_next
     return best.missing != IMPOSSIBLE
@@ -552,8 +551,7 @@ cdef bint find_run(Space* space, const Demand* demand, bint any_page, Site* best
     cdef Gap gap
     while hole != NIL:
         if (space.table.chunks[hole].address < best.begin
-                and gap_from_first_hole(space, hole, demand.stream_slot, &gap)
-                and gap.end - gap.begin >= demand.claim
+                and gap_from_first_hole(space, hole, demand, &gap)
                 and try_runs(space, &gap, demand, any_page, best) and any_page):
             return True
         hole = space.table.chunks[hole].bin_next
@@ -616,24 +614,26 @@ cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot
     return load8(&chunk.state) == CHUNK_HOLE or may_use(space, chunk, stream_slot)
 
 
-cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t stream_slot,
+cdef bint gap_from_first_hole(const Space* space, uint32_t hole, const Demand* demand,
                               Gap* gap) noexcept nogil:
-    # The gap around a hole; False if an earlier hole lies in the same gap, which is tried for that.
+    # The gap around a hole; False if it is too small, or if an earlier hole lies in the same gap,
+    # which is tried for that one.
     cdef uint32_t index = hole
     cdef uint32_t prev = space.table.chunks[index].prev
-    while prev != NIL and in_gap(space, prev, stream_slot):
+    while prev != NIL and in_gap(space, prev, demand.stream_slot):
         if state_of(space.table, prev) == CHUNK_HOLE:
             return False
         index = prev
         prev = space.table.chunks[index].prev
     gap.first = index
     gap.begin = space.table.chunks[index].address
+    index = hole        # all chunks from the first to the hole are in the gap
     while space.table.chunks[index].next != NIL and in_gap(
-            space, space.table.chunks[index].next, stream_slot):
+            space, space.table.chunks[index].next, demand.stream_slot):
         index = space.table.chunks[index].next
     gap.end = end_of(&space.table.chunks[index])
     gap.open = space.table.chunks[index].next == NIL
-    return True
+    return gap.end - gap.begin >= demand.claim
 
 
 cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best) noexcept nogil:

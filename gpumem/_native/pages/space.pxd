@@ -9,7 +9,6 @@ from gpumem._support.events cimport EventSource
 from gpumem._support.lock cimport Lock
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil
-cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil
 # Begins a plan: marks every page inside a free chunk that `stream_slot` may take.
 cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil
 # Marks those that swaps may use; returns the address of their lowest dormant view, -1 for none.

@@ -6,7 +6,7 @@ from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
     Bfc, BFC_OK, bin_from, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, gm_low_bit64, holes_add_range,
-    holes_carve, holes_fill, NIL, SLOT_RELEASED, state_of, StreamBins,
+    holes_carve, holes_fill, NIL, state_of, StreamBins,
 )
 from gpumem._native.driver cimport (
     Access, context_enter, context_is_dead, context_leave, CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -16,10 +16,10 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages.types cimport (
     address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed,
-    is_idle, MAX_RANGES, Page, page_mapped_at, page_over, Range, RETIRED, RetiredView,
+    is_idle, MAX_RANGES, may_use, Page, page_mapped_at, page_over, Range, RETIRED, RetiredView,
     round_to_granule, Space,
 )
-from gpumem._support.atomics cimport load8, sum_add
+from gpumem._support.atomics cimport sum_add
 from gpumem._support.events cimport EventSource, note_page
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
@@ -28,14 +28,6 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
     cdef uint32_t g
     for g in range(first, first + granules):
         space.page_at[g] = page
-
-
-cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
-    # Free for work of `stream_slot` now: freed on it, for every stream, or behind work that it can
-    # wait for. No event is polled here.
-    return load8(&chunk.state) == CHUNK_FREE and (
-        chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
-        or chunk.epoch <= space.table.bins[chunk.stream_slot].behind)
 
 
 cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:

@@ -32,8 +32,9 @@ lock again, the plan is finished, or undone where the driver refused a call.
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
 
-from gpumem._native.bfc cimport Bfc, Chunk, NIL, SLOT_RELEASED
+from gpumem._native.bfc cimport Bfc, Chunk, CHUNK_FREE, NIL, SLOT_RELEASED
 from gpumem._native.driver cimport Access, DeviceContext
+from gpumem._support.atomics cimport load8
 from gpumem._support.events cimport EventSource
 
 cdef enum:
@@ -213,6 +214,14 @@ cdef inline uint64_t bytes_of(const Page* page) noexcept nogil:
 
 cdef inline uint64_t end_of(const Chunk* chunk) noexcept nogil:
     return chunk.address + chunk.size
+
+cdef inline bint may_use(const Space* space, const Chunk* chunk,
+                         uint32_t stream_slot) noexcept nogil:
+    # Free for work of `stream_slot` now: freed on it, for every stream, or behind work that it can
+    # wait for. No event is polled here.
+    return load8(&chunk.state) == CHUNK_FREE and (
+        chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
+        or chunk.epoch <= space.table.bins[chunk.stream_slot].behind)
 
 cdef inline bint is_idle(const Space* space, const Page* page) noexcept nogil:
     return page.seen_idle == space.plans
