@@ -4,6 +4,10 @@ from libc.stdint cimport uint32_t
 
 cdef extern from "lines.h" nogil:
     void* lines_alloc(size_t nbytes)
+    # A member before the first of those that other threads write more often, or less, than the ones
+    # above it.
+    ctypedef struct LineStart:
+        pass
 
 # Addresses that are reserved once and committed from the front; see include/reserved.h.
 cdef extern from "reserved.h" nogil:

@@ -90,6 +90,73 @@ def test_miss_that_the_own_cache_serves_leaves_the_caches_of_other_threads(
         assert other_thread(lambda: arena.allocate(64 * KIB).ptr) == theirs[1]
 
 
+def held_in_full(arena, stream=None):
+    """Use up 1 MiB: eight blocks of 4 KiB, then blocks of 64 KiB as long as there is room."""
+    small = [arena.allocate(4 * KIB, stream) for _ in range(8)]
+    pin = arena.allocate(32 * KIB, stream)
+    return small, [arena.allocate(64 * KIB, stream) for _ in range(15)], pin
+
+
+def put_at_rest(blocks):
+    """Close blocks; returns their addresses in the order in which a cache hands them out."""
+    order = [blocks[number] for number in (4, 0, 6, 2)]  # no two of them side by side
+    addresses = [block.ptr for block in order]
+    for block in order:
+        blocks.remove(block)
+        block.close()
+    return addresses[::-1]
+
+
+def test_miss_takes_the_smallest_cached_block_that_fits_and_leaves_the_others(make_arena):
+    arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
+    small, large, pin = held_in_full(arena)
+    first = large.pop(7)
+    address = first.ptr
+    first.close()
+    at_rest = put_at_rest(small)
+    pin_at = pin.ptr
+    pin.close()
+    half = arena.allocate(20 * KIB)
+    assert half.ptr == pin_at, "32 KiB fit better than 64 KiB"
+    again = [arena.allocate(4 * KIB) for _ in at_rest]
+    assert [block.ptr for block in again] == at_rest
+    assert arena.allocate(64 * KIB).ptr == address
+
+
+def test_miss_takes_the_largest_cached_blocks_if_none_is_large_enough(make_arena):
+    arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
+    small, large, pin = held_in_full(arena)
+    at_rest = put_at_rest(small)
+    pair = [large.pop(7), large.pop(7)]
+    address = pair[0].ptr
+    for block in pair:
+        block.close()
+    assert arena.allocate(96 * KIB).ptr == address
+    again = [arena.allocate(4 * KIB) for _ in at_rest]
+    assert [block.ptr for block in again] == at_rest
+    pin.close()
+
+
+def test_miss_that_completed_memory_of_another_stream_serves_leaves_the_cache(
+    make_arena, other_thread
+):
+    arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
+    mine, theirs = gpumem.Stream("host"), gpumem.Stream("host")
+    small, large, pin = held_in_full(arena, mine)
+    large.pop().close()
+    large.pop().close()
+    other = other_thread(lambda: arena.allocate(100 * KIB, theirs))
+    address = other.ptr
+    at_rest = put_at_rest(small)
+    for block in (large.pop(3), large.pop(9)):
+        block.close()
+    other.close()  # free in the table, because this thread did not allocate it
+    assert arena.allocate(50 * KIB, mine).ptr == address
+    again = [arena.allocate(4 * KIB, mine) for _ in at_rest]
+    assert [block.ptr for block in again] == at_rest
+    pin.close()
+
+
 def test_cached_block_freed_on_another_stream_is_not_reused_on_its_first(make_arena):
     arena = make_arena({"stream_reuse": "never"})
     mine, theirs = gpumem.Stream("host"), gpumem.Stream("host")

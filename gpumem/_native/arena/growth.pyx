@@ -8,7 +8,9 @@ from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_charge_region, arena_claim, arena_claim_region, arena_reconcile,
     arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved, refuse_budget,
 )
-from gpumem._native.arena.release cimport beyond_note, release_idle_beside, release_memory_of
+from gpumem._native.arena.release cimport (
+    beyond_note, release_idle_beside, release_memory_of, trim_space,
+)
 from gpumem._native.arena.streams cimport (
     allow_waits, cover_others, forget_waits, is_worth_polling, release_completed, share_rests,
     wait_behind,
@@ -528,6 +530,8 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     cdef int status = plan_in_ranges(arena, space, demand, &plan)
     if status != ARENA_OK:
         return status
+    if plan.beyond_share and not plan.spares:
+        release_in_other_range(arena, space, &plan, demand.live_peak)
     # Pages that go back make room in the limit, but not in a budget: they are held until the driver
     # has them.
     created = bytes_planned(space, &plan, ACTION_CREATE)
@@ -571,6 +575,34 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         demand.unfinished = False
         return build_claim(arena, space, demand, index)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
+
+
+cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* plan,
+                                 uint64_t peak) noexcept nogil:
+    # Pages move within their range. So that what large blocks left idle does not stay beside what
+    # small ones need now, nor the other way round, idle pages of the other range go back for those
+    # that the plan makes beyond the share. Less than the share may be idle there: it will be needed
+    # again, and to give it back and make it again would cost more than it saves.
+    cdef int other = LARGE_SPACE if space == &arena.spaces[SMALL_SPACE] else SMALL_SPACE
+    cdef const Bfc* table = &arena.table if other == LARGE_SPACE else &arena.small
+    cdef uint64_t share = with_share(arena, peak) - peak
+    cdef uint64_t begin, idle, released
+    if space == &arena.spaces[PERSISTENT_SPACE]:
+        return
+    lock_acquire(&arena.lock)
+    idle = table.reserved - table.in_use
+    lock_release(&arena.lock)
+    if idle < share + GRANULE:
+        return
+    begin = arena.context.now()
+    released = trim_space(arena, &arena.spaces[other], <uint32_t>-1, plan.beyond_share)
+    if released == 0:
+        released = trim_space(arena, &arena.spaces[other], 1, idle - share)     # a larger page
+    arena_reconcile(arena)
+    plan.beyond_share -= min(released, plan.beyond_share)
+    lock_acquire(&arena.lock)
+    budget_spend(&arena.move_budget, arena.context.now() - begin)
+    lock_release(&arena.lock)
 
 
 cdef void undo_plan(ArenaCore* arena, Space* space, Plan* plan) noexcept nogil:

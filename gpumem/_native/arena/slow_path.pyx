@@ -22,7 +22,7 @@ from gpumem._native.arena.streams cimport (
     allocate_behind, find_idle, release_completed, share_tables, switch_stream,
 )
 from gpumem._native.arena.thread_cache cimport (
-    cache_find, cache_flush, cache_publish, caches_flush,
+    cache_find, cache_flush_last, cache_free_some, cache_publish, caches_flush,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_INTERRUPTED,
@@ -49,7 +49,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     # between two steps.
     cdef bint own_region = flags & ALLOCATE_ALONE
     cdef bint gives_back = miss_may_wait(arena, flags)
-    cdef bint may_wait, held_back
+    cdef bint captures, freed, may_wait, held_back
     cdef uint64_t until = 0
     cdef CUstreamCaptureMode mode
     cdef int status, waited
@@ -61,7 +61,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     while True:
         if not own_region:
             # 1. Close the epoch of the stream served before: an event behind its frees must be
-            #    recorded before other streams queue more work, and step 4 polls it.
+            #    recorded before other streams queue more work, and step 3 polls it.
             if switch_stream(arena, stream_slot):
                 share_tables(arena)
 
@@ -70,29 +70,37 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             if status != ARENA_OVER_LIMIT:
                 return status
 
-            # 3. Flush the threads' caches: cached blocks count as used, and their neighbours can
-            #    only merge with them once they are free. First the thread's own, because to flush
-            #    the others' interrupts their threads. It costs no driver call, so it comes before
-            #    all steps that do.
-            if cache_flush(arena):
+            # 3. Poll the events of the other streams: what has completed is free for every stream.
+            #    Not for a capturing stream, because its graph would use that at every launch. The
+            #    block that this thread freed last may be another stream's.
+            captures = stream_slot_captures(arena, stream_slot)
+            freed = cache_flush_last(arena)
+            if not captures and release_completed(arena, stream_slot):
+                freed = True
+            if freed:
                 status = allocate_from_table(arena, nbytes, stream_slot, False, block)
                 if status != ARENA_OVER_LIMIT:
                     return status
-            caches_flush(arena)
-            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
-            if status != ARENA_OVER_LIMIT:
-                return status
 
-            # A capturing stream ends here: the next steps poll events and reserve memory that a
-            # graph would use at every launch. A graph pool has to serve it.
-            if stream_slot_captures(arena, stream_slot):
+            # 4. Empty the threads' caches: cached blocks count as used, and their neighbours can
+            #    only merge with them once they are free. First the thread's own, and no more of
+            #    them than it takes, because for each block that its cache lost the thread has to
+            #    search again. All others' only then: to flush them interrupts their threads.
+            while cache_free_some(arena, nbytes, stream_slot):
+                status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+                if status != ARENA_OVER_LIMIT:
+                    return status
+            if caches_flush(arena):
+                if not captures:
+                    release_completed(arena, stream_slot)   # what was the others' is free now, too
+                status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+                if status != ARENA_OVER_LIMIT:
+                    return status
+
+            # A capturing stream ends here: the next steps wait for events and reserve memory, which
+            # its graph would use at every launch, too. A graph pool has to serve it.
+            if captures:
                 return ARENA_CAPTURING
-
-            # 4. Poll the events of the other streams: what has completed is free for every stream.
-            #    After the flush, so that blocks that were cached are released, too.
-            if (release_completed(arena, stream_slot)
-                    and allocate_from_table(arena, nbytes, stream_slot, False, block) == ARENA_OK):
-                return ARENA_OK
 
             # 5. Under "wait": take a block with unfinished work, and let the stream wait for that
             #    work on the device. It delays the stream, so completed memory is preferred.
@@ -115,7 +123,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         release_retired(arena, may_wait)
 
         # 7. Poll and search again, because another thread may have grown while this one waited for
-        #    the lock, and an event that step 4 recorded on an idle stream takes microseconds; also
+        #    the lock, and an event that step 3 recorded on an idle stream takes microseconds; also
         #    for chunks side by side that together hold the block. Then grow: a new region, or pages
         #    that are made or moved.
         status = ARENA_OVER_LIMIT

@@ -105,17 +105,21 @@ cdef inline void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept no
 
 # With the arena lock, inside the owner's: what it freed last goes to the table.
 cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil
-
 # The calling thread's mark, which outlives the thread while it is retained; NULL: out of host
 # memory.
 cdef ThreadMark* thread_now() noexcept nogil
 cdef void thread_retain(ThreadMark* thread) noexcept nogil
 cdef void thread_drop(ThreadMark* thread) noexcept nogil
 
-# Every block that the calling thread has cached becomes free; was there any?
-cdef bint cache_flush(ArenaCore* arena) noexcept nogil
-# Every cached block becomes free, and every count is the arena's.
-cdef void caches_flush(ArenaCore* arena) noexcept nogil
+# The block that the calling thread freed last becomes free, if it is in no stack; was there one?
+cdef bint cache_flush_last(ArenaCore* arena) noexcept nogil
+# Of the blocks that the calling thread has in stacks of this stream, the smallest that is at least
+# this large becomes free; or the largest do, until they are as large together. Was there any?
+cdef bint cache_free_some(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot) noexcept nogil
+# Every block that the calling thread has cached becomes free.
+cdef void cache_flush(ArenaCore* arena) noexcept nogil
+# Every cached block becomes free, and every count is the arena's; was there any block?
+cdef bint caches_flush(ArenaCore* arena) noexcept nogil
 # How many blocks were freed so far; beside frees of other threads about.
 cdef uint64_t caches_count_frees(ArenaCore* arena) noexcept nogil
 # No cache changes until it is thawed; the arena lock is not held yet.

@@ -84,22 +84,29 @@ cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table, Chunk
 
 cdef inline bint pop(ArenaCore* arena, ThreadCache* cache, uint32_t stream_slot, uint64_t size,
                      Block* block) noexcept nogil:
-    # Takes a chunk off its stack. Stacks hold index + 1, so that fresh memory is empty stacks.
+    # Takes the chunk that was put on its stack last.
     cdef uint64_t quanta = size >> QUANTUM_BITS
-    cdef Stacks* stacks
-    cdef uint32_t top
-    if stream_slot >= cache.slot_count or cache.stacks[stream_slot] == NULL:
+    cdef Stacks* stacks = stacks_now(cache, stream_slot)
+    if stacks == NULL or stacks.head[quanta] == 0:
         return False
-    stacks = cache.stacks[stream_slot]
-    top = stacks.head[quanta]
-    if top == 0:
-        return False
-    store32(&stacks.head[quanta], cached_table(arena).chunks[top - 1].bin_next)
+    block.handle = take_top(cached_table(arena), stacks, quanta)
+    return True
+
+
+cdef inline Stacks* stacks_now(const ThreadCache* cache, uint32_t stream_slot) noexcept nogil:
+    # NULL: the stream has none yet.
+    return cache.stacks[stream_slot] if stream_slot < cache.slot_count else NULL
+
+
+cdef inline uint32_t take_top(const Bfc* table, Stacks* stacks, uint64_t quanta) noexcept nogil:
+    # The index of a chunk from a stack that is not empty. Stacks hold index + 1, so that fresh
+    # memory is empty stacks.
+    cdef uint32_t index = stacks.head[quanta] - 1
+    store32(&stacks.head[quanta], table.chunks[index].bin_next)
     # `depth` bounds the stack, `chunks` lets a flush skip stacks that are empty.
     stacks.depth[quanta] -= 1
     stacks.chunks -= 1
-    block.handle = top - 1
-    return True
+    return index
 
 
 cdef inline void allocate_last(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
@@ -181,12 +188,19 @@ cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
 cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     if cache.last_size == 0:
         return
-    store64(&cache.cached_bytes, cache.cached_bytes - cache.last_size)
-    cache.least_cached -= cache.last_size
-    cache.published -= cache.last_size
-    store64(&arena.cached_bytes, arena.cached_bytes - cache.last_size)
-    release(table_of(arena, cache.last), cache.last & ~<uint32_t>IN_SMALL)
+    free_published(arena, cache, table_of(arena, cache.last), cache.last & ~<uint32_t>IN_SMALL)
     store64(&cache.last_size, 0)
+
+
+cdef inline void free_published(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                                uint32_t index) noexcept nogil:
+    # Cached to free, where the cache is published: its own sums and the arena's hold the chunk.
+    cdef uint64_t size = table.chunks[index].size
+    store64(&cache.cached_bytes, cache.cached_bytes - size)
+    cache.least_cached -= size
+    cache.published -= size
+    store64(&arena.cached_bytes, arena.cached_bytes - size)
+    release(table, index)
 
 
 cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* table,
@@ -265,29 +279,77 @@ cdef inline Stacks* stacks_of(ThreadCache* cache, uint32_t stream_slot) noexcept
 
 # ---- all caches of an arena ----------------------------------------------------------------------
 
-cdef bint cache_flush(ArenaCore* arena) noexcept nogil:
+cdef void cache_flush(ArenaCore* arena) noexcept nogil:
+    cdef ThreadCache* cache = cache_find(arena)
+    if cache == NULL:
+        return
+    owner_enter(&cache.lock)
+    flush(arena, cache)
+    owner_leave(&cache.lock)
+
+
+cdef bint cache_flush_last(ArenaCore* arena) noexcept nogil:
     cdef ThreadCache* cache = cache_find(arena)
     cdef bint held
     if cache == NULL:
         return False
     owner_enter(&cache.lock)
-    held = cache.cached_bytes != 0 or load64(&cache.remote) != 0
+    held = cache.last_size != 0
     if held:
-        flush(arena, cache)
+        lock_acquire(&arena.lock)
+        cache_publish(arena, cache)
+        cache_free_last(arena, cache)
+        lock_release(&arena.lock)
     owner_leave(&cache.lock)
     return held
 
 
-cdef void caches_flush(ArenaCore* arena) noexcept nogil:
+cdef bint cache_free_some(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot) noexcept nogil:
+    cdef ThreadCache* cache = cache_find(arena)
+    cdef Stacks* stacks
+    cdef bint held
+    if cache == NULL:
+        return False
+    owner_enter(&cache.lock)
+    stacks = stacks_now(cache, stream_slot)
+    held = stacks != NULL and stacks.chunks != 0
+    if held:
+        lock_acquire(&arena.lock)
+        cache_publish(arena, cache)
+        free_some(arena, cache, stacks, round_to_quantum(nbytes) >> QUANTUM_BITS)
+        lock_release(&arena.lock)
+    owner_leave(&cache.lock)
+    return held
+
+
+cdef inline void free_some(ArenaCore* arena, ThreadCache* cache, Stacks* stacks,
+                           uint64_t wanted) noexcept nogil:
+    # `wanted` quanta. The smallest block that is large enough keeps most others cached; of those
+    # that are smaller, the largest are the fewest.
+    cdef uint64_t quanta = wanted
+    while quanta <= CACHED_QUANTA and stacks.head[quanta] == 0:
+        quanta += 1
+    quanta = min(quanta, <uint64_t>CACHED_QUANTA)
+    while wanted != 0 and stacks.chunks != 0:
+        while stacks.head[quanta] == 0:
+            quanta -= 1
+        free_published(arena, cache, cached_table(arena),
+                       take_top(cached_table(arena), stacks, quanta))
+        wanted -= min(wanted, quanta)
+
+
+cdef bint caches_flush(ArenaCore* arena) noexcept nogil:
     cdef ThreadCache* cache
+    cdef bint held = False
     lock_acquire(&arena.caches_lock)
     cache = arena.caches
     while cache != NULL:
         enter(cache)
-        flush(arena, cache)
+        held |= flush(arena, cache)
         leave(cache)
         cache = cache.next
     lock_release(&arena.caches_lock)
+    return held
 
 
 cdef uint64_t caches_count_frees(ArenaCore* arena) noexcept nogil:
@@ -345,8 +407,9 @@ cdef void leave(ThreadCache* cache) noexcept nogil:
         visitor_leave(&cache.lock)
 
 
-cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
-    # With the cache's lock.
+cdef bint flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
+    # With the cache's lock. Was there any block?
+    cdef bint held = cache.cached_bytes != 0 or load64(&cache.remote) != 0
     cdef uint32_t stream_slot
     # What other threads freed joins the stacks, so that one pass over those frees everything.
     collect(arena, cache)
@@ -368,6 +431,7 @@ cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     move_count(&cache.allocs, &arena.stats.num_allocs)
     move_count(&cache.frees, &arena.stats.num_frees)
     lock_release(&arena.lock)
+    return held
 
 
 cdef inline void move_count(uint64_t* part, uint64_t* whole) noexcept nogil:
@@ -378,14 +442,10 @@ cdef inline void move_count(uint64_t* part, uint64_t* whole) noexcept nogil:
 
 
 cdef void flush_stacks(Bfc* table, Stacks* stacks) noexcept nogil:
-    cdef uint32_t quanta, index
+    cdef uint32_t quanta
     for quanta in range(1, CACHED_QUANTA + 1):
         while stacks.head[quanta]:
-            index = stacks.head[quanta] - 1
-            store32(&stacks.head[quanta], table.chunks[index].bin_next)
-            release(table, index)
-        stacks.depth[quanta] = 0
-    stacks.chunks = 0
+            release(table, take_top(table, stacks, quanta))
 
 
 # ---- life and death ------------------------------------------------------------------------------

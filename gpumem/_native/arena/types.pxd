@@ -35,6 +35,7 @@ from gpumem._support.atomics cimport (
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Uses, ViewCount
 from gpumem._support.lock cimport Lock, OwnerLock
+from gpumem._support.memory cimport LineStart
 from gpumem._support.retired cimport Retired
 
 # A macro of every C file that Cython writes: code behind a condition that hardly ever holds is laid
@@ -139,6 +140,7 @@ cdef struct ArenaStats:
     uint64_t events_waited          # device-side waits enqueued
 
 cdef struct StreamSlot:
+    LineStart of_the_slot
     CUstream handle
     ThreadMark* thread      # of a per-thread default stream, retained; NULL for all others
     uint32_t dirty          # something was freed in the running epoch; set without the lock
@@ -164,7 +166,7 @@ cdef struct Stacks:
 
 cdef struct ThreadCache:
     uint64_t remote         # list of what other threads freed; alone in its cache line
-    uint64_t padding[7]
+    LineStart of_the_owner
     OwnerLock lock
     uint32_t slot_count     # of stacks
     Stacks** stacks         # per stream's slot; NULL: none yet
@@ -253,7 +255,7 @@ cdef struct ArenaCore:
     int32_t detour
     EventSource events      # where a recorder is attached
     BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
-    uint64_t padding[8]
+    LineStart of_locks
     Lock lock
     Lock grow_lock
     Lock caches_lock
@@ -262,6 +264,7 @@ cdef struct ArenaCore:
     ThreadCache* caches
     uint64_t cached_bytes   # bytes in caches, which the tables count as used
     int32_t references      # the Arena object and every lease (atomic)
+    LineStart of_tables     # the first part of each is read without the lock, too
     Bfc table               # blocks; of a large paged arena those from SMALL_BLOCK on
     Bfc small               # of a large paged arena the blocks below SMALL_BLOCK; else empty
     Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty

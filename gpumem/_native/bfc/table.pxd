@@ -42,6 +42,7 @@ and a cache may turn an index into a pointer without the lock.
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._support.atomics cimport load32, load8
+from gpumem._support.memory cimport LineStart
 
 cdef enum:
     NIL = 0xFFFFFFFF        # no chunk, no region, no stream slot
@@ -160,7 +161,7 @@ cdef struct Bfc:
     uint64_t swaps_from     # address of the lowest hole that a swap of pages may fill; -1: none
     uint64_t swapless       # bytes from which the last search found no place that swaps fill
     uint64_t swaps_skipped  # searches left out since
-    uint64_t padding[2]
+    LineStart of_changes
     uint32_t unused         # head of the list of unused slots
     uint32_t bins_filled    # slots, but slot 0, that have free chunks
     # cached sums, recomputed and compared by bfc/check; used here means used or cached

@@ -369,11 +369,12 @@ cdef struct DeviceContext:
     int ordinal
     uint32_t generation         # of the process that opened it; in a fork's child it is dead
     bint is_host                # the host device: its streams understand a timeline's page
-    uint64_t calls              # driver calls made through it by arenas (atomic)
     uint64_t (*now)() noexcept nogil    # nanoseconds, on the clock of the device's calls
     bint (*clock_is_virtual)() noexcept nogil   # only calls move it; NULL: it never is
     bint frees_in_order         # the driver frees memory of cuMemAlloc in stream order
-    CUstream free_stream        # for that, and idle otherwise; NULL until the first (atomic)
+    uint64_t padding[8]         # a cache line: what is above is read at every allocation
+    uint64_t calls              # driver calls made through it by arenas (atomic)
+    CUstream free_stream        # for frees_in_order; idle otherwise. NULL until the first (atomic)
     uint64_t waits_begun        # waits for everything on the device, numbered from 1 (atomic)
     uint64_t waits_done         # the number of the latest that has ended (atomic)
 

@@ -21,7 +21,7 @@ typedef struct Lock {
     int32_t state;
 } Lock;
 
-enum { LOCK_SPINS = 64 };
+enum { LOCK_SPINS = 256 };
 
 static inline void lock_init(Lock *lock) { __atomic_store_n(&lock->state, 0, __ATOMIC_RELAXED); }
 
@@ -39,7 +39,6 @@ static __attribute__((noinline)) void lock_acquire_slow(Lock *lock) {
         if (seen == 0 && __atomic_compare_exchange_n(&lock->state, &seen, 1, 0, __ATOMIC_ACQUIRE,
                                                      __ATOMIC_RELAXED))
             return;
-        if (seen == 2) break; /* a thread sleeps already: queue behind it */
         lock_pause();
     }
     while (__atomic_exchange_n(&lock->state, 2, __ATOMIC_ACQUIRE) != 0)
