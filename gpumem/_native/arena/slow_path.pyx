@@ -22,7 +22,7 @@ from gpumem._native.arena.streams cimport (
     allocate_behind, find_idle, release_completed, share_tables, switch_stream,
 )
 from gpumem._native.arena.thread_cache cimport (
-    cache_find, cache_flush_last, cache_free_some, cache_publish, caches_flush,
+    cache_find, cache_flush_other_streams, cache_free_some, cache_publish, caches_flush,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_INTERRUPTED,
@@ -70,11 +70,11 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             if status != ARENA_OVER_LIMIT:
                 return status
 
-            # 3. Poll the events of the other streams: what has completed is free for every stream.
-            #    Not for a capturing stream, because its graph would use that at every launch. The
-            #    block that this thread freed last may be another stream's.
+            # 3. Poll the events of the other streams, after this thread's cache gave up what is
+            #    theirs: what has completed is free for every stream. Not for a capturing stream,
+            #    because its graph would use that at every launch.
             captures = stream_slot_captures(arena, stream_slot)
-            freed = cache_flush_last(arena)
+            freed = cache_flush_other_streams(arena, stream_slot)
             if not captures and release_completed(arena, stream_slot):
                 freed = True
             if freed:

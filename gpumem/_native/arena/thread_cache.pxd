@@ -111,8 +111,9 @@ cdef ThreadMark* thread_now() noexcept nogil
 cdef void thread_retain(ThreadMark* thread) noexcept nogil
 cdef void thread_drop(ThreadMark* thread) noexcept nogil
 
-# The block that the calling thread freed last becomes free, if it is in no stack; was there one?
-cdef bint cache_flush_last(ArenaCore* arena) noexcept nogil
+# What the calling thread has cached of other streams becomes free, and the block that it freed last
+# on any stream. Was there any?
+cdef bint cache_flush_other_streams(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Of the blocks that the calling thread has in stacks of this stream, the smallest that is at least
 # this large becomes free; or the largest do, until they are as large together. Was there any?
 cdef bint cache_free_some(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot) noexcept nogil

@@ -192,6 +192,11 @@ cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     store64(&cache.last_size, 0)
 
 
+cdef inline void free_top(ArenaCore* arena, ThreadCache* cache, Stacks* stacks,
+                          uint64_t quanta) noexcept nogil:
+    free_published(arena, cache, cached_table(arena), take_top(cached_table(arena), stacks, quanta))
+
+
 cdef inline void free_published(ArenaCore* arena, ThreadCache* cache, Bfc* table,
                                 uint32_t index) noexcept nogil:
     # Cached to free, where the cache is published: its own sums and the arena's hold the chunk.
@@ -288,18 +293,21 @@ cdef void cache_flush(ArenaCore* arena) noexcept nogil:
     owner_leave(&cache.lock)
 
 
-cdef bint cache_flush_last(ArenaCore* arena) noexcept nogil:
+cdef bint cache_flush_other_streams(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef ThreadCache* cache = cache_find(arena)
+    cdef uint32_t other
     cdef bint held
     if cache == NULL:
         return False
     owner_enter(&cache.lock)
+    lock_acquire(&arena.lock)
+    cache_publish(arena, cache)
     held = cache.last_size != 0
-    if held:
-        lock_acquire(&arena.lock)
-        cache_publish(arena, cache)
-        cache_free_last(arena, cache)
-        lock_release(&arena.lock)
+    cache_free_last(arena, cache)
+    for other in range(cache.slot_count):
+        if other != stream_slot and flush_stacks(arena, cache, cache.stacks[other]):
+            held = True
+    lock_release(&arena.lock)
     owner_leave(&cache.lock)
     return held
 
@@ -333,8 +341,7 @@ cdef inline void free_some(ArenaCore* arena, ThreadCache* cache, Stacks* stacks,
     while wanted != 0 and stacks.chunks != 0:
         while stacks.head[quanta] == 0:
             quanta -= 1
-        free_published(arena, cache, cached_table(arena),
-                       take_top(cached_table(arena), stacks, quanta))
+        free_top(arena, cache, stacks, quanta)
         wanted -= min(wanted, quanta)
 
 
@@ -417,13 +424,7 @@ cdef bint flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     cache_publish(arena, cache)
     cache_free_last(arena, cache)
     for stream_slot in range(cache.slot_count):
-        if cache.stacks[stream_slot] != NULL and cache.stacks[stream_slot].chunks:
-            flush_stacks(cached_table(arena), cache.stacks[stream_slot])
-    # Published above, so the arena's sum holds exactly this much of the cache.
-    store64(&arena.cached_bytes, arena.cached_bytes - cache.cached_bytes)
-    store64(&cache.cached_bytes, 0)
-    cache.published = 0
-    cache.least_cached = 0
+        flush_stacks(arena, cache, cache.stacks[stream_slot])
     arena.table.requested_in_use += cache.requested
     arena.small.requested_in_use += cache.requested_small
     cache.requested = 0
@@ -441,11 +442,15 @@ cdef inline void move_count(uint64_t* part, uint64_t* whole) noexcept nogil:
     publish64(whole, whole[0] + count)
 
 
-cdef void flush_stacks(Bfc* table, Stacks* stacks) noexcept nogil:
+cdef bint flush_stacks(ArenaCore* arena, ThreadCache* cache, Stacks* stacks) noexcept nogil:
+    # Of one stream, NULL if it has none; the cache is published. Was there any block?
     cdef uint32_t quanta
+    if stacks == NULL or stacks.chunks == 0:
+        return False
     for quanta in range(1, CACHED_QUANTA + 1):
-        while stacks.head[quanta]:
-            release(table, take_top(table, stacks, quanta))
+        while stacks.head[quanta] != 0:
+            free_top(arena, cache, stacks, quanta)
+    return True
 
 
 # ---- life and death ------------------------------------------------------------------------------
