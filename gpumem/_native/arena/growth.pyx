@@ -9,7 +9,7 @@ from gpumem._native.arena.bookkeeping cimport (
     arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved, refuse_budget,
 )
 from gpumem._native.arena.release cimport (
-    beyond_note, release_idle_beside, release_memory_of, trim_space,
+    beyond_note, release_idle_beside, release_in_other_range, release_memory_of,
 )
 from gpumem._native.arena.streams cimport (
     allow_waits, cover_others, forget_waits, is_worth_polling, release_completed, share_rests,
@@ -575,34 +575,6 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         demand.unfinished = False
         return build_claim(arena, space, demand, index)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
-
-
-cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* plan,
-                                 uint64_t peak) noexcept nogil:
-    # Pages move within their range. So that what large blocks left idle does not stay beside what
-    # small ones need now, nor the other way round, idle pages of the other range go back for those
-    # that the plan makes beyond the share. Less than the share may be idle there: it will be needed
-    # again, and to give it back and make it again would cost more than it saves.
-    cdef int other = LARGE_SPACE if space == &arena.spaces[SMALL_SPACE] else SMALL_SPACE
-    cdef const Bfc* table = &arena.table if other == LARGE_SPACE else &arena.small
-    cdef uint64_t share = with_share(arena, peak) - peak
-    cdef uint64_t begin, idle, released
-    if space == &arena.spaces[PERSISTENT_SPACE]:
-        return
-    lock_acquire(&arena.lock)
-    idle = table.reserved - table.in_use
-    lock_release(&arena.lock)
-    if idle < share + GRANULE:
-        return
-    begin = arena.context.now()
-    released = trim_space(arena, &arena.spaces[other], <uint32_t>-1, plan.beyond_share)
-    if released == 0:
-        released = trim_space(arena, &arena.spaces[other], 1, idle - share)     # a larger page
-    arena_reconcile(arena)
-    plan.beyond_share -= min(released, plan.beyond_share)
-    lock_acquire(&arena.lock)
-    budget_spend(&arena.move_budget, arena.context.now() - begin)
-    lock_release(&arena.lock)
 
 
 cdef void undo_plan(ArenaCore* arena, Space* space, Plan* plan) noexcept nogil:

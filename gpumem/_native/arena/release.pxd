@@ -1,6 +1,6 @@
 """Giving memory back to the driver: with the grow lock held, the arena lock not, unless said."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.pages cimport Plan, Space
@@ -24,9 +24,10 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noex
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil
 # Of a paged arena: every page that is idle and has no queued work; returns the bytes.
 cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil
-# The same of one range, at most so many pages and bytes.
-cdef uint64_t trim_space(ArenaCore* arena, Space* space, uint32_t pages,
-                         uint64_t nbytes) noexcept nogil
+# Before a plan of this range is carried out that makes pages beyond the share above this live peak:
+# idle pages of the other range go back for them.
+cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* plan,
+                                 uint64_t peak) noexcept nogil
 # Of a graph pool whose graphs are gone: from here on its pages can go back as any. Without a lock.
 cdef void give_up_views(ArenaCore* arena) noexcept nogil
 

@@ -250,6 +250,38 @@ cdef uint64_t trim_space(ArenaCore* arena, Space* space, uint32_t pages,
     return before - space.physical
 
 
+cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* plan,
+                                 uint64_t peak) noexcept nogil:
+    # Pages move within their range. So that what large blocks left idle does not stay beside what
+    # small ones need now, nor the other way round, idle pages of the other range go back for those
+    # that the plan makes beyond the share. Less than the share may be idle there: it will be needed
+    # again, and to give it back and make it again would cost more than it saves.
+    cdef int other = LARGE_SPACE if space == &arena.spaces[SMALL_SPACE] else SMALL_SPACE
+    cdef const Bfc* table = &arena.table if other == LARGE_SPACE else &arena.small
+    cdef uint64_t share = with_share(arena, peak) - peak
+    cdef uint64_t begin, idle, released
+    if space == &arena.spaces[PERSISTENT_SPACE]:
+        return
+    lock_acquire(&arena.lock)
+    idle = table.reserved - table.in_use
+    lock_release(&arena.lock)
+    if idle < share + GRANULE:
+        return
+    begin = arena.context.now()
+    released = trim_space(arena, &arena.spaces[other], <uint32_t>-1, plan.beyond_share)
+    if released == 0:
+        released = trim_space(arena, &arena.spaces[other], 1, idle - share)     # a larger page
+    arena_reconcile(arena)
+    plan.beyond_share -= min(released, plan.beyond_share)
+    spend_time_since(arena, begin)
+
+
+cdef void spend_time_since(ArenaCore* arena, uint64_t begin) noexcept nogil:
+    lock_acquire(&arena.lock)
+    budget_spend(&arena.move_budget, arena.context.now() - begin)
+    lock_release(&arena.lock)
+
+
 cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef Bfc* table = &arena.persistent
     cdef uint32_t index
@@ -317,9 +349,7 @@ cdef void beyond_release(ArenaCore* arena) noexcept nogil:
         mode = context_relax(arena.context)
         begin = arena.context.now()
         beyond_trim(arena, due)
-        lock_acquire(&arena.lock)
-        budget_spend(&arena.move_budget, arena.context.now() - begin)
-        lock_release(&arena.lock)
+        spend_time_since(arena, begin)
         context_restore(arena.context, mode)
     lock_release(&arena.grow_lock)
 

@@ -25,7 +25,7 @@ but for what other threads' caches did since they published.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.types cimport ArenaCore, Block, ThreadCache, ThreadMark
+from gpumem._native.arena.types cimport ArenaCore, Block, Stacks, ThreadCache, ThreadMark
 from gpumem._native.bfc cimport Bfc, Chunk, QUANTUM_BITS, round_to_quantum
 from gpumem._support.atomics cimport load32, load64, locked_raise64, store64
 
@@ -57,16 +57,21 @@ cdef ThreadCache* cache_find(const ArenaCore* arena) noexcept nogil
 # The same, made or adopted from a thread that has ended; NULL: out of host memory.
 cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil
 
+# NULL: the stream has none yet.
+cdef inline Stacks* stacks_now(const ThreadCache* cache, uint32_t stream_slot) noexcept nogil:
+    return cache.stacks[stream_slot] if stream_slot < cache.slot_count else NULL
+
 # A look without the lock: only its owner puts blocks in.
 cdef inline bint cache_may_have(const ThreadCache* cache, uint32_t stream_slot,
                                 uint64_t requested) noexcept nogil:
     cdef uint64_t size = round_to_quantum(requested)
+    cdef Stacks* stacks
     if load64(&cache.last_size) == size:
         return True
+    stacks = stacks_now(cache, stream_slot)
     return size <= CACHED_BYTES and (
         load64(&cache.remote) != 0
-        or (stream_slot < cache.slot_count and cache.stacks[stream_slot] != NULL
-            and load32(&cache.stacks[stream_slot].head[size >> QUANTUM_BITS]) != 0))
+        or (stacks != NULL and load32(&stacks.head[size >> QUANTUM_BITS]) != 0))
 
 cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
                          uint32_t stream_slot, Block* block) noexcept nogil

@@ -93,11 +93,6 @@ cdef inline bint pop(ArenaCore* arena, ThreadCache* cache, uint32_t stream_slot,
     return True
 
 
-cdef inline Stacks* stacks_now(const ThreadCache* cache, uint32_t stream_slot) noexcept nogil:
-    # NULL: the stream has none yet.
-    return cache.stacks[stream_slot] if stream_slot < cache.slot_count else NULL
-
-
 cdef inline uint32_t take_top(const Bfc* table, Stacks* stacks, uint64_t quanta) noexcept nogil:
     # The index of a chunk from a stack that is not empty. Stacks hold index + 1, so that fresh
     # memory is empty stacks.

@@ -616,8 +616,8 @@ cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot
 
 cdef bint gap_from_first_hole(const Space* space, uint32_t hole, const Demand* demand,
                               Gap* gap) noexcept nogil:
-    # The gap around a hole; False if it is too small, or if an earlier hole lies in the same gap,
-    # which is tried for that one.
+    # The gap around a hole; False if it is too small, or if an earlier hole lies in the same gap:
+    # then the gap is tried for the earlier one.
     cdef uint32_t index = hole
     cdef uint32_t prev = space.table.chunks[index].prev
     while prev != NIL and in_gap(space, prev, demand.stream_slot):
