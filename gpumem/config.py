@@ -388,10 +388,11 @@ class ArenaConfig(_Settings):
     page_move_budget : float
         With "virtual": share of the time, 0 to 1, that the driver may spend on moving pages and on
         taking back those made while it was used up. Up to 100 ms of it accumulate; making pages
-        adds the time that it takes, up to 1 s in all. If it is used up, new pages are made instead,
-        up to max_mem; at that limit pages move regardless. Once half of the 100 ms is there again,
-        idle pages go back for those, little by little, from 5 s after the last of them was made.
-        0: none moves, and none goes back by itself. 1 is no bound.
+        adds the time that it takes, up to 1 s in all. If it is overdrawn, new pages are made
+        instead: up to the square of (time overdrawn / 800 ms) of the highest use, at least 16 MiB;
+        with 0 up to max_mem. Beyond that, and at max_mem, pages move regardless. Once half of the
+        100 ms is there again, idle pages go back for those, little by little, from 5 s after the
+        last of them was made. 0: none moves, and none goes back by itself. 1 is no bound.
     oom_wait_ms : int
         Milliseconds, up to an hour, that an allocation waits for other streams' work as the last
         step before `OutOfMemoryError`. Bounded, because that work may itself wait for the calling

@@ -6,7 +6,7 @@ from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport arena_free, ARENA_OK, move_clock
 from gpumem._native.driver.host cimport host_controls
-from gpumem._native.pages cimport budget_allows, budget_spend
+from gpumem._native.pages cimport budget_fill, budget_spend
 
 from gpumem._native.driver.host import (    # for the callers of this module
     advance_clock, capacity, device_count, imports_windows_handles, load,   # no-cython-lint
@@ -222,7 +222,7 @@ def free_block(Arena arena not None, uint64_t handle):
 
 def spend_move_time(Arena arena not None, uint64_t nanoseconds):
     """Let moves of an arena's pages have taken so much time; no other thread uses the arena."""
-    budget_allows(&arena.core.move_budget, move_clock(arena.core))      # adds what is saved up now
+    budget_fill(&arena.core.move_budget, move_clock(arena.core))      # adds what is saved up now
     budget_spend(&arena.core.move_budget, nanoseconds)
 
 

@@ -62,6 +62,25 @@ def test_spent_move_budget_refills_with_time(make_arena, virtual_clock, millisec
     pin.close()
 
 
+@pytest.mark.parametrize(
+    ("overdrawn", "beyond"), [(-1, 0), (1, 16), (200, 25), (400, 100), (500, 156), (2400, 198)]
+)
+def test_the_further_the_budget_is_overdrawn_the_more_pages_are_made(
+    make_arena, virtual_clock, overdrawn, beyond
+):
+    """MiB of the 198 that are missing: of a live peak of 400, the square of the time in 800 ms."""
+    arena = make_arena({"backing": "virtual", "page_move_threshold": 0})
+    first, pin, second = (arena.allocate(size * MIB) for size in (198, 4, 198))
+    first.close()
+    second.close()
+    spend_move_time(arena, int(saved_move_time(arena)) + overdrawn * MS)
+    arena.allocate(396 * MIB).close()
+    made = arena.stats().reserved / MIB - 400
+    assert beyond - 2 < made <= beyond, "a page of 2 MiB less at most"
+    assert (arena.stats().pages_moved > 0) == (beyond < 198)
+    pin.close()
+
+
 @pytest.mark.parametrize("share", [0.01, 0])
 def test_moves_may_take_as_long_as_new_pages_took(make_arena, virtual_clock, share):
     """A program that gave its memory back makes it anew, and moves some of it meanwhile."""
@@ -90,7 +109,7 @@ def shuffled_trace(us):
     live: list[tuple[int, int]] = []
     events = [(0, 0, 600 * MIB)]
     total = 0
-    for number in range(1, 8000):
+    for number in range(1, 32000):
         size = rng.randrange(1, 24 * MIB)
         while total + size > 300 * MIB:
             block, freed = live.pop(rng.randrange(len(live)))

@@ -46,7 +46,7 @@ from gpumem._native.driver cimport (
     CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
-    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, budget_allows, budget_earn,
+    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, budget_earn, budget_slack,
     budget_spend, bytes_of, Demand, GRANULE, MappedPage, MAX_PAGE_GRANULES, Piece, Plan, plan_free,
     PLAN_NO_MEMORY, PLAN_NO_PLACE, plan_note, PLAN_OK, PlanResult, Range, range_reserve,
     round_to_granule, Space, space_add_range, space_allocate_lower, space_execute, space_finish,
@@ -445,7 +445,6 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
     demand.requested = nbytes
     demand.stream_slot = stream_slot
     demand.hard_limit = limit_of_blocks(arena)
-    demand.spare_moves = False
     demand.by_budget = False
     demand.unfinished = arena.settings.reuse == REUSE_WAIT and stream_slot != SLOT_RELEASED
 
@@ -671,16 +670,20 @@ cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil
 
 
 cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexcept nogil:
+    cdef double slack
     demand.live_peak = max(arena_in_use(arena) + demand.size, live_peak(arena))
     demand.reserved = arena_reserved(arena)
+    demand.spare_limit = 0
     if space == &arena.spaces[PERSISTENT_SPACE]:
         demand.share_limit = demand.hard_limit      # nothing in it is idle for long
         return
     demand.share_limit = min(demand.hard_limit, with_share(arena, demand.live_peak))
     # The clock is read only where something might move.
-    demand.spare_moves = (
-        demand.reserved + demand.claim > demand.share_limit
-        and not budget_allows(&arena.move_budget, move_clock(arena)))
+    if demand.reserved + demand.claim > demand.share_limit:
+        slack = budget_slack(&arena.move_budget, move_clock(arena), demand.live_peak)
+        demand.spare_limit = demand.hard_limit
+        if slack < <double>(demand.hard_limit - demand.share_limit):
+            demand.spare_limit = demand.share_limit + <uint64_t>slack
 
 
 cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil:

@@ -13,8 +13,8 @@ from gpumem._native.pages.sleep cimport (
     STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
 )
 from gpumem._native.pages.space cimport (
-    budget_allows, budget_earn, budget_init, budget_rested, budget_spend, MappedPage, MoveBudget,
-    orphan_add, orphans_release, pages_are_exportable, pages_check, pages_invariant,
+    budget_earn, budget_fill, budget_init, budget_rested, budget_slack, budget_spend, MappedPage,
+    MoveBudget, orphan_add, orphans_release, pages_are_exportable, pages_check, pages_invariant,
     pages_make_exportable, range_reserve, space_add_range, space_create, space_destroy,
     space_give_up_views, space_page_around, space_set_access, space_reserves,
 )

@@ -303,8 +303,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
         return plan_create(space, plan, at, granules, demand)
     # 2. New memory also beyond that, if moving has used up its share of time.
-    if demand.spare_moves and (
-            demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit):
+    if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.spare_limit:
         sum_add(&space.spared, 1)
         plan.spares = True
         return plan_create(space, plan, at, granules, demand)

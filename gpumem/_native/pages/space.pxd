@@ -64,8 +64,8 @@ cdef void page_give_slot(Space* space, Page* page) noexcept nogil
 # ---- How much time moving pages may take: a token bucket in nanoseconds --------------------------
 #
 # It fills with a share of the time that passes, up to 100 ms, and starts full. The time that moves
-# took at the driver is taken out afterwards, so one plan may overdraw it; then nothing moves until
-# it has filled.
+# took at the driver is taken out afterwards, which may overdraw it. The further it is overdrawn,
+# the more pages are made instead of moves.
 
 
 cdef struct MoveBudget:
@@ -74,7 +74,9 @@ cdef struct MoveBudget:
     uint64_t filled_at      # reading of the clock; 0: never
 
 cdef void budget_init(MoveBudget* budget, double share) noexcept nogil
-cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil
+cdef void budget_fill(MoveBudget* budget, uint64_t now) noexcept nogil
+# Bytes that may be made beyond the share instead of moves: 0 while there is time left.
+cdef double budget_slack(MoveBudget* budget, uint64_t now, uint64_t live_peak) noexcept nogil
 # Is half of it saved up? Then there is time for what can wait.
 cdef bint budget_rested(MoveBudget* budget, uint64_t now) noexcept nogil
 cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil

@@ -1,5 +1,6 @@
 """An address space and its pages, from what a plan reads of it down to the driver's calls."""
 
+from libc.math cimport INFINITY
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
@@ -454,6 +455,10 @@ cdef enum:
     # 1 s, with what making pages has added. One process makes 80 GB in less; with eight at the
     # driver each call takes seven times as long.
     EARNED_NS = 1000000000
+    # 800 ms: overdrawn by 80 ms, new pages are made up to 1 % of the live peak; by 400 ms, 25 %.
+    OVERDRAWN_NS = 800000000
+    # 16 MiB at least: of a small arena, 1 % is less than a page.
+    LEAST_SLACK = 16777216
 
 
 cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
@@ -461,22 +466,33 @@ cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
     budget.saved = SAVED_NS if share > 0 else 0
 
 
-cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil:
-    if budget.share >= 1:
-        return True
-    # The share of the time since the last look.
+cdef void budget_fill(MoveBudget* budget, uint64_t now) noexcept nogil:
+    # With the share of the time since the last look.
     if budget.filled_at and now > budget.filled_at:
         budget_add(budget, <double>(now - budget.filled_at) * budget.share, SAVED_NS)
     budget.filled_at = now
-    return budget.saved > 0
+
+
+cdef double budget_slack(MoveBudget* budget, uint64_t now, uint64_t live_peak) noexcept nogil:
+    # The square: a budget that is overdrawn by little costs little memory, and soon there is room
+    # enough that moves become rare.
+    cdef double overdrawn
+    budget_fill(budget, now)
+    if budget.share >= 1 or budget.saved > 0:
+        return 0
+    if budget.share == 0:
+        return INFINITY
+    overdrawn = -budget.saved / OVERDRAWN_NS
+    return max(<double>live_peak * overdrawn * overdrawn, <double>LEAST_SLACK)
 
 
 cdef bint budget_rested(MoveBudget* budget, uint64_t now) noexcept nogil:
-    return budget_allows(budget, now) and (budget.share >= 1 or budget.saved * 2 >= SAVED_NS)
+    budget_fill(budget, now)
+    return budget.share >= 1 or budget.saved * 2 >= SAVED_NS
 
 
 cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
-    budget.saved -= <double>nanoseconds     # below zero: nothing moves until it has filled
+    budget.saved -= <double>nanoseconds
 
 
 cdef void budget_earn(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:

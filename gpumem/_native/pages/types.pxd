@@ -174,8 +174,8 @@ cdef struct Demand:
     uint64_t live_peak          # bytes, this block included
     uint64_t reserved           # bytes of physical memory held by the arena, all ranges
     uint64_t share_limit        # bytes up to which new pages are made without looking for idle ones
+    uint64_t spare_limit        # bytes up to which new ones are made before idle ones move
     uint64_t hard_limit         # bytes never passed
-    bint spare_moves            # make new pages up to the hard limit before moving any
     bint by_budget              # the hard limit is a budget's, not max_mem
     bint unfinished             # may take memory of other streams and wait for them on the device
 
