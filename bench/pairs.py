@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,16 +213,14 @@ def _threads(module: Any, libraries: list[Any], live: int = 2_000) -> dict[str, 
     warm = [steps("repeated", live, 3 * live, seed) for seed in (1, 2)]
     runs = [steps("repeated", live, 2 * PAIRS, seed)[live:] for seed in (3, 4)]
     timed: dict[tuple[str, str], Callable[[int], float]] = {}
-    with ThreadPoolExecutor(2) as pool:
-        for name, together in subjects.items():
-            both = together, others[name]
-            for subject in both:
-                subject.threads(2, *warm)
-            timed[name, "one"] = lambda _, s=both[0]: s.threads(1, *runs)
-            timed[name, "two"] = lambda _, s=both[0]: s.threads(2, *runs)
-            timed[name, "apart"] = lambda _, s=both: max(
-                pool.map(lambda each: each.threads(1, *runs), s)
-            )
+    for name, together in subjects.items():
+        other = others[name]
+        for subject in (together, other):
+            subject.threads(2, *warm)
+        timed[name, "one"] = lambda _, s=together: s.threads(1, *runs)
+        timed[name, "two"] = lambda _, s=together: s.threads(2, *runs)
+        timed[name, "apart"] = lambda _, s=together, o=other: s.threads(2, *runs, other=o)
+    with _two_cores():
         samples = _interleaved(timed)  # type: ignore[arg-type]
     report: dict[str, dict[str, float]] = {}
     for name in subjects:
@@ -235,6 +233,22 @@ def _threads(module: Any, libraries: list[Any], live: int = 2_000) -> dict[str, 
             "ratio_to_apart": statistics.median(b / a for a, b in zip(apart, two, strict=True)),
         }
     return {"live": live, "sizes": "repeated", "by": report, "goal": GOAL_TWO_THREADS}
+
+
+@contextlib.contextmanager
+def _two_cores() -> Iterator[None]:
+    """Leave the process two CPUs, of two cores where the machine says which those are."""
+    before = os.sched_getaffinity(0)
+    first, *others = sorted(before)
+    siblings = Path(f"/sys/devices/system/cpu/cpu{first}/topology/thread_siblings_list")
+    beside = siblings.read_text().strip() if siblings.exists() else str(first)
+    spans = [[int(end) for end in part.split("-")] for part in beside.split(",")]
+    apart = [cpu for cpu in others if not any(span[0] <= cpu <= span[-1] for span in spans)]
+    os.sched_setaffinity(0, {first, *(apart or others)[:1]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _c_functions(module: Any, live: int) -> dict[str, Any]:

@@ -45,7 +45,7 @@ cdef extern from "subject.h" nogil:
     CSubject subject_malloc(void*, void*)
     uint64_t run_pairs(const CSubject*, uint64_t*, const Step*, size_t, uint32_t)
     bint run_latencies(const CSubject*, uint64_t*, const Step*, size_t, uint32_t, float*, float*)
-    uint64_t run_threads(const CSubject*, uint64_t**, const Step**, size_t, const uint32_t*, int)
+    uint64_t run_threads(const CSubject* const*, uint64_t**, const Step**, size_t, const uint32_t*, int)
     uint64_t run_handoff(const CSubject*, const Step*, size_t, uint32_t)
 
 MOST_THREADS = 2
@@ -150,15 +150,26 @@ cdef class Subject:
         required(done)
         return np.asarray(frees), np.asarray(allocations)
 
-    def threads(self, int threads, const Step[::1] first, const Step[::1] second):
-        """Replace blocks in one or two threads at once; mean nanoseconds of a thread."""
+    def threads(self, int threads, const Step[::1] first, const Step[::1] second,
+                Subject other=None):
+        """Replace blocks in one or two threads at once; mean nanoseconds of a thread.
+
+        The second thread uses the allocator and the blocks of `other`, if given.
+        """
         cdef const Step* steps[2]
+        cdef const CSubject* subjects[2]
+        cdef uint64_t* handles[2]
         cdef uint64_t spent
+        if other is None:
+            other = self
         steps[0] = &first[0]
         steps[1] = &second[0]
+        subjects[0] = &self.subject
+        subjects[1] = &other.subject
+        handles[0] = self.handles[0]
+        handles[1] = other.handles[1]
         with nogil:
-            spent = run_threads(&self.subject, self.handles, steps, first.shape[0], self.streams,
-                                threads)
+            spent = run_threads(subjects, handles, steps, first.shape[0], self.streams, threads)
         return required(spent)
 
     def handoff(self, const Step[::1] steps):

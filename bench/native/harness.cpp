@@ -1,6 +1,8 @@
 /* The timed loops: one allocator, one list of steps prepared beforehand. */
 #include "subject.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -46,6 +48,20 @@ uint64_t stamp_cost() {
     return seen[seen.size() / 2];
 }
 
+/* On the CPU of this number among those that the process may use: for tens of milliseconds, longer
+ * than a run, the kernel lets new threads share one. */
+void stay_on_cpu(int number) {
+    cpu_set_t allowed, one;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    number %= CPU_COUNT(&allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed) || number-- != 0) continue;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+    }
+}
+
 /* Between two threads, as fast as memory allows: a power of two of handles. */
 struct Ring {
     static constexpr uint64_t SIZE = 1024;
@@ -89,14 +105,16 @@ bool run_latencies(const Subject *subject, uint64_t *handles, const Step *steps,
     return true;
 }
 
-uint64_t run_threads(const Subject *subject, uint64_t **handles, const Step *const *steps,
+uint64_t run_threads(const Subject *const *subjects, uint64_t **handles, const Step *const *steps,
                      size_t count, const uint32_t *streams, int threads) {
     std::atomic<int> ready{0};
     std::vector<uint64_t> spent(threads);
     auto work = [&](int number) {
+        stay_on_cpu(number);
         ready++;
         while (ready.load() < threads) std::this_thread::yield();
-        spent[number] = run_pairs(subject, handles[number], steps[number], count, streams[number]);
+        spent[number] = run_pairs(subjects[number], handles[number], steps[number], count,
+                                  streams[number]);
     };
     std::vector<std::thread> others;
     for (int number = 0; number < threads; number++) others.emplace_back(work, number);

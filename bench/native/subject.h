@@ -41,8 +41,9 @@ uint64_t run_pairs(const Subject *subject, uint64_t *handles, const Step *steps,
 bool run_latencies(const Subject *subject, uint64_t *handles, const Step *steps, size_t count,
                    uint32_t stream, float *free_ns, float *allocate_ns);
 
-/* Several threads at once, each with its own slots and stream; the mean of their nanoseconds. */
-uint64_t run_threads(const Subject *subject, uint64_t **handles, const Step *const *steps,
+/* Several threads at once, each on a CPU of its own of those that the caller may use, with its own
+ * allocator, which may be the same for all, slots and stream; the mean of their nanoseconds. */
+uint64_t run_threads(const Subject *const *subjects, uint64_t **handles, const Step *const *steps,
                      size_t count, const uint32_t *streams, int threads);
 
 /* One thread allocates, another frees; nanoseconds from the first to the last. */
