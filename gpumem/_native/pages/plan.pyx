@@ -302,7 +302,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     # 1. New memory, as long as the arena holds little more than its live peak.
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
         return plan_create(space, plan, at, granules, demand)
-    # 2. New memory also beyond that, if moving has used up its share of time.
+    # 2. New memory somewhat beyond that, the further the time for moves is overdrawn.
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.spare_limit:
         sum_add(&space.spared, 1)
         plan.spares = True
