@@ -162,10 +162,10 @@ def test_packed_arena_takes_the_lowest_chunk_of_a_bin(holes, order):
     arena.check_invariants()
 
 
-@pytest.mark.parametrize(("count", "taken"), [(SCAN_LIMIT, 1), (SCAN_LIMIT + 1, -1)])
-def test_packed_arena_looks_at_so_many_chunks_of_a_bin(holes, count, taken):
-    # Those that were freed since lie before it in the bin, and are too small.
-    sizes = [MIB, MIB + 256] + [MIB] * (count - 2)
+@pytest.mark.parametrize(
+    ("sizes", "taken"), [((MIB + 256, MIB), 0), ((MIB, MIB + 256), -1), ((MIB, 2 * MIB), 1)]
+)
+def test_packed_arena_looks_at_the_lowest_chunk_of_the_request_bin(holes, sizes, taken):
     arena, addresses = holes(sizes, backing="virtual")
     assert place(arena, addresses, MIB + 256) == taken
 

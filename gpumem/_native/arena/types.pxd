@@ -281,6 +281,7 @@ cdef struct ArenaCore:
     Access access           # who may touch its pages, and other mapped memory; grow_lock
     Backing backing
     Backing apart[APART_KINDS]  # of blocks with memory of their own; no `reserve`: none was made
+    LineStart of_stats
     ArenaStats stats
     uint64_t num_retries    # growths after idle memory had gone back (atomic)
     uint64_t num_waits      # waits on the host for other streams' work (atomic)

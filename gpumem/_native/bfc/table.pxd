@@ -23,8 +23,9 @@ with its neighbours at once. Where several streams free into a table, two free c
 by side: a mark takes no more released memory than there is of its own.
 
 A table that *packs* takes for blocks above PACK_BYTES the lowest of the heads of the PACK_LIMIT
-smallest bins that fit: long lives gather at low addresses, and what is free above them stays in one
-piece (serving with caches that grow, nothing moved: 1.05 of the requested bytes instead of 1.19).
+smallest bins whose heads fit: long lives gather at low addresses, and what is free above them stays
+in one piece (serving with caches that grow, nothing moved: 1.05 of the requested bytes instead of
+1.19).
 The head of a bin lies below what was freed into the bin since it is the head, and the bins know
 where their heads lie, so that no other chunk is looked at. While other streams hold unfinished
 memory the table takes the smallest: low places are theirs as much as ours, and to mix them keeps
@@ -130,14 +131,15 @@ cdef struct Region:
 # The bins of one stream slot: bit f of `levels` is set iff steps[f] != 0, bit s of steps[f] iff
 # head[f * STEPS + s] != NIL. free_bytes == sum of the sizes that hang here.
 cdef struct StreamBins:
+    # In one cache line with the steps of sizes below 256 KiB: what every operation changes.
     uint64_t levels
-    uint32_t steps[LEVELS + 1]      # the last is 0: a search may look one level further
-    uint32_t head[BINS]
-    uint32_t place[BINS]            # place_of the head, so that a search need not look at it
     uint64_t free_bytes
     uint64_t free_chunks
     uint64_t completed      # epochs <= completed are known to have ended
     uint64_t behind         # during a plan, which may take epochs <= behind and wait for them; or 0
+    uint32_t steps[LEVELS + 1]      # the last is 0: a search may look one level further
+    uint32_t head[BINS]
+    uint32_t place[BINS]            # place_of the head, so that a search need not look at it
 
 # What is read without the lock comes first; a cache line apart, what every operation changes.
 cdef struct Bfc:

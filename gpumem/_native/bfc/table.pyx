@@ -1,11 +1,11 @@
 """Best fit with coalescing over indices."""
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, qsort, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from gpumem._support.atomics cimport store32, store64, store8
-from gpumem._support.memory cimport reserved_close, reserved_grow
+from gpumem._support.memory cimport lines_alloc, reserved_close, reserved_grow
 
 
 # ---- the fast path -----------------------------------------------------------------------------
@@ -125,14 +125,14 @@ cdef inline bint may_swap(Bfc* table, uint32_t index, uint64_t size) noexcept no
 
 cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t size) noexcept nogil:
     # The lowest of the heads of PACK_LIMIT bins, from the smallest that fit upward. Chunks of the
-    # request's own bin may be too small: there the first that is not counts as the head.
+    # request's own bin may be too small: there only the head is looked at.
     if bins.levels == 0:
         return NIL
-    cdef uint32_t own_bin = bin_of(size)
-    cdef uint32_t own = bin_first(table, bins.head[own_bin], size)
-    cdef uint32_t level = own_bin >> STEP_BITS
-    # The steps above its own and those of the next level, so that one word mostly has all bins.
-    cdef uint64_t filled = (bins.steps[level] & <uint64_t>-2 << (own_bin & (STEPS - 1))
+    cdef uint32_t own = bin_of(size)
+    cdef uint32_t level = own >> STEP_BITS
+    cdef bint fits = bins.head[own] != NIL and table.chunks[bins.head[own]].size >= size
+    # The steps from its own on and those of the next level: one word mostly has all bins.
+    cdef uint64_t filled = (bins.steps[level] & <uint64_t>(fits - 2) << (own & (STEPS - 1))
                             | <uint64_t>bins.steps[level + 1] << STEPS)
     cdef uint64_t levels = bins.levels & <uint64_t>-4 << level
     # Place and bin in one word, so that the lower one is chosen without a branch, which would be
@@ -141,9 +141,6 @@ cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t siz
     cdef uint64_t seen
     cdef uint32_t bin
     cdef int left = PACK_LIMIT
-    if own != NIL:
-        lowest = <uint64_t>place_of(&table.chunks[own]) << 32 | own_bin
-        left -= 1
     while True:
         while filled != 0 and left != 0:
             bin = (level << STEP_BITS) + gm_low_bit64(filled)
@@ -156,20 +153,7 @@ cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t siz
         level = <uint32_t>gm_low_bit64(levels)
         levels &= levels - 1
         filled = bins.steps[level]
-    if lowest >> 32 == NIL:
-        return NIL
-    return own if <uint32_t>lowest == own_bin else bins.head[<uint32_t>lowest]
-
-
-cdef inline uint32_t bin_first(const Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
-    # The first that fits among the first SCAN_LIMIT of a bin.
-    cdef int looked = 0
-    while index != NIL and looked < SCAN_LIMIT:
-        if table.chunks[index].size >= size:
-            return index
-        index = table.chunks[index].bin_next
-        looked += 1
-    return NIL
+    return NIL if lowest >> 32 == NIL else bins.head[<uint32_t>lowest]
 
 
 cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
@@ -444,7 +428,7 @@ cdef int bfc_add_stream_slot(Bfc* table, uint32_t* stream_slot) noexcept nogil:
     if bins == NULL:
         return BFC_NO_METADATA
     table.bins = bins
-    cdef StreamBins* fresh = <StreamBins*>calloc(1, sizeof(StreamBins))
+    cdef StreamBins* fresh = <StreamBins*>lines_alloc(sizeof(StreamBins))
     if fresh == NULL:
         return BFC_NO_METADATA
     memset(fresh.head, 0xFF, sizeof(fresh.head))     # NIL in every head
@@ -557,9 +541,6 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
         count = completed_chunks(table, table.bins[stream_slot], completed, found)
         if count == 0:
             return
-        # Chunks of equal size are taken in the order in which they were put into a bin: that of
-        # their numbers, whichever bins they come from.
-        qsort(found, count, sizeof(uint32_t), by_number)
         for i in range(count):
             chunk = &table.chunks[found[i]]
             # One before it may have joined it, over memory that is free for every stream.
@@ -570,10 +551,6 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
             chunk.stream_slot = SLOT_RELEASED
             chunk.epoch = 0
             bin_insert(table, chunk_merge(table, found[i]))
-
-
-cdef int by_number(const void* a, const void* b) noexcept nogil:
-    return (<const uint32_t*>a)[0] - (<const uint32_t*>b)[0]    # numbers are below 2**31
 
 
 cdef uint32_t completed_chunks(const Bfc* table, const StreamBins* bins, uint64_t completed,
