@@ -107,7 +107,7 @@ def put_at_rest(blocks):
     return addresses[::-1]
 
 
-def test_miss_takes_the_smallest_cached_block_that_fits_and_leaves_the_others(make_arena):
+def test_miss_takes_a_cached_block_that_fits_and_leaves_the_others(make_arena):
     arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
     small, large, pin = held_in_full(arena)
     first = large.pop(7)
@@ -117,10 +117,26 @@ def test_miss_takes_the_smallest_cached_block_that_fits_and_leaves_the_others(ma
     pin_at = pin.ptr
     pin.close()
     half = arena.allocate(20 * KIB)
-    assert half.ptr == pin_at, "32 KiB fit better than 64 KiB"
+    assert half.ptr == pin_at, "both stacks have one block: 32 KiB fit better than 64 KiB"
     again = [arena.allocate(4 * KIB) for _ in at_rest]
     assert [block.ptr for block in again] == at_rest
     assert arena.allocate(64 * KIB).ptr == address
+
+
+@pytest.mark.parametrize(("deep", "shallow"), [(64 * KIB, 32 * KIB), (32 * KIB, 64 * KIB)])
+def test_miss_takes_a_cached_block_of_the_deepest_stack(make_arena, deep, shallow):
+    room = 2 * deep + shallow + 3 * 256
+    arena = make_arena({"max_mem": room, "backing": "regions", "split_rule": "tight"})
+    blocks, pins = [], []
+    for nbytes in (deep, shallow, deep):
+        blocks.append(arena.allocate(nbytes))
+        pins.append(arena.allocate(256))
+    places = [block.ptr for block in blocks]
+    for block in blocks:
+        block.close()
+    assert arena.allocate(20 * KIB).ptr == places[2], "the one of them that was freed last"
+    assert arena.allocate(shallow).ptr == places[1]
+    assert arena.allocate(deep).ptr == places[0]
 
 
 def test_miss_takes_the_largest_cached_blocks_if_none_is_large_enough(make_arena):

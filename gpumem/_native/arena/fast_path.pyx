@@ -15,8 +15,8 @@ from gpumem._native.arena.release cimport beyond_count_search, release_retired
 from gpumem._native.arena.streams cimport free_later, switch_needs_event
 from gpumem._native.arena.family cimport tag_now
 from gpumem._native.arena.thread_cache cimport (
-    cache_allocate, cache_find, cache_free, cache_free_last, cache_make, cache_may_have,
-    cache_publish,
+    cache_allocate, cache_find, cache_free, cache_free_fitting, cache_free_last, cache_make,
+    cache_may_have, cache_publish,
 )
 from gpumem._native.arena.types cimport (
     ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_OK, ARENA_OVER_BUDGET, ARENA_STALE, ARENA_TAGGED,
@@ -82,6 +82,7 @@ cdef int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
 
 cdef int allocate_locked(ArenaCore* arena, ThreadCache* cache, uint64_t nbytes,
                          uint32_t stream_slot, Block* block) noexcept nogil:
+    cdef uint64_t size = round_to_quantum(nbytes)
     cdef int status = BFC_OK
     cdef uint32_t index = NIL
     cdef Bfc* table
@@ -98,7 +99,11 @@ cdef int allocate_locked(ArenaCore* arena, ThreadCache* cache, uint64_t nbytes,
         table = table_for(arena, nbytes)
         # Giving back needs the driver, too: then the slow path searches, with the same result.
         if not beyond_count_search(arena):
-            index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
+            index = bfc_allocate(table, size, nbytes, stream_slot, &status)
+            # A larger block that this thread has cached costs less than what the slow path does.
+            if (index == NIL and status == BFC_OK
+                    and cache_free_fitting(arena, cache, size, stream_slot)):
+                index = bfc_allocate(table, size, nbytes, stream_slot, &status)
         if index != NIL:
             finish_allocate(arena, cache, table, index, block)
     lock_release(&arena.lock)

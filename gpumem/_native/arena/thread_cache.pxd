@@ -119,9 +119,13 @@ cdef void thread_drop(ThreadMark* thread) noexcept nogil
 # What the calling thread has cached of other streams becomes free, and the block that it freed last
 # on any stream. Was there any?
 cdef bint cache_flush_other_streams(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
-# Of the blocks that the calling thread has in stacks of this stream, the smallest that is at least
-# this large becomes free; or the largest do, until they are as large together. Was there any?
+# The largest blocks that the calling thread has in stacks of this stream become free, until they
+# are at least this large together. Was there any?
 cdef bint cache_free_some(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot) noexcept nogil
+# With both locks, by the owner of a cache that is published: a block of `size` bytes or more
+# becomes free, from the deepest stack of this stream that has one. Is there any?
+cdef bint cache_free_fitting(ArenaCore* arena, ThreadCache* cache, uint64_t size,
+                             uint32_t stream_slot) noexcept nogil
 # Every block that the calling thread has cached becomes free.
 cdef void cache_flush(ArenaCore* arena) noexcept nogil
 # Every cached block becomes free, and every count is the arena's; was there any block?

@@ -327,17 +327,30 @@ cdef bint cache_free_some(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
 
 cdef inline void free_some(ArenaCore* arena, ThreadCache* cache, Stacks* stacks,
                            uint64_t wanted) noexcept nogil:
-    # `wanted` quanta. The smallest block that is large enough keeps most others cached; of those
-    # that are smaller, the largest are the fewest.
-    cdef uint64_t quanta = wanted
-    while quanta <= CACHED_QUANTA and stacks.head[quanta] == 0:
-        quanta += 1
-    quanta = min(quanta, <uint64_t>CACHED_QUANTA)
+    # `wanted` quanta. The largest are the fewest, and need the least that is free beside them.
+    cdef uint64_t quanta = CACHED_QUANTA
     while wanted != 0 and stacks.chunks != 0:
         while stacks.head[quanta] == 0:
             quanta -= 1
         free_top(arena, cache, stacks, quanta)
         wanted -= min(wanted, quanta)
+
+
+cdef bint cache_free_fitting(ArenaCore* arena, ThreadCache* cache, uint64_t size,
+                             uint32_t stream_slot) noexcept nogil:
+    # The deepest stack will be the last to run dry.
+    cdef Stacks* stacks = stacks_now(cache, stream_slot)
+    cdef uint64_t quanta, deepest
+    cdef uint32_t depth = 0
+    if stacks == NULL or stacks.chunks == 0:
+        return False
+    for quanta in range(size >> QUANTUM_BITS, CACHED_QUANTA + 1):
+        if stacks.depth[quanta] > depth:
+            depth = stacks.depth[quanta]
+            deepest = quanta
+    if depth != 0:
+        free_top(arena, cache, stacks, deepest)
+    return depth != 0
 
 
 cdef bint caches_flush(ArenaCore* arena) noexcept nogil:
