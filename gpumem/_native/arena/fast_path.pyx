@@ -1,7 +1,8 @@
 """Allocation and free without a driver call.
 
 A block of exactly this size and stream comes from the thread's cache, without the arena's lock;
-else one search of the table finds a block, under the lock. Where that fails, slow_path goes on.
+else a search of the table finds a block, under the lock, or a larger one leaves the thread's cache
+for the table and is split. Where there is none, slow_path goes on.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
