@@ -11,7 +11,7 @@ from gpumem._native.arena.types cimport (
     ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of
-from gpumem._support.atomics cimport locked_add64, locked_raise64, store32, store64
+from gpumem._support.atomics cimport locked_add64, locked_raise64, store32
 
 cdef extern from *:
     """
@@ -36,10 +36,7 @@ cdef inline void finish_allocate(ArenaCore* arena, ThreadCache* cache, const Bfc
     block.size = size
     block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
     # Beside what the cache served: the arena's own count is a line that threads would pass around.
-    if cache != NULL:
-        store64(&cache.allocs, cache.allocs + 1)
-    else:
-        locked_add64(&arena.stats.num_allocs, 1)
+    locked_add64(&cache.allocs if cache != NULL else &arena.stats.num_allocs, 1)
     locked_raise64(&arena.stats.max_in_use, arena_in_use(arena))
     locked_raise64(&arena.stats.max_alloc_size, size)
     if GM_DEBUG:
