@@ -99,7 +99,7 @@ def test_pages_grow_with_the_live_peak(make_arena):
 
 
 @pytest.mark.parametrize("room", [None, 62, 64])
-def test_pages_beyond_the_share_have_4_mib(make_arena, room):
+def test_pages_beyond_the_share_have_2_mib(make_arena, room):
     # Each of 64 pages of 32 MiB holds a part of a block, so that none can move.
     limit = 0 if room is None else (2048 + room) * MIB
     arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "max_mem": limit, "oom_wait_ms": 0})
@@ -113,7 +113,7 @@ def test_pages_beyond_the_share_have_4_mib(make_arena, room):
     assert page_sizes(arena) == [32] * 64
     wanted = room or 64
     blocks.append(arena.allocate(wanted * MIB))
-    assert page_sizes(arena) == [2] * (wanted % 4 // 2) + [4] * (wanted // 4) + [32] * 64
+    assert page_sizes(arena) == [2] * (wanted // 2) + [32] * 64
     for block in blocks:
         block.close()
 

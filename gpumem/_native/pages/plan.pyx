@@ -21,10 +21,10 @@ from gpumem._native.pages.space cimport (
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_DROP, ACTION_DROP_RETIRED, ACTION_MOVE, ACTION_RELEASE,
-    ActionKind, address_of, BEYOND_GRANULES, BLOCK_PAGES, bytes_of, CLAIM_PAGES, Demand, end_of,
-    GRANULE, GRANULE_BITS, granule_from, granule_of, has_active, is_backed, is_dormant_quiet,
-    is_idle, is_movable, is_quiet, MAX_PAGE_GRANULES, may_use, overlaps, Page, page_mapped_at,
-    page_over, PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
+    ActionKind, address_of, BLOCK_PAGES, bytes_of, CLAIM_PAGES, Demand, end_of, GRANULE,
+    GRANULE_BITS, granule_from, granule_of, has_active, is_backed, is_dormant_quiet, is_idle,
+    is_movable, is_quiet, MAX_PAGE_GRANULES, may_use, overlaps, Page, page_mapped_at, page_over,
+    PEAK_PAGES, Piece, Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK,
     PLANNED_SLOTS, PlanResult, RETIRED, RetiredView, Space,
 )
 from gpumem._support.atomics cimport load8, sum_add
@@ -296,8 +296,7 @@ cdef void unmap_dormant(Space* space, Action* action, Page* page) noexcept nogil
 # Supplies granules at `at`, at most `wanted`; returns how many. The order is the policy.
 cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uint64_t begin,
                      uint64_t end, Demand* demand) noexcept nogil:
-    cdef uint32_t most = page_granules(space, demand)
-    cdef uint32_t granules = largest_power_of_two(wanted, most)
+    cdef uint32_t granules = largest_power_of_two(wanted, page_granules(space, demand))
     cdef uint32_t chosen
     # 1. New memory, as long as the arena holds little more than its live peak.
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
@@ -316,16 +315,12 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
         granules >>= 1
         if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
             return plan_create(space, plan, at, granules, demand)
+    # 5. Every idle page is larger than the gap: give the smallest back and make one granule.
+    # 6. None can go back: one granule beyond the share, as what is free lies in parts of larger
+    # pages.
     chosen = smallest_releasable(space, begin, end)
     if chosen != NIL:
-        # 5. Every idle page is larger than the gap: give the smallest back and make one granule.
         plan_release(space, plan, chosen, demand)
-    else:
-        # 6. None can go back: memory beyond the share, in small pages, because what is free lies in
-        # parts of large ones.
-        granules = largest_power_of_two(wanted, min(most, <uint32_t>BEYOND_GRANULES))
-        if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit:
-            return plan_create(space, plan, at, granules, demand)
     if demand.reserved + GRANULE > demand.hard_limit:
         # Idle pages that are larger than the gap and still have queued work: neither fits.
         plan.over_limit = True

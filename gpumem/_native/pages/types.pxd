@@ -43,7 +43,6 @@ cdef enum:
     MAX_PAGE_GRANULES = 16      # 32 MiB: up to there a mapping costs the same whatever its size
     PEAK_PAGES = 224            # the live peak is at least so many pages: rounding stays small
     CLAIM_PAGES = 56            # suffice for a block that is much of it: copies go page by page
-    BEYOND_GRANULES = 2         # 4 MiB: the largest page beyond the share of the live peak
     BLOCK_PAGES = 8             # a block for which pages of the largest size are made, at least
     MOST_RETIRED = 4096         # views; each plan looks at all of them
     RETIRED = 0xFFFFFFFE        # in Space.page_at: a retired view
