@@ -60,8 +60,12 @@ def pytest_xdist_auto_num_workers():
 
 @pytest.fixture(scope="module", autouse=True)
 def at_rest():
-    """A file's tests count what exists: what earlier files left ends before, not in between."""
+    """A file's tests count what exists: what earlier files left ends before, not in between.
+
+    What is still there, the libraries that earlier files imported, is left out of collections.
+    """
     bring_to_rest()
+    gc.freeze()
 
 
 @pytest.fixture
