@@ -384,7 +384,8 @@ class ArenaConfig(_Settings):
         completed; at once, with a wait of the new stream on the device; or after ``reset_stream``.
     page_move_threshold : float
         With "virtual": reserved memory may exceed the highest use by this share; beyond it idle
-        pages move, and no new ones are made. 0 moves always, a large number never.
+        pages move, and new ones are made only if none is idle, or if the time for moves is used
+        up, see page_move_budget. 0 moves always, a large number never.
     page_move_budget : float
         With "virtual": share of the time, 0 to 1, that the driver may spend on moving pages and on
         taking back those made while it was used up. Up to 100 ms of it accumulate; making pages

@@ -158,6 +158,6 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
             )
         console.print(rows)
     console.print(
-        f"Medians of {facts['rounds']} interleaved rounds. Blocks are not written; NumPy, PyTorch "
-        f"and CuPy make arrays. {facts['seconds']:.1f} s"
+        f"Medians of {facts['rounds']} interleaved rounds; / arena: of the ratios within a round. "
+        f"Blocks are not written; NumPy, PyTorch and CuPy make arrays. {facts['seconds']:.1f} s"
     )

@@ -111,7 +111,8 @@ def _next_steps() -> dict[str, str]:
         }
     return steps | {
         "gpumem info": "what the devices here can do",
-        "python -c 'import gpumem; help(gpumem.Arena)'": "the allocator, with examples",
+        # -P: also in the source tree, whose gpumem is not compiled.
+        "python -P -c 'import gpumem; help(gpumem.Arena)'": "the allocator, with examples",
     }
 
 

@@ -39,7 +39,8 @@ _MEANINGS = (
     "committed: weights and outputs of the nodes on a device, and half as much again for their "
     "work (--percent; or measured costs, --stats)",
     "budget: the most that may be committed on a device; empty: no limit",
-    "peak: the most that a run needs at once of a memory, with every value at its planned offset",
+    "peak: the most that a run needs at once of a memory, with every value at its planned offset; "
+    "without weights, unless --weights is given",
     "lower bound: the most bytes of values that are live at once; no plan needs less",
 )
 MOST_ROWS = 40  # of one table; --json and -o have everything

@@ -70,8 +70,8 @@ def run(
     PROGRAM is a script, or a launcher such as torchrun or accelerate. It replaces this process.
     PYTHONPATH begins with a folder of gpumem, so that each Python that PROGRAM starts enables
     gpumem when it imports PyTorch. A Python that ignores its environment (-I, -E, -S) does not.
-    Only the page is written. Without a GPU, PyTorch keeps its own memory, and the page shows the
-    arenas that the program makes itself.
+    --report writes the page and no other file. Without a GPU, PyTorch keeps its own memory, and
+    the page shows the arenas that the program makes itself.
     """
     if report and not module and is_same_file(report, [program]):
         raise click.BadParameter(f"--report {report}: expected another file than the program")
