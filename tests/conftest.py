@@ -36,12 +36,6 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish(session):
-    """Leave what is there by now out of later collections, which many tests ask for."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Keep a file's tests in one process, in order: what their module builds is built once."""
@@ -62,7 +56,8 @@ def pytest_xdist_auto_num_workers():
 def at_rest():
     """A file's tests count what exists: what earlier files left ends before, not in between.
 
-    What is still there, the libraries that earlier files imported, is left out of collections.
+    What is still there, the tests and the libraries imported by now, is left out of later
+    collections, which many tests ask for.
     """
     bring_to_rest()
     gc.freeze()
