@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.graph import RELAXED, Graph
 
 import gpumem
 from gpumem import observe
@@ -78,6 +79,48 @@ def test_report_lists_free_bytes_by_reason(make_arena, virtual_clock):
     assert seen[one].remedies == ("free buffers, or raise max_mem",)
     virtual_clock.advance_clock(LAG)
     pin.close()
+
+
+@pytest.mark.parametrize("how", ["freed", "recorded"])
+def test_report_names_handles_that_the_driver_refuses(make_arena, host, how):
+    name_of_none = 0xBAD00
+    arena = make_arena(TIGHT | GIVEN)
+    buffer = arena.allocate(4 * MIB, name_of_none if how == "freed" else None)
+    if how == "recorded":
+        buffer.record_stream(name_of_none)
+    buffer.close()
+    records = host.call_count("cuEventRecord")
+    report = report_of(arena, 4 * MIB)
+    # It is not asked again and again, as for a stream whose work may end.
+    assert host.call_count("cuEventRecord") - records < 20
+    assert report.refused_streams == ((name_of_none, "CUDA_ERROR_INVALID_HANDLE"),)
+    assert report.remedies[0] == (
+        "pass streams that exist: 4.0 MiB wait for 0xbad00 (CUDA_ERROR_INVALID_HANDLE), on which "
+        "the driver records no event; reset_stream() of each frees what waits for it"
+    )
+    arena.reset_stream(name_of_none)
+    with arena.allocate(4 * MIB):
+        assert report_of(arena, 4 * MIB).refused_streams == ()
+
+
+def test_report_names_refused_handles_of_tags(make_arena):
+    arena = make_arena({"max_mem": 32 * MIB, "backing": "virtual", "oom_wait_ms": 0})
+    with arena.tag("weights"):
+        arena.allocate(24 * MIB, 0xBAD00).close()
+    report = report_of(arena, 24 * MIB)
+    assert report.refused_streams == ((0xBAD00, "CUDA_ERROR_INVALID_HANDLE"),)
+
+
+def test_report_does_not_name_a_stream_that_is_captured(make_arena):
+    stream = gpumem.Stream("host")
+    arena = make_arena(TIGHT | GIVEN | {"oom_wait_ms": 0})
+    buffer = arena.allocate(3 * MIB, stream)
+    with Graph(HostDriver(), stream, RELAXED) as graph:
+        buffer.close()
+        report = report_of(arena, 3 * MIB)
+    graph.destroy()
+    assert report.refused_streams == ()
+    assert report.remedies[0].startswith("wait for streams")
 
 
 def test_report_lists_memory_in_thread_caches(make_arena):

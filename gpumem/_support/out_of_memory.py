@@ -87,6 +87,10 @@ class OutOfMemoryReport:
     processes : tuple of (int, int)
         Process ids and bytes on the device as NVML tells them, if the package ``nvidia-ml-py`` is
         installed; else empty.
+    refused_streams : tuple of (int, str)
+        Streams that freed memory waits for and that the driver refuses, each with the name of its
+        error: handles of streams that were destroyed, or that never were. `Arena.reset_stream`
+        makes what was freed there free for every stream.
     remedies : tuple of str
         The one or two that fit the numbers, the better first.
     """
@@ -115,6 +119,7 @@ class OutOfMemoryReport:
     graph_pools: int = 0
     held_by_others: int | None = None
     processes: tuple[tuple[int, int], ...] = ()
+    refused_streams: tuple[tuple[int, str], ...] = ()
     remedies: Remedies = ()
 
     @property
@@ -235,8 +240,7 @@ def find_remedies(
         idle = format_size(report.idle_elsewhere)
         found.append(f"shrink() other arenas of this process: {idle} lie idle there")
     if report.waiting + report.pending_free >= report.allocated_nbytes:
-        amount = format_size(report.waiting + report.pending_free)
-        found.append(f"wait for streams, whose unfinished work holds {amount} (oom_wait_ms)")
+        found.append(_against_streams(report))
     if reason in ("limit", "driver") and report.graph_pools >= report.allocated_nbytes:
         found.append(
             f"close graph pools that are not needed, which hold {format_size(report.graph_pools)}"
@@ -256,6 +260,18 @@ def find_remedies(
     if reason == "driver":
         found.append(_against_the_driver(report))
     return tuple(found[:2])
+
+
+def _against_streams(report: OutOfMemoryReport) -> str:
+    amount = format_size(report.waiting + report.pending_free)
+    if not report.refused_streams:
+        return f"wait for streams, whose unfinished work holds {amount} (oom_wait_ms)"
+    refused = [f"{stream:#x} ({error})" for stream, error in report.refused_streams[:MOST_NAMED]]
+    refused += ["others"] if len(report.refused_streams) > MOST_NAMED else []
+    return (
+        f"pass streams that exist: {amount} wait for {', '.join(refused)}, on which the driver "
+        "records no event; reset_stream() of each frees what waits for it"
+    )
 
 
 def _against_the_driver(report: OutOfMemoryReport) -> str:

@@ -159,11 +159,11 @@ cdef enum CapturedCall:
 cdef bint is_capturing(AllocatorHook* hook, CUstream stream) noexcept nogil:
     cdef uint64_t capture
     cdef CUgraph graph
-    cdef bint unknown
+    cdef CUresult refusal
     # The legacy stream cannot capture.
     if <uint64_t>stream <= LEGACY_STREAM or context_is_dead(hook.arena.context):
         return False
-    return stream_captures(hook.arena.context, stream, &capture, &graph, &unknown)
+    return stream_captures(hook.arena.context, stream, &capture, &graph, &refusal)
 
 
 cdef int allocate_captured(Handed* given, uint64_t nbytes, CUstream stream,

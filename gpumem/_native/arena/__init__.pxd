@@ -59,7 +59,7 @@ from gpumem._native.arena.types cimport (
     backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
     family_held, is_graph_pool, LARGE_SPACE, last_refusal, last_refused_call, MAX_STREAMS,
     move_clock, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE, SpanView,
-    STATE_ASLEEP, STATE_CLOSED, ThreadCache,
+    STATE_ASLEEP, STATE_CLOSED, StreamSlot, ThreadCache,
 )
 from gpumem._native.arena.virtual cimport (
     Lack, span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,

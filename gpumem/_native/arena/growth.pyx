@@ -42,8 +42,8 @@ from gpumem._native.bfc cimport (
 from gpumem._native.budget cimport budget_ceiling, budget_room
 from gpumem._native.driver cimport (
     access_has, access_next, context_enter, context_leave, context_relax, context_restore,
-    CU_MEM_ACCESS_FLAGS_PROT_NONE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUmemAccessDesc,
-    CUresult, CUstreamCaptureMode,
+    CU_MEM_ACCESS_FLAGS_PROT_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS, CUmemAccessDesc, CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, budget_earn, budget_slack,
@@ -771,7 +771,8 @@ cdef bint is_worth_waiting(ArenaCore* arena, uint32_t taker) noexcept nogil:
         if not stream.silent and is_worth_polling(arena, stream_slot, taker):
             if stream.event_epoch:
                 hope = hope or stream.event_epoch != stream.futile_epoch
-            else:
+            # A handle that names no stream never gets an event.
+            elif stream.refusal != CUDA_ERROR_INVALID_HANDLE:
                 hope = hope or stream.polling or load32(&stream.dirty)
     lock_release(&arena.lock)
     return hope

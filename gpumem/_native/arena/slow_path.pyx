@@ -34,7 +34,8 @@ from gpumem._native.bfc cimport (
     round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
-    context_is_dead, context_relax, context_restore, CUgraph, CUstreamCaptureMode, stream_captures,
+    context_is_dead, context_relax, context_restore, CUgraph, CUresult, CUstreamCaptureMode,
+    stream_captures,
 )
 from gpumem._support.atomics cimport sum_add
 from gpumem._support.events cimport is_recorded, REC_FAILURE
@@ -231,9 +232,9 @@ cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept 
     # Streams of a graph pool always capture, and the pool serves them.
     cdef uint64_t capture
     cdef CUgraph graph
-    cdef bint unknown
+    cdef CUresult refusal
     return not is_graph_pool(arena) and stream_captures(
-        arena.context, arena.streams[stream_slot].handle, &capture, &graph, &unknown)
+        arena.context, arena.streams[stream_slot].handle, &capture, &graph, &refusal)
 
 
 # ---- around it: debug heap, budget, recorder -----------------------------------------------------

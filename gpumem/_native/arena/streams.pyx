@@ -20,8 +20,8 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.driver cimport (
     AWAIT_EVENT, context_enter, context_leave, context_relax, context_restore, context_synchronize,
-    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUevent, CUresult,
-    CUstream, CUstreamCaptureMode, device_wait, DeviceContext, may_capture, point_wait,
+    CU_EVENT_DISABLE_TIMING, CUDA_SUCCESS, CUevent, CUresult, CUstream, CUstreamCaptureMode,
+    device_wait, DeviceContext, ends_with_capture, may_capture, point_wait, stream_refusal,
 )
 from gpumem._support.atomics cimport (
     count_add, load32, load64, locked_add64, publish64, store32, store64,
@@ -86,6 +86,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     lock_acquire(&arena.lock)
     stream.polling = False
     stream.event = event
+    stream.refusal = CUDA_SUCCESS if ends_with_capture(code) else code
     if code == CUDA_SUCCESS:
         stream.event_epoch = epoch
         locked_add64(&arena.stats.events_recorded, 1)
@@ -96,10 +97,9 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
 
 cdef CUresult record_event(DeviceContext* context, CUstream stream, CUevent* event) noexcept nogil:
     # Never into a capture: the event would become a part of the graph and never complete.
-    cdef CUresult code
-    if may_capture(context, stream):
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    code = context_enter(context)
+    cdef CUresult code = stream_refusal(context, stream)
+    if code == CUDA_SUCCESS:
+        code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
     if event[0] == NULL:
@@ -721,6 +721,7 @@ cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     stream.rest = False
     publish64(&stream.epoch, stream.epoch + 1)
     stream.event_epoch = 0
+    stream.refusal = CUDA_SUCCESS
     free_completed(arena)
     lock_release(&arena.lock)
 

@@ -37,7 +37,7 @@ from gpumem._native.driver.table cimport (
     CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool,
     CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUpointer_attribute, CUresult,
     CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, device_wait,
-    device_wait_until, DeviceContext, DriverDevice, may_capture, point_wait, pointer_attribute,
-    pointer_value, require, stream_captures, synchronize_device, synchronize_event,
-    synchronize_stream,
+    device_wait_until, DeviceContext, DriverDevice, ends_with_capture, error_name, may_capture,
+    point_wait, pointer_attribute, pointer_value, require, stream_captures, stream_refusal,
+    synchronize_device, synchronize_event, synchronize_stream,
 )

@@ -38,6 +38,7 @@ cdef extern from "driver_table.h" nogil:
         CUDA_ERROR_NOT_READY
         CUDA_ERROR_NOT_SUPPORTED
         CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+        CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
         CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         CUDA_ERROR_UNKNOWN
 
@@ -420,11 +421,20 @@ cdef void context_restore(const DeviceContext* context, CUstreamCaptureMode befo
 cdef CUresult pointer_attribute(DeviceContext* context, CUpointer_attribute which, uint64_t address,
                                 uint64_t* value) noexcept nogil
 # Does the stream capture a graph, and which capture and graph is it? Legal at any time. A stream
-# that cannot be asked, like the legacy one while a stream that blocks it captures, is `unknown`.
+# that cannot be asked, like the legacy one while a stream that blocks it captures, does not, and
+# `refusal` is what the driver says instead; else CUDA_SUCCESS.
 cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* capture,
-                          CUgraph* graph, bint* unknown) noexcept nogil
-# So must it not be queried, waited for, or given an event? Also where the driver does not say.
-cdef bint may_capture(DeviceContext* context, CUstream stream) noexcept nogil
+                          CUgraph* graph, CUresult* refusal) noexcept nogil
+# Why must the stream not be queried, waited for, or given an event? CUDA_SUCCESS: it may be;
+# CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: it captures; else what the driver says of the handle.
+cdef CUresult stream_refusal(DeviceContext* context, CUstream stream) noexcept nogil
+cdef inline bint may_capture(DeviceContext* context, CUstream stream) noexcept nogil:
+    return stream_refusal(context, stream) != CUDA_SUCCESS
+# Does the refusal end with a capture? The legacy stream is refused while one lasts that it waits
+# for.
+cdef inline bint ends_with_capture(CUresult refusal) noexcept nogil:
+    return (refusal == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+            or refusal == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
 cdef inline bint context_is_dead(const DeviceContext* context) noexcept nogil:
     return process.exiting or context.generation != process.generation
 
@@ -449,6 +459,8 @@ cdef CUresult device_wait_until(DeviceContext* context, uint64_t until,
 cdef CUresult context_synchronize(DeviceContext* context) noexcept nogil
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1
+# Such as "CUDA_ERROR_INVALID_HANDLE".
+cdef str error_name(const DriverTable* table, CUresult code)
 cdef int require(const void* entry, str call, str what) except -1
 # An attribute of an address; 0 where the driver does not have it, or not of this memory.
 cdef uint64_t pointer_value(DriverDevice driver_device, CUpointer_attribute which,

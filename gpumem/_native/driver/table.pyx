@@ -58,21 +58,23 @@ cdef uint64_t pointer_value(DriverDevice driver_device, CUpointer_attribute whic
 
 
 cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* capture,
-                          CUgraph* graph, bint* unknown) noexcept nogil:
+                          CUgraph* graph, CUresult* refusal) noexcept nogil:
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef CUresult code = context_enter(context)
     if code == CUDA_SUCCESS:
         code = context.table.cuStreamGetCaptureInfo(stream, &status, capture, graph, NULL, NULL)
         context_leave(context)
-    unknown[0] = code != CUDA_SUCCESS
+    refusal[0] = code
     return code == CUDA_SUCCESS and status != CU_STREAM_CAPTURE_STATUS_NONE
 
 
-cdef bint may_capture(DeviceContext* context, CUstream stream) noexcept nogil:
+cdef CUresult stream_refusal(DeviceContext* context, CUstream stream) noexcept nogil:
     cdef uint64_t capture
     cdef CUgraph graph
-    cdef bint unknown
-    return stream_captures(context, stream, &capture, &graph, &unknown) or unknown
+    cdef CUresult refusal
+    if stream_captures(context, stream, &capture, &graph, &refusal):
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    return refusal
 
 
 # ---- access --------------------------------------------------------------------------------------
@@ -278,7 +280,6 @@ cdef inline bint is_unfinished(DeviceContext* context, Awaited what, void* point
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1:
     """Raise DriverError unless `code` is success; ClosedError where the driver has shut down."""
-    cdef const char* name = NULL
     cdef const char* text = NULL
     if code == CUDA_SUCCESS:
         return 0
@@ -287,11 +288,16 @@ cdef int check(const DriverTable* table, CUresult code, str call) except -1:
     if code == CUDA_ERROR_DEINITIALIZED:
         raise ClosedError(f"{call} did not finish: the driver is shutting down, or the device "
                           "belongs to the parent process")
-    if table.cuGetErrorName == NULL or table.cuGetErrorName(code, &name) != CUDA_SUCCESS:
-        name = b"an unknown code"
     if table.cuGetErrorString == NULL or table.cuGetErrorString(code, &text) != CUDA_SUCCESS:
         text = b""
-    raise DriverError(call, <int>code, name.decode(), text.decode())
+    raise DriverError(call, <int>code, error_name(table, code), text.decode())
+
+
+cdef str error_name(const DriverTable* table, CUresult code):
+    cdef const char* name = NULL
+    if table.cuGetErrorName == NULL or table.cuGetErrorName(code, &name) != CUDA_SUCCESS:
+        return "an unknown code"
+    return name.decode()
 
 
 cdef int require(const void* entry, str call, str what) except -1:

@@ -323,10 +323,10 @@ cdef class Captures:
 cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) noexcept:
     """Return the driver's number of the capture that a stream is in; 0: none."""
     cdef uint64_t capture = 0
-    cdef bint unknown
+    cdef CUresult refusal
     # A silent handle may name nothing any more.
     if core.streams[slot].silent or not stream_captures(
-            core.context, core.streams[slot].handle, &capture, graph, &unknown):
+            core.context, core.streams[slot].handle, &capture, graph, &refusal):
         return 0
     return capture
 

@@ -18,7 +18,8 @@ from gpumem._native.arena cimport (
     arena_state, ArenaCopy, ArenaCore, ArenaStats, backing_calls, block_note, BlockCopy, BlockNote,
     caches_flush, DebugHeap, family_held, heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock,
     HeapCounts, hook_allocate, hooks_bytes, invariant_text, LARGE_SPACE, last_refusal,
-    last_refused_call, MAX_STREAMS, PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, tag_next,
+    last_refused_call, MAX_STREAMS, PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, StreamSlot,
+    tag_next,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -26,13 +27,13 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
 from gpumem._native.driver cimport (
-    check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUstream,
+    check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUstream, error_name,
 )
 from gpumem._native.pages cimport GRANULE, Space
 from gpumem._resource.arena.settings cimport ArenaBase, pages_problem
 from gpumem._resource.arena.source cimport source_error
 from gpumem._resource.device_memory cimport device_figures
-from gpumem._support.atomics cimport count_now, load64
+from gpumem._support.atomics cimport count_now, load32, load64
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -463,12 +464,27 @@ cdef object report_of(ArenaBase arena, uint64_t asked, uint64_t rounded, uint32_
     report = OutOfMemoryReport(
         str(arena.memory), asked, rounded, arena.name, <uintptr_t>core.streams[slot].handle,
         (LimitInForce("max_mem", limit, arena_held(core)),) if limit else (),
-        **held, **device_figures(arena, core.context, core))
+        refused_streams=refused_streams(core), **held,
+        **device_figures(arena, core.context, core))
     # Would pages, which can move, have helped? Then the report suggests them.
     still = (not core.settings.paged and core.backing.source == NULL
              and not pages_problem(arena.memory))
     page = GRANULE if core.settings.paged else 0
     return replace(report, remedies=find_remedies(report, reason, could_move=still, page=page))
+
+
+cdef tuple refused_streams(ArenaCore* arena):
+    # Of all tags: handles that freed memory waits for, and why the driver recorded no event there.
+    cdef const StreamSlot* stream
+    cdef ArenaCore* each = tag_next(arena, NULL)
+    found = {}
+    while each != NULL:
+        for stream_slot in range(1, each.table.stream_slot_count):
+            stream = &each.streams[stream_slot]
+            if stream.refusal != CUDA_SUCCESS and (load32(&stream.dirty) or stream.pending_frees):
+                found[<uintptr_t>stream.handle] = error_name(each.context.table, stream.refusal)
+        each = tag_next(arena, each)
+    return tuple(sorted(found.items()))
 
 
 cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:

@@ -135,14 +135,14 @@ cdef object finder = None   # a function from a device to the Arena of one that 
 # What is found may be a new arena each time, and none may replace one that serves. A thread that
 # finds one may need another device's for it.
 cdef object finding = RLock()
-cdef uint64_t failures[65]  # how often memory was out on each device
+cdef uint64_t failures[TORCH_ARENAS]        # how often memory was out on each device
 memset(failures, 0, sizeof(failures))
 
-cdef void* uncounted[65]    # each device's hook of blocks that its statistics leave out
+cdef void* uncounted[TORCH_ARENAS]          # its hook of blocks that statistics leave out
 memset(uncounted, 0, sizeof(uncounted))
 
 # Bytes: max_mem of each arena's settings, which a memory fraction does not raise.
-cdef uint64_t configured[65]
+cdef uint64_t configured[TORCH_ARENAS]
 
 cdef enum:
     PINNED_LABEL = -1       # of the hooks of pinned memory; no pool of PyTorch's has this number
