@@ -95,8 +95,8 @@ def test_report_names_handles_that_the_driver_refuses(make_arena, host, how):
     assert host.call_count("cuEventRecord") - records < 20
     assert report.refused_streams == ((name_of_none, "CUDA_ERROR_INVALID_HANDLE"),)
     assert report.remedies[0] == (
-        "pass streams that exist: 4.0 MiB wait for 0xbad00 (CUDA_ERROR_INVALID_HANDLE), on which "
-        "the driver records no event; reset_stream() of each frees what waits for it"
+        "call reset_stream() for streams that are gone: 4.0 MiB wait for events that the driver "
+        "does not record, on 0xbad00 (CUDA_ERROR_INVALID_HANDLE)"
     )
     arena.reset_stream(name_of_none)
     with arena.allocate(4 * MIB):

@@ -88,9 +88,9 @@ class OutOfMemoryReport:
         Process ids and bytes on the device as NVML tells them, if the package ``nvidia-ml-py`` is
         installed; else empty.
     refused_streams : tuple of (int, str)
-        Streams that freed memory waits for and that the driver refuses, each with the name of its
-        error: handles of streams that were destroyed, or that never were. `Arena.reset_stream`
-        makes what was freed there free for every stream.
+        Streams that freed memory waits for and on which the driver records no event, each with the
+        name of its error: `CUDA_ERROR_INVALID_HANDLE` if the stream was destroyed, or never was
+        one. `Arena.reset_stream` makes what was freed there free for every stream.
     remedies : tuple of str
         The one or two that fit the numbers, the better first.
     """
@@ -269,8 +269,8 @@ def _against_streams(report: OutOfMemoryReport) -> str:
     refused = [f"{stream:#x} ({error})" for stream, error in report.refused_streams[:MOST_NAMED]]
     refused += ["others"] if len(report.refused_streams) > MOST_NAMED else []
     return (
-        f"pass streams that exist: {amount} wait for {', '.join(refused)}, on which the driver "
-        "records no event; reset_stream() of each frees what waits for it"
+        f"call reset_stream() for streams that are gone: {amount} wait for events that the driver "
+        f"does not record, on {', '.join(refused)}"
     )
 
 
