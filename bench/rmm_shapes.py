@@ -178,6 +178,7 @@ def subjects(nbytes: int) -> dict[str, Subject]:
     """Make every resource there is; RMM's begin with `nbytes`."""
     made = {
         REFERENCE: ours(gpumem.Arena("cuda:0")),
+        "gpumem, page_move_budget=0": ours(gpumem.Arena("cuda:0", {"page_move_budget": 0})),
         "gpumem, regions": ours(gpumem.Arena("cuda:0", {"backing": "regions"})),
     }
     return made | rmm_subjects(nbytes)
