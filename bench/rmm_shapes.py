@@ -214,4 +214,4 @@ def rmm_subjects(nbytes: int) -> dict[str, Subject]:
 
 def pool_bytes() -> int:
     """Twice what the program holds at most, or what leaves room for every resource."""
-    return min(2 * MOST_HELD, gpumem.Device("cuda:0").free_bytes // 6)
+    return min(2 * MOST_HELD, gpumem.Device("cuda:0").free_bytes // 8)
