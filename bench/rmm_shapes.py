@@ -3,11 +3,16 @@
 Of RMM's benchmarks `random_allocations` and `multi_stream_allocations` these have the shape: how
 often they allocate, which sizes, what they free, which stream. They are called from Python, RMM's
 resources as well: ``allocate`` and ``deallocate`` there, ``allocate`` and ``close`` here.
+
+``python -m bench.rmm_shapes`` repeats random_allocations over one arena: pages move in the first
+passes, and the arena then holds enough that none has to.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -147,6 +152,36 @@ def multi_stream() -> Timing | None:
     return interleave(candidates, REFERENCE, rounds=ROUNDS, batch_seconds=0.02)
 
 
+# ---- one arena, pass by pass -----------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what each pass over an arena came to; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.rmm_shapes", description=__doc__)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--passes", type=int, default=60)
+    parser.add_argument("--allocations", type=int, default=1000)
+    parser.add_argument("--largest-mib", type=int, default=4096)
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the arena"
+    )
+    chosen = parser.parse_args(arguments)
+    settings = dict(setting.split("=", 1) for setting in chosen.set)
+    steps = program(chosen.allocations, chosen.largest_mib)
+    arena = gpumem.Arena(chosen.device, settings)
+    for number in range(chosen.passes):
+        loop = spent(lambda: over_nothing(steps))
+        nanoseconds = (spent(lambda: over_gpumem(arena, steps)) - loop) / len(steps)
+        stats = arena.stats()
+        print(
+            f"pass {number}: {nanoseconds:8.0f} ns per step, "
+            f"reserved {stats.max_reserved / stats.max_in_use:.4f} of the live peak, "
+            f"{stats.pages_moved} pages moved so far"
+        )
+    arena.close()
+    return 0
+
+
 # ---- resources -----------------------------------------------------------------------------------
 
 
@@ -178,7 +213,6 @@ def subjects(nbytes: int) -> dict[str, Subject]:
     """Make every resource there is; RMM's begin with `nbytes`."""
     made = {
         REFERENCE: ours(gpumem.Arena("cuda:0")),
-        "gpumem, page_move_budget=0": ours(gpumem.Arena("cuda:0", {"page_move_budget": 0})),
         "gpumem, regions": ours(gpumem.Arena("cuda:0", {"backing": "regions"})),
     }
     return made | rmm_subjects(nbytes)
@@ -214,4 +248,8 @@ def rmm_subjects(nbytes: int) -> dict[str, Subject]:
 
 def pool_bytes() -> int:
     """Twice what the program holds at most, or what leaves room for every resource."""
-    return min(2 * MOST_HELD, gpumem.Device("cuda:0").free_bytes // 8)
+    return min(2 * MOST_HELD, gpumem.Device("cuda:0").free_bytes // 6)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

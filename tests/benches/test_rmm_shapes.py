@@ -80,3 +80,11 @@ def test_every_resource_is_timed_against_the_first(monkeypatch):
     for arena in made.values():
         assert arena.stats().num_allocs == 100 * (rmm_shapes.ROUNDS + 1)  # one warms up
         assert arena.stats().in_use == 0
+
+
+def test_passes_over_one_arena_are_printed_with_what_it_holds(capsys):
+    arguments = ["--device", "host", "--passes", "2", "--allocations", "50", "--largest-mib", "1"]
+    assert rmm_shapes.main([*arguments, "--set", "page_move_budget=0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["pass 0", "pass 1"]
+    assert all("0 pages moved" in line for line in lines)
