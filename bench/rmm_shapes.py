@@ -248,7 +248,8 @@ def rmm_subjects(nbytes: int) -> dict[str, Subject]:
 
 def pool_bytes() -> int:
     """Twice what the program holds at most, or what leaves room for every resource."""
-    return min(2 * MOST_HELD, gpumem.Device("cuda:0").free_bytes // 6)
+    # RMM accepts multiples of 256 bytes.
+    return min(2 * MOST_HELD, gpumem.Device("cuda:0").free_bytes // 6) // 256 * 256
 
 
 if __name__ == "__main__":
