@@ -157,7 +157,7 @@ cdef struct StreamSlot:
     bint silent             # its handle may name nothing now, until a caller names it
     bint drained            # for it was reset, so that its work from before is done
     bint vacant             # names no stream; the next new one gets it
-    CUresult refusal        # why the last event could not be recorded; CUDA_SUCCESS: it was
+    CUresult refusal        # why the last event was not recorded, unless by a capture
 
 # Cached blocks of one stream: a stack per size in quanta, linked by bin_next, as index + 1.
 cdef struct Stacks:

@@ -477,6 +477,7 @@ cdef tuple refused_streams(ArenaCore* arena):
     # Of all tags: handles that freed memory waits for, and why the driver recorded no event there.
     cdef const StreamSlot* stream
     cdef ArenaCore* each = tag_next(arena, NULL)
+    cdef uint32_t stream_slot
     found = {}
     while each != NULL:
         for stream_slot in range(1, each.table.stream_slot_count):
