@@ -152,7 +152,7 @@ def multi_stream() -> Timing | None:
     return interleave(candidates, REFERENCE, rounds=ROUNDS, batch_seconds=0.02)
 
 
-# ---- one arena, pass by pass -----------------------------------------------------------------
+# ---- one arena, pass by pass ---------------------------------------------------------------------
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -163,10 +163,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--allocations", type=int, default=1000)
     parser.add_argument("--largest-mib", type=int, default=4096)
     parser.add_argument(
-        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the arena"
+        "--set", default="", metavar="KEY=VALUE,...", help="settings of the arena; default: none"
     )
     chosen = parser.parse_args(arguments)
-    settings = dict(setting.split("=", 1) for setting in chosen.set)
+    settings = gpumem.ArenaConfig.from_text(chosen.set)
     steps = program(chosen.allocations, chosen.largest_mib)
     arena = gpumem.Arena(chosen.device, settings)
     for number in range(chosen.passes):
