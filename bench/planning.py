@@ -1,4 +1,4 @@
-"""Memory plans: how near the bound, beside ONNX Runtime's arena and ours; what following one costs.
+"""Memory plans: how near the bound they are, and how near ONNX Runtime's arena.
 
 The models are those of the tests, small and in larger sizes.
 """
@@ -16,25 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gpumem
 from bench import markdown
-from gpumem._testing import host_device
-from gpumem.planning import (
-    GraphBuilder,
-    IterationPlan,
-    ModelGraph,
-    PlannedResource,
-    partition,
-    plan,
-    plan_memory,
-)
+from gpumem.planning import GraphBuilder, ModelGraph, partition, plan_memory
 from gpumem.planning.memory.lifetimes import rounded
-from gpumem.traces import Trace, load_trace, samples
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-ROUNDS = 15
-PRETENDED_CAPACITY = 1 << 46  # bytes of the host device: nothing touches them
 ORT_SCRIPT = Path(__file__).with_name("smallest_ort_arena.py")
 ORT_STEP = 4096  # bytes to which the smallest limit is found
 LARGER = {
@@ -132,150 +119,25 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-# ---- recorded iterations -------------------------------------------------------------------------
-
-
-def steps_of(trace: Trace) -> list[tuple[int | None, int, int]]:
-    """Return each iteration's number, first event and the one behind its last."""
-    if not len(trace.step_start):
-        return [(None, 0, trace.events)]
-    ends = [*trace.step_start.tolist()[1:], trace.events]
-    return [
-        (number, *span)
-        for number, span in enumerate(zip(trace.step_start.tolist(), ends, strict=True))
-    ]
-
-
-def recorded_row(trace: Trace) -> list[str]:
-    """Plan every iteration of a recording, and run each on a fresh arena for comparison."""
-    ratios, online, seconds = [], [], []
-    for number, begin, end in steps_of(trace):
-        took, made = _timed(lambda number=number: plan(trace, number))
-        made.verify()
-        ratios.append(made.peak_bytes / made.requested_bytes)
-        seconds.append(took)
-        online.append(_reserved_online(trace, begin, end) / made.requested_bytes)
-    return [
-        trace.name,
-        str(len(ratios)),
-        f"{statistics.median(ratios):.4f}",
-        f"{max(ratios):.4f}",
-        f"{statistics.median(online):.4f}",
-        f"{max(online):.4f}",
-        f"{statistics.median(seconds):.2f}",
-    ]
-
-
-def _reserved_online(trace: Trace, begin: int, end: int) -> int:
-    arena = gpumem.Arena("host")
-    streams = [gpumem.Stream("host") for _ in range(trace.streams)]
-    run_events(arena, streams, events_of(trace, begin, end))
-    return arena.stats().max_reserved
-
-
-def events_of(trace: Trace, begin: int, end: int) -> list[tuple[int, int, int]]:
-    """Return (block, bytes, stream) of what the events allocate; bytes -1: its free."""
-    columns = (trace.action, trace.block, trace.size, trace.stream)
-    known: set[int] = set()
-    events = []
-    for action, block, size, stream in zip(*(c[begin:end].tolist() for c in columns), strict=True):
-        if action == 0:
-            known.add(block)
-            events.append((block, size, stream))
-        elif action == 2 and block in known:
-            events.append((block, -1, stream))
-    return events
-
-
-def run_events(resource: Any, streams: list[Any], events: list[tuple[int, int, int]]) -> None:
-    """Allocate and free as recorded; what is left at the end is freed there."""
-    live: dict[int, Any] = {}
-    allocate = resource.allocate
-    for block, size, stream in events:
-        if size >= 0:
-            live[block] = allocate(size, streams[stream])
-        else:
-            del live[block]
-
-
-def following_rows(trace: Trace, step: int | None) -> list[list[str]]:
-    """Time an iteration on a resource that follows its plan and on arenas, in turn."""
-    _, begin, end = steps_of(trace)[step or 0]
-    events = events_of(trace, begin, end)
-    streams = [gpumem.Stream("host") for _ in range(trace.streams)]
-    made = plan(trace, step)
-    upstream = gpumem.Arena("host")
-    planned = PlannedResource(made, upstream)
-    arenas = {"arena, pages": gpumem.Arena("host")}
-    arenas["arena, regions"] = gpumem.Arena("host", {"backing": "regions"})
-
-    def follow() -> None:
-        with planned.iteration():
-            run_events(planned, streams, events)
-
-    candidates = {"following the plan": follow}
-    for name, arena in arenas.items():
-        candidates[name] = lambda arena=arena: run_events(arena, streams, events)
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(ROUNDS + 2):
-        for name, run in candidates.items():
-            took, _ = _timed(run)
-            if number >= 2:
-                times[name].append(took * 1e9 / len(events))
-    if planned.report.mismatch is not None:
-        raise RuntimeError(f"the plan was not followed: {planned.report.mismatch}")
-    return _following_table(made, times, planned, arenas)
-
-
-def _following_table(
-    made: IterationPlan,
-    times: dict[str, list[float]],
-    planned: PlannedResource,
-    arenas: dict[str, gpumem.Arena],
-) -> list[list[str]]:
-    reference = times["arena, regions"]
-    held = {name: arena.stats().max_reserved for name, arena in arenas.items()}
-    held["following the plan"] = planned.stats().max_reserved
-    rows = []
-    for name, taken in times.items():
-        ratio = statistics.median(a / b for a, b in zip(taken, reference, strict=True))
-        share = held[name] / made.requested_bytes
-        rows.append([name, f"{statistics.median(taken):.0f}", f"{ratio:.2f}", f"{share:.4f}"])
-    return rows
-
-
 # ---- all of it -----------------------------------------------------------------------------------
 
 
-def report(folder: Path | None, interpreter: str | None) -> str:
+def report(interpreter: str | None) -> str:
     """Measure, and return Markdown."""
-    gpumem.Device("host")._open()
-    host_device.set_capacity(0, PRETENDED_CAPACITY)
     heads = ["model", "values", "peak, bytes", "peak / lower bound", "planned in ms"]
     if interpreter is not None:
         heads += ["ONNX Runtime's smallest arena, beyond weights", "peak / that"]
     parts = [markdown.table(heads, model_rows(interpreter))]
     parts.append(f"Planning 10 000 values takes {many_values():.2f} s of one core.")
-    paths = sorted(folder.glob("*.npz")) if folder is not None else list(samples().values())
-    traces = [load_trace(path) for path in paths]
-    heads = ["recording", "iterations", "plan / requested", "at most", "arena / requested"]
-    heads += ["at most", "planned in s"]
-    parts.append(markdown.table(heads, [recorded_row(trace) for trace in traces]))
-    for trace in traces:
-        step = 2 if len(trace.step_start) > 2 else None
-        heads = [f"{trace.name}, one iteration again and again", "ns per call", "ratio"]
-        heads.append("reserved / requested")
-        parts.append(markdown.table(heads, following_rows(trace, step)))
     return "\n\n".join(parts)
 
 
 def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--traces", type=Path, help="a folder of recordings; else the bundled ones")
     parser.add_argument("--onnxruntime", metavar="PYTHON", help="an interpreter that has it")
     given = parser.parse_args()
-    print(report(given.traces, given.onnxruntime))
+    print(report(given.onnxruntime))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,5 @@ cdef inline EventSource* source_of(object resource) except NULL:
     cdef EventSource* source = find_source(resource)
     if source != NULL:
         return source
-    if hasattr(resource, "upstream"):
-        raise TypeError(f"{resource!r} has no blocks of its own: expected its upstream")
     raise TypeError(f"{resource!r} is not a resource that allocates blocks, or was never "
                     "initialised")

@@ -1,7 +1,7 @@
 """Graphs of a model, devices of its nodes, and offsets of its tensors.
 
 `graph` has the graphs, `assignment` chooses the devices of nodes and plans copies, `memory` assigns
-an offset to every value, `iteration` does the same for a recorded iteration.
+an offset to every value.
 
 >>> from gpumem.planning import GraphBuilder
 >>> builder = GraphBuilder()
@@ -17,22 +17,12 @@ from gpumem.planning.assignment.copies import CopyPlan, PlannedCopy, plan_copies
 from gpumem.planning.assignment.partitioning import partition
 from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Step, Target
 from gpumem.planning.graph import GraphBuilder, ModelGraph, Node, Value
-from gpumem.planning.iteration._planned import PlannedResource
-from gpumem.planning.iteration.recorded import (
-    IterationPlan,
-    IterationRecording,
-    IterationReport,
-    plan,
-)
 from gpumem.planning.memory.memory_plan import MemoryBlock, MemoryPlan, Place, plan_memory
 
 __all__ = [
     "Assignment",
     "CopyPlan",
     "GraphBuilder",
-    "IterationPlan",
-    "IterationRecording",
-    "IterationReport",
     "MemoryBlock",
     "MemoryPlan",
     "ModelGraph",
@@ -40,13 +30,11 @@ __all__ = [
     "Place",
     "Placement",
     "PlannedCopy",
-    "PlannedResource",
     "Refusal",
     "Step",
     "Target",
     "Value",
     "partition",
-    "plan",
     "plan_copies",
     "plan_memory",
 ]

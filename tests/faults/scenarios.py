@@ -27,7 +27,6 @@ from gpumem._testing.copies import (
 from gpumem.errors import BudgetExceededError, OutOfMemoryError
 from gpumem.interop import Handle, Importer, MemoryDescriptor, MemoryHandleType
 from gpumem.kv import BlockPool
-from gpumem.planning import IterationPlan, PlannedResource
 
 from ..helpers.driver import HostDriver
 from ..helpers.graph import RELAXED, Graph
@@ -570,31 +569,6 @@ def adapted(stage: Stage) -> None:
     stage.unwatch(limited)
     stage.do("synchronize", first.synchronize)
     stage.close(logged, limited, small, pool, pinned)
-
-
-@scenario
-def planned(stage: Stage) -> None:
-    """An iteration at planned offsets, with a block too many, recorded and listed meanwhile."""
-    (stream,) = streams_of(stage, 1)
-    arena = arena_of(stage, "upstream")
-    stage.drop(stage.take(arena, KIB, stream))  # it keeps its first page, also after an error
-    # Two blocks side by side, then one over both.
-    sizes = [1000, 500, 1500]
-    plan = IterationPlan(sizes, [0] * 3, offsets=[0, 1024, 0], first=[0, 1, 3], last=[1, 2, 4])
-    resource = stage.watch(stage.do("make", PlannedResource, plan, arena, name="planned"))
-    recording = stage.do("record", observe.record, arena, capacity=64)
-    for _ in range(2):
-        iteration = resource.iteration()
-        stage.do("begin", iteration.__enter__)
-        blocks = [stage.take(resource, size, stream) for size in sizes[:2]]
-        blocks.append(stage.take(resource, 5000, stream))  # not in the plan
-        stage.do("snapshot", observe.snapshot, arena)
-        stage.drop(*blocks)
-        stage.drop(stage.take(resource, sizes[2], stream))
-        iteration.__exit__(None, None, None)
-    stage.do("stop", recording.stop)
-    stage.do("synchronize", stream.synchronize)
-    stage.close(resource, arena)
 
 
 @scenario

@@ -23,7 +23,6 @@ SCENARIOS = (
     "debugging",
     "budgets",
     "adapted",
-    "planned",
     "external",
 )
 

@@ -16,7 +16,6 @@ from statistics import median
 
 import gpumem
 from gpumem._testing import host_device
-from gpumem.planning import IterationPlan, PlannedResource
 from helpers.waiting import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -49,15 +48,6 @@ def arena_of(backing: str) -> None:
     use(arena)
     in_another_thread(use, arena)
     arena.close()
-
-
-def plan_of(backing: str) -> None:
-    with gpumem.Arena("host", {"backing": backing}) as arena:
-        plan = IterationPlan([1000, 500], [0, 0], [0, 1024], [0, 1], [1, 2])
-        planned = PlannedResource(plan, arena)
-        with planned.iteration():
-            planned.allocate(1000).close()
-        planned.close()
 
 
 def moving_and_sleeping() -> None:
@@ -166,7 +156,6 @@ def lives():
     """Yield names, what to do in turn, and how often before a look."""
     for backing in ("regions", "virtual"):
         yield f"arena, {backing}", lambda backing=backing: arena_of(backing), 8
-        yield f"plan, {backing}", lambda backing=backing: plan_of(backing), 6
     for life in (moving_and_sleeping, refused, budgets):
         yield life.__name__, life, 6
     # The slots of ended threads' streams are looked for in each of these rows, but not each turn.

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumem import Arena, Budget, Stream
-from gpumem.planning import IterationPlan, PlannedResource
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -96,33 +95,9 @@ def tags_and_tensors(once_more: Callable[..., Any]) -> None:
     arena.close()
 
 
-def planned(once_more: Callable[..., Any]) -> None:
-    """Follow a plan that cuts its block into many, then puts one over all of them."""
-    count = 20
-    sizes = [256] * count + [256 * count]
-    offsets = [256 * i for i in range(count)] + [0]
-    first = [*range(count), count + 1]
-    last = [count] * count + [count + 2]
-    plan = IterationPlan(sizes, [0] * (count + 1), offsets, first, last)
-    arena = once_more(lambda: Arena("host"))
-    resource = once_more(lambda: PlannedResource(plan, arena), arena)
-    for _ in range(2):
-        with resource.iteration():
-            small = [once_more(lambda: resource.allocate(256), arena) for _ in range(count)]
-            assert len({block.ptr for block in small}) == count
-            for block in small:
-                block.close()
-            once_more(lambda: resource.allocate(256 * count), arena).close()
-        resource.check_invariants()
-    resource.close()
-    assert arena.stats().in_use == 0
-    arena.close()
-
-
 PROGRAMS: dict[str, Callable[[Callable[..., Any]], None]] = {
     "regions": lambda once_more: blocks(once_more, "regions", "completed"),
     "pages": lambda once_more: blocks(once_more, "virtual", "completed"),
     "waiting": lambda once_more: blocks(once_more, "virtual", "wait"),
     "tensors": tags_and_tensors,
-    "planned": planned,
 }

@@ -29,7 +29,6 @@ CORE = (
     "gpumem/_native/bfc/table.pyx",
     "gpumem/_native/bfc/table.pxd",
     "gpumem/_native/bfc/holes.pyx",
-    "gpumem/_native/bfc/places.pyx",
     "gpumem/_native/arena/thread_cache.pyx",
     "gpumem/_native/arena/thread_cache.pxd",
     "gpumem/_native/arena/streams.pyx",

@@ -22,7 +22,6 @@ from helpers.every_kind import RESOURCES
 import gpumem
 from gpumem import errors, observe
 from gpumem.observe.snapshots import SCHEMA
-from gpumem.planning import IterationPlan, PlannedResource
 from gpumem.traces import load_trace
 
 BACKINGS = ["regions", "virtual"]
@@ -504,13 +503,3 @@ def test_pytorchs_own_tools_read_a_snapshot(make_arena, tmp_path):
 def test_schema_is_part_of_the_package():
     assert Path(gpumem.__file__).parent / "observe" / "snapshots" / "snapshot.schema.json" == SCHEMA
     assert SCHEMA.is_file()
-
-
-def test_snapshot_or_recording_of_a_plan_asks_for_its_upstream():
-    """Its blocks lie in one block of the upstream."""
-    arena = gpumem.Arena("host")
-    plan = IterationPlan([1000], [0], offsets=[0], first=[0], last=[1])
-    planned = PlannedResource(plan, arena)
-    for look in (observe.snapshot, observe.record):
-        with pytest.raises(TypeError, match="no blocks of its own: expected its upstream"):
-            look(planned)

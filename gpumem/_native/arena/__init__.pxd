@@ -39,7 +39,6 @@ from gpumem._native.arena.metadata_copy cimport (
     arena_add_figures, arena_copy, arena_copy_free, ArenaCopy, ArenaFigures, BlockCopy, PageCopy,
     TableCopy,
 )
-from gpumem._native.arena.planned cimport arena_place_fast, arena_place_slow, arena_places_init
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.spans cimport room_for_streams, span_release
 from gpumem._native.arena.streams cimport (

@@ -12,7 +12,9 @@ handles then. Blocks with another tag come from a further pool, which the first 
 that retains it counts as a reference, dropped by the driver with the graph and its last instance.
 """
 
-from gpumem._native.arena.types cimport ArenaCore
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.types cimport ArenaCore, Block
 from gpumem._native.backing cimport Backing
 from gpumem._native.driver cimport CUgraph, CUresult
 
@@ -36,3 +38,7 @@ cdef void pool_end(ArenaCore* pool) noexcept nogil
 cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil
 # The pool lives as long as the graph and what was instantiated of it. Legal while it is captured.
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil
+# Allocates exactly these bytes, where an earlier block of a graph pool was; the work of its streams
+# is done. ARENA_STALE: they are not free.
+cdef int arena_allocate_range(ArenaCore* arena, uint64_t address, uint64_t size, uint64_t requested,
+                              uint32_t stream_slot, Block* block) noexcept nogil

@@ -1,27 +1,33 @@
 """Graph pools below the interpreter."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._native.arena.allocation_events cimport note_allocate
 from gpumem._native.arena.arena cimport arena_create
-from gpumem._native.arena.bookkeeping cimport arena_join_as
+from gpumem._native.arena.bookkeeping cimport arena_join_as, finish_allocate
 from gpumem._native.arena.family cimport (
     arena_drop, arena_retain, part_next, pool_join, tag_now,
 )
 from gpumem._native.arena.release cimport give_up_views
 from gpumem._native.arena.streams cimport complete_done_streams
 from gpumem._native.arena.types cimport (
-    arena_state, ArenaCore, ArenaSettings, EXTEND_SAME_AS_REQUESTED, is_graph_pool, REUSE_NEVER,
-    root_of, SPACES, STATE_ASLEEP,
+    ARENA_NO_METADATA, ARENA_OK, ARENA_STALE, arena_state, ArenaCore, ArenaSettings, Block,
+    EXTEND_SAME_AS_REQUESTED, is_graph_pool, LARGE_SPACE, REUSE_NEVER, root_of, SMALL_SPACE, SPACES,
+    STATE_ASLEEP,
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
-from gpumem._native.bfc cimport SPLIT_NEVER
+from gpumem._native.bfc cimport (
+    Bfc, bfc_allocate_range, BFC_NO_METADATA, BFC_OK, NIL, SPLIT_NEVER,
+)
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult,
     CUuserObject,
 )
-from gpumem._native.pages cimport pages_are_exportable
+from gpumem._native.pages cimport pages_are_exportable, Space, space_reserves, space_restore
 from gpumem._support.atomics cimport count_add
-from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
+from gpumem._support.events cimport (
+    event_source_name, event_source_open, is_recorded, OWNER_ARENA,
+)
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -168,3 +174,31 @@ cdef void graph_ended(void* retained) noexcept nogil:
     count_add(&pool.parent.graphs, -1)
     count_add(&pool.graphs, -1)
     arena_drop(pool)
+
+
+# ---- a block at a given place --------------------------------------------------------------------
+
+cdef int arena_allocate_range(ArenaCore* arena, uint64_t address, uint64_t size, uint64_t requested,
+                              uint32_t stream_slot, Block* block) noexcept nogil:
+    cdef int status = BFC_OK
+    cdef uint32_t index = NIL
+    cdef Bfc* table = &arena.table
+    cdef Space* space = &arena.spaces[LARGE_SPACE]
+    cdef bint backed = True
+    lock_acquire(&arena.lock)
+    if arena.settings.paged:
+        if space_reserves(&arena.spaces[SMALL_SPACE], address, size):
+            table = &arena.small
+            space = &arena.spaces[SMALL_SPACE]
+        backed = (space_reserves(space, address, size)
+                  and space_restore(space, address, address + size))
+    if backed:
+        index = bfc_allocate_range(table, address, size, requested, stream_slot, &status)
+    if index != NIL:
+        finish_allocate(arena, NULL, table, index, block)
+    lock_release(&arena.lock)
+    if index == NIL:
+        return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_STALE
+    if is_recorded(&arena.events):
+        note_allocate(arena, requested, stream_slot, block)
+    return ARENA_OK

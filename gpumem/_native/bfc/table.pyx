@@ -608,3 +608,58 @@ cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
     chunk_mark(table, index, stream_slot, epoch)
     if not table.chunks[index].persistent:
         chunk_coalesce(table, index)
+
+
+# ---- a given range of addresses ------------------------------------------------------------------
+
+cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
+                                 uint32_t stream_slot, int* status) noexcept nogil:
+    cdef uint32_t index = bfc_free_around(table, address, size)
+    status[0] = BFC_OK
+    if index == NIL:
+        return NIL
+    index = carve(table, index, address, size)
+    if index == NIL:
+        status[0] = BFC_NO_METADATA
+        return NIL
+    chunk_allocate(table, index, requested, stream_slot)
+    return index
+
+
+cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil:
+    cdef const Region* region
+    cdef uint32_t i, index
+    for i in range(table.region_count):
+        region = &table.regions[i]
+        # Modulo 2**64: an address below the region is beyond its size.
+        if address - region.address >= region.size:
+            continue
+        index = region.first
+        while index != NIL and (
+                address - table.chunks[index].address >= table.chunks[index].size):
+            index = table.chunks[index].next
+        if index == NIL or state_of(table, index) != CHUNK_FREE:
+            return NIL
+        if table.chunks[index].address + table.chunks[index].size < address + size:
+            return NIL
+        return index
+    return NIL
+
+
+cdef uint32_t carve(Bfc* table, uint32_t index, uint64_t address, uint64_t size) noexcept nogil:
+    # Detaches exactly these bytes from a free chunk that covers them. NIL: the array cannot grow.
+    cdef uint64_t before = address - table.chunks[index].address
+    cdef uint32_t taken = index
+    # Two, for what is left below and above: nothing can fail after the chunk has left its bin.
+    if not slots_ready(table, 2):
+        return NIL
+    bin_remove(table, index)
+    if before:
+        # A split bins the upper part: the two change places.
+        chunk_split(table, index, before)
+        taken = table.chunks[index].next
+        bin_insert(table, index)
+        bin_remove(table, taken)
+    if table.chunks[taken].size > size:
+        chunk_split(table, taken, size)
+    return taken

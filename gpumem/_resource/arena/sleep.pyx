@@ -134,9 +134,9 @@ cdef class SleepingArena(ReportingArena):
             slash is a path.
         registered : {"refuse", "stay"}
             What a registration of a block does (see `Buffer.register`), other than of a block for
-            ``transport="ipc"``; a block that is the memory of another arena (`source`) or of a
-            `PlannedResource`; and a tensor of PyTorch's that was sent to another process: it
-            refuses this call, or its whole tag stays awake.
+            ``transport="ipc"``; a block that is the memory of another arena (`source`); and a
+            PyTorch tensor that was sent to another process: it refuses this call, or its whole tag
+            stays awake.
 
         Returns
         -------
@@ -679,7 +679,7 @@ cdef bint stays(ArenaCore* core, uint64_t address) noexcept:
 cdef int require_untouched(ArenaBase arena, str name) except -1:
     what = f"arena {arena.name!r} cannot sleep"
     if arena.registered:
-        raise InUseError(f"{what}: transports, or arenas and plans over its blocks, hold "
+        raise InUseError(f"{what}: transports, or arenas over its blocks, hold "
                          f"{counted(arena.registered, 'registration')}; release them, or call "
                          "sleep(registered=\"stay\")")
     # A registration counts as a view; those left are of blocks that a sleep leaves.

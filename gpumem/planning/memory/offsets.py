@@ -74,9 +74,7 @@ def lower_bound(blocks: Iterable[BlockLifetime]) -> int:
     return most
 
 
-def assign_offsets(
-    blocks: Sequence[BlockLifetime], strategy: str = "auto", work: int = SEARCH_WORK
-) -> Layout:
+def assign_offsets(blocks: Sequence[BlockLifetime], strategy: str = "auto") -> Layout:
     """Lay blocks out.
 
     Parameters
@@ -85,8 +83,6 @@ def assign_offsets(
     strategy : str
         A name of `STRATEGIES`; ``"auto"`` stops at the first that reaches the lower bound; if none
         does, it returns the best layout.
-    work : int
-        Number of blocks that hill climbing may place again.
 
     Raises
     ------
@@ -100,11 +96,11 @@ def assign_offsets(
     if strategy != "auto" and strategy not in STRATEGIES:
         accepted = ", ".join(("auto", *STRATEGIES))
         raise ConfigError(f"invalid strategy {strategy!r}: expected {accepted}")
-    names = _names_for(len(blocks), work) if strategy == "auto" else [strategy]
+    names = _names_for(len(blocks)) if strategy == "auto" else [strategy]
     bound = lower_bound(blocks)
     best: Layout | None = None
     for name in names:
-        layout = _laid_out(blocks, name, work)
+        layout = _laid_out(blocks, name)
         if best is None or layout.peak < best.peak:
             best = layout
         if best.peak == bound:
@@ -113,19 +109,18 @@ def assign_offsets(
     return best
 
 
-def _names_for(count: int, work: int) -> list[str]:
+def _names_for(count: int) -> list[str]:
     """Return the strategies to try for a number of blocks, in order."""
     names = ["best_fit_by_time", "greedy_by_size"]
-    if count <= work:
+    if count <= SEARCH_WORK:
         names.append("hill_climbing")
     if count <= EXACT_LIMIT:
         names.append("exact")
     return names
 
 
-def _laid_out(blocks: Sequence[BlockLifetime], name: str, work: int) -> Layout:
-    is_search = name == "hill_climbing"
-    offsets = hill_climbing(blocks, work) if is_search else STRATEGIES[name](blocks)
+def _laid_out(blocks: Sequence[BlockLifetime], name: str) -> Layout:
+    offsets = STRATEGIES[name](blocks)
     return Layout(offsets, peak_of(blocks, offsets), name)
 
 
@@ -148,7 +143,7 @@ def greedy_by_lifetime(blocks: Sequence[BlockLifetime]) -> list[int]:
     return _placed(blocks, _by_lifetime(blocks))
 
 
-def hill_climbing(blocks: Sequence[BlockLifetime], work: int = SEARCH_WORK) -> list[int]:
+def hill_climbing(blocks: Sequence[BlockLifetime]) -> list[int]:
     """Begin with the better greedy order and improve it by moves, as long as work allows.
 
     A move takes a block of the peak, or one alive at the same time as such a block, and places it
@@ -156,7 +151,7 @@ def hill_climbing(blocks: Sequence[BlockLifetime], work: int = SEARCH_WORK) -> l
     not worse is kept, so that the search crosses plateaus. The moves are drawn from a fixed seed:
     equal blocks have equal offsets.
     """
-    climb = _Climb(blocks, work)
+    climb = _Climb(blocks)
     climb.run(lower_bound(blocks))
     return climb.offsets
 
@@ -164,9 +159,9 @@ def hill_climbing(blocks: Sequence[BlockLifetime], work: int = SEARCH_WORK) -> l
 class _Climb:
     """An order of blocks, its offsets, and the number of blocks that may still be placed."""
 
-    def __init__(self, blocks: Sequence[BlockLifetime], work: int) -> None:
+    def __init__(self, blocks: Sequence[BlockLifetime]) -> None:
         self._blocks = blocks
-        self._left = work
+        self._left = SEARCH_WORK
         self._random = random.Random(len(blocks))
         orders = (_by_size(blocks), _by_lifetime(blocks))
         starts = [(_placed(blocks, order), order) for order in orders]
