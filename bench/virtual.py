@@ -1,40 +1,33 @@
-"""Tensors that grow and shrink: commits beside bare driver calls, attention, a serving trace.
+"""Tensors that grow and shrink: commits beside bare driver calls, and attention over them.
 
     python -m bench.virtual [--device cuda:0] [--gib 1] [--rounds 9] [--json]
 
 Commits and the bare calls (create, map, set access; unmap, release) have the same number of handles
 of the same size, alternate, and begin with the same state. The bare calls go through ctypes, which
 adds some tenths of a microsecond to each. The rate is that of handles of 32 MiB over 2 MiB.
-Attention needs a GPU and PyTorch: its SDPA, and flex attention, which it compiles with Triton. The
-trace is that of tests/kv: what is held without moves, without and with hints which blocks belong to
-a sequence, and when at most 64 blocks move at a step in which more than 2 % are wasted.
+Attention needs a GPU and PyTorch: its SDPA, and flex attention, which it compiles with Triton.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import dataclasses
 import itertools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import gpumem
 from gpumem._testing.driver import driver_entry_names, table_and_context_of
-from gpumem.kv import BlockPool
 
 MIB, GIB = 1 << 20, 1 << 30
 ALLOCATION = ctypes.c_int * 8  # CUmemAllocationProp: pinned, no handle type, on the device
 ACCESS = ctypes.c_int * 3  # CUmemAccessDesc: the device, its number, reading and writing
 STEPS = 1000
-WASTE = 1.02  # of the floor, from which on blocks are moved
 
 
 class Bare:
@@ -178,102 +171,6 @@ def attention(device: str, rounds: int) -> dict[str, float] | None:
     return found
 
 
-def trace(device: str) -> dict[str, dict[str, float]]:
-    """Serve the trace of the tests without bytes: what is held, over what blocks need.
-
-    If each layer's keys and values have a tensor, the pages of all are alike, and one stands for
-    them. A row of all of them fills a page with fewer blocks.
-    """
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    from kv import serving_trace
-
-    part = serving_trace.BLOCK_TOKENS * serving_trace.TOKEN_BYTES
-    count = 2 * serving_trace.LAYERS
-    found = {}
-    for kind, row, alike in (("a tensor for each", part, count), ("a row of all", part * count, 1)):
-
-        def serve(limit: int | None, near: bool = True, row: int = row) -> Served:
-            rows = gpumem.Arena(device).virtual((4096, row), "uint8", step=1)
-            return played(BlockPool([rows]), serving_trace, limit, near)
-
-        alone, near, moved, compacted = serve(0, False), serve(0), serve(64), serve(None)
-        found[kind] = {
-            "held / floor, no moves, no hints": alone.held / alone.floor,
-            "no moves": near.held / near.floor,
-            "its MiB, mean": near.held * alike / near.steps / MIB,
-            "at most 64 moves a step": moved.held / moved.floor,
-            "moves a step, mean": moved.moves / moved.steps,
-            "most after a compaction": compacted.most,
-            "no moves, every end known": foreseen(serving_trace, 2 * MIB // row),
-        }
-    return found
-
-
-def foreseen(trace: Any, group: int) -> float:
-    """Return the same of a placement that knows every request, as no pool does.
-
-    The blocks that end last are placed first, each in the group where it adds the fewest steps.
-    """
-    blocks = []
-    for each in trace.load():
-        end = each.arrival + each.output - 1  # the step at which it ends, and holds nothing
-        whole = -(-each.prompt // 16)
-        grown = range(each.arrival + 16 * whole - each.prompt, end, 16)
-        blocks += [(end, begin) for begin in [each.arrival] * whole + list(grown)]
-    live = np.zeros((1, max(blocks)[0]), np.int32)  # blocks of each group, at each step
-    for end, begin in sorted(blocks, key=lambda block: (-block[0], block[1])):
-        part = live[:, begin:end]
-        added = (part == 0).sum(axis=1) - part.sum(axis=1) / 1e6
-        added[part.max(axis=1, initial=0) >= group] = np.inf
-        best = int(added.argmin())
-        if np.isinf(added[best]):
-            best, live = len(live), np.vstack([live, np.zeros_like(live[:1])])
-        live[best, begin:end] += 1
-    return float((live > 0).sum() / np.ceil(live.sum(axis=0) / group).sum())
-
-
-@dataclasses.dataclass
-class Served:
-    """Sums over the steps: bytes held, and those that blocks need; moves; the most after them."""
-
-    steps: int = 0
-    held: int = 0
-    floor: int = 0
-    moves: int = 0
-    most: float = 0.0
-
-
-def played(pool: BlockPool, trace: Any, limit: int | None, near: bool) -> Served:
-    """Run the trace; a sequence that grows names its blocks if `near`."""
-    waiting = list(reversed(trace.load()))
-    running: list[list[Any]] = []
-    served = Served()
-    while waiting or running:
-        while waiting and waiting[-1].arrival <= served.steps:
-            each = waiting.pop()
-            running.append([each, each.prompt, pool.allocate(-(-each.prompt // 16)).tolist()])
-        for sequence in running:
-            sequence[1] += 1
-        for sequence in [s for s in running if s[1] > 16 * len(s[2])]:
-            sequence[2] += pool.allocate(1, near=sequence[2] if near else ()).tolist()
-        for sequence in [s for s in running if s[1] >= s[0].prompt + s[0].output]:
-            pool.free(sequence[2])
-            running.remove(sequence)
-        if limit != 0 and pool.held_nbytes > WASTE * pool.floor_nbytes:
-            moves = pool.compact(limit)
-            pool.moved(moves)
-            served.moves += len(moves)
-            there = dict(moves.tolist())
-            for sequence in running:
-                sequence[2] = [there.get(block, block) for block in sequence[2]]
-            if limit is None:
-                served.most = max(served.most, pool.held_nbytes / max(pool.floor_nbytes, 1))
-        served.held += pool.held_nbytes
-        served.floor += pool.floor_nbytes
-        served.steps += 1
-    return served
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -288,7 +185,6 @@ def main() -> None:
         "commit": lambda: commits(chosen.device, nbytes, chosen.rounds),
         "growing and shrinking": lambda: steps(chosen.device),
         "attention": lambda: attention(chosen.device, chosen.rounds),
-        "serving trace": lambda: trace(chosen.device),
     }
     found = {name: part() for name, part in parts.items()}
     if chosen.json:
