@@ -202,7 +202,7 @@ cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t stream_slot
     return (size > PACK_BYTES and table.packs
             and (table.bins_filled <= (table.bins[stream_slot].levels != 0) or table.mixes))
 
-# Changes of state that the slow paths over address ranges share (bfc/holes, bfc/places).
+# Changes of state that the slow paths over address ranges share (bfc/holes).
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil
 cdef uint32_t slot_allocate(Bfc* table) noexcept nogil
 cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil
