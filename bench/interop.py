@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import gpumem
 from bench.harness import Candidate, Timing, interleave
-from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType, vulkan
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "vulkan"))
 
 NBYTES = 1 << 20
 WORDS = NBYTES // 4
@@ -24,12 +28,28 @@ ROUNDS = 9
 def timings() -> dict[str, Timing]:
     """Measure what this machine can."""
     found = {"import, tensor, close: a file in memory": of_file()}
-    if vulkan.availability("host"):
+    if vulkan_is_on("host"):
         found["import, tensor, close: software Vulkan"] = of_vulkan("host")
-    if vulkan.availability("cuda:0"):
+    if vulkan_is_on("cuda:0"):
         found["import, tensor, close: Vulkan on the GPU"] = of_vulkan("cuda:0")
         found[f"{HAND_OVERS} hand-overs"] = hand_overs()
     return found
+
+
+def vulkan_is_on(device: str) -> bool:
+    """Return whether Vulkan shares memory with a device."""
+    try:
+        vulkan_device(device).close()
+    except Exception:  # the package, the loader or a driver is missing
+        return False
+    return True
+
+
+def vulkan_device(device: str) -> Any:
+    """Return the Vulkan device of examples/vulkan, which imports the package `vulkan`."""
+    from vulkan_device import VulkanDevice
+
+    return VulkanDevice(device)
 
 
 # ---- imports -------------------------------------------------------------------------------------
@@ -47,8 +67,8 @@ def of_file() -> Timing:
 
 
 def of_vulkan(device: str) -> Timing:
-    """Import a Vulkan buffer of 1 MiB, take a tensor, close; beside what it is made of."""
-    with vulkan.VulkanDevice(device) as engine, engine.allocate(NBYTES) as buffer:
+    """Import a Vulkan buffer of 1 MiB, take a tensor, close; against the calls it is made of."""
+    with vulkan_device(device) as engine, engine.allocate(NBYTES) as buffer:
         descriptor = buffer.descriptor()
         candidates: dict[str, Candidate] = {"gpumem": imported(device, descriptor)}
         if device == "host":
@@ -61,7 +81,7 @@ def of_vulkan(device: str) -> Timing:
 
 
 def by_mmap(number: int, start: int) -> Candidate:
-    """Map a file and make an array of what is behind its first bytes."""
+    """Map a file and make an array of the bytes after its first ones."""
 
     def run() -> None:
         mapped = mmap.mmap(number, NBYTES, offset=start)
@@ -122,7 +142,7 @@ def hand_overs() -> Timing:
     both are as cheap as from C.
     """
     with (
-        vulkan.VulkanDevice("cuda:0") as engine,
+        vulkan_device("cuda:0") as engine,
         engine.allocate(NBYTES) as buffer,
         engine.timeline() as clock,
         Importer.for_device("cuda:0") as importer,
@@ -169,19 +189,14 @@ def hand_overs() -> Timing:
 
 
 @contextmanager
-def recorded_fill(
-    engine: vulkan.VulkanDevice, buffer: vulkan.VulkanBuffer, clock: vulkan.VulkanTimeline
-) -> Iterator[Callable[[int, int], None]]:
-    """Record a fill; gives what submits it: submit(value to wait for, value to signal)."""
+def recorded_fill(engine: Any, buffer: Any, clock: Any) -> Iterator[Callable[[int, int], None]]:
+    """Record a fill; yields a function that submits it: submit(value to wait for, to signal)."""
     import vulkan as vk
 
-    pool = vk.vkCreateCommandPool(
-        engine.logical_device,
-        vk.VkCommandPoolCreateInfo(queueFamilyIndex=engine.queue_family),
-        None,
-    )
+    info = vk.VkCommandPoolCreateInfo(queueFamilyIndex=engine.queue_family)
+    pool = vk.vkCreateCommandPool(engine.logical, info, None)
     asked = vk.VkCommandBufferAllocateInfo(commandPool=pool, commandBufferCount=1)
-    commands = vk.vkAllocateCommandBuffers(engine.logical_device, asked)[0]
+    commands = vk.vkAllocateCommandBuffers(engine.logical, asked)[0]
     again = vk.VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
     vk.vkBeginCommandBuffer(commands, vk.VkCommandBufferBeginInfo(flags=again))
     vk.vkCmdFillBuffer(commands, buffer.handle, 0, NBYTES, 2)
@@ -209,8 +224,8 @@ def recorded_fill(
         assert code == 0, code
 
     yield submit
-    vk.vkDeviceWaitIdle(engine.logical_device)
-    vk.vkDestroyCommandPool(engine.logical_device, pool, None)
+    vk.vkDeviceWaitIdle(engine.logical)
+    vk.vkDestroyCommandPool(engine.logical, pool, None)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Memory and timelines from outside: Vulkan, Direct3D 12, other processes, other libraries.
+"""Memory and timelines from outside: Vulkan, other processes, other libraries.
 
-``descriptors`` is what a producer fills in, ``importer`` takes it, ``memory`` makes tensors of it
-(a Vulkan handle becomes a tensor there), ``timelines`` orders access, ``sharing`` exports tensors
-to other processes. ``vulkan`` is the producer's side of it.
+A producer fills in the values of ``descriptors``. ``importer`` accepts them, ``memory`` makes
+tensors of them (a Vulkan handle becomes a tensor there), ``timelines`` orders access, ``sharing``
+exports tensors to other processes.
 """
 
 from gpumem._buffer.transport import Registration, Transports, transports

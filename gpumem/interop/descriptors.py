@@ -1,11 +1,11 @@
 """How a producer describes its memory or timeline: handle types, descriptors, capabilities.
 
-Descriptors are plain values. A helper (`gpumem.interop.vulkan`) fills them, and so can any program
-that has a file descriptor, a name or an address to give.
+Descriptors are plain values. Any program that has a file descriptor, a name or an address can fill
+them.
 
-The driver takes ownership of a file descriptor when an import succeeds, and some drivers also when
-it fails. It is therefore given a duplicate. The caller's own is closed last, and only if `consume`
-is True.
+The driver acquires a file descriptor when an import succeeds, and some drivers also when it fails.
+An import therefore passes a duplicate. The caller's own is closed last, and only if `consume` is
+True.
 """
 
 from __future__ import annotations

@@ -13,14 +13,13 @@ import pytest
 
 import gpumem
 from gpumem.cli import commands as command_line
-from gpumem.interop import vulkan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPET = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.S | re.M)
 COMMANDS = re.compile(r"^```console\n(.*?)^```", re.S | re.M)
 NEEDS_GPU = "# needs a GPU\n"
-OPTIONAL = ("cupy", "jax", "nccl", "numba", "onnx", "pyarrow", "rmm", "torch", "vulkan")
+OPTIONAL = ("cupy", "jax", "nccl", "numba", "onnx", "pyarrow", "rmm", "torch")
 
 
 def snippets():
@@ -42,9 +41,6 @@ def require_what_it_needs(code):
         imported = re.search(rf"^\s*(?:import|from) .*\b{name}\b", code, re.MULTILINE)
         if imported and importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    available = vulkan.availability("host") if "vulkan" in code else True
-    if not available and os.environ.get("GPUMEM_REQUIRE_VULKAN") != "1":
-        pytest.skip(f"needs software Vulkan: {available.reason}")
 
 
 @pytest.mark.parametrize(("code", "below"), list(snippets()))
@@ -126,7 +122,7 @@ def test_reference_has_a_page_for_each_public_module():
     pages = {path.stem for path in (ROOT / "docs" / "reference").glob("*.md")} - {"index"}
     index = (ROOT / "docs" / "reference" / "index.md").read_text()
     assert all(f"\n{page}\n" in index for page in pages)
-    public = set(gpumem._PACKAGES) | set(gpumem._MODULES) | {"gpumem", "interop.vulkan"}
+    public = set(gpumem._PACKAGES) | set(gpumem._MODULES) | {"gpumem"}
     folder = ROOT / "gpumem" / "integrations"
     public |= {f"integrations.{path.stem}" for path in folder.iterdir() if path.stem[0] != "_"}
     assert pages == public

@@ -9,16 +9,13 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from helpers.vulkan_producer import reason_without
 
 import gpumem
-from gpumem.interop import vulkan
 
 ROOT = Path(__file__).resolve().parents[2]
-AVAILABLE = vulkan.availability("host")
-needs_vulkan = pytest.mark.skipif(
-    not AVAILABLE and os.environ.get("GPUMEM_REQUIRE_VULKAN") != "1",
-    reason=f"needs software Vulkan: {AVAILABLE.reason}",
-)
+REASON = reason_without("host")
+needs_vulkan = pytest.mark.skipif(bool(REASON), reason=REASON)
 
 
 def run(*command, folder=ROOT):
@@ -88,7 +85,7 @@ def test_example_one_limit_trains_serves_and_trains_on():
 
 @needs_vulkan
 def test_example_numpy_reads_vulkan_output():
-    assert run("examples/vulkan_producer.py", "--device", "host", "--frames", "6") == [
+    assert run("examples/vulkan/frames.py", "--device", "host", "--frames", "6") == [
         f"frame {number}: {0.25 * 2**number:g}" for number in range(1, 7)
     ]
 
@@ -96,7 +93,7 @@ def test_example_numpy_reads_vulkan_output():
 @needs_vulkan
 def test_example_torch_reads_vulkan_output():
     pytest.importorskip("torch")
-    assert run("examples/vulkan_producer.py", "--device", "host", "--reader", "torch") == [
+    assert run("examples/vulkan/frames.py", "--device", "host", "--reader", "torch") == [
         f"frame {number}: {0.25 * 2**number:g}" for number in range(1, 5)
     ]
 

@@ -6,22 +6,24 @@ import os
 import numpy as np
 import pytest
 from helpers.counted import SYNCHRONISATIONS, counted
+from helpers.vulkan_producer import reason_without
 
 import gpumem
-from gpumem.interop import Importer, MemoryHandleType, SemaphoreType, vulkan
+from gpumem.interop import Importer, MemoryHandleType, SemaphoreType
 
 DEVICE = "cuda:0"
-AVAILABLE = vulkan.availability(DEVICE)
-pytestmark = pytest.mark.skipif(
-    not AVAILABLE, reason=f"needs Vulkan on the GPU: {AVAILABLE.reason}"
-)
+REASON = reason_without(DEVICE)
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+if not REASON:
+    from shared_buffer import pointer_alignment
+    from vulkan_device import VulkanDevice
 WORDS = 1 << 18
 ROUNDS = 1000
 
 
 @pytest.fixture
 def engine():
-    with vulkan.VulkanDevice(DEVICE) as engine:
+    with VulkanDevice(DEVICE) as engine:
         yield engine
 
 
@@ -110,7 +112,7 @@ def test_thousand_hand_overs_ordered_by_a_timeline_alone(engine, importer, reade
                         answers, frame, nbytes=4, destination_offset=4 * (number - 1), wait=before
                     )
                     before = []
-                engine.fill(frame, number, wait=before, signal=(clock, written))
+                engine.fill(frame, number, wait=before, signal=[(clock, written)])
                 timeline.enqueue_wait(stream, written)
                 consumer.step(number)
                 timeline.enqueue_signal(stream, read)
@@ -118,7 +120,7 @@ def test_thousand_hand_overs_ordered_by_a_timeline_alone(engine, importer, reade
                     assert clock.value() <= 2 * (number - batch)
                     gate.signal(number - batch + 1)
             engine.copy(
-                answers, frame, nbytes=4, destination_offset=4 * ROUNDS, wait=(clock, 2 * ROUNDS)
+                answers, frame, nbytes=4, destination_offset=4 * ROUNDS, wait=[(clock, 2 * ROUNDS)]
             )
         assert [calls[name] for name in SYNCHRONISATIONS] == [0, 0, 0]
         assert calls["cuWaitExternalSemaphoresAsync"] == ROUNDS
@@ -151,7 +153,7 @@ def test_ready_point_makes_a_foreign_stream_wait(engine, importer):
         assert [calls[name] for name in SYNCHRONISATIONS] == [0, 0, 0]
         assert calls["cuWaitExternalSemaphoresAsync"] == 1
         assert not other.query()
-        engine.fill(frame, 123, signal=(clock, 5))
+        engine.fill(frame, 123, signal=[(clock, 5)])
         other.synchronize()
         assert (seen == 123).all().item()
         gc.collect()
@@ -164,7 +166,7 @@ def test_ready_point_makes_the_cpu_wait_for_a_copy(engine, importer):
         importer.import_memory(frame.descriptor(), consume=True) as memory,
         importer.import_semaphore(clock.descriptor(), consume=True) as timeline,
     ):
-        engine.fill(frame, 77, signal=(clock, 1))
+        engine.fill(frame, 77, signal=[(clock, 1)])
         memory.set_ready(timeline, 1)
         host = np.zeros(1024, np.int32)
         gpumem.copy(host, memory.tensor(1024, "int32"))
@@ -182,7 +184,7 @@ def test_descriptors_name_device_and_kind(engine):
 
 
 def test_vulkan_fills_pinned_memory(engine):
-    page = engine.pointer_alignment
+    page = pointer_alignment(engine)
     tensor = gpumem.zeros(4 * page, "uint8", memory=f"{DEVICE}/host_accessible")
     array = tensor.numpy()
     start = -array.ctypes.data % page
@@ -225,7 +227,7 @@ def test_thousand_imports_leak_nothing(engine, importer):
 
 
 def test_memory_outlives_the_vulkan_buffer_and_device(importer):
-    with vulkan.VulkanDevice(DEVICE) as engine, engine.allocate(4096) as buffer:
+    with VulkanDevice(DEVICE) as engine, engine.allocate(4096) as buffer:
         engine.fill(buffer, 9)
         engine.synchronize()
         memory = importer.import_memory(buffer.descriptor(), consume=True)

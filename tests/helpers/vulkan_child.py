@@ -1,10 +1,10 @@
-"""What the other process of a Vulkan test runs; spawned processes find it under this name."""
+"""Functions that the other process of a Vulkan test runs; spawned processes find them here."""
 
 from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from gpumem.interop import Importer, vulkan
+from gpumem.interop import Importer
 
 
 def read_and_answer(connection: Connection) -> None:
@@ -19,7 +19,9 @@ def read_and_answer(connection: Connection) -> None:
 
 def produce(connection: Connection) -> None:
     """Fill a Vulkan buffer, send it, and end while the other process still has it."""
-    with vulkan.VulkanDevice("host") as device, device.allocate(1 << 16) as buffer:
+    from vulkan_device import VulkanDevice
+
+    with VulkanDevice("host") as device, device.allocate(1 << 16) as buffer:
         device.fill(buffer, 0xC0FFEE)
         device.synchronize()
         connection.send(buffer.descriptor())

@@ -7,7 +7,7 @@ from source import layers
 from source.layers import FOLDERS, LAYERS, MODULES, PACKAGE, folder_of, imports, ours, sources
 
 FRAMEWORKS = {"torch", "cupy", "numba", "jax", "rmm", "cuda", "onnx", "onnxruntime", "ml_dtypes"}
-FRAMEWORKS |= {"vulkan", "pynvml", "dask", "distributed", "tornado"}
+FRAMEWORKS |= {"pynvml", "dask", "distributed", "tornado"}
 COMMAND_LINE = {"click", "rich"}
 IMPORTS = imports()
 # cimported by name: a folder's own pxd would make every user of the folder import them.

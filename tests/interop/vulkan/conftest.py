@@ -3,30 +3,26 @@
 GPUMEM_REQUIRE_VULKAN=1 makes that an error: where Vulkan was installed, no test may be skipped.
 """
 
-import os
-
 import pytest
+from helpers.vulkan_producer import reason_without
 
-from gpumem.interop import Importer, vulkan
+from gpumem.interop import Importer
 
-AVAILABLE = vulkan.availability("host")
+REASON = reason_without("host")
 
 
 def pytest_collection_modifyitems(items):
-    if AVAILABLE:
-        return
-    if os.environ.get("GPUMEM_REQUIRE_VULKAN") == "1":
-        raise pytest.UsageError(f"GPUMEM_REQUIRE_VULKAN=1, and {AVAILABLE.reason}")
-    skip = pytest.mark.skip(reason=f"needs software Vulkan: {AVAILABLE.reason}")
-    for item in items:
-        if "vulkan" in item.path.parts:
-            item.add_marker(skip)
+    if REASON:
+        for item in items:
+            if "vulkan" in item.path.parts:
+                item.add_marker(pytest.mark.skip(reason=REASON))
 
 
 @pytest.fixture
 def device():
-    """A Vulkan device that must close at the end: nobody forgot a buffer."""
-    with vulkan.VulkanDevice("host") as device:
+    from vulkan_device import VulkanDevice
+
+    with VulkanDevice("host") as device:
         yield device
 
 
@@ -37,17 +33,9 @@ def importer():
 
 
 @pytest.fixture
-def vk():
-    """The package `vulkan`; at a module's top its want would be an error of collection."""
-    import vulkan
-
-    return vulkan
-
-
-@pytest.fixture
 def gate(device):
-    """What the CPU opens."""
+    """A timeline that the CPU signals."""
     with device.timeline() as gate:
         yield gate
         if gate.value() < 1:
-            gate.signal(1)  # whatever a failed test left queued
+            gate.signal(1)  # commands that a failed test left queued

@@ -1,8 +1,9 @@
-"""Buffers that Vulkan allocated, seen by NumPy and others, in both directions."""
+"""Memory that Vulkan allocated, seen by NumPy and others, in both directions."""
 
-import gc
 import multiprocessing
 import os
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from helpers import vulkan_child
 from helpers.files import no_file_left
 
 import gpumem
-from gpumem.interop import MemoryHandleType
+from gpumem.errors import BadHandleError, DeviceMismatchError
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 
 def words(memory):
@@ -33,17 +35,6 @@ def test_vulkan_sees_what_numpy_writes(device, importer):
         device.copy(destination, source)
         device.synchronize()
         assert (words(theirs) == np.arange(1024)).all()
-
-
-def test_offsets_of_fills_and_copies_are_bytes(device, importer):
-    with device.allocate(64) as a, device.allocate(64) as b:
-        memory = importer.import_memory(b.descriptor(), consume=True)
-        device.fill(a, 1)
-        device.fill(b, 0)
-        device.fill(a, 2, offset=8, nbytes=4)
-        device.copy(b, a, nbytes=8, source_offset=4, destination_offset=32)
-        device.synchronize()
-        assert words(memory).tolist() == [0] * 8 + [1, 2] + [0] * 6
 
 
 def test_torch_shares_the_bytes(device, importer):
@@ -81,31 +72,17 @@ def test_each_export_has_its_own_descriptor(device, importer):
 
 
 def test_mapping_outlives_the_buffer_and_its_device(importer):
-    from gpumem.interop.vulkan import VulkanDevice
+    from vulkan_device import VulkanDevice
 
     with VulkanDevice("host") as device, device.allocate(1 << 20) as buffer:
         device.fill(buffer, 0x01020304)
         device.synchronize()
         memory = importer.import_memory(buffer.descriptor(), consume=True)
         view = words(memory)
-    assert device.closed
     assert (view == 0x01020304).all()
     view[0] = 9
     del memory
     assert view[0] == 9
-
-
-def test_closed_buffer_stays_until_its_work_is_done(device, importer, gate):
-    """The fill waits for a value that comes after the buffer was closed."""
-    buffer = device.allocate(1 << 16)
-    memory = importer.import_memory(buffer.descriptor(), consume=True)
-    device.fill(buffer, 3, wait=(gate, 1))
-    buffer.close()
-    device.collect()
-    assert not words(memory).any()
-    gate.signal(1)
-    device.synchronize()
-    assert (words(memory) == 3).all()
 
 
 def test_descriptors_are_released(device, importer):
@@ -118,16 +95,139 @@ def test_descriptors_are_released(device, importer):
         device.synchronize()
 
 
-def test_dropped_buffer_is_freed(device):
-    device.allocate(4096)
-    gc.collect()
-    device.close()
-    assert device.closed
+def test_memory_is_imported_at_the_offset_of_a_buffer_in_it(device, importer):
+    """A buffer in the middle of an allocation: the descriptor has the whole and the offset."""
+    from shared_buffer import export_memory
+
+    with device.allocate(1 << 16) as buffer:
+        described = export_memory(device, buffer.memory, buffer.allocation_size, offset=8192)
+        memory = importer.import_memory(described, consume=True)
+        assert (memory.size, memory.offset) == (buffer.allocation_size, 8192)
+        device.fill(buffer, 77)
+        device.synchronize()
+        seen = memory.tensor(1024, "uint32").numpy()
+        seen[0] = 78
+        whole = words(importer.import_memory(buffer.descriptor(), consume=True))
+        assert whole[2047:2050].tolist() == [77, 78, 77]
+
+
+def test_linear_image_is_a_tensor_with_its_row_pitch(device, importer):
+    from shared_buffer import export_memory
+
+    width, height = 37, 5
+    with linear_image(device, width, height) as (image, memory, size, layout):
+        assert layout.rowPitch > 4 * width  # so that a wrong pitch would be seen
+        memory = importer.import_memory(export_memory(device, memory, size), consume=True)
+        device.run(lambda commands: clear(commands, image, (1.0, 0.0, 1.0, 0.0)))
+        device.synchronize()
+        texels = memory.tensor(
+            (height, width, 4), "uint8", offset=layout.offset, strides=(layout.rowPitch, 4, 1)
+        ).numpy()
+        assert (texels == (255, 0, 255, 0)).all()
+        rows = memory.tensor(
+            (height, 4 * width), "uint8", offset=layout.offset, row_pitch=layout.rowPitch
+        ).numpy()
+        assert (rows.reshape(height, width, 4) == texels).all()
+
+
+@contextmanager
+def linear_image(device, width, height):
+    """Make an RGBA image of linear tiling; yields it, its memory and size, and its layout."""
+    import vulkan as vk
+    from shared_buffer import OPAQUE_FD
+
+    info = vk.VkImageCreateInfo(
+        pNext=vk.VkExternalMemoryImageCreateInfo(handleTypes=OPAQUE_FD),
+        imageType=vk.VK_IMAGE_TYPE_2D,
+        format=vk.VK_FORMAT_R8G8B8A8_UNORM,
+        extent=vk.VkExtent3D(width=width, height=height, depth=1),
+        mipLevels=1,
+        arrayLayers=1,
+        samples=vk.VK_SAMPLE_COUNT_1_BIT,
+        tiling=vk.VK_IMAGE_TILING_LINEAR,
+        usage=vk.VK_IMAGE_USAGE_TRANSFER_DST_BIT,
+    )
+    image = vk.vkCreateImage(device.logical, info, None)
+    size = vk.vkGetImageMemoryRequirements(device.logical, image).size
+    export = vk.VkExportMemoryAllocateInfo(handleTypes=OPAQUE_FD)
+    asked = vk.VkMemoryAllocateInfo(pNext=export, allocationSize=size, memoryTypeIndex=0)
+    memory = vk.vkAllocateMemory(device.logical, asked, None)
+    vk.vkBindImageMemory(device.logical, image, memory, 0)
+    part = vk.VkImageSubresource(aspectMask=vk.VK_IMAGE_ASPECT_COLOR_BIT)
+    yield image, memory, size, vk.vkGetImageSubresourceLayout(device.logical, image, part)
+    vk.vkDestroyImage(device.logical, image, None)
+    vk.vkFreeMemory(device.logical, memory, None)
+
+
+def clear(commands, image, colour):
+    import vulkan as vk
+
+    general = vk.VK_IMAGE_LAYOUT_GENERAL
+    everything = vk.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
+    whole = vk.VkImageSubresourceRange(
+        aspectMask=vk.VK_IMAGE_ASPECT_COLOR_BIT, levelCount=1, layerCount=1
+    )
+    ready = vk.VkImageMemoryBarrier(
+        dstAccessMask=vk.VK_ACCESS_TRANSFER_WRITE_BIT,
+        newLayout=general,
+        srcQueueFamilyIndex=vk.VK_QUEUE_FAMILY_IGNORED,
+        dstQueueFamilyIndex=vk.VK_QUEUE_FAMILY_IGNORED,
+        image=image,
+        subresourceRange=whole,
+    )
+    vk.vkCmdPipelineBarrier(commands, everything, everything, 0, 0, None, 0, None, 1, [ready])
+    value = vk.VkClearColorValue(float32=colour)
+    vk.vkCmdClearColorImage(commands, image, general, value, 1, [whole])
+
+
+def test_importer_of_another_device_refuses_the_descriptor(device, monkeypatch):
+    with device.allocate(4096) as buffer:
+        described = buffer.descriptor()
+        monkeypatch.setattr(gpumem.Device, "uuid", property(lambda self: "cd" * 16))
+        with (
+            Importer.for_device("host") as importer,
+            pytest.raises(DeviceMismatchError, match=f"{'cd' * 16}"),
+        ):
+            importer.import_memory(described, consume=True)
+        assert not described.handle.closed
+
+
+def test_device_is_found_by_its_uuid_only(device, monkeypatch):
+    """A CUDA device with a UUID that Vulkan does not list: a name or the order does not do."""
+    import vulkan as vk
+    from vulkan_device import physical_device_for
+
+    monkeypatch.setattr(gpumem.Device, "uuid", property(lambda self: "ab" * 16))
+    with pytest.raises(LookupError, match=r"cuda:0 \((ab){16}\): there are .*llvmpipe"):
+        physical_device_for(gpumem.Device("cuda:0"), device.instance)
+    identity = vk.VkPhysicalDeviceIDProperties()
+    info = vk.VkPhysicalDeviceProperties2(pNext=identity)
+    vk.vkGetPhysicalDeviceProperties2(device.physical, info)
+    uuid = bytes(identity.deviceUUID).hex()
+    monkeypatch.setattr(gpumem.Device, "uuid", property(lambda self: uuid))
+    assert physical_device_for(gpumem.Device("cuda:0"), device.instance)[1]
+
+
+def test_import_larger_than_the_allocation_is_refused(device, importer):
+    with device.allocate(4096) as buffer, no_file_left():
+        described = replace(buffer.descriptor(), size=2 * buffer.allocation_size)
+        with pytest.raises(BadHandleError, match=r"fewer bytes than described, 8\.0 KiB"):
+            importer.import_memory(described, consume=True)
+        os.fstat(described.handle.fileno())
+        described.handle.close()
+
+
+def test_file_without_lavapipes_header_is_refused(importer):
+    number = os.memfd_create("plain")
+    os.truncate(number, 8192)
+    with pytest.raises(BadHandleError, match="not one of lavapipe's"):
+        importer.import_memory(MemoryDescriptor(number, MemoryHandleType.LAVAPIPE_OPAQUE_FD, 4096))
+    os.close(number)
 
 
 @pytest.fixture
 def other():
-    """Start functions in a process of its own; gives the connection to it."""
+    """Start functions in a process of its own; returns the connection to it."""
     context = multiprocessing.get_context("spawn")
     started = []
 

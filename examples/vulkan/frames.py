@@ -1,7 +1,7 @@
 """Vulkan writes frames; NumPy or PyTorch reads them where they are, ordered by a timeline.
 
-    python examples/vulkan_producer.py                      # the GPU, else software Vulkan
-    python examples/vulkan_producer.py --device host --reader numpy
+    python examples/vulkan/frames.py                      # the GPU, else software Vulkan
+    python examples/vulkan/frames.py --device host --reader numpy
 
 Nothing is copied. Two timelines order both sides: one that Vulkan signals when a frame is there,
 which the reader's stream waits for (the CPU, where NumPy reads), and one that the reader signals
@@ -18,15 +18,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from shared_timeline import Bridge, SharedTimeline
+from vulkan_device import VulkanDevice
+
 import gpumem
-from gpumem.interop import ExternalMemory, HostTimeline, Importer, vulkan
+from gpumem.interop import ExternalMemory, HostTimeline, Importer
 
 HEIGHT, WIDTH = 480, 640
 GREY = 0x3E800000  # 0.25 as a 32-bit float; one more in its exponent is twice as much
 
 
 @contextmanager
-def shared(clock: vulkan.VulkanTimeline, importer: Importer, *, signalled_by: str) -> Iterator[Any]:
+def shared(clock: SharedTimeline, importer: Importer, *, signalled_by: str) -> Iterator[Any]:
     """Give gpumem's side of a timeline of Vulkan's that ``"vulkan"`` or the ``"reader"`` signals.
 
     A GPU's driver exports it. Software Vulkan does not: a HostTimeline takes part, and a bridge
@@ -38,7 +41,7 @@ def shared(clock: vulkan.VulkanTimeline, importer: Importer, *, signalled_by: st
         return
     with HostTimeline.create() as timeline:
         ends = (clock, timeline) if signalled_by == "vulkan" else (timeline, clock)
-        with vulkan.Bridge(*ends):
+        with Bridge(*ends):
             yield timeline
 
 
@@ -74,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
         chosen.reader or ("numpy" if on_host else "torch")
     ]
     with ExitStack() as stack:
-        engine = stack.enter_context(vulkan.VulkanDevice(chosen.device))
+        engine = stack.enter_context(VulkanDevice(chosen.device))
         importer = stack.enter_context(Importer.for_device(chosen.device))
         frame = stack.enter_context(engine.allocate(4 * HEIGHT * WIDTH))
         memory = stack.enter_context(importer.import_memory(frame.descriptor(), consume=True))
@@ -84,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
         means = []
         for number in range(1, chosen.frames + 1):
             before = [(seen, number - 1)] if number > 1 else []
-            engine.fill(frame, GREY + (number << 23), wait=before, signal=(drawn, number))
+            engine.fill(frame, GREY + (number << 23), wait=before, signal=[(drawn, number)])
             memory.set_ready(written, number)
             means.append(read(memory, done, number))
         for number, mean in enumerate(means, 1):
