@@ -84,11 +84,10 @@ SWITCHED = OTHER_C or SANITIZED or QUICK
 
 PACKAGE = Path("gpumem")
 
-# C and C++ files that belong to a module besides its own .pyx, by patterns.
+# C files that belong to a module besides its own .pyx, by patterns.
 COMPANIONS = {
     "_native.driver.host": "_native/driver/hostdev/**/*.c",
     "_copy.staged": "_copy/workers.c",
-    "integrations.torch._hooks": "integrations/torch/hooks.cpp",
 }
 HEADERS = {path.name: path for path in PACKAGE.rglob("*.h")}
 INCLUDE = re.compile(r'^\s*(?:#\s*include|cdef extern from)\s+"([\w./]+)"', re.MULTILINE)
@@ -135,7 +134,6 @@ def extension(source: Path) -> Extension:
     """Describe one module, from its .pyx and what belongs to it."""
     name = ".".join(source.relative_to(PACKAGE).with_suffix("").parts)
     companions = companions_of(name)
-    is_cpp = any(path.suffix == ".cpp" for path in companions)
     cython = create_dependency_tree(quiet=True).all_dependencies(str(source))
     headers, folders = headers_of([*map(Path, cython), *companions])
     options = COMPILE if SWITCHED else [*COMPILE, *speed_of(name)]
@@ -144,10 +142,8 @@ def extension(source: Path) -> Extension:
         [str(path) for path in (source, *companions)],
         include_dirs=sorted(folders),
         define_macros=MACROS,
-        # One list serves the files of both languages, and compilers' own standards will do.
-        extra_compile_args=options if is_cpp else ["-std=c11", *options],
+        extra_compile_args=["-std=c11", *options],
         extra_link_args=LINK,
-        libraries=["stdc++"] if is_cpp else [],
         depends=sorted(headers),
     )
 
@@ -160,7 +156,7 @@ def speed_of(name: str) -> list[str]:
 
 
 def companions_of(name: str) -> list[Path]:
-    """Return the C and C++ files of a module besides its own."""
+    """Return the C files of a module besides its own."""
     return sorted(PACKAGE.glob(COMPANIONS[name])) if name in COMPANIONS else []
 
 

@@ -1,13 +1,10 @@
-"""The C functions that PyTorch calls, and their settings: to be called without PyTorch."""
+"""The C functions that PyTorch calls, and their settings, for calls without PyTorch."""
 
 from gpumem.integrations.torch._hooks import (
-    NAMES,
     PINNED,
-    addresses,
     arenas,
-    counts,
     introduce,
-    reset_peak,
+    segment_functions,
     serve,
     set_finder,
     table,
@@ -15,14 +12,11 @@ from gpumem.integrations.torch._hooks import (
 from gpumem.integrations.torch._messages import out_of_memory as out_of_memory_text
 
 __all__ = [
-    "NAMES",
     "PINNED",
-    "addresses",
     "arenas",
-    "counts",
     "introduce",
     "out_of_memory_text",
-    "reset_peak",
+    "segment_functions",
     "serve",
     "set_finder",
     "table",

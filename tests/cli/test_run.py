@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from helpers import torch_build
 
 from gpumem.report import page
 
@@ -26,11 +27,22 @@ def seen():
 """
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache folder with a build of the allocator for the stand-in of PyTorch."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        torch_build.carry()
+    return folder
+
+
 @pytest.fixture
-def gpumem(tmp_path, monkeypatch):
+def gpumem(tmp_path, monkeypatch, cache):
     """Run the command in a folder of the test's own; returns what came of it."""
     places = [str(TORCH), os.environ.get("PYTHONPATH", ""), os.fspath(Path(__file__).parents[2])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments, **options):
@@ -332,6 +344,15 @@ def test_pytorch_that_cannot_be_switched_is_told_and_used(gpumem, tmp_path):
     done = gpumem(path)
     assert (done.returncode, done.stdout) == (0, "2.1.0\n")
     assert done.stderr.startswith("gpumem: not enabled for PyTorch: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_compiler_pytorch_keeps_its_allocator_and_one_line_says_so(gpumem, tmp_path):
+    path = script(tmp_path, "import torch; print(json.dumps(seen()))")
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "/nonexistent/c++"}
+    done = gpumem(path, env=os.environ | environment)
+    assert (done.returncode, json.loads(done.stdout)) == (0, [False, None])
+    assert done.stderr.startswith("gpumem: not enabled for PyTorch: gpumem's allocator cannot be")
     assert done.stderr.count("\n") == 1
 
 

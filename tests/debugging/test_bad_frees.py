@@ -11,8 +11,8 @@ from gpumem.errors import InvalidFreeError
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory):
-    return Caller.built_in(tmp_path_factory.mktemp("caller"))
+def caller():
+    return Caller()
 
 
 @pytest.fixture
@@ -43,20 +43,19 @@ def test_freed_hook_block_is_quarantined(caller, arena, write):
     assert found_by(arena.check_heap)[0].kind == "use_after_free"
 
 
-def test_double_free_names_allocation_free_and_second_free(caller, arena, capfd):
+def test_double_free_names_allocation_free_and_second_free(caller, arena):
     address = caller.alloc(1000)
     caller.free(address)
-    caller.free(address)  # refused, as without a debug heap
+    assert caller.free(address) != 0  # refused, as without a debug heap
     (report,) = found_by(arena.check_heap, InvalidFreeError)
     assert (report.kind, report.ptr, report.address) == ("double_free", address, address)
     # A call through ctypes holds no interpreter lock, so the stacks are the machine's.
     for site in (report.allocated, report.freed, report.again):
         assert site.stack is None
-        assert any("torch_caller.so" in name for name in site.native)
-    assert "refused with status" in capfd.readouterr().err
+        assert any("_ctypes" in name for name in site.native)
 
 
-def test_interior_free_names_the_block(caller, arena, capfd):
+def test_interior_free_names_the_block(caller, arena):
     address = caller.alloc(1000)
     caller.free(address + 256)
     (report,) = found_by(arena.check_heap, InvalidFreeError)
@@ -66,7 +65,7 @@ def test_interior_free_names_the_block(caller, arena, capfd):
     assert arena.check_heap() == ()
 
 
-def test_hook_free_of_a_buffers_block_is_refused(caller, arena, capfd):
+def test_hook_free_of_a_buffers_block_is_refused(caller, arena):
     buffer = arena.allocate(100)
     caller.free(buffer.ptr)
     assert found_by(arena.check_heap, InvalidFreeError)[0].kind == "invalid_free"

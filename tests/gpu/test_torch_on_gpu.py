@@ -197,23 +197,33 @@ def test_out_of_memory_is_torchs_error_with_the_arenas_report():
     assert after == 1 << 20
 
 
-def test_out_of_memory_without_a_compiler_is_a_runtime_error_with_the_report(tmp_path):
-    kind, text, status = run(
+def test_without_a_compiler_full_mode_is_refused_and_auto_is_pool_with_a_warning(tmp_path):
+    refusal, warned, mode, total = run(
         """
-        torch.cuda.set_per_process_memory_fraction(0.05)
+        import warnings
+        import gpumem
+        from gpumem.integrations import torch as gpumem_torch
+
+        arena = gpumem.Arena("cuda:0")
+        refusal = None
         try:
-            torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
-        except RuntimeError as error:
-            said = [type(error).__name__, str(error)]
-        print(json.dumps([*said, gpumem_torch.status().limits]))
+            gpumem_torch.enable(arena, mode="full")
+        except gpumem.errors.IntegrationError as error:
+            refusal = str(error)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            gpumem_torch.enable(arena)
+        x = torch.ones(1 << 20, device="cuda")
+        texts = [str(each.message) for each in said]
+        print(json.dumps([refusal, texts, gpumem_torch.status().mode, float(x.sum())]))
         """,
-        FULL,
         CXX="/nonexistent/c++",
         XDG_CACHE_HOME=str(tmp_path),
     )
-    assert kind == "RuntimeError"
-    assert "asked for 40.0 GiB" in text
-    assert "/nonexistent/c++ cannot be run" in status
+    assert "/nonexistent/c++ cannot be run" in refusal
+    assert 'mode="pool"' in refusal
+    assert any("/nonexistent/c++ cannot be run" in text for text in warned)
+    assert (mode, total) == ("pool", 1 << 20)
 
 
 def test_tensor_recorded_for_another_stream_keeps_its_bytes():

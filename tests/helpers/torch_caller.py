@@ -1,102 +1,140 @@
-"""PyTorch's side of the hooks, without PyTorch: a small C++ library, compiled for the tests."""
+"""PyTorch's side of the table of functions in hooks.h, without PyTorch."""
 
 import ctypes
-import os
-import shutil
-import subprocess
+import re
 from pathlib import Path
 
+from gpumem import integrations
 from gpumem._testing import torch_hooks
 
-SOURCE = Path(__file__).with_suffix(".cpp")
-ROOM = 1024
+HEADER = (Path(integrations.__file__).parent / "torch" / "hooks.h").read_text()
+FUNCTIONS = re.findall(r"\(\*(\w+)\)\(", HEADER.partition("typedef struct TorchCalls {")[2])
+ARENAS = torch_hooks.PINNED + 1  # pointers to their hooks lie in front of the functions
+POINTER, SIZE, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+ALL = 0  # the part of a device's statistics that counts all its memory
 
 
 class Refused(Exception):
-    """A hook threw."""
+    """A block was refused; the text is the one that PyTorch would raise."""
+
+
+class Block(ctypes.Structure):
+    """TorchBlock of hooks.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("address", "size", "requested", "stream")),
+        ("pool", ctypes.c_uint64 * 2),
+        ("segment", ctypes.c_uint32),
+        ("device", ctypes.c_int32),
+        *((name, ctypes.c_uint8) for name in ("state", "is_small", "is_expandable")),
+    ]
+
+
+def sums(text):
+    return [(name, ctypes.c_uint64) for name in text.split()]
+
+
+class Figures(ctypes.Structure):
+    """TorchFigures of hooks.h."""
+
+    _fields_ = sums(
+        "allocs frees requested requested_freed allocated allocated_freed peak_blocks "
+        "peak_requested peak_allocated pending pending_bytes reserved segments idle idle_bytes"
+    )
+
+
+class Stats(ctypes.Structure):
+    """TorchStats of hooks.h."""
+
+    _fields_ = [
+        ("parts", Figures * 3),
+        *sums("peak_reserved retries waits device_allocs device_frees failures"),
+    ]
 
 
 class Caller:
-    """The hooks as methods; streams are native handles."""
+    """The functions as methods; a stream is a native handle, a pool the address of its hook."""
 
-    @classmethod
-    def built_in(cls, folder):
-        """Compile it into a folder."""
-        compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
-        library = Path(folder) / "torch_caller.so"
-        subprocess.run(
-            [compiler, "-std=c++17", "-shared", "-fPIC", "-o", library, SOURCE], check=True
-        )
-        return cls(str(library))
-
-    def __init__(self, path):
-        self.path = path
-        self.library = ctypes.CDLL(path)
-        self.hooks = torch_hooks.addresses()
-        self.said = ctypes.create_string_buffer(ROOM)
-
-    def alloc(self, nbytes, device=0, stream=0, hook="alloc"):
-        address = ctypes.c_void_p()
-        self._guard(
-            self.library.caller_alloc,
-            self._hook(hook),
-            ctypes.c_size_t(nbytes),
-            device,
-            ctypes.c_void_p(stream),
-            ctypes.byref(address),
-        )
+    def alloc(self, nbytes, device=0, stream=0, pool=None):
+        """Return the address of a block, from a pool if one is given."""
+        hook, address = pool or self.hook(device), POINTER()
+        where = POINTER(hook), SIZE(nbytes), POINTER(stream), ctypes.byref(address)
+        status = self._call("allocate", INT, *where)
+        if status != 0:
+            raise Refused(self._report(device, nbytes, stream, status))
         return address.value
 
-    def free(self, address, nbytes=0, device=0, stream=0):
-        self.library.caller_free(
-            self._hook("free"),
-            ctypes.c_void_p(address),
-            ctypes.c_size_t(nbytes),
-            device,
-            ctypes.c_void_p(stream),
-        )
+    def free(self, address):
+        """Free a block; return 0, or the status of a refusal."""
+        return self._call("release", INT, POINTER(address))
 
     def record_stream(self, address, stream):
-        self._guard(
-            self.library.caller_record,
-            self._hook("record_stream"),
-            ctypes.c_void_p(address),
-            ctypes.c_void_p(stream),
-        )
+        assert self._call("record", INT, POINTER(address), POINTER(stream)) == 0
 
-    def begin_pool(self, number, stream, device=0):
-        self._guard(
-            self.library.caller_begin,
-            self._hook("begin_pool"),
-            device,
-            ctypes.c_ulonglong(number),
-            ctypes.c_void_p(stream),
-        )
+    def block(self, address):
+        """Return a description of the block at an address; None if no block begins there."""
+        found = Block()
+        return found if self._call("block", INT, POINTER(address), ctypes.byref(found)) else None
 
-    def end_pool(self, number, device=0):
-        self.library.caller_pool(self._hook("end_pool"), device, ctypes.c_ulonglong(number))
+    def hook(self, device):
+        """Return the hook of a device, found if the device has none yet."""
+        hooks = (POINTER * ARENAS).from_address(torch_hooks.table())
+        hook = hooks[device] or self._call("find", POINTER, INT(device))
+        if not hook:
+            raise Refused(f"no arena serves cuda:{device}")
+        return hook
 
-    def release_pool(self, number, device=0):
-        self.library.caller_pool(self._hook("release_pool"), device, ctypes.c_ulonglong(number))
+    def shrink(self):
+        self._call("shrink", None)
 
-    def reset(self):
-        ctypes.CFUNCTYPE(None)(self.hooks["reset"])()
+    def limit(self, fraction, device=0):
+        self._call("limit", None, INT(device), ctypes.c_double(fraction))
 
-    def memory_fraction(self, fraction, device=0):
-        ctypes.CFUNCTYPE(None, ctypes.c_double, ctypes.c_int)(self.hooks["memory_fraction"])(
-            fraction, device
-        )
+    def stats(self, device=0):
+        now = Stats()
+        self._call("stats", None, INT(device), ctypes.byref(now))
+        return now
 
-    def base_alloc(self, address):
-        nbytes = ctypes.c_size_t()
-        kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        base = kind(self.hooks["base_alloc"])(address, ctypes.byref(nbytes))
-        return base, nbytes.value
+    def live_bytes(self, device=0):
+        """Return the requested bytes of the device's live blocks."""
+        now = self.stats(device).parts[ALL]
+        return now.requested - now.requested_freed
 
-    def _hook(self, name):
-        return ctypes.c_void_p(self.hooks[name])
+    def reset_peaks(self, device=0):
+        self._call("reset_peaks", None, INT(device))
 
-    def _guard(self, function, *arguments):
-        done = function(*arguments, self.said, ctypes.c_size_t(ROOM))
-        if done:
-            raise Refused(self.said.value.decode())
+    # ---- pools -----------------------------------------------------------------------------------
+
+    def open_pool(self, number, device=0, captured=True):
+        """Open a pool beside the device's arena: of captured graphs, or a MemPool's."""
+        name = (ctypes.c_uint64 * 2)(0, number)
+        hook = POINTER(self.hook(device))
+        pool = self._call("open_pool", POINTER, hook, name, POINTER(), INT(1), INT(captured))
+        if not pool:
+            raise Refused(f"no pool can be opened beside the arena of cuda:{device}")
+        return pool
+
+    def begin_pool(self, pool):
+        """Begin another capture, after the work of all earlier ones."""
+        self._call("begin_pool", None, POINTER(pool))
+
+    def drop_pool(self, pool):
+        self._call("drop_pool", None, POINTER(pool))
+
+    def restore(self, pool, block):
+        """Return whether the block is live again, at its address."""
+        return self._call("restore", INT, POINTER(pool), ctypes.byref(block)) == 0
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def _report(self, device, nbytes, stream, status):
+        is_memory = INT()
+        where = INT(device), SIZE(nbytes), POINTER(stream), INT(status), ctypes.byref(is_memory)
+        text = self._call("report", POINTER, *where)
+        said = ctypes.string_at(text).decode() if text else f"status {status}"
+        ctypes.CDLL(None).free(POINTER(text))
+        return said
+
+    def _call(self, name, result, *arguments):
+        place = torch_hooks.table() + ctypes.sizeof(POINTER) * (ARENAS + FUNCTIONS.index(name))
+        return ctypes.CFUNCTYPE(result)(POINTER.from_address(place).value)(*arguments)

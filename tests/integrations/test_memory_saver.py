@@ -14,8 +14,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory):
-    return Caller.built_in(tmp_path_factory.mktemp("caller"))
+def caller():
+    return Caller()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The hooks that PyTorch calls, called as it does, over arenas of the host device."""
+"""The functions that PyTorch calls, over arenas of the host device."""
 
 import ctypes
 import os
@@ -10,11 +10,12 @@ import threading
 import time
 
 import pytest
+from helpers import child
 from helpers.driver import HostDriver
 from helpers.giving_way import arena_that_gives_way
 from helpers.graph import RELAXED, Graph
 from helpers.interrupting import reaches_the_caller
-from helpers.torch_caller import Caller, Refused
+from helpers.torch_caller import ALL, Block, Caller, Refused
 
 import gpumem
 from gpumem import Arena, Budget, Device, Stream
@@ -26,8 +27,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory):
-    return Caller.built_in(tmp_path_factory.mktemp("caller"))
+def caller():
+    return Caller()
 
 
 @pytest.fixture
@@ -63,12 +64,6 @@ def test_torch_block_comes_from_the_devices_arena(caller, arena):
     assert arena.stats().in_use == 0
 
 
-def test_zero_bytes_allocate_nothing_and_free_of_null_is_ignored(caller, arena):
-    assert caller.alloc(0) is None
-    caller.free(None)
-    assert arena.stats().num_allocs == 0
-
-
 def test_live_blocks_never_share_an_address(caller, arena):
     seed = random.randrange(1 << 32)
     print("seed", seed)
@@ -85,10 +80,9 @@ def test_live_blocks_never_share_an_address(caller, arena):
             assert address not in live
             live[address] = nbytes
     assert arena.stats().requested_in_use == sum(live.values())
-    counts = torch_hooks.counts(0)
-    assert counts["allocated"] - counts["freed"] == sum(live.values())
+    assert caller.live_bytes() == sum(live.values())
     for address, nbytes in live.items():
-        assert caller.base_alloc(address) == (address, nbytes)
+        assert caller.block(address).requested == nbytes
         caller.free(address)
     assert arena.stats().in_use == 0
 
@@ -123,7 +117,7 @@ def test_emptied_cache_gives_back_what_queued_work_still_uses(
         caller.free(address)
     arena.shrink()
     assert arena.stats().reserved >= 64 << 20
-    caller.reset()
+    caller.shrink()
     assert arena.stats().reserved == 0
 
 
@@ -142,11 +136,11 @@ def test_block_freed_on_a_busy_stream_is_not_reused_by_another(caller, arena, st
 
 def test_out_of_memory_throws_the_arenas_report(caller, arena):
     arena.set_limit(1 << 20)
-    before = torch_hooks.counts(0)["failures"]
+    before = caller.stats().failures
     with pytest.raises(Refused, match=r"out of memory: asked for 2.0 MiB") as refused:
         caller.alloc(2 << 20)
     assert "max_mem" in str(refused.value)
-    assert torch_hooks.counts(0)["failures"] == before + 1
+    assert caller.stats().failures == before + 1
     assert arena.stats().in_use == 0
 
 
@@ -192,11 +186,37 @@ def test_out_of_memory_sizes_use_pytorchs_units(nbytes, said):
     assert out_of_memory_text(0, nbytes, None) == f"CUDA out of memory. Tried to allocate {said}."
 
 
-def test_segment_allocation_failure_returns_null(caller, arena):
+def segments():
+    """Return the two functions that PyTorch's own allocator calls for its segments."""
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    allocate, free = torch_hooks.segment_functions()
+    return (
+        ctypes.CFUNCTYPE(pointer, size, ctypes.c_int, pointer)(allocate),
+        ctypes.CFUNCTYPE(None, pointer, size, ctypes.c_int, pointer)(free),
+    )
+
+
+def test_segment_that_is_refused_is_null(arena):
+    allocate, free = segments()
     arena.set_limit(1 << 20)
-    assert caller.alloc(2 << 20, hook="alloc_segment") is None
-    address = caller.alloc(4096, hook="alloc_segment")
-    caller.free(address)
+    assert allocate(2 << 20, 0, None) is None
+    free(allocate(4096, 0, None), 4096, 0, None)
+    assert arena.stats().in_use == 0
+
+
+def test_segment_of_no_bytes_is_null_and_null_is_freed_without_effect(arena):
+    allocate, free = segments()
+    assert allocate(0, 0, None) is None
+    free(None, 0, 0, None)
+    assert arena.stats().num_allocs == 0
+
+
+def test_double_free_of_a_segment_is_reported_on_stderr(arena, capfd):
+    allocate, free = segments()
+    address = allocate(4096, 0, None)
+    free(address, 4096, 0, None)
+    free(address, 4096, 0, None)
+    assert f"PyTorch freed 4096 bytes at {address:#x} of cuda:0" in capfd.readouterr().err
     assert arena.stats().in_use == 0
 
 
@@ -213,13 +233,11 @@ def test_device_without_an_arena_is_looked_up_once(caller):
         first, second = caller.alloc(4096, device=5), caller.alloc(4096, device=5)
         assert asked == [5]
         assert arena.stats().num_allocs == 2
-        caller.free(first, device=5)
-        caller.free(second, device=5)
+        caller.free(first)
+        caller.free(second)
         torch_hooks.set_finder(None)
         with pytest.raises(Refused, match="no arena serves cuda:6"):
             caller.alloc(4096, device=6)
-        with pytest.raises(Refused, match="device 64 is not from 0 to 63"):
-            caller.alloc(4096, device=64)
     finally:
         torch_hooks.set_finder(None)
 
@@ -237,7 +255,7 @@ def test_threads_that_are_first_at_once_find_one_arena(caller):
     def work():
         together.wait()
         for _ in range(100):
-            caller.free(caller.alloc(8, device=7), device=7)
+            caller.free(caller.alloc(8, device=7))
 
     torch_hooks.set_finder(find)
     try:
@@ -274,7 +292,7 @@ def test_blocks_outlive_the_switch_to_another_arena(caller):
     address = caller.alloc(4096, device=1)
     torch_hooks.serve(1, second)
     touch(address, 4096)
-    caller.free(address, device=1)
+    caller.free(address)
     assert first.stats().in_use == 0
     assert second.stats().num_allocs == 0
 
@@ -282,7 +300,7 @@ def test_blocks_outlive_the_switch_to_another_arena(caller):
 def test_empty_cache_releases_idle_memory(caller, arena):
     caller.free(caller.alloc(64 << 20))
     assert arena.stats().reserved
-    caller.reset()
+    caller.shrink()
     assert arena.stats().reserved == 0
 
 
@@ -290,69 +308,54 @@ def test_memory_fraction_never_raises_the_arenas_limit(caller):
     total = gpumem.Device("host").total_bytes
     arena = Arena("host")
     torch_hooks.serve(2, arena)
-    caller.memory_fraction(0.5, device=2)
+    caller.limit(0.5, device=2)
     assert arena.stats().limit == int(total * 0.5)
     bounded = Arena("host", {"max_mem": 1 << 20})
     torch_hooks.serve(2, bounded)
-    caller.memory_fraction(0.5, device=2)
+    caller.limit(0.5, device=2)
     assert bounded.stats().limit == 1 << 20
 
 
 def test_peaks_count_torchs_requested_bytes(caller, arena):
-    other = arena.allocate(1 << 20)  # somebody else's
+    other = arena.allocate(1 << 20)  # of another library
     first, second = caller.alloc(1000), caller.alloc(2000)
     caller.free(first)
     caller.free(second)
-    assert torch_hooks.counts(0)["peak"] == 3000
+    assert caller.stats().parts[ALL].peak_requested == 3000
     third = caller.alloc(100)
-    torch_hooks.reset_peak(0)
-    assert torch_hooks.counts(0)["peak"] == 100
+    caller.reset_peaks()
+    assert caller.stats().parts[ALL].peak_requested == 100
     caller.free(third)
     other.close()
 
 
-# ---- graph captures ------------------------------------------------------------------------------
+# ---- pools of captured graphs ----------------------------------------------------------------------
 
 
-def test_capturing_stream_allocates_from_the_graph_pool(caller, arena, stream):
-    caller.begin_pool(1, stream.ptr)
-    inside = caller.alloc(4096, stream=stream.ptr)
-    outside = caller.alloc(4096)
-    caller.end_pool(1)
-    assert arena.stats().num_allocs == 1
-    touch(inside, 4096)
-    caller.free(outside)
-    caller.free(inside, stream=stream.ptr)
-    caller.release_pool(1)
-
-
-def test_memory_freed_in_a_capture_is_reused_only_in_the_capture(caller, arena, stream):
-    caller.begin_pool(1, stream.ptr)
-    address = caller.alloc(4096, stream=stream.ptr)
-    caller.free(address, stream=stream.ptr)
-    assert caller.alloc(4096, stream=stream.ptr) == address
-    caller.end_pool(1)
-    caller.free(address, stream=stream.ptr)
-    taken = [caller.alloc(4096, stream=stream.ptr) for _ in range(100)]
-    assert address not in taken
-    for each in taken:
-        caller.free(each)
-    caller.begin_pool(1, stream.ptr)  # a second graph in the same pool
-    assert caller.alloc(4096, stream=stream.ptr) == address
-    caller.end_pool(1)
+def test_memory_freed_in_a_capture_is_reused_only_in_the_pools_captures(caller, arena, stream):
+    pool = caller.open_pool(1)
+    address = caller.alloc(4096, stream=stream.ptr, pool=pool)
     caller.free(address)
-    caller.release_pool(1)
-    caller.release_pool(1)
+    assert caller.alloc(4096, stream=stream.ptr, pool=pool) == address
+    caller.free(address)
+    outside = [caller.alloc(4096, stream=stream.ptr) for _ in range(100)]
+    assert address not in outside
+    assert arena.stats().num_allocs == 100
+    for each in outside:
+        caller.free(each)
+    caller.begin_pool(pool)  # a second graph in the same pool
+    assert caller.alloc(4096, stream=stream.ptr, pool=pool) == address
+    caller.free(address)
+    caller.drop_pool(pool)
 
 
 def test_block_of_a_capture_sleeps_with_the_tag_of_its_thread(caller, arena, stream):
-    caller.begin_pool(1, stream.ptr)
-    plain = caller.alloc(4096, stream=stream.ptr)
+    pool = caller.open_pool(1)
+    plain = caller.alloc(4096, stream=stream.ptr, pool=pool)
     with arena.tag("weights"):
-        tagged = caller.alloc(4096, stream=stream.ptr)
+        tagged = caller.alloc(4096, stream=stream.ptr, pool=pool)
         with arena.tag("default"):
-            other = caller.alloc(4096, stream=stream.ptr)
-    caller.end_pool(1)
+            other = caller.alloc(4096, stream=stream.ptr, pool=pool)
     for address in (plain, tagged, other):
         touch(address, 4096)
     assert arena.sleep("weights") == 2 << 20
@@ -362,50 +365,30 @@ def test_block_of_a_capture_sleeps_with_the_tag_of_its_thread(caller, arena, str
     arena.wake()
     for address in (plain, tagged, other):
         assert ctypes.string_at(address, 4096) == b"\x07" * 4096
-        caller.free(address, stream=stream.ptr)
-    caller.release_pool(1)
-    caller.release_pool(1)
+        caller.free(address)
+    caller.drop_pool(pool)
 
 
 def test_graph_pool_is_released_with_its_last_graph_and_block(caller, stream):
-    gpumem.Arena("host").close()
     arena = Arena("host", {"max_mem": 64 << 20, "oom_wait_ms": 0})
     torch_hooks.serve(3, arena)
-    caller.begin_pool(9, stream.ptr, device=3)
-    address = caller.alloc(48 << 20, device=3, stream=stream.ptr)
-    caller.end_pool(9, device=3)
-    caller.release_pool(9, device=3)
+    pool = caller.open_pool(9, device=3)
+    address = caller.alloc(48 << 20, device=3, stream=stream.ptr, pool=pool)
+    caller.drop_pool(pool)
     touch(address, 48 << 20)  # a tensor that outlived its graph
     with pytest.raises(Refused, match="out of memory"):
         caller.alloc(32 << 20, device=3)  # one limit for both
-    caller.free(address, device=3)
-    again = caller.alloc(32 << 20, device=3)
-    caller.free(again, device=3)
+    caller.free(address)
+    caller.free(caller.alloc(32 << 20, device=3))
 
 
-def test_most_recent_graph_pool_serves_where_two_match(caller, arena, stream):
-    caller.begin_pool(1, stream.ptr)
-    first = caller.alloc(4096, stream=stream.ptr)
-    caller.free(first)
-    caller.begin_pool(2, stream.ptr)
-    second = caller.alloc(4096, stream=stream.ptr)
-    assert second != first
-    caller.end_pool(2)
-    assert caller.alloc(4096, stream=stream.ptr) == first
-    caller.end_pool(1)
-    for address in (first, second):
-        caller.free(address)
-    caller.release_pool(1)
-    caller.release_pool(2)
-
-
-def test_graph_pool_over_a_source_is_refused(caller, stream):
+def test_graph_pool_over_a_source_is_refused(caller):
     upstream = Arena("host")
     arena = Arena("host", source=upstream)
     torch_hooks.serve(4, arena)
-    with pytest.raises(Refused, match="no graph pool can be opened beside the arena of cuda:4"):
-        caller.begin_pool(1, stream.ptr, device=4)
-    caller.free(caller.alloc(4096, device=4), device=4)
+    with pytest.raises(Refused, match="no pool can be opened beside the arena of cuda:4"):
+        caller.open_pool(1, device=4)
+    caller.free(caller.alloc(4096, device=4))
 
 
 # ---- threads -------------------------------------------------------------------------------------
@@ -417,7 +400,7 @@ def test_recording_has_the_stacks_of_threads_that_allocate_without_the_interpret
     def allocate_here(number):
         own = Stream("host")
         for _ in range(200):
-            caller.free(caller.alloc(4096 * number, stream=own.ptr), 4096 * number, stream=own.ptr)
+            caller.free(caller.alloc(4096 * number, stream=own.ptr))
 
     with gpumem.observe.record(arena, capacity=1 << 13, stacks=1.0) as recording:
         threads = [threading.Thread(target=allocate_here, args=(i,)) for i in range(1, 5)]
@@ -470,9 +453,9 @@ def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
         caller.free(address)
     assert not failures
     assert arena.stats().in_use == 0
-    counts = torch_hooks.counts(0)
-    assert counts["allocated"] == counts["freed"]
-    assert counts["allocs"] == counts["frees"]
+    counts = caller.stats().parts[ALL]
+    assert counts.allocated == counts.allocated_freed
+    assert counts.allocs == counts.frees
 
 
 # ---- the end -------------------------------------------------------------------------------------
@@ -486,9 +469,8 @@ late = []
 atexit.register(lambda: late[0]())     # runs after what gpumem registers
 import gpumem
 from gpumem._testing import torch_hooks
-from gpumem._testing.torch_hooks import out_of_memory_text
 from helpers.torch_caller import Caller
-caller = Caller({caller.path!r})
+caller = Caller()
 torch_hooks.serve(0, gpumem.Arena("host"))
 address = caller.alloc(4096)
 late.append(lambda: (caller.free(address), print("freed")))
@@ -497,25 +479,24 @@ late.append(lambda: (caller.free(address), print("freed")))
     assert (done.returncode, done.stdout, done.stderr) == (0, "freed\n", "")
 
 
-def test_double_free_is_reported_on_stderr(caller, arena, capfd):
+def test_second_free_is_refused(caller, arena):
     address = caller.alloc(4096)
-    caller.free(address)
-    caller.free(address, 4096)
-    assert f"PyTorch freed 4096 bytes at {address:#x} of cuda:0" in capfd.readouterr().err
+    assert caller.free(address) == 0
+    assert caller.free(address) != 0
     assert arena.stats().in_use == 0
 
 
-def test_forks_child_leaves_its_parents_blocks_alone(caller, arena, capfd):
+def test_forks_child_leaves_its_parents_blocks_alone(caller, arena):
     address = caller.alloc(4096)
-    child = os.fork()
-    if child == 0:
+    process = os.fork()
+    if process == 0:
+        status = 1
         try:
-            caller.free(address)  # somebody else's in this process: not known here
-            caller.reset()
+            status = caller.free(address)  # the parent's, which this process does not know
+            caller.shrink()
         finally:
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert capfd.readouterr().err == ""
+            os._exit(status)
+    assert os.waitpid(process, 0)[1] == 0
     assert arena.stats().requested_in_use == 4096
     caller.free(address)
     assert arena.stats().in_use == 0
@@ -535,20 +516,21 @@ def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
     assert budget.used <= budget.limit
     with pytest.raises(Refused, match="budget"):
         caller.alloc(200 << 20, device=7)
-    caller.free(address, device=7)
+    caller.free(address)
     arena.shrink()
     assert budget.used == 0
 
 
-def test_budget_callback_runs_for_a_segment_inside_a_capture(caller, stream):
+def test_budget_callback_runs_for_a_segment_inside_a_capture(stream):
+    allocate, free = segments()
     arena, kept, _ = arena_that_gives_way(300 << 20)
     torch_hooks.serve(8, arena)
     kept.append(arena.allocate(200 << 20))
     with Graph(HostDriver(), stream, RELAXED) as graph:
-        address = caller.alloc(200 << 20, device=8, stream=stream.ptr, hook="alloc_segment")
+        address = allocate(200 << 20, 8, stream.ptr)
     assert address
     assert not kept
-    caller.free(address, device=8)
+    free(address, 200 << 20, 8, None)
     graph.destroy()
 
 
@@ -571,15 +553,14 @@ def test_graph_pool_is_charged_to_its_arenas_budget(caller, stream, count):
     budget = Budget(64 << 20)
     arena = Arena("host", {"oom_wait_ms": 0}, budget=budget, count=count, name="training")
     torch_hooks.serve(8, arena)
-    caller.begin_pool(1, stream.ptr, device=8)
-    address = caller.alloc(32 << 20, device=8, stream=stream.ptr)
+    pool = caller.open_pool(1, device=8)
+    address = caller.alloc(32 << 20, device=8, stream=stream.ptr, pool=pool)
     assert budget.used == 32 << 20
     assert budget.holders() == (("training", 32 << 20),)
     with pytest.raises(Refused, match="budget"):
-        caller.alloc(48 << 20, device=8, stream=stream.ptr)
-    caller.end_pool(1, device=8)
-    caller.free(address, device=8)
-    caller.release_pool(1, device=8)
+        caller.alloc(48 << 20, device=8, stream=stream.ptr, pool=pool)
+    caller.free(address)
+    caller.drop_pool(pool)
     arena.shrink()
     assert budget.used == 0
 
@@ -587,77 +568,33 @@ def test_graph_pool_is_charged_to_its_arenas_budget(caller, stream, count):
 # ---- blocks that are restored --------------------------------------------------------------------
 
 
-class Block(ctypes.Structure):
-    """TorchBlock of hooks.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_uint64) for name in ("address", "size", "requested", "stream")),
-        ("pool", ctypes.c_uint64 * 2),
-        ("segment", ctypes.c_uint32),
-        ("device", ctypes.c_int32),
-        *((name, ctypes.c_uint8) for name in ("state", "is_small", "is_expandable")),
-    ]
-
-
 class Pool:
-    """A pool of PyTorch's side over device 0, by the table of functions in hooks.h."""
+    """A pool of device 0; its blocks are described as `Block`."""
 
-    HOOKS = 65  # of 64 devices, and of pinned memory
-    CALLS = """
-        allocate allocate_segment allocate_alone release record find shrink shrink_pinned
-        shrink_pool limit block blocks live changes stats reset_peaks pool_bytes largest
-        open_pool begin_pool retain_pool drop_pool restore
-    """
-
-    def __init__(self, number, captured=False):
-        hook = ctypes.c_void_p.from_address(torch_hooks.table()).value
-        identity = (ctypes.c_uint64 * 2)(0, number)
-        pointer = ctypes.c_void_p
-        kinds = (pointer, pointer, pointer, ctypes.c_int, ctypes.c_int)
-        self.pool = self._call("open_pool", pointer, kinds, hook, identity, None, 1, captured)
-        assert self.pool
-
-    def _call(self, name, result, kinds, *arguments):
-        index = self.HOOKS + self.CALLS.split().index(name)
-        place = torch_hooks.table() + index * ctypes.sizeof(ctypes.c_void_p)
-        function = ctypes.c_void_p.from_address(place).value
-        return ctypes.CFUNCTYPE(result, *kinds)(function)(*arguments)
+    def __init__(self, caller, number, captured=False):
+        self.caller = caller
+        self.pool = caller.open_pool(number, captured=captured)
 
     def allocate(self, nbytes):
-        address = ctypes.c_void_p()
-        kinds = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
-        status = self._call(
-            "allocate", ctypes.c_int, kinds, self.pool, nbytes, None, ctypes.byref(address)
-        )
-        assert status == 0
-        return address.value
-
-    def block(self, address):
-        """Return what is known of a block; None: none begins there."""
-        found, kinds = Block(), (ctypes.c_void_p, ctypes.c_void_p)
-        known = self._call("block", ctypes.c_int, kinds, address, ctypes.byref(found))
-        return found if known else None
+        return self.caller.block(self.caller.alloc(nbytes, pool=self.pool))
 
     def free(self, *blocks):
         for block in blocks:
-            kinds = (ctypes.c_void_p,)
-            assert self._call("release", ctypes.c_int, kinds, block.address) == 0
+            assert self.caller.free(block.address) == 0
 
     def restore(self, block):
-        """Return whether the block is live again, where it was."""
-        kinds = (ctypes.c_void_p, ctypes.c_void_p)
-        return self._call("restore", ctypes.c_int, kinds, self.pool, ctypes.byref(block)) == 0
+        return self.caller.restore(self.pool, block)
 
     def begin(self):
-        self._call("begin_pool", None, (ctypes.c_void_p,), self.pool)
+        self.caller.begin_pool(self.pool)
 
     def drop(self):
-        self._call("drop_pool", None, (ctypes.c_void_p,), self.pool)
+        self.caller.drop_pool(self.pool)
 
 
 @pytest.fixture(params=[False, True], ids=["regions", "pages"])
-def pool(arena, request):
-    pool = Pool(901, captured=request.param)
+def pool(caller, arena, request):
+    pool = Pool(caller, 901, captured=request.param)
     yield pool
     pool.drop()
 
@@ -669,15 +606,15 @@ def at(block, begin, size):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_blocks_are_restored_where_they_were_in_any_order(pool, order):
-    blocks = [pool.block(pool.allocate(nbytes)) for nbytes in (1 << 20, 4000, 3 << 20)]
+    blocks = [pool.allocate(nbytes) for nbytes in (1 << 20, 4000, 3 << 20)]
     pool.free(*blocks)
     pool.begin()
     assert [pool.restore(blocks[i]) for i in order] == [True] * 3
     for block in blocks:
-        found = pool.block(block.address)
+        found = pool.caller.block(block.address)
         assert (found.size, found.requested) == (block.size, block.requested)
         assert not pool.restore(block)  # it is live
-    other = pool.block(pool.allocate(1 << 20))
+    other = pool.allocate(1 << 20)
     for block in blocks:
         assert other.address >= block.address + block.size or (
             other.address + other.size <= block.address
@@ -687,15 +624,15 @@ def test_blocks_are_restored_where_they_were_in_any_order(pool, order):
 
 
 def test_block_is_not_restored_where_its_bytes_are_not_free(pool):
-    first, second = (pool.block(pool.allocate(MIB)) for _ in range(2))
-    far = pool.block(pool.allocate(64 * MIB))  # in a region of its own, if there are regions
+    first, second = (pool.allocate(MIB) for _ in range(2))
+    far = pool.allocate(64 * MIB)  # in a region of its own, if there are regions
     pool.free(first, far)
     pool.begin()
     assert not pool.restore(second)
     assert not pool.restore(at(second, 256, 256))  # inside a live block
     assert not pool.restore(at(first, 0, 1 << 40))  # larger than what is free
     assert not pool.restore(at(first, 1 << 40, 256))  # beyond all memory
-    assert pool.block(first.address) is None
+    assert pool.caller.block(first.address) is None
     assert pool.restore(at(first, 512, 256))  # in the middle of free bytes
     assert pool.restore(at(first, 0, 512))
     assert not pool.restore(at(first, 0, 1024))
@@ -704,15 +641,15 @@ def test_block_is_not_restored_where_its_bytes_are_not_free(pool):
     pool.free(at(first, 0, 0), at(first, 512, 0), at(first, 768, 0), second, far)
 
 
-def test_blocks_are_restored_where_pages_have_moved_away(arena, rng):
+def test_blocks_are_restored_where_pages_have_moved_away(caller, arena, rng):
     """A tree of graphs goes back to what was live before, which later graphs' blocks replaced."""
-    pool = Pool(902, captured=True)
+    pool = Pool(caller, 902, captured=True)
     live, then = [], []
     for step in range(1500):
         if len(live) > 20:
             pool.free(live.pop(rng.randrange(len(live))))
         else:
-            live.append(pool.block(pool.allocate(int(2 ** rng.uniform(12, 24)))))
+            live.append(pool.allocate(int(2 ** rng.uniform(12, 24))))
         if step % 150 == 149:
             then.append(list(live))
     pool.free(*live)
@@ -726,3 +663,21 @@ def test_blocks_are_restored_where_pages_have_moved_away(arena, rng):
             assert ctypes.string_at(block.address, block.size) == bytes([value]) * block.size
         pool.free(*blocks)
     pool.drop()
+
+
+# ---- several devices beneath PyTorch's own allocator -----------------------------------------------
+
+
+def test_arenas_that_are_introduced_give_each_other_access_as_their_settings_allow():
+    child.run_quietly(
+        """
+        import gpumem
+        from gpumem._testing import torch_hooks
+        gpumem.device.set_host_device_count(3)
+        arenas = [gpumem.Arena(f"host:{i}") for i in range(2)]
+        closed_off = gpumem.Arena("host:2", {"peers": "none"})
+        torch_hooks.introduce([*arenas, closed_off])
+        peers = [[each.index for each in arena.peers] for arena in arenas]
+        assert peers == [[1, 2], [0, 2]] and closed_off.peers == ()
+        """
+    )

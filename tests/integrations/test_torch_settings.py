@@ -1,18 +1,17 @@
 """PyTorch's settings of its allocator, read for arenas."""
 
+import sys
 import warnings
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
+from helpers import torch_build
 
 from gpumem import Arena
 from gpumem.errors import ConfigError, ConfigWarning, IntegrationError
+from gpumem.integrations import torch as gpumem_torch
 from gpumem.integrations._resources import Resources
 from gpumem.integrations.torch import _allocator, _hooks
 from gpumem.integrations.torch._settings import AllocatorSettings
-
-FAKE = Path(__file__).parents[1] / "helpers" / "fake_torch" / "torch" / "__init__.py"
 
 TOTAL = Arena("host").memory.device.total_bytes
 
@@ -103,19 +102,30 @@ def served_by(arena):
 
 
 @pytest.fixture
-def fake_torch():
-    spec = spec_from_file_location("fake_torch", FAKE)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+def fake_torch(monkeypatch, tmp_path):
+    """A stand-in for PyTorch without a compiler, and without a build of the allocator."""
+    module = torch_build.fake_torch()
+    monkeypatch.setitem(sys.modules, "torch", module)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
     yield module
     _hooks.set_finder(None)
     _hooks.serve(0, Arena("host"))
 
 
-def test_arena_in_place_of_pytorchs_allocator_holds_the_memory_fraction(fake_torch, monkeypatch):
+@pytest.fixture
+def built(fake_torch, monkeypatch):
+    """The same with a build of the allocator."""
+    with monkeypatch.context() as patch:
+        patch.delenv("CXX")
+        torch_build.carry(fake_torch)
+    return fake_torch
+
+
+def test_arena_in_place_of_pytorchs_allocator_holds_the_memory_fraction(built, monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.5")
     arena = Arena("host")
-    _allocator.replace(fake_torch, served_by(arena))
+    _allocator.replace(built, served_by(arena), True)
     assert arena.stats().limit == int(0.5 * TOTAL)
 
 
@@ -124,17 +134,26 @@ def test_invalid_memory_fraction_is_refused_before_anything_is_compiled(fake_tor
     monkeypatch.setattr(_allocator._build, "load", compiled.append)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:2")
     with pytest.raises(ConfigError, match="per_process_memory_fraction = '2'"):
-        _allocator.replace(fake_torch, served_by(Arena("host")))
+        _allocator.replace(fake_torch, served_by(Arena("host")), True)
     assert compiled == []
 
 
-@pytest.mark.parametrize("pinned", [None, False])
-def test_without_a_compiler_pinned_memory_stays_pytorchs(fake_torch, pinned):
-    replaced = _allocator.replace(fake_torch, served_by(Arena("host")), pinned)
-    assert replaced.why_pluggable
-    assert not replaced.serves_pinned
+def test_without_a_compiler_full_mode_is_refused_with_both_ways_out(fake_torch):
+    arena = Arena("host")
+    with pytest.raises(IntegrationError) as refused:
+        _allocator.replace(fake_torch, served_by(arena), True)
+    for words in ("/nonexistent/c++", "integrations.torch build", 'mode="pool"'):
+        assert words in str(refused.value)
+    assert arena not in _hooks.arenas().values()
 
 
-def test_pinned_memory_that_is_asked_for_needs_the_compiled_allocator(fake_torch):
-    with pytest.raises(IntegrationError, match="pinned memory needs gpumem's compiled allocator"):
-        _allocator.replace(fake_torch, served_by(Arena("host")), True)
+def test_without_a_compiler_auto_mode_is_pool_and_a_warning_says_why(fake_torch):
+    with pytest.warns(ConfigWarning, match='mode="pool".*/nonexistent/c') as said:
+        assert gpumem_torch._torch.mode("auto") == "pool"
+    assert len(said) == 1
+
+
+def test_build_from_elsewhere_needs_no_compiler(built):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gpumem_torch._torch.mode("auto") == "full"

@@ -20,8 +20,7 @@ BEFORE = """
     from helpers.waiting import wait_until
 
     MIB = 1 << 20
-    with tempfile.TemporaryDirectory() as folder:
-        torch = Caller.built_in(Path(folder))
+    torch = Caller()
 """
 ARENA = """
     make_exportable()
@@ -80,14 +79,13 @@ def test_shared_block_of_a_graph_pool_is_the_same_memory_in_another_process():
     said = run(
         """
         stream = gpumem.Stream("host")
-        torch.begin_pool(7, stream.ptr)
-        torch.alloc(300, stream=stream.ptr)
-        address = torch.alloc(5 * MIB, stream=stream.ptr)
-        torch.end_pool(7)
+        pool = torch.open_pool(7)
+        torch.alloc(300, stream=stream.ptr, pool=pool)
+        address = torch.alloc(5 * MIB, stream=stream.ptr, pool=pool)
         ctypes.memset(address, 7, 5 * MIB)
         print(found_elsewhere(*_sharing.share_block(address), 5 * MIB, 9))
         print(*set(bytes(bytes_at(address, 5 * MIB))))
-        torch.release_pool(7)
+        torch.drop_pool(pool)
         """
     )
     assert said == ["7", "9"]
@@ -98,9 +96,8 @@ def test_arena_does_not_sleep_until_shared_blocks_are_freed():
         """
         stream = gpumem.Stream("host")
         plain = torch.alloc(5000)
-        torch.begin_pool(7, stream.ptr)
-        pooled = torch.alloc(5000, stream=stream.ptr)
-        torch.end_pool(7)
+        pool = torch.open_pool(7)
+        pooled = torch.alloc(5000, stream=stream.ptr, pool=pool)
         for address in (plain, plain, pooled):
             _sharing.share_block(address)
         for address, shared in ((plain, 2), (pooled, 1)):

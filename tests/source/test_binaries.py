@@ -11,8 +11,6 @@ import gpumem
 EXTENSIONS = sorted(Path(gpumem.__file__).parent.rglob("*.so"))
 # The toolchain's own, in every shared object of some linkers.
 TOOLCHAIN = {"_init", "_fini", "_edata", "_end", "__bss_start"}
-# PyTorch's hooks are C++: named exports for whoever loads them by path, and the standard library.
-HOOKS = "gpumem_torch_"
 SYSTEM = ("libc.so", "libm.so", "libpthread.so", "libdl.so", "librt.so", "libgcc_s.so", "ld-linux")
 
 
@@ -27,13 +25,9 @@ def test_compiled_modules_exist():
 
 
 def exported(path: Path) -> set[str]:
-    """List a module's exported symbols, the toolchain's and those for PyTorch left out."""
+    """List a module's exported symbols, except the toolchain's."""
     lines = read("nm", "-D", "--defined-only", path).splitlines()
-    # Weak ones are the C++ library's templates, the same in every shared object.
-    symbols = {line.split()[-1] for line in lines if line.split()[-2] not in "Wu"} - TOOLCHAIN
-    if path.parent.name == "torch":
-        return {symbol for symbol in symbols if not symbol.startswith(HOOKS)}
-    return symbols
+    return {line.split()[-1] for line in lines} - TOOLCHAIN
 
 
 def needed(path: Path) -> set[str]:
@@ -53,10 +47,8 @@ def test_compiled_modules_export_their_init_function_alone():
 
 
 def test_compiled_modules_are_linked_against_the_c_library_alone():
-    """PyTorch's hooks against C++'s, too."""
     wrong = {}
     for path in EXTENSIONS:
-        allowed = (*SYSTEM, "libstdc++.so") if path.parent.name == "torch" else SYSTEM
-        if others := {name for name in needed(path) if not name.startswith(allowed)}:
+        if others := {name for name in needed(path) if not name.startswith(SYSTEM)}:
             wrong[path.name] = others
     assert not wrong

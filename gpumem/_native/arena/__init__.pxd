@@ -5,7 +5,7 @@ from gpumem._native.arena.allocator_hooks cimport (
     AllocatorHook, hook_allocate, hook_allocate_range, hook_arena, hook_counts, hook_create,
     hook_drop, hook_find, hook_free, hook_free_on, HOOK_KINDS, HOOK_LARGE, hook_let_go, hook_live,
     hook_record, hook_reset_peak, hook_retain, hook_share, hook_slot, HOOK_SMALL, HookBlock,
-    HookCounts, HookLive, hooks_blocks, hooks_bytes, hooks_of, HookSums, sums_of,
+    HookCounts, HookLive, hooks_blocks, hooks_bytes, hooks_of, HookSums,
 )
 from gpumem._native.arena.arena cimport (
     arena_check, arena_close, arena_close_wait, arena_copy_blocks, arena_create, arena_debug,

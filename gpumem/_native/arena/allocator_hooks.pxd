@@ -122,7 +122,5 @@ cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) 
 cdef HookCounts hook_counts(AllocatorHook* hook) noexcept nogil
 # How many live blocks a hook has that has an owner.
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil
-# The sum of two kinds of blocks.
-cdef HookSums sums_of(const HookCounts* counts) noexcept nogil
 # Sets the peaks to what is in use now.
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil

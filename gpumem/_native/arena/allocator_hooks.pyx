@@ -261,14 +261,6 @@ cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil:
     return count
 
 
-cdef HookSums sums_of(const HookCounts* counts) noexcept nogil:
-    cdef const HookSums* a = &counts.sums[<int>HOOK_LARGE]
-    cdef const HookSums* b = &counts.sums[<int>HOOK_SMALL]
-    return HookSums(a.allocs + b.allocs, a.frees + b.frees, a.requested + b.requested,
-                    a.requested_freed + b.requested_freed, a.allocated + b.allocated,
-                    a.allocated_freed + b.allocated_freed)
-
-
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
     cdef HookCounts* counts = &hook.counts
     cdef bint owned = first_enter(&hook.counting)

@@ -6,13 +6,14 @@ There are two modes; ``mode="auto"`` selects the first that is possible:
     gpumem replaces PyTorch's caching allocator, by one that is compiled for the installed PyTorch:
     at its first use, which takes half a minute, or before by ``python -m gpumem.integrations.torch
     build``. Every block comes from the arena, with pages that move, reuse across streams, `shrink`
-    and budgets. Possible only before PyTorch has initialised CUDA, and for the rest of the process:
-    PyTorch cannot switch back.
+    and budgets. It needs a C++ compiler and CUDA's headers, unless a build from elsewhere lies in
+    the user's cache folder. It is possible only before PyTorch has initialised CUDA, and for the
+    rest of the process: PyTorch cannot switch back.
 ``"pool"``
     PyTorch's caching allocator stays and allocates its segments, of 2 MiB, 20 MiB and more, from
     the arena, through a ``torch.cuda.MemPool``. Statistics, snapshots and errors stay PyTorch's. It
     rounds, caches and fragments inside the segments as before, and frees no segment before it is
-    disabled. Can be disabled at any time.
+    disabled. Can be disabled at any time, and needs no compiler.
 
 Under ``"full"``:
 
@@ -31,9 +32,6 @@ Under ``"full"``:
 - PyTorch's pinned memory, of ``tensor.pin_memory()`` and of a DataLoader, comes from an arena too,
   unless ``enable(pinned=False)`` leaves it to PyTorch.
 
-Without a C++ compiler or CUDA's headers it goes through PyTorch's pluggable allocator instead;
-`status` says why, and what that costs: `COST`.
-
 A process should capture graphs with ``torch.cuda.graph`` or similar functions, which name the pool
 of a capture.
 
@@ -46,29 +44,22 @@ True
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from types import ModuleType
 
 from gpumem import integrations
 from gpumem._core import Arena
-from gpumem.errors import ConfigError
+from gpumem.errors import ConfigError, ConfigWarning
 from gpumem.integrations._resources import ResourceLike, Resources
 from gpumem.integrations._switch import Framework, Setting, Switch, Using
 from gpumem.integrations._versions import import_framework
 from gpumem.integrations.torch import _allocator, _hooks
-from gpumem.integrations.torch._allocator import Pool, Replacement, Routing, make_pools
+from gpumem.integrations.torch._allocator import Pool, Routing, make_pools
 
-__all__ = ["COST", "TorchStatus", "disable", "enable", "status", "using"]
+__all__ = ["TorchStatus", "disable", "enable", "status", "using"]
 
 MODES = ("auto", "full", "pool")
-
-COST = (
-    "PyTorch refuses memory history, sharing tensors with other processes, torch.cuda.MemPool, "
-    'torch.compile(mode="reduce-overhead") and torch.backends.cudnn.benchmark = True, and out of '
-    "memory raises RuntimeError"
-)
-"""What is missing where gpumem's allocator cannot be compiled."""
-
 
 @dataclass(frozen=True)
 class TorchStatus(integrations.Status):
@@ -80,24 +71,11 @@ class TorchStatus(integrations.Status):
         As of `gpumem.integrations.Status`.
     mode : {"full", "pool"} or None
         None: PyTorch uses its own allocator.
-    allocator : {"compiled", "pluggable"} or None
-        Under "full", the way into PyTorch.
-    limits : str
-        What a pluggable allocator costs, why there is no compiled one, and how to get it; empty
-        with a compiled one.
-    hooks : tuple of str
-        Of a pluggable allocator, the hooks of the installed PyTorch that gpumem has set.
-    unknown_hooks : tuple of str
-        Setters of hooks of the installed PyTorch that this gpumem does not support.
     pinned : Arena or None
-        What serves PyTorch's pinned memory; None: PyTorch has its own, or asked for none yet.
+        The arena of PyTorch's pinned memory; None: PyTorch has its own, or asked for none yet.
     """
 
     mode: str | None
-    allocator: str | None
-    limits: str
-    hooks: tuple[str, ...]
-    unknown_hooks: tuple[str, ...]
     pinned: Arena | None
 
 
@@ -107,7 +85,8 @@ class Torch(Framework):
     name = "PyTorch"
 
     def __init__(self) -> None:
-        self.replacement: Replacement | None = None
+        self.is_replaced = False
+        self.serves_pinned = False
         self.routing: Routing | None = None
 
     def attach(self, setting: Setting) -> dict[int, Pool]:
@@ -115,7 +94,9 @@ class Torch(Framework):
         _allocator.require_gpu(torch)
         options = dict(setting.options)
         if options["mode"] == "full":
-            self.replacement = _allocator.replace(torch, setting.resources, options["pinned"])
+            pinned = True if options["pinned"] is None else options["pinned"]
+            _allocator.replace(torch, setting.resources, pinned)
+            self.is_replaced, self.serves_pinned = True, bool(pinned)
             return {}
         if self.routing is None:
             self.routing = Routing(torch)
@@ -129,7 +110,7 @@ class Torch(Framework):
             self.routing.switch(before)
 
     def why_not_back(self) -> str | None:
-        if self.replacement is None:
+        if not self.is_replaced:
             return None
         return "its allocator was replaced for good: PyTorch cannot switch back"
 
@@ -141,9 +122,14 @@ class Torch(Framework):
         torch = import_torch()
         if asked != "auto":
             return asked
-        if self.replacement is not None:
+        if self.is_replaced:
             return "full"
-        return "pool" if _allocator.why_not_replace(torch) else "full"
+        if _allocator.why_not_replace(torch):
+            return "pool"
+        reason = torch.cuda.device_count() and _allocator.why_not_compiled(torch)
+        if reason:
+            warnings.warn(f'PyTorch gets mode="pool": {reason}', ConfigWarning, stacklevel=4)
+        return "pool" if reason else "full"
 
 
 _torch = Torch()
@@ -168,20 +154,20 @@ def enable(
         already, by `gpumem run` or an earlier call, it means the arenas that serve it.
     mode : {"auto", "full", "pool"}
         Replace PyTorch's allocator, or serve it; see the module's description. "auto" is "full"
-        until PyTorch has initialised CUDA.
+        until PyTorch has initialised CUDA. Where gpumem's allocator cannot be compiled, it is
+        "pool", and a `ConfigWarning` says why.
     pinned : Arena or bool, optional
         Under "full", where PyTorch's pinned memory comes from: an arena of pinned memory; with True
         one that is made at its first use, whose regions have the sizes of PyTorch's blocks; with
-        False PyTorch's own. None means what an earlier call has chosen, else True where the
-        allocator is compiled and False where it is not.
+        False PyTorch's own. None means the choice of an earlier call, else True.
 
     Raises
     ------
     MissingFrameworkError
         PyTorch is not installed.
     IntegrationError
-        PyTorch is older than 2.9, was built without CUDA, or cannot switch now; or pinned memory is
-        wanted and the allocator cannot be compiled. Nothing is changed.
+        PyTorch is older than 2.9, was built without CUDA, or cannot switch now; or gpumem's
+        allocator cannot be compiled and `mode` is "full". Nothing is changed.
     ConfigError
         `mode` is invalid, a resource is not an arena on a GPU, or `pinned` is not an arena of a
         GPU's pinned memory, or is wanted under "pool".
@@ -216,24 +202,12 @@ def status() -> TorchStatus:
     now = _switch.status()
     setting = _switch.current()
     mode = None if setting is None else dict(setting.options)["mode"]
-    replaced = _torch.replacement if mode == "full" else None
+    serves_pinned = mode == "full" and _torch.serves_pinned
     return TorchStatus(
         now.enabled,
         now.resources,
         mode=mode,
-        allocator=replaced and ("pluggable" if replaced.why_pluggable else "compiled"),
-        limits=_limits(replaced.why_pluggable) if replaced and replaced.why_pluggable else "",
-        hooks=replaced.hooks if replaced else (),
-        unknown_hooks=replaced.unknown if replaced else (),
-        pinned=_hooks.pinned() if replaced and replaced.serves_pinned else None,
-    )
-
-
-def _limits(reason: str) -> str:
-    return (
-        f"Through a pluggable allocator {COST}. The compiled one could not be made: {reason}. "
-        "Install a C++ compiler and CUDA's headers (pip install nvidia-cuda-runtime), then run "
-        "`python -m gpumem.integrations.torch build`."
+        pinned=_hooks.pinned() if serves_pinned else None,
     )
 
 
@@ -247,12 +221,12 @@ def _setting(resource: ResourceLike, mode: str, pinned: Arena | bool | None) -> 
     resources = Resources("PyTorch", resource)
     if chosen == "pool":
         pinned = False
-    elif current and _torch.replacement is not None:
-        # What is not given is as an earlier call, or `gpumem run`, has chosen.
+    elif current and _torch.is_replaced:
+        # Arguments that are not given are those of an earlier call, or of `gpumem run`.
         if resource is None:
             resources = current.resources
         before = dict(current.options)["pinned"]
-        if pinned is None or (before is None and pinned is _torch.replacement.serves_pinned):
+        if pinned is None or (before is None and pinned is _torch.serves_pinned):
             pinned = before
     return setting_of(resources, chosen, pinned)
 

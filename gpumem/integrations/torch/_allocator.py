@@ -13,48 +13,17 @@ from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._resources import Resources
 from gpumem.integrations.torch import _build, _hooks, _sharing
 from gpumem.integrations.torch._settings import AllocatorSettings
-from gpumem.integrations.torch._statistics import Statistics
 
 __all__ = [
     "Pool",
-    "Replacement",
     "Routing",
     "make_pools",
     "replace",
+    "why_not_compiled",
     "why_not_replace",
 ]
 
-# PyTorch's setter of each hook. gpumem refuses a version without a needed one; without one of the
-# others, the feature of that hook is missing.
-_SETTERS = {
-    "reset": "set_reset_fn",
-    "memory_fraction": "set_memory_fraction_fn",
-    "base_alloc": "set_base_alloc_fn",
-    "record_stream": "set_record_stream_fn",
-    "begin_pool": "set_begin_allocate_to_pool",
-    "end_pool": "set_end_allocate_to_pool_fn",
-    "release_pool": "set_release_pool",
-}
-_NEEDED = frozenset({"record_stream", "begin_pool", "end_pool", "release_pool"})
-_UNUSED = frozenset({"set_init_fn"})  # arenas are made at their first use
-
-
 # ---- in place of PyTorch's allocator -------------------------------------------------------------
-
-
-class Replacement(NamedTuple):
-    """The allocator that replaces PyTorch's own, until the process ends."""
-
-    why_pluggable: str | None
-    """Why it could not be compiled; None: it is `allocator.cpp`."""
-    allocator: Any = None
-    """PyTorch's object around the hooks, which must outlive every block."""
-    hooks: tuple[str, ...] = ()
-    """The hooks of the installed PyTorch that are set."""
-    unknown: tuple[str, ...] = ()
-    """Setters of the installed PyTorch that gpumem does not support."""
-    serves_pinned: bool = False
-    """Whether PyTorch's pinned memory comes from gpumem too."""
 
 
 def require_cuda(torch: ModuleType) -> None:
@@ -92,70 +61,62 @@ def why_not_replace(torch: ModuleType) -> str | None:
     return None
 
 
-def replace(
-    torch: ModuleType, resources: Resources, pinned: Arena | bool | None = None
-) -> Replacement:
-    """Replace PyTorch's allocator by gpumem's until the process ends.
+def why_not_compiled(torch: ModuleType) -> str | None:
+    """Return why gpumem's allocator cannot be compiled for PyTorch; None if it is compiled."""
+    try:
+        _build.load(torch)
+    except (OSError, RuntimeError) as error:
+        return (
+            f"gpumem's allocator cannot be compiled for PyTorch: {error}. Install a C++ compiler "
+            "and CUDA's headers (pip install nvidia-cuda-runtime), then run `python -m "
+            "gpumem.integrations.torch build`"
+        )
+    return None
 
-    By the one that is compiled for the installed PyTorch; where that is impossible, by hooks of the
-    pluggable one. `pinned`: the arena of PyTorch's pinned memory; True: one that is made when some
-    is first asked for; False: PyTorch keeps its own; None: True where the allocator is compiled.
+
+def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool) -> None:
+    """Replace PyTorch's allocator until the process ends.
+
+    `pinned` is the arena of PyTorch's pinned memory. With True an arena is made when PyTorch first
+    asks for pinned memory; with False PyTorch keeps its own.
 
     Raises
     ------
     IntegrationError
-        PyTorch can no longer switch, or lacks a needed hook, or pinned memory is asked for and
-        nothing can be compiled; nothing is changed.
+        PyTorch can no longer switch, or gpumem's allocator cannot be compiled; nothing is changed.
     ConfigError
         A resource is not an arena, or PyTorch's settings of its allocator ask for a memory fraction
-        that is none.
+        that is not a number from 0 to 1.
     """
     reason = why_not_replace(torch)
     if reason:
         raise IntegrationError(f"PyTorch's allocator cannot be replaced: {reason}")
     arenas = {index: arena_of(resources, index) for index in resources.given}
     AllocatorSettings.check(os.environ)  # before the compilation, which takes long
-    try:
-        library = _build.load(torch)
-    except (OSError, RuntimeError) as error:
-        if pinned:
-            raise IntegrationError(
-                f"PyTorch's pinned memory needs gpumem's compiled allocator: {error}"
-            ) from error
-        settings = AllocatorSettings.of_environment(os.environ)
-        replaced = _plug(torch, str(error))
-    else:
-        pinned = True if pinned is None else pinned
-        settings = AllocatorSettings.of_environment(os.environ, pinned=bool(pinned))
-        replaced = Replacement(None, serves_pinned=bool(pinned))
-        table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(settings.fraction)
-        if not library.gpumem_torch_install(table, fraction):
-            raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")
-        if pinned:
-            library.gpumem_torch_install_pinned(table)
+    reason = why_not_compiled(torch)
+    if reason:
+        raise IntegrationError(f'{reason}; mode="pool" needs no compiler')
+    library = _build.load(torch)
+    settings = AllocatorSettings.of_environment(os.environ, pinned=bool(pinned))
+    table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(settings.fraction)
+    if not library.gpumem_torch_install(table, fraction):
+        raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")
+    if pinned:
+        library.gpumem_torch_install_pinned(table)
 
     def find(index: int) -> Arena:
         if index == _hooks.PINNED:
             return pinned if isinstance(pinned, Arena) else pinned_arena(torch)
-        arena = arena_of(resources, index)
+        return prepared(arena_of(resources, index))
+
+    def prepared(arena: Arena) -> Arena:
         settings.limit(arena)
-        if replaced.why_pluggable:
-            _hooks.introduce([*_hooks.arenas().values(), arena])
-        else:
-            _sharing.prepare(arena.memory.device)
+        _sharing.prepare(arena.memory.device)
         return arena
 
     _hooks.set_finder(find)
     for index, arena in arenas.items():
-        settings.limit(arena)
-        _hooks.serve(index, arena)
-    if replaced.why_pluggable:
-        # PyTorch does not tell a pluggable allocator which devices access which.
-        _hooks.introduce(list(arenas.values()))
-    else:
-        for arena in arenas.values():
-            _sharing.prepare(arena.memory.device)
-    return replaced
+        _hooks.serve(index, prepared(arena))
 
 
 def require_pinned(pinned: object) -> None:
@@ -175,36 +136,6 @@ def pinned_arena(torch: ModuleType) -> Arena:
     """Make an arena of pinned memory for PyTorch, whose regions have the sizes of its blocks."""
     memory = f"cuda:{torch.cuda.current_device()}/pinned"
     return Arena(memory, {"extend_strategy": "same_as_requested"}, name="PyTorch's pinned memory")
-
-
-# ---- the pluggable allocator, where ours cannot be compiled --------------------------------------
-
-
-def _plug(torch: ModuleType, reason: str) -> Replacement:
-    addresses = _hooks.addresses()
-    allocator = torch._C._cuda_customAllocator(addresses["alloc"], addresses["free"])
-    hooks = _set_hooks(torch, allocator, addresses)
-    try:
-        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
-    except RuntimeError as error:
-        raise IntegrationError(f"PyTorch's allocator cannot be replaced: {error}") from error
-    Statistics(torch).install()
-    setters = {name for name in dir(allocator) if name.startswith("set_")}
-    unknown = tuple(sorted(setters - {*_SETTERS.values(), *_UNUSED}))
-    return Replacement(reason, allocator, hooks, unknown)
-
-
-def _set_hooks(torch: ModuleType, allocator: Any, addresses: dict[str, int]) -> tuple[str, ...]:
-    found = {hook: setter for hook, setter in _SETTERS.items() if hasattr(allocator, setter)}
-    missing = sorted(_SETTERS[hook] for hook in _NEEDED - found.keys())
-    if missing:
-        raise IntegrationError(
-            f"PyTorch {torch.__version__} has no {', '.join(missing)}, without which memory could "
-            "be reused while streams or graphs use it; PyTorch 2.9 and later have them"
-        )
-    for hook, setter in found.items():
-        getattr(allocator, setter)(addresses[hook])
-    return tuple(found)
 
 
 def arena_of(resources: Resources, index: int) -> Arena:
@@ -298,7 +229,7 @@ class Routing:
             self._torch._C._cuda_releasePool(index, pool.memory.id)
 
 
-# PyTorch's objects around the segment hooks, kept because blocks may be freed through them later.
+# PyTorch's objects around those functions are kept: segments may be freed through them later.
 _kept: list[Any] = []
 
 
@@ -317,8 +248,7 @@ def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
     _require_pools(torch)
     indices = sorted(resources.given) or [torch.cuda.current_device()]
     arenas = {index: arena_of(resources, index) for index in indices}
-    addresses = _hooks.addresses()
-    allocator = torch._C._cuda_customAllocator(addresses["alloc_segment"], addresses["free"])
+    allocator = torch._C._cuda_customAllocator(*_hooks.segment_functions())
     _kept.append(allocator)
     pools = {}
     for index, arena in arenas.items():

@@ -3,20 +3,21 @@
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
+from libc.stdio cimport fprintf, stderr
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
-    arena_copy, arena_copy_free, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions,
+    arena_copy, arena_copy_free, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit,
     arena_shrink_after_work, arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures,
     arenas_release_after_work, backing_calls, caches_flush, family_held, hook_allocate,
     hook_allocate_range, hook_counts, hook_create, hook_drop, hook_find, hook_free, HOOK_KINDS,
     HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL,
     HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums, part_next, pool_begin,
-    pool_create, pool_end, sums_of, TableCopy, tag_next,
+    pool_create, pool_end, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
@@ -48,7 +49,6 @@ cdef extern from "hooks.h" nogil:
         TORCH_DEVICES
         TORCH_PINNED
         TORCH_ARENAS
-        TORCH_HOOKS
         TORCH_ALL
         TORCH_SMALL
         TORCH_LARGE
@@ -84,7 +84,6 @@ cdef extern from "hooks.h" nogil:
     ctypedef struct TorchCalls:
         void** hooks
         int (*allocate)(void* hook, size_t nbytes, void* stream, void** address)
-        int (*allocate_segment)(void* hook, size_t nbytes, void* stream, void** address)
         int (*allocate_alone)(int device, size_t nbytes, void* stream, void** address)
         int (*release)(void* address)
         int (*record)(void* address, void* stream)
@@ -115,15 +114,8 @@ cdef extern from "hooks.h" nogil:
         char* (*report)(int device, size_t nbytes, void* stream, int status, int* is_memory)
         int (*is_memory)(int status)
 
-    void torch_hooks_init(const TorchCalls* calls)
-    void torch_hooks_addresses(uintptr_t* addresses)
-
-# Names of the hooks, in the order of torch_hooks_addresses.
-NAMES = ("alloc", "alloc_segment", "free", "reset", "memory_fraction", "base_alloc",
-         "record_stream", "begin_pool", "end_pool", "release_pool")
-
 cdef enum:
-    MOST_HOOKS = 1024       # that a look at all of them sees
+    MAX_HOOKS = 1024        # that a visit of all of them sees
 
 cdef TorchCalls calls
 memset(&calls, 0, sizeof(calls))
@@ -168,17 +160,6 @@ cdef inline int allocate_with(AllocatorHook* hook, uint64_t nbytes, CUstream str
     return status
 
 
-cdef int allocate_segment(void* hook, size_t nbytes, void* stream,
-                          void** address) noexcept nogil:
-    # A capturing stream is refused ordinary blocks, because its graph would use them after their
-    # free. A segment stays with the caching allocator, which has its own rules for captures.
-    cdef int status = allocate(hook, nbytes, stream, address)
-    if status == ARENA_CAPTURING:
-        status = allocate_with(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
-                               <uint64_t*>address)
-    return status
-
-
 cdef int allocate_alone(int device, size_t nbytes, void* stream, void** address) noexcept nogil:
     cdef void* hook = published_pointer(&uncounted[device])
     return allocate_with(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
@@ -209,6 +190,34 @@ cdef int block(void* address, TorchBlock* found) noexcept nogil:
     return True
 
 
+# ---- segments of PyTorch's own allocator, by the signatures of its CUDAPluggableAllocator.h --------
+
+cdef void* allocate_segment(size_t nbytes, int device, void* stream) noexcept nogil:
+    # NULL: PyTorch releases idle segments and calls again.
+    cdef AllocatorHook* hook = hook_of(device)
+    cdef uint64_t address = 0
+    cdef int status
+    if hook == NULL or nbytes == 0:
+        return NULL
+    status = allocate_with(hook, nbytes, <CUstream>stream, 0, &address)
+    # A capturing stream is refused ordinary blocks, because its graph would use them after their
+    # free. A segment stays with PyTorch's allocator, which has its own rules for captures.
+    if status == ARENA_CAPTURING:
+        allocate_with(hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT, &address)
+    return <void*>address
+
+
+cdef void free_segment(void* address, size_t nbytes, int device, void* stream) noexcept nogil:
+    cdef int status
+    if address == NULL:
+        return
+    status = hook_free(<uint64_t>address)
+    # PyTorch frees in destructors, where an exception would end the process.
+    if status != ARENA_OK:
+        fprintf(stderr, "gpumem: PyTorch freed %zu bytes at %p of cuda:%d, refused with status %d\n",
+                nbytes, address, device, status)
+
+
 # ---- limits, idle memory, statistics -------------------------------------------------------------
 
 cdef void shrink() noexcept nogil:
@@ -233,8 +242,8 @@ cdef void drop_idle_mappings() noexcept with gil:
 
 
 cdef void shrink_pool(const uint64_t* id) noexcept nogil:
-    cdef AllocatorHook* found[MOST_HOOKS]
-    cdef uint64_t count = hooks_of(FRAMEWORK_TORCH, found, MOST_HOOKS)
+    cdef AllocatorHook* found[MAX_HOOKS]
+    cdef uint64_t count = hooks_of(FRAMEWORK_TORCH, found, MAX_HOOKS)
     cdef uint64_t i
     for i in range(count):
         if found[i].label[0] == id[0] and found[i].label[1] == id[1]:
@@ -363,8 +372,8 @@ cdef void reset_peaks(int device) noexcept nogil:
 
 
 cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t most) noexcept nogil:
-    cdef AllocatorHook* hooks[MOST_HOOKS]
-    cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, hooks, MOST_HOOKS)
+    cdef AllocatorHook* hooks[MAX_HOOKS]
+    cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, hooks, MAX_HOOKS)
     cdef ArenaFigures figures
     cdef size_t count = 0
     cdef uint64_t i
@@ -391,7 +400,7 @@ cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcep
                      void* first, void* second) noexcept nogil:
     # Of one device, or of all (-1): its hooks' arenas, their tags' arenas, and pools that have
     # ended and still have blocks.
-    cdef AllocatorHook* found[MOST_HOOKS]
+    cdef AllocatorHook* found[MAX_HOOKS]
     cdef uint64_t count = hooks_of_devices(found)
     cdef ArenaCore* arena
     cdef uint64_t i
@@ -407,8 +416,8 @@ cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcep
 
 
 cdef uint64_t hooks_of_devices(AllocatorHook** found) noexcept nogil:
-    # Up to MOST_HOOKS, for the caller to let go.
-    cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, found, MOST_HOOKS)
+    # Up to MAX_HOOKS, for the caller to let go.
+    cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, found, MAX_HOOKS)
     cdef uint64_t count = 0
     cdef uint64_t i
     for i in range(many):
@@ -485,7 +494,7 @@ cdef struct Blocks:
 
 cdef TorchBlock* blocks(size_t* count) noexcept nogil:
     cdef Blocks found
-    cdef AllocatorHook* hooks[MOST_HOOKS]
+    cdef AllocatorHook* hooks[MAX_HOOKS]
     cdef uint64_t many = hooks_of_devices(hooks)
     cdef uint64_t i
     memset(&found, 0, sizeof(found))
@@ -786,11 +795,9 @@ cdef char* c_string(str text) noexcept:
 
 # ---- called by gpumem.integrations.torch ---------------------------------------------------------
 
-def addresses():
-    """Return the address of each hook as a dict from its name in NAMES."""
-    cdef uintptr_t found[16]
-    torch_hooks_addresses(found)
-    return {name: found[i] for i, name in enumerate(NAMES)}
+def segment_functions():
+    """Return the addresses of the two functions for `torch._C._cuda_customAllocator`."""
+    return <uintptr_t>&allocate_segment, <uintptr_t>&free_segment
 
 
 def serve(device, Arena arena not None):
@@ -861,37 +868,12 @@ def pinned():
     return served.get(TORCH_PINNED)
 
 
-def counts(device):
-    """Return the counts of PyTorch's allocations and frees on a device, as a dict.
-
-    ``allocs`` and ``frees`` are blocks; ``allocated``, ``freed`` and ``peak``, the highest of their
-    difference, requested bytes; ``failures`` the number of times that memory was out.
-    """
-    cdef AllocatorHook* hook = hook_of(device)
-    cdef HookCounts now
-    cdef HookSums sums
-    if hook == NULL:
-        return dict.fromkeys(("allocs", "frees", "allocated", "freed", "peak", "failures"), 0)
-    now = hook_counts(hook)
-    sums = sums_of(&now)
-    return {"allocs": sums.allocs, "frees": sums.frees, "allocated": sums.requested,
-            "freed": sums.requested_freed, "peak": now.peaks[<int>HOOK_KINDS].requested,
-            "failures": load64(&failures[<int>device])}
-
-
-def reset_peak(device):
-    """Set the peak of `counts` to the present value."""
-    if hook_of(device) != NULL:
-        hook_reset_peak(hook_of(device))
-
-
 def table():
     """Return the address of the table of functions that PyTorch's side calls."""
     return <uintptr_t>&calls
 
 
 calls.allocate = allocate
-calls.allocate_segment = allocate_segment
 calls.allocate_alone = allocate_alone
 calls.release = release
 calls.record = record
@@ -920,4 +902,3 @@ calls.open_shared = open_shared
 calls.close_shared = close_shared
 calls.report = report
 calls.is_memory = is_memory
-torch_hooks_init(&calls)

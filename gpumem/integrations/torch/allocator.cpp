@@ -512,7 +512,7 @@ class Allocator final : public CUDAAllocator {
     }
 
     const TorchCalls *calls_;
-    Pools<cudaStream_t> pools_;
+    Pools pools_;
     History history_;
     std::atomic<bool> is_caching_;
     std::atomic<int> device_count_{0};

@@ -1,7 +1,7 @@
 /* What PyTorch's side calls of gpumem: one table of functions, which _hooks.pyx fills in.
  *
  * PyTorch's side is allocator.cpp, a subclass of its allocator that is compiled for the installed
- * version; or hooks.cpp, functions for its pluggable allocator, where that cannot be compiled.
+ * version.
  *
  * No function takes the interpreter lock, except to report that memory is out, to find the arena of
  * a device that is used for the first time, and to give a device access to another's memory.
@@ -78,10 +78,8 @@ typedef struct TorchSource {
 typedef struct TorchCalls {
     void *hooks[TORCH_ARENAS]; /* to be read atomically; NULL: none yet */
 
-    /* 0, or a status that `report` explains. A segment is a block of the caching allocator: it may
-       be allocated while a graph is captured, and does not belong to that graph. */
+    /* 0, or a status that `report` explains. */
     int (*allocate)(void *hook, size_t nbytes, void *stream, void **address);
-    int (*allocate_segment)(void *hook, size_t nbytes, void *stream, void **address);
     /* A block with memory of its own, which goes back when the block is freed and its work is done. It
        counts in no statistics. The device has a hook. */
     int (*allocate_alone)(int device, size_t nbytes, void *stream, void **address);
@@ -141,12 +139,6 @@ typedef struct TorchCalls {
     char *(*report)(int device, size_t nbytes, void *stream, int status, int *is_memory);
     int (*is_memory)(int status);
 } TorchCalls;
-
-/* The functions for PyTorch's pluggable allocator. */
-void torch_hooks_init(const TorchCalls *calls);
-/* Their addresses, in the order of their names in _hooks.pyx. */
-enum { TORCH_HOOKS = 10 };
-void torch_hooks_addresses(uintptr_t addresses[TORCH_HOOKS]);
 
 #ifdef __cplusplus
 }

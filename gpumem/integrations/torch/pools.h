@@ -2,10 +2,12 @@
  *
  * A pool lives while something uses it: a MemPool object, a graph, `use_mem_pool`. Its blocks may
  * outlive it. A route sends the streams that its filter accepts to a pool; the route that began last
- * comes first. It needs nothing of PyTorch's, so that both ways into PyTorch share it.
+ * comes first.
  */
 #ifndef GPUMEM_TORCH_POOLS_H
 #define GPUMEM_TORCH_POOLS_H
+
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <atomic>
@@ -54,10 +56,9 @@ class PoolHook {
     void *hook_;
 };
 
-template <typename Stream>
 class Pools {
    public:
-    using Filter = std::function<bool(Stream)>;
+    using Filter = std::function<bool(cudaStream_t)>;
 
     explicit Pools(const TorchCalls &calls) : calls_(calls) {}
 
@@ -142,7 +143,7 @@ class Pools {
     bool has_routes() const { return route_count_.load(std::memory_order_acquire) != 0; }
 
     /* The pool that serves a stream now; empty: there is none. */
-    PoolHook routed(int device, Stream stream) {
+    PoolHook routed(int device, cudaStream_t stream) {
         std::shared_lock<std::shared_mutex> lock(mutex_);
         for (auto route = routes_.rbegin(); route != routes_.rend(); ++route)
             if (route->device == device && route->filter(stream)) return retained(route->hook);
