@@ -55,7 +55,7 @@ def measure(traces: list[Path]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, str]:
-    """Say what the figures were taken on."""
+    """Return the machine and the versions of the figures."""
     status = gpumem.driver_status()
     described = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -1,4 +1,4 @@
-"""What a budget costs: a charge per level, an allocation under one, many threads on one tree."""
+"""The cost of a budget: a charge per level, an allocation under one, many threads on one tree."""
 
 from __future__ import annotations
 

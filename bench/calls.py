@@ -1,4 +1,4 @@
-"""What one allocation from Python costs, beside NumPy and the GPU libraries present."""
+"""One allocation from Python, compared with NumPy and the installed GPU libraries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def host_calls() -> Timing:
 
 
 def gpu_calls() -> Timing | None:
-    """Allocate 1 MiB and drop on the GPU, against whatever else is installed; None without one."""
+    """Allocate 1 MiB and drop on the GPU, against the installed libraries; None without one."""
     if not gpumem.driver_status().available:
         return None
     arena = gpumem.Arena("cuda:0")

@@ -66,7 +66,7 @@ class Child:
                 self._fail(self._ended())
 
     def receive(self, timeout: float = TIMEOUT) -> Answer:
-        """Wait for the answer to what was sent; {"error": ...} if there is none."""
+        """Wait for the answer to the last request; {"error": ...} if there is none."""
         line = b"" if self._failure else self._line(time.monotonic() + timeout)
         return self._failure or json.loads(line)
 
@@ -142,7 +142,7 @@ class Ranks:
 
 
 def ranks(count: int) -> list[dict[str, str]]:
-    """Return what each process of a group finds in its environment, as torchrun sets it."""
+    """Return the environment of each process of a group, as torchrun sets it."""
     with socket() as free:  # its port is not given to another socket for a while
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -151,7 +151,7 @@ def ranks(count: int) -> list[dict[str, str]]:
 
 
 def launch(command: Sequence[str], count: int) -> str:
-    """Run a command as `count` ranks; returns what the first one prints.
+    """Run a command as `count` ranks; returns the output of the first one.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def launch(command: Sequence[str], count: int) -> str:
 
 
 def environment(configuration: str) -> dict[str, str]:
-    """Say what a process of a configuration runs with; of PyTorch's settings only its own."""
+    """Return the environment of a configuration's process; of PyTorch's settings only its own."""
     kept = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
     return kept | ENVIRONMENT | CONFIGURATIONS[configuration]
 

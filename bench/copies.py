@@ -1,4 +1,4 @@
-"""Copies of host memory to a GPU and back, beside PyTorch's and the driver's own."""
+"""Copies of host memory to and from a GPU, compared with PyTorch's and the driver's own."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def torch_between(nbytes: int) -> dict[str, Candidate]:
     return {"torch": run}
 
 
-# ---- what the constants are from -----------------------------------------------------------------
+# ---- the constants of staging --------------------------------------------------------------------
 
 
 def sweep(threads: int) -> None:
@@ -180,7 +180,7 @@ def show(label: str, nbytes: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m bench.copies", description=__doc__)
-    parser.add_argument("--sweep", type=int, metavar="THREADS", help="what the constants are from")
+    parser.add_argument("--sweep", type=int, metavar="THREADS", help="measure staging")
     threads = parser.parse_args().sweep
     if threads is not None:
         sweep(threads)

@@ -6,8 +6,8 @@ Two clusters, each with a worker for every device. The operations are dask-cuda'
 (`dask_cuda.benchmarks.local_cupy`), and both clusters do them in turn, round after round. RMM's
 pool begins with `--pool` bytes and grows; over gpumem each worker has gpumem's plugin, with RMM
 and CuPy enabled. A time is the median over rounds, a ratio the median of the rounds' ratios. Bytes
-are the most that each worker's pool or arena had of its device up to then, the sum of all workers.
-`--host` tries it without a GPU: NumPy's arrays, which nothing of this serves.
+are the highest that each worker's pool or arena had of its device until then, summed over workers.
+`--host` tries it without a GPU: NumPy's arrays, which use neither pool.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONFIGURATIONS = ("RMM pool", "gpumem")
 
 
 def held() -> int:
-    """In a worker: the most bytes that its arena or its pool had of the device."""
+    """In a worker: the highest bytes that its arena or its pool had of the device."""
     from gpumem.integrations import dask as gpumem_dask
 
     status = gpumem_dask.status()

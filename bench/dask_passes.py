@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def made(nbytes: int) -> gpumem.Tensor:
-    """Make a tensor whose memory is there, and not only promised."""
+    """Make a tensor that has its memory already."""
     from gpumem.integrations import dask as gpumem_dask
 
     (arena,) = gpumem_dask.status().resources.values()
@@ -48,12 +48,12 @@ def transfers(dask_worker: Any = None) -> list[float]:
 
 
 def announce(value: Any, sender: str, dask_worker: Any = None) -> Any:
-    """Let the worker say to the sender what a value says of it; returns what it said before."""
+    """Set the worker's announcement to the sender; return the earlier one."""
     overrides = dask_worker.rpc.connection_args["handshake_overrides"]
     before = overrides.pop("gpumem", None)
     if value is not None:
         overrides["gpumem"] = value
-    # Connections that are open know what was said when they were made.
+    # Open connections know the announcement of the time when they were made.
     dask_worker.rpc.remove(sender)
     return before
 

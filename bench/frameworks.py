@@ -1,4 +1,4 @@
-"""What allocating costs under other libraries: theirs, and theirs over gpumem, from Python."""
+"""Allocations under other libraries: theirs, and theirs over gpumem, from Python."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def rmm_buffer(memory: str = "cuda:0") -> Timing:
 def torch_empty(device: str = "cuda") -> Timing:
     """Make 1 MiB tensors in processes with one allocator each, in turn.
 
-    "full, one block" is gpumem's allocator with nothing behind it: every tensor has one address.
+    "full, one block" is gpumem's hook without an allocator: every tensor has one address.
     """
     if importlib.util.find_spec("torch") is None:
         raise ImportError("torch is not installed")

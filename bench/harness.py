@@ -51,7 +51,7 @@ def interleave(
     batch_seconds : float
         About how long one batch takes, in seconds.
     around : mapping of name to callable, optional
-        Makes what a candidate's batches run within: a setting of its library, say.
+        Makes the context of a candidate's batches, such as a setting of its library.
     """
     within = {name: (around or {}).get(name, nullcontext) for name in candidates}
     calls = {}
@@ -94,7 +94,7 @@ def net_nanoseconds(call: Candidate, count: int) -> float:
 
 
 def _nothing() -> None:
-    """Cost what any call costs."""
+    """Do nothing: the cost of any call."""
 
 
 def _batch(call: Candidate, count: int) -> int:

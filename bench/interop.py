@@ -1,4 +1,4 @@
-"""Imports beside the calls they are made of; hand-overs between Vulkan and a CUDA stream."""
+"""Imports, compared with the calls that they make; hand-overs between Vulkan and a CUDA stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDS = 9
 
 
 def timings() -> dict[str, Timing]:
-    """Measure what this machine can."""
+    """Measure all that this machine can."""
     found = {"import, tensor, close: a file in memory": of_file()}
     if vulkan_is_on("host"):
         found["import, tensor, close: software Vulkan"] = of_vulkan("host")

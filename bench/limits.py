@@ -1,4 +1,4 @@
-"""What an arena, a stream and a thread cost: host memory, addresses, mappings, time.
+"""The cost of an arena, a stream and a thread: host memory, addresses, mappings, time.
 
 python -m bench.limits [--memory cuda:0] [--arenas 1000] [--streams 1000] [--threads 1000]
 """
@@ -23,7 +23,7 @@ def held() -> tuple[int, int, int]:
 
 
 def cost(count: int, make: Callable[[], object]) -> None:
-    """Make so many of something and print what each one costs."""
+    """Make `count` objects and print the cost of each."""
     made = [make()]  # the first one opens the device
     before, begin = held(), time.perf_counter()
     made += [make() for _ in range(count)]
@@ -69,7 +69,7 @@ def main() -> None:
     cost(chosen.streams, stream)
     cost(chosen.threads, thread)
     end.set()
-    cost(chosen.arenas, arena)  # last: what they give back would hide what others take
+    cost(chosen.arenas, arena)  # last: the memory that they free would hide the cost of others
 
 
 if __name__ == "__main__":

@@ -11,5 +11,5 @@ def table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Leave out what would end a cell or a line."""
+    """Leave out characters that would end a cell or a line."""
     return " ".join(text.replace("|", "/").split())

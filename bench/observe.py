@@ -1,4 +1,4 @@
-"""What it costs to watch: events, snapshots, what both take from other threads, a debug heap."""
+"""The cost of observation: events, snapshots, waits of other threads, a debug heap."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def deep_stack(entered: int, rounds: int) -> float:
 
 
 def snapshots(backing: str, live: int) -> dict[str, float]:
-    """Milliseconds of a snapshot with so many live blocks, and for which others stood still."""
+    """Milliseconds that a snapshot of `live` blocks takes, and for which it stops other threads."""
     rng = random.Random(1)
     with gpumem.Arena("host", {"backing": backing}) as arena:
         blocks = [arena.allocate(rng.randrange(1, 4096)) for _ in range(2 * live)]
@@ -158,7 +158,7 @@ def _pair_ns(arena: gpumem.Arena, nbytes: int = 4096, pairs: int = PAIRS) -> flo
 
 
 def _tower(height: int, innermost: Callable[[int], object]) -> Callable[[int], object]:
-    """Return a function that calls another through so many functions of different code."""
+    """Return a function that calls another through `height` functions of different code."""
     for level in range(height):
         names: dict[str, Any] = {"inner": innermost}
         exec(compile("def floor(n): return inner(n)", f"/a folder/floor{level}.py", "exec"), names)

@@ -1,7 +1,7 @@
-"""ONNX Runtime over an arena, beside its own: bytes held and at the peak, time, copies at binding.
+"""ONNX Runtime over an arena, and over its own: bytes held, highest bytes, time, copies.
 
-Without a GPU it measures what bound tensors copy and cost with the CPU provider, whose memory is
-its own. Needs the packages onnx and onnxruntime, or onnxruntime-gpu.
+Without a GPU it measures copies and time of bound tensors with the CPU provider, which has memory
+of its own. Needs the packages onnx and onnxruntime, or onnxruntime-gpu.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def copies(model: bytes, rows: int, width: int) -> dict[str, Any]:
     copied = sum(t.nbytes for t in (y,) if binding.get_outputs()[0].data_ptr() != t.ptr)
     nodes = [e["args"]["op_name"] for e in events if "op_name" in e.get("args", {})]
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1  # its threads spin, and would measure what else runs
+    options.intra_op_num_threads = 1  # its threads spin, and would measure other programs
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     x, y, binding = _bound(session, rows, width, "host", None)
     array = x.numpy().copy()
@@ -150,7 +150,7 @@ def _bound(session: Any, rows: int, width: int, memory: str, resource: Any) -> t
 
 
 def main() -> int:
-    """Measure what this machine can run; print one JSON object."""
+    """Measure all that this machine can run; print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.onnx_sessions", description=__doc__)
     parser.add_argument("--layers", type=int, default=0, help="0: 4, and 16 on a GPU")
     parser.add_argument("--width", type=int, default=0, help="0: 256, and 2048 on a GPU")

@@ -1,4 +1,4 @@
-"""What one allocation and its free cost below Python, beside allocators written for this.
+"""One allocation and its free below Python, compared with allocators written for this.
 
 Measures in a process of its own: one malloc wants room for its threads' data that only a new
 process has.
@@ -39,7 +39,7 @@ HOOK, C = "a hook: by address", "gpumem.h"
 BINNED, BEST = "21 bins of sets, ort split", "one set, best fit"
 BITMAPS = "two levels of bitmaps, any fit"
 
-# (kind of sizes, live blocks): what the ratio to each baseline must reach.
+# (kind of sizes, live blocks): the goal of the ratio to each baseline.
 GOALS: dict[tuple[str, int], dict[str, float]] = {
     ("random", 1_000): {BINNED: 1.5, BEST: 4.0},
     ("random", 10_000): {BINNED: 1.8, BEST: 4.0},
@@ -106,7 +106,7 @@ def steps(kind: str, live: int, count: int, seed: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def _roomy_host() -> Iterator[None]:
-    """Let the host device hand out addresses for more memory than the machine has."""
+    """Let the host device return addresses for more memory than the machine has."""
     gpumem.Device("host")._open()
     before = host_device.capacity(0)
     host_device.set_capacity(0, 8 * TIB)
@@ -175,7 +175,7 @@ def _timed_pairs(subject: Any, runs: list[np.ndarray]) -> Callable[[int], float]
 
 
 def _interleaved(timed: Mapping[str, Callable[[int], float]]) -> dict[str, list[float]]:
-    """Run every candidate once in each round, less what the loop costs in that round."""
+    """Run every candidate once in each round, less the cost of the loop in that round."""
     samples: dict[str, list[float]] = {name: [] for name in timed if name != "nothing"}
     for number in range(ROUNDS):
         loop = timed["nothing"](number) if "nothing" in timed else 0.0
@@ -305,7 +305,7 @@ def _metadata(module: Any, live: int) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Print the report, goals beside what was reached."""
+    """Print the report, each figure with its goal."""
     for row in report["pairs"]:
         title = f"allocate and free below Python: {row['sizes']} sizes, {row['live']:,} live"
         table = _table(title, "allocator", "ns", "/ gpumem", "goal")

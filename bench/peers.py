@@ -1,4 +1,4 @@
-"""One GPU and another: copies between them, over pages of each size, and what a page costs a peer.
+"""One GPU and another: copies between them over pages of each size, and the cost of peer access.
 
 Every candidate takes its turn in each round. PyTorch's copies run in two processes, one with its
 own allocator and one with arenas in its place.
@@ -256,7 +256,7 @@ def bare_pages(driver: Driver, peers: tuple[int, ...]) -> Callable[[], float]:
 
 
 def properties(driver: Driver, index: int) -> Any:
-    """Say what a page of a device is made of."""
+    """Return the properties of a page of a device."""
     names = driver.names
     made = names.CUmemAllocationProp()
     made.type = names.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED

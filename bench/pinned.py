@@ -43,7 +43,7 @@ class HostAlloc:
         assert entry("cuCtxSetCurrent", ctypes.c_void_p)(self.context) == 0
 
     def seconds(self, nbytes: int) -> tuple[float, float]:
-        """Return the time to allocate so many bytes, and to free them."""
+        """Return the time to allocate `nbytes`, and to free them."""
         pointer = ctypes.c_void_p()
         begin = time.perf_counter()
         assert self.allocate(ctypes.byref(pointer), nbytes, FLAGS) == 0

@@ -61,7 +61,7 @@ def _model_row(model: Any, interpreter: str | None) -> list[str]:
 
 
 def smallest_arena(model: Any, interpreter: str) -> int:
-    """Bisect the `max_mem` under which ONNX Runtime runs a model, to 4 KiB, beyond its weights.
+    """Bisect the `max_mem` under which ONNX Runtime runs a model, to 4 KiB, less its weights.
 
     Up to 1.31 weights are in the arena and count. A limit below them is none: what is left is then
     a negative number in an unsigned one, so the search begins above. Later they lie outside of it.
@@ -95,7 +95,7 @@ def _weight_bytes(model: Any) -> int:
 
 
 def many_values(count: int = 10_000) -> float:
-    """Return the seconds of one core that planning a graph of so many values takes."""
+    """Return the seconds of one core that planning a graph of `count` values takes."""
     numbers = random.Random(1)
     builder = GraphBuilder()
     values = [builder.input("x", "uint8", (256,))]
@@ -126,7 +126,7 @@ def report(interpreter: str | None) -> str:
     """Measure, and return Markdown."""
     heads = ["model", "values", "peak, bytes", "peak / lower bound", "planned in ms"]
     if interpreter is not None:
-        heads += ["ONNX Runtime's smallest arena, beyond weights", "peak / that"]
+        heads += ["ONNX Runtime's smallest arena without weights", "peak / that"]
     parts = [markdown.table(heads, model_rows(interpreter))]
     parts.append(f"Planning 10 000 values takes {many_values():.2f} s of one core.")
     return "\n\n".join(parts)

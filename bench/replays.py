@@ -1,7 +1,7 @@
-"""What recorded programs need and cost on an arena: bytes reserved, nanoseconds per event.
+"""Memory and time of recorded programs on an arena: bytes reserved, nanoseconds per event.
 
 Over pages, the driver calls of a replay are made again by themselves: the same calls, in the same
-order, of the same sizes, at the same places. What a replay takes beyond 1.15 times that is the
+order, of the same sizes, at the same places. The time above 1.15 times that is the
 arena's own.
 
 ``python -m bench.replays`` measures replays alone.
@@ -30,7 +30,7 @@ from gpumem.traces import Trace, load_trace, samples
 
 REPEATS = 5
 MOVE_US = 45
-CALLS = 1.15  # times the same calls made bare: what the goal of nanoseconds leaves out
+CALLS = 1.15  # times the same calls made bare, which the goal of nanoseconds leaves out
 BACKINGS = ("regions", "virtual")
 
 
@@ -76,7 +76,7 @@ def show(rows: Iterable[Mapping[str, Any]], console: Console) -> None:
     table = Table(title="replays (medians)")
     for column in ("trace", "device", "backing"):
         table.add_column(column)
-    numbers = ("peak requested", "reserved / it", "ns/event", "calls bare", "beyond them")
+    numbers = ("peak requested", "reserved / it", "ns/event", "calls bare", "above them")
     for column in (*numbers, "moved", "moving"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -106,7 +106,7 @@ def _replayed(trace: Trace, device: str, backing: str, repeats: int) -> dict[str
     row = results[0].as_dict()
     row["trace"] = trace.name
     row["backing"] = backing
-    # What moving costs as a share of the recorded run: 45 us for a handle mapped anew.
+    # Moving is a share of the recorded run: 45 us for a handle mapped anew.
     row["moving_share"] = results[0].pages_moved * MOVE_US / max(1, trace.duration_us)
     row["ns_per_event"] = statistics.median(result.ns_per_event for result in results)
     if calls is not None:

@@ -1,11 +1,11 @@
-"""Two programs that RMM measures its resources with, run from Python over its and ours.
+"""Two of RMM's own benchmarks, run from Python over its resources and over an arena.
 
 Of RMM's benchmarks `random_allocations` and `multi_stream_allocations` these have the shape: how
 often they allocate, which sizes, what they free, which stream. They are called from Python, RMM's
 resources as well: ``allocate`` and ``deallocate`` there, ``allocate`` and ``close`` here.
 
 ``python -m bench.rmm_shapes`` repeats random_allocations over one arena: pages move in the first
-passes, and the arena then holds enough that none has to.
+passes, and the arena then holds enough for all later ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import gpumem
 from bench.harness import Candidate, Timing, interleave, timing_of
 
 MIB = 1 << 20
-MOST_HELD = 16_000 * MIB  # RMM's max_usage
+MAX_HELD = 16_000 * MIB  # RMM's max_usage
 ALLOCATES = 73  # of 100 steps, while that is allowed
 ROUNDS = 9
 STREAMS = KERNELS = 4
@@ -47,7 +47,7 @@ def program(allocations: int, largest_mib: int, seed: int = 1) -> list[tuple[int
     count = total = 0
     for _ in range(2 * allocations):
         size = rng.randint(1, largest_mib * MIB)
-        room = count < allocations and total + size < MOST_HELD
+        room = count < allocations and total + size < MAX_HELD
         if not held or (rng.randrange(100) < ALLOCATES and room):
             steps.append((size, 0))
             held.append(size)
@@ -91,7 +91,7 @@ def over_gpumem(resource: gpumem.MemoryResource, steps: Steps) -> None:
 
 
 def over_nothing(steps: Steps) -> None:
-    """Cost what the loop costs."""
+    """Run the loop alone."""
     held: list[int] = []
     for size, index in steps:
         if size:
@@ -156,7 +156,7 @@ def multi_stream() -> Timing | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what each pass over an arena came to; return the exit code."""
+    """Print the result of each pass over an arena; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.rmm_shapes", description=__doc__)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--passes", type=int, default=60)
@@ -247,9 +247,9 @@ def rmm_subjects(nbytes: int) -> dict[str, Subject]:
 
 
 def pool_bytes() -> int:
-    """Twice what the program holds at most, or what leaves room for every resource."""
+    """Return twice the highest use of the program, or less, so that every resource has room."""
     # RMM accepts multiples of 256 bytes.
-    return min(2 * MOST_HELD, gpumem.Device("cuda:0").free_bytes // 6) // 256 * 256
+    return min(2 * MAX_HELD, gpumem.Device("cuda:0").free_bytes // 6) // 256 * 256
 
 
 if __name__ == "__main__":

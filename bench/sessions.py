@@ -1,4 +1,4 @@
-"""What outputs in memory that the CPU sees save, beside outputs that are copied to it."""
+"""Outputs in memory that the CPU can access, compared with outputs that are copied to it."""
 
 from __future__ import annotations
 

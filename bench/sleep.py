@@ -1,20 +1,20 @@
-"""How fast an arena sleeps and wakes, beside the bare driver calls and torch_memory_saver.
+"""The speed of sleep and wake, compared with bare driver calls and torch_memory_saver.
 
     python -m bench.sleep [--device cuda:0] [--gib 32] [--dead 0.3] [--repeats 5] [--limit 60]
                           [--only STEP ...] [--json]
 
 Each step is a process of its own that may take `--limit` seconds, starting it included. A line is
-printed when a step ends; of one that was ended by the limit it has what was measured until then.
+printed when a step ends; of a step that the limit ended it has the figures until then.
 
 Sizes are of live blocks; `--dead` of them as much again is freed and cached. "first" makes pinned
-memory, "again" copies into what was kept, "drop" copies nothing. "bare" are the driver's own calls
+memory, "again" copies into kept memory, "drop" copies nothing. "bare" are the driver's own calls
 for handles of the sizes that the arena has: unmap and release, then create, map and set access.
 "peer" sleeps on the next GPU. torch_memory_saver is measured on a GPU, where it is installed.
-Before a first copy to the host its process touches as much memory and lets it go: what the machine
-never had, or returned to its host, costs that too. Figures are medians, of "first" the only one.
+Before a first copy to the host its process touches as much memory and frees it, because a virtual
+machine may have to get that memory from its host. Figures are medians, of "first" the only one.
 
-Two tenants whose peaks are out of phase share a limit of `--gib`: each has its blocks awake in
-turn, and drops its bytes, since only addresses count. The last line tells the largest peaks that
+Two tenants with peaks out of phase share a limit of `--gib`: each has its blocks awake in
+turn, and drops its bytes, since only addresses count. The last line has the largest peaks that
 fit, and those of two arenas with half of it each.
 """
 
@@ -44,10 +44,10 @@ BLOCKS = 64  # live blocks
 TENANT = 8  # blocks of a tenant
 STEP = TENANT << 21  # bytes, to which the largest peak is searched for
 PART = 256 * MIB  # touched by a thread at a time
-TOUCHED = 1.25  # of the live bytes, so that what else the machine needs is there too
+TOUCHED = 1.25  # of the live bytes, so that other memory of the machine is there too
 STEPS = ("keep", "saver", "keep-dead", "saver-dead", "drop", "bare", "peer", "tenants")
 SORTS = ("first", "again", "wake")
-Figures = Iterator[tuple[str, float]]  # what was measured, and its seconds
+Figures = Iterator[tuple[str, float]]  # the sort of a figure, and its seconds
 SAVER = """
 import json, sys, time, torch
 from torch_memory_saver import torch_memory_saver as saver
@@ -128,7 +128,7 @@ def bare(device: str, nbytes: int, repeats: int) -> Figures:
 
 
 def fits(device: str, limit: int, peak: int, tenants: int) -> bool:
-    """Whether so many tenants with such peaks fit under one limit, one of them awake at a time."""
+    """Whether `tenants` with this peak fit under one limit, one of them awake at a time."""
     held: dict[str, list[gpumem.Buffer]] = {}
     with gpumem.Arena(device, max_mem=limit) as arena:
         try:
@@ -192,7 +192,7 @@ def absent(step: str, device: str) -> str | None:
 
 
 def command(step: str, given: argparse.Namespace, nbytes: int) -> list[str]:
-    """Return what the process of a step runs."""
+    """Return the command line of a step's process."""
     if step.startswith("saver"):
         dead = int(nbytes * given.dead) if step == "saver-dead" else 0
         sizes = map(str, (nbytes, dead, BLOCKS, given.repeats))
@@ -211,7 +211,7 @@ def command(step: str, given: argparse.Namespace, nbytes: int) -> list[str]:
 
 
 def run(arguments: list[str], limit: float) -> tuple[list[tuple[str, float]], str]:
-    """Return what the process of a step has measured within the limit, and how it ended."""
+    """Return the figures of a step's process within the limit, and how it ended."""
     until = time.monotonic() + limit
     read, ended = b"", ""
     with (
@@ -242,7 +242,7 @@ def medians(figures: list[tuple[str, float]]) -> dict[str, float]:
 
 
 def ratios(rates: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return what the rows say beside each other, as far as they were measured."""
+    """Return the ratios between rows, as far as they were measured."""
     pairs = {
         "first sleep / torch_memory_saver": ("keep", "saver", "first"),
         "sleep again / torch_memory_saver": ("keep", "saver", "again"),

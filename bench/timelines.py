@@ -1,4 +1,4 @@
-"""What a hand-over between two processes through a HostTimeline costs.
+"""The cost of a hand-over between two processes through a HostTimeline.
 
     python -m bench.timelines [--repeats 7] [--json]
 

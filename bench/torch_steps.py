@@ -1,7 +1,7 @@
 """Real training and inference steps under PyTorch's allocator and under gpumem.
 
 Each configuration runs in a process of its own; they take turns at each step: time of the steps,
-peaks of memory, and whether what was computed is the same bit for bit. With --limit also the
+peaks of memory, and whether the results are the same bit for bit. With --limit also the
 largest batch that fits.
 """
 
@@ -106,7 +106,7 @@ def rounds(plan: Plan, name: str, children: list[Child], clock: Clock) -> Iterat
     """
     for number in range(tables.WARMUP, plan.rounds):
         if clock.left < 0:
-            clock.tell(f"{name}: round {number} and what follows left out, the time is up")
+            clock.tell(f"{name}: round {number} and later ones left out, the time is up")
             return
         answers = one_round(
             plan, name, children, ask_all if number == tables.WARMUP else ask_in_turn
@@ -127,7 +127,7 @@ def one_round(
 ) -> dict[str, Answer]:
     """Run one workload; the configurations take turns at each step.
 
-    So what the machine does meanwhile, for whole seconds at times, falls on all of them alike.
+    So other work of the machine, for whole seconds at times, falls on all of them alike.
     """
     begin = {"do": "begin", "workload": name, "size": plan.size, "seed": plan.seed}
     begun = ask(children, begin)
@@ -187,7 +187,7 @@ def limits(
 
 
 def report(plan: Plan, records: list[Any], limited: list[Any]) -> tuple[dict[str, Any], str]:
-    """Make the JSON object and the Markdown of what was measured."""
+    """Make the JSON object and the Markdown of the measurements."""
     parts = []
     made = tables.rows(records)
     if records:
@@ -215,7 +215,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=plan.steps, help="of each run, timed")
     parser.add_argument("--warmup", type=int, default=plan.warmup, help="steps before those")
     parser.add_argument("--seed", type=int, default=plan.seed)
-    parser.add_argument("--limit", type=float, default=0, metavar="GIB", help="search what fits")
+    parser.add_argument("--limit", type=float, default=0, metavar="GIB", help="search the largest")
     parser.add_argument("--limit-steps", type=int, default=plan.limit_steps)
     parser.add_argument("--jobs", type=int, default=plan.jobs, help="searches at once")
     parser.add_argument("--only-limit", action="store_true", help="search, and time nothing")

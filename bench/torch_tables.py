@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 REFERENCE = "native"
 GOAL_MEDIAN, GOAL_WORST, GOAL_RESERVED = 1.0, 1.02, 1.02
-WARMUP = -1  # the round whose times and peaks do not count: all configurations at once
+WARMUP = -1  # the round that does not count: all configurations at once
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
@@ -37,12 +37,12 @@ def rows(records: Sequence[Record]) -> list[Row]:
     list of dict
         With ``step_ms`` (median over rounds of the median step), ``median_step`` (of the median
         step to the reference's in the same round, median over rounds), ``ratio`` (the same of all
-        steps together: with what happens once, as memory is made), ``by_step`` (each step's time
+        steps together: with single costs, as when memory is made), ``by_step`` (each step's time
         to that of the reference's same step, median over rounds, and of these the mean, each
-        weighed by the step's time: what happens in the same step of every round stays, hiccups go),
-        ``reserved`` and ``requested`` (highest), ``waste`` (their ratio; what tensors request is
+        weighed by the step's time: costs in the same step of every round stay, hiccups vanish),
+        ``reserved`` and ``requested`` (highest), ``waste`` (their ratio; requested bytes are
         the reference's count), ``same`` (every value of every round equals the reference's, bit
-        for bit) and ``error``. What cannot be said is None.
+        for bit) and ``error``. Unknown figures are None.
     """
     made = []
     for workload in dict.fromkeys(record["workload"] for record in records):

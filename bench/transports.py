@@ -91,7 +91,7 @@ def read_all(index: int, nbytes: int, rounds: int, other: dict[str, Any]) -> dic
             )
             for kind, address in other["addresses"].items()
         }
-        # A read right behind another is slower, so the first two take turns in being the first;
+        # A read right after another is slower, so the first two take turns in being the first;
         # pages come last: their way through the host takes hundreds of times as long.
         for number in range(-1, rounds):
             first, second, last = reads

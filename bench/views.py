@@ -1,7 +1,7 @@
-"""What handing memory on costs, to NumPy, PyTorch and C code, and what an empty tensor does.
+"""The cost of views for NumPy, PyTorch and C code, and of an empty tensor.
 
 Candidates call as programs do, with their keywords written out: a ``functools.partial`` that holds
-keywords builds a dict for each call, which costs more than what is measured.
+keywords builds a dict for each call, which costs more than the measured call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EXCHANGE = "C exchange API: an export and its deleter"
 
 
 def views() -> dict[str, Timing]:
-    """Measure what this machine and its packages allow."""
+    """Measure all that this machine and its packages allow."""
     rows = {
         "np.from_dlpack": numpy_views(),
         "__dlpack__(max_version=(1, 0))": capsules(),
@@ -135,7 +135,7 @@ def empty_on_host() -> Timing:
 
 
 def empty_on_gpu() -> Timing | None:
-    """Make 1 MiB on the GPU and drop it, beside what is installed; None without a GPU."""
+    """Make 1 MiB on the GPU and drop it, and in the installed libraries; None without a GPU."""
     if not gpumem.driver_status().available:
         return None
     dtype = np.float32
@@ -165,7 +165,7 @@ def installed(name: str) -> Any:
 
 
 def goal(row: str, candidate: str) -> str:
-    """Say what was to be reached, "" where nothing was."""
+    """Return the goal as text, "" where there is none."""
     if row == EXCHANGE and candidate == "gpumem.Tensor":
         return f"<= {GOAL_EXCHANGE_NS} ns"
     if candidate in AT_MOST.get(row, ()):
@@ -176,7 +176,7 @@ def goal(row: str, candidate: str) -> str:
 
 
 def show(rows: dict[str, Timing], console: Console) -> None:
-    """Print the rows, goals beside what was reached."""
+    """Print the rows, each figure with its goal."""
     table = Table(title=f"views (medians of {ROUNDS} interleaved rounds)")
     table.add_column("what")
     table.add_column("of")

@@ -1,4 +1,4 @@
-"""Tensors that grow and shrink: commits beside bare driver calls, and attention over them.
+"""Tensors that grow and shrink: commits compared with bare driver calls, and attention over them.
 
     python -m bench.virtual [--device cuda:0] [--gib 1] [--rounds 9] [--json]
 
@@ -87,7 +87,7 @@ def ours(arena: gpumem.Arena, rows: gpumem.VirtualTensor) -> tuple[float, float]
 
 
 def commits(device: str, nbytes: int, rounds: int) -> dict[str, Any]:
-    """Measure commits of handles of 2 and of 32 MiB beside the bare calls."""
+    """Measure commits of handles of 2 and of 32 MiB, and the bare calls."""
     arena, bare = gpumem.Arena(device), Bare(device, nbytes)
     found: dict[str, Any] = {}
     for page in (2 * MIB, 32 * MIB):

@@ -66,6 +66,6 @@ def require_every_public_name(app, env):
 
 
 def setup(app):
-    """Register what the settings above need."""
+    """Connect the functions above."""
     app.connect("autodoc-skip-member", skip_what_the_top_documents)
     app.connect("env-check-consistency", require_every_public_name)

@@ -19,7 +19,7 @@ CLASSES: dict[str, Any] = {
 
 
 def accepted(kind: Any, name: str) -> str:
-    """Return what a setting accepts, as the error for a wrong value says it."""
+    """Return the accepted values of a setting, as the error for a wrong value says them."""
     try:
         kind(**{name: object()})
     except gpumem.ConfigError as error:

@@ -150,7 +150,7 @@ cdef inline CUresult repeat_call(const DriverTable* table, const Call* call,
     return table.cuMemAddressFree(address, call.size)
 
 
-# ---- what stands in the table while a record is entered ------------------------------------------
+# ---- the entries of the table while a record is entered ------------------------------------------
 
 cdef void note(Kind kind, uint32_t handle, uint64_t address, uint64_t size) noexcept nogil:
     # `address`: in one of the reservations; 0: the call has none.
@@ -158,7 +158,7 @@ cdef void note(Kind kind, uint32_t handle, uint64_t address, uint64_t size) noex
     cdef uint64_t offset = 0
     if address:
         reservation = <uint32_t>reservations.size() - 1
-        # Modulo 2**64: an address below a reservation is beyond its size.
+        # Modulo 2**64: an address below a reservation is above its size.
         while address - reservations[reservation].address >= reservations[reservation].size:
             reservation -= 1
         offset = address - reservations[reservation].address

@@ -19,7 +19,7 @@ cdef extern from "<pthread.h>" nogil:
 
 cdef extern from *:
     """
-    /* A mark of the bench's own: what threads were granted, counted after each grant. */
+    /* A mark of the bench's own: the bytes granted to threads, counted after each grant. */
     static inline int64_t mark_add(int64_t *mark, int64_t by) {
         return __atomic_add_fetch(mark, by, __ATOMIC_SEQ_CST);
     }
@@ -47,7 +47,7 @@ cdef struct Racer:
 
 
 def charge_pairs(Budget budget not None, uint64_t count):
-    """Charge 4096 bytes and give them back, `count` times; returns nanoseconds in all."""
+    """Charge 4096 bytes and refund them, `count` times; returns nanoseconds in all."""
     cdef uint64_t begin, _
     with nogil:
         begin = clock_ns()
@@ -106,7 +106,7 @@ cdef void* run_racer(void* argument) noexcept nogil:
 
 
 def race(Budget budget not None, uint32_t threads, uint64_t operations):
-    """Charge and give back from many threads; what came of it, with the highest sum granted."""
+    """Charge and refund from many threads; return the counts and the highest sum granted."""
     cdef Racer* racers = <Racer*>calloc(threads, sizeof(Racer))
     cdef pthread_t* handles = <pthread_t*>calloc(threads, sizeof(pthread_t))
     cdef int64_t mark = 0

@@ -6,7 +6,7 @@ from gpumem._buffer.dlpack cimport DLManagedTensorVersioned, DLPackExchangeAPI
 
 
 cdef class Exporter:
-    """A tensor of any library whose type has the table."""
+    """A tensor of any library with the table in its type."""
 
     cdef object tensor
     cdef object table_owner

@@ -187,7 +187,7 @@ cdef uint64_t required(uint64_t spent) except 0:
 
 
 def nothing(size_t slots):
-    """Make the allocator that does nothing: what the loop itself costs."""
+    """Make the allocator that does nothing: the cost of the loop itself."""
     cdef Subject made = Subject(slots)
     made.subject = subject_nothing()
     return made

@@ -37,7 +37,7 @@ double tick_ns() {
     return static_cast<double>(end - begin) / static_cast<double>(last - first);
 }
 
-/* What two stamps with nothing between them say. */
+/* The time between two stamps with nothing between them. */
 uint64_t stamp_cost() {
     std::vector<uint64_t> seen;
     for (int i = 0; i < 1001; i++) {

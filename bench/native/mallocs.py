@@ -46,7 +46,7 @@ def present() -> tuple[list[Malloc], dict[str, str]]:
 
 
 def fetch() -> int:
-    """Download the packages with apt and unpack them beside the build; installs nothing."""
+    """Download the packages with apt and unpack them next to the build; installs nothing."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for tool in ("apt-get", "dpkg"):
         if shutil.which(tool) is None:

@@ -50,7 +50,7 @@ PARALLEL = {
     "pipeline_train": ("parallel", "PipelineTraining"),
 }
 
-# What may be beneath PyTorch -> what the environment of such a process says.
+# Allocator beneath PyTorch -> environment of its process.
 CONFIGURATIONS: dict[str, dict[str, str]] = {
     "native": {},
     "expandable": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},

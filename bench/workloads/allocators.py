@@ -1,4 +1,4 @@
-"""Which allocator a process has beneath PyTorch; PyTorch lets it be chosen once."""
+"""The allocator of a process beneath PyTorch, which can be chosen once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes held from the device, and asked for by tensors, at their highest since the last reset.
+    """Highest bytes since the last reset: held from the device, and requested by tensors.
 
-    What tensors ask for does not depend on who allocates, so PyTorch's own count serves all;
+    Requested bytes do not depend on the allocator, so PyTorch's own count serves all;
     `requested` is None where PyTorch does not count.
     """
 
@@ -40,7 +40,7 @@ class Cpu(Allocator):
 
 
 class Native(Allocator):
-    """PyTorch's own; how, is said by PYTORCH_ALLOC_CONF in the environment."""
+    """PyTorch's own, with PYTORCH_ALLOC_CONF of the environment."""
 
     def __init__(self, limit: int, index: int) -> None:
         if limit:
@@ -62,7 +62,7 @@ class Full(Allocator):
         self.arena = enabled("full", limit, index)
 
     def peaks(self) -> Peaks:
-        """Ask PyTorch, whose statistics count what pools of graphs hold beside the arena too."""
+        """Return PyTorch's statistics, which count pools of graphs, too."""
         return Peaks(torch.cuda.memory_stats()["reserved_bytes.all.peak"], None)
 
     def reset_peaks(self) -> None:
@@ -77,7 +77,7 @@ class Pool(Allocator):
         self.arena = enabled("pool", limit, index)
 
     def peaks(self) -> Peaks:
-        """Add what PyTorch holds, and what the arena holds above what it handed to PyTorch."""
+        """Add PyTorch's memory and that of the arena which PyTorch does not have."""
         native, arena = self.native.peaks(), self.arena.stats()
         above = max(0, arena.max_reserved - arena.max_in_use)
         return Peaks(native.reserved + above, native.requested)

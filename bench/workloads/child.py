@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def own_output() -> Any:
-    """Keep standard output for answers; whatever else is printed goes to standard error."""
+    """Keep standard output for answers; other output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
@@ -89,7 +89,7 @@ def commands_over(
 
 
 def one_block(tensor: torch.Tensor) -> AbstractContextManager[None]:
-    """Let gpumem's allocator hand out a tensor's block, and nothing else."""
+    """Let gpumem's allocator return a tensor's block, and nothing else."""
     from bench.native import load
     from gpumem.integrations.torch import _hooks
 

@@ -43,7 +43,7 @@ class Generating:
 
 
 class Generation(Workload):
-    """A step is one batch of prompts and what follows them."""
+    """A step is one batch of prompts and their continuations."""
 
     SIZES: ClassVar = {
         "full": Generating(SMALL, 64, (64, 768), 12),

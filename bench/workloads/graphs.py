@@ -123,7 +123,7 @@ class Sage(nn.Module):
 
 
 class SampledTraining(GraphTraining):
-    """Some seeds and what was sampled around them; the further hops share most of their nodes."""
+    """Some seeds and the nodes sampled around them; the further hops share most of their nodes."""
 
     SIZES: ClassVar = {
         "full": Graphs(512, 256, 3, 47, 1024, (8, 15)),

@@ -1,4 +1,4 @@
-"""Workloads of decoders, whichever kind: training on random lengths."""
+"""Workloads of decoders of any kind: training on random lengths."""
 
 from __future__ import annotations
 

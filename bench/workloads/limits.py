@@ -14,7 +14,7 @@ def largest_that_fits(fits: Callable[[int], bool], first: int, resolution: float
     """Search by doubling from `first`, then by halves of what is left; 0 if nothing fits.
 
     Stops when the answer is known to `resolution` of itself, or to one. `fits` is taken to hold up
-    to some scale and not beyond.
+    to some scale and not above.
     """
     below, above = 0, first
     while fits(above):

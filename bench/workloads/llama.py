@@ -71,7 +71,7 @@ class Serving(Workload):
 
 
 class Generation(gpt2.Generation):
-    """A step is one batch of prompts and what follows them; the cache has a third of the heads."""
+    """A step is a batch of prompts and their continuations; the cache has a third of the heads."""
 
     SIZES: ClassVar = {
         "full": gpt2.Generating(SMALL, 48, (64, 1024), 24),
@@ -150,7 +150,7 @@ class GraphTraining(Workload):
 
 
 class CompiledTraining(Workload):
-    """A step of training of one shape, with a model whose graphs `torch.compile` captures."""
+    """A step of training of one shape, with a model that `torch.compile` captures as graphs."""
 
     SIZES: ClassVar = GraphTraining.SIZES
     WARMUP = 4  # compiles, runs once without a graph, captures, replays

@@ -1,4 +1,4 @@
-"""ResNet-50: training on images whose resolution and number change from step to step."""
+"""ResNet-50: training on images; resolution and number change from step to step."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Pair(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Halves the image and widens it `depth` times, and comes back with what it had on the way."""
+    """Halves the image `depth` times and widens it again, with the features of each size."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Swin(nn.Module):
 
 
 class SwinTraining(ImageTraining):
-    """An average of the weights over the steps is kept beside them."""
+    """An average of the weights over the steps is kept next to them."""
 
     # Every stage needs whole windows: sides are multiples of PATCH * WINDOW * 2**(depth - 1).
     SIZES: ClassVar = {

@@ -1,4 +1,4 @@
-"""What every workload is: a model, generators for its shapes and data, and a step."""
+"""The parts of every workload: a model, generators for its shapes and data, and a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Workload(ABC):
         How much a step does at most: tokens, images or sequences. Memory grows with it smoothly,
         so that the largest scale that fits says how well memory is used.
     shapes : list of tuple of int
-        What each step drew so far.
+        The shapes of the steps so far.
     """
 
     SIZES: ClassVar[dict[str, Any]]
@@ -43,7 +43,7 @@ class Workload(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Make the model and what goes with it."""
+        """Make the model and its optimizer and data."""
 
     @abstractmethod
     def step(self) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Workload(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the models that train in one precision use."""
+        """The dtype of models that train in one precision."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def draw(self, *shape: int) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ def be_deterministic() -> None:
     attention is the one fused kernel here whose backward pass can be told.
     """
     torch.use_deterministic_algorithms(True)
-    # It would fill every new tensor with NaNs, and so be most of what an allocation costs.
+    # It would fill every new tensor with NaNs, which takes longer than the allocation.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

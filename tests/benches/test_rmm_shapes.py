@@ -35,7 +35,7 @@ def test_program_allocates_the_given_count_and_frees_all(allocations, mib):
     resource = Rmm()
     rmm_shapes.over_rmm(resource, steps)
     assert not resource.live
-    assert resource.most < rmm_shapes.MOST_HELD + (mib << 20)
+    assert resource.most < rmm_shapes.MAX_HELD + (mib << 20)
 
 
 def test_arena_runs_the_same_program_and_ends_empty():
