@@ -145,7 +145,7 @@ def get_include() -> str:
 
 def _snapshot(resource: object) -> object:
     """Make a resource's snapshot; the first call imports its modules."""
-    from gpumem.observe.snapshots.snapshot import snapshot
+    from gpumem._snapshots.snapshot import snapshot
 
     return snapshot(resource)
 
@@ -158,7 +158,7 @@ def _report(resource: MemoryResource, path: str, title: str | None) -> object:
 
 def _tag(name: str) -> AbstractContextManager[None]:
     """Tag the calling thread's allocations in events; the first call imports `observe`."""
-    tag: AbstractContextManager[None] = import_module(f"{__name__}.observe").tag(name)
+    tag: AbstractContextManager[None] = import_module(f"{__name__}._events.tags").tag(name)
     return tag
 
 

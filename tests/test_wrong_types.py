@@ -5,10 +5,10 @@ import pytest
 
 import gpumem
 from gpumem import MemoryInfo, observe, planning
+from gpumem._events.events import HEADER_BYTES
 from gpumem.accounting import Accountants, AdHocAccountant, accountants_from_setting
 from gpumem.errors import EventFileError, ModelGraphError, SnapshotError
 from gpumem.observe import Snapshot
-from gpumem.observe.events import HEADER_BYTES
 from gpumem.planning import GraphBuilder, Target, partition, plan_copies, plan_memory
 
 

@@ -8,9 +8,9 @@ from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import Stream, _StreamLike
 from gpumem._core import Arena
 from gpumem._resource.pool import DriverPool
+from gpumem._snapshots.snapshot import Snapshot
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
-from gpumem.observe.snapshots.snapshot import Snapshot
 from gpumem.stats import ShrinkReport, Stats
 
 @disjoint_base

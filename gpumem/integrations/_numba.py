@@ -17,11 +17,11 @@ from typing import Any
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Event, Stream
+from gpumem._events.recorder import framework_events
 from gpumem._support.forks import ForkLock
 from gpumem.device import Device
 from gpumem.errors import GpumemError, IntegrationError, OutOfMemoryError
 from gpumem.integrations._resources import Resources, allocated
-from gpumem.observe._recording import framework_events
 
 __all__ = ["Fence", "manager_class"]
 

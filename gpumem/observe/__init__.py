@@ -9,24 +9,14 @@ they are now.
 processes, and `prometheus_text` writes them for Prometheus.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from gpumem.observe.events import AllocationEvent, Events, Frame, RecordedResource, read
+from gpumem._events.events import AllocationEvent, Block, Events, Frame, RecordedResource, read
+from gpumem._events.tags import tag
+from gpumem._snapshots.resources import Region, ResourceSnapshot
+from gpumem._snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
 from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
 from gpumem.observe.prometheus import prometheus_text
-from gpumem.observe.recording import Recording, record, tag
-from gpumem.observe.snapshots import (
-    Block,
-    Region,
-    ResourceSnapshot,
-    Snapshot,
-    SnapshotDiff,
-    snapshot,
-)
-
-if TYPE_CHECKING:
-    from gpumem.report import Report, write_report
+from gpumem.observe.recording import Recording, record
+from gpumem.report import Report, write_report
 
 __all__ = [
     "AllocationEvent",
@@ -52,10 +42,3 @@ __all__ = [
     "tag",
     "write_report",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the report when one of its names is first used."""
-    if name in ("Report", "write_report"):
-        return getattr(import_module("gpumem.report"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

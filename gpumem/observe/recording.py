@@ -1,4 +1,4 @@
-"""Recordings of resources, into a ring or a file, and the tags of events."""
+"""Recordings of resources, into a ring or a file."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import contextlib
 import fcntl
 import itertools
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from gpumem._buffer.resource import MemoryResource
-from gpumem._resource.arena.graph_pool import GraphPool
-from gpumem._support.arguments import is_integer, is_number, is_same_file, require
-from gpumem._support.closing import close_after_body
-from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
-from gpumem.observe import _recording
-from gpumem.observe.events import (
+from gpumem._events import recorder
+from gpumem._events.events import (
     LIVE,
+    Block,
     Events,
     RecordedResource,
     events_of,
@@ -29,13 +25,17 @@ from gpumem.observe.events import (
     slots_of,
     text_of_live,
 )
+from gpumem._resource.arena.graph_pool import GraphPool
+from gpumem._snapshots.snapshot import snapshot
+from gpumem._support.arguments import is_integer, is_number, is_same_file, require
+from gpumem._support.closing import close_after_body
+from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
+from gpumem.report import Report, write_report
+from gpumem.traces import Trace
+from gpumem.traces.formats import busiest
+from gpumem.traces.gpumem_recording import traces_of
 
-if TYPE_CHECKING:
-    from gpumem.observe.snapshots.resources import Block
-    from gpumem.report import Report
-    from gpumem.traces import Trace
-
-__all__ = ["Recording", "record", "tag"]
+__all__ = ["Recording", "record"]
 
 MOST_EVENTS = 1 << 28
 _ALWAYS = (1 << 32) - 1
@@ -84,7 +84,7 @@ class Recording:
         self._process = os.getpid()
         try:
             slots = 0 if path is not None else 1 << (capacity - 1).bit_length()
-            self._handle = _recording.RecorderHandle(slots, self._file, sampling, native)
+            self._handle = recorder.RecorderHandle(slots, self._file, sampling, native)
             self._slots = slots
             self._handle.begin(resources)
             if path is not None:
@@ -126,7 +126,7 @@ class Recording:
         slots = slots_of(rows[: self._handle.read_ring(rows)])
         names: dict[str, dict[int, str]] = self._handle.names()
         names["threads"] = {
-            number: str(_recording.thread_id(number))
+            number: str(recorder.thread_id(number))
             for number in np.unique(slots["thread"]).tolist()
         }
         return events_of(
@@ -149,8 +149,6 @@ class Recording:
         TraceError
             Nothing was allocated.
         """
-        from gpumem.traces.formats import busiest
-
         return busiest(self._traces(device))
 
     def report(self, path: str | os.PathLike[str], *, title: str | None = None) -> Report:
@@ -184,8 +182,6 @@ class Recording:
         >>> recording.report(page).peak_live_bytes
         1000
         """
-        from gpumem.report import write_report
-
         if self.running:
             raise InUseError("the recording still runs: stop() it before its report")
         if is_same_file(path, [self.path]):
@@ -197,8 +193,6 @@ class Recording:
 
     def _traces(self, device: int | None) -> list[Trace]:
         """Return a trace of each memory, or of one."""
-        from gpumem.traces.gpumem_recording import traces_of
-
         name = self.path.stem if self.path is not None else "recording"
         live = self._live if self._taken is not None else self._live_now()
         events = self.events()
@@ -267,8 +261,6 @@ class Recording:
 
     def _resources_now(self) -> Iterator[tuple[RecordedResource, list[Block]]]:
         """Yield each recorded resource and its live blocks."""
-        from gpumem.observe.snapshots.snapshot import snapshot
-
         keys = self._handle.keys
         for found in snapshot().resources:
             # Arenas of tags that were opened later are recorded with the arena.
@@ -317,7 +309,7 @@ def record(
         all tags. None: every resource of the process, also those made later.
     path : str or path, optional
         A file, which is overwritten, begins with the blocks that are live, and grows by 48 bytes
-        per event; `gpumem.observe.events` describes it. If the process is killed, the file holds
+        per event; `gpumem._events.events` describes it. If the process is killed, the file holds
         the events until then. None: a ring in memory.
     capacity : int, optional
         Number of events in a ring, rounded up to a power of two; new events overwrite the oldest.
@@ -373,67 +365,10 @@ def record(
             f"invalid resource = {resource!r}: expected a MemoryResource, a GraphPool "
             f"or None; a path goes to path="
         )
-    resources = None if resource is None else _recording.resources_below(resource)
+    resources = None if resource is None else recorder.resources_below(resource)
     # Absolute, as it is read again, perhaps from another working directory.
     file = None if path is None else Path(path).absolute()
     return Recording(resources, file, capacity, round(stacks * _ALWAYS), native)
-
-
-class _OpenTags(threading.local):
-    """The numbers of the tags that a thread has entered, in order, each by its own context."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[object, int] = {}
-
-
-_open_tags = _OpenTags()
-
-
-@contextlib.contextmanager
-def tag(name: str) -> Iterator[None]:
-    """Tag the allocations of the calling thread inside a block, in events and snapshots.
-
-    Tags can be nested; the innermost counts, which is the last one that was entered and is not left
-    yet. Blocks keep their tags only while something is recorded.
-
-    Parameters
-    ----------
-    name : str
-        Name used in error messages and reports; a process has up to 65535 different ones.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `name` is not a str, is empty, or there are too many names.
-    GpumemError
-        On leaving: another thread has entered, and keeps the tag.
-
-    Notes
-    -----
-    A tag belongs to the thread, not to a task: if code awaits inside the block, the other tasks of
-    the thread have the tag meanwhile.
-
-    Examples
-    --------
-    >>> import gpumem.observe
-    >>> with gpumem.observe.tag("optimizer"):
-    ...     pass
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"a tag is a str, not {type(name).__name__}")
-    if not name:
-        raise ValueError("a tag has at least one character")
-    context = object()
-    _open_tags.numbers[context] = number = _recording.number_of_tag(name)
-    _recording.set_tag(number)
-    try:
-        yield
-    finally:
-        numbers = _open_tags.numbers
-        if numbers.pop(context, None) is None:
-            raise GpumemError(f"tag {name!r} was entered by another thread, which keeps it")
-        # Generators may leave tags in another order than the reverse of that of entering.
-        _recording.set_tag(next(reversed(numbers.values()), 0))
 
 
 def _open_alone(path: Path) -> int:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._events import events
+from gpumem._events.recorder import RecorderHandle
 from gpumem._support.sizes import format_size
 from gpumem.device import Device
 from gpumem.errors import TraceError
-from gpumem.observe import events
-from gpumem.observe._recording import RecorderHandle
 from gpumem.replay.caching_model import caching_allocator_curve, plain_driver_curve
 from gpumem.replay.engine import opened, run_on
 from gpumem.traces import ALLOC, Curve, Segments, Trace

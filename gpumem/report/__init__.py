@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from gpumem._snapshots.snapshot import Snapshot
 from gpumem._support.arguments import is_same_file, require
 from gpumem._support.files import require_writable
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
 from gpumem.errors import ConfigError, TraceError
-from gpumem.observe import Snapshot
 from gpumem.replay.policies import Policy
 from gpumem.report import page
 from gpumem.report.blocks import blocks_of

@@ -9,10 +9,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumem._support.texts import shown
-from gpumem.errors import EventFileError, TraceError
-from gpumem.observe import Block, Events, RecordedResource
-from gpumem.observe.events import (
+from gpumem._events.events import (
     ALLOC,
     ASLEEP,
     FAILURE,
@@ -22,8 +19,13 @@ from gpumem.observe.events import (
     MOVE,
     RELEASE,
     RESERVE,
+    Block,
+    Events,
+    RecordedResource,
     parse,
 )
+from gpumem._support.texts import shown
+from gpumem.errors import EventFileError, TraceError
 from gpumem.traces.builder import TraceBuilder, owner_named, require_device
 from gpumem.traces.trace import Frames, Trace
 

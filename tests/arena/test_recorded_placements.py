@@ -21,8 +21,8 @@ from helpers.driver import HostDriver
 
 import gpumem
 from gpumem import observe
+from gpumem._events.events import ASLEEP, RELEASE, RESERVE
 from gpumem._testing.arenas import release_retired
-from gpumem.observe.events import ASLEEP, RELEASE, RESERVE
 
 RECORDED = Path(__file__).with_name("recorded_placements.json")
 KIB, MIB = 1 << 10, 1 << 20

@@ -22,8 +22,8 @@ from helpers.waiting import wait_until
 
 import gpumem
 from gpumem import errors, observe
+from gpumem._events.events import EVENT, HEADER_BYTES, LIVE, SLOT_BYTES
 from gpumem.errors import ConfigError, InUseError, TraceError
-from gpumem.observe.events import EVENT, HEADER_BYTES, LIVE, SLOT_BYTES
 from gpumem.replay import replay
 from gpumem.traces import load_trace
 

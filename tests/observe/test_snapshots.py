@@ -21,7 +21,7 @@ from helpers.every_kind import RESOURCES
 
 import gpumem
 from gpumem import errors, observe
-from gpumem.observe.snapshots import SCHEMA
+from gpumem._snapshots.snapshot import SCHEMA
 from gpumem.traces import load_trace
 
 BACKINGS = ["regions", "virtual"]
@@ -501,5 +501,5 @@ def test_pytorchs_own_tools_read_a_snapshot(make_arena, tmp_path):
 
 
 def test_schema_is_part_of_the_package():
-    assert Path(gpumem.__file__).parent / "observe" / "snapshots" / "snapshot.schema.json" == SCHEMA
+    assert Path(gpumem.__file__).parent / "_snapshots" / "snapshot.schema.json" == SCHEMA
     assert SCHEMA.is_file()

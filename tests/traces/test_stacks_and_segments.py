@@ -7,8 +7,8 @@ import pytest
 
 import gpumem
 from gpumem import observe
+from gpumem._events.events import _SLOT, ALLOC, HEADER_BYTES, MOVE, RESERVE
 from gpumem.errors import TraceError
-from gpumem.observe.events import _SLOT, ALLOC, HEADER_BYTES, MOVE, RESERVE
 from gpumem.traces import load_trace, load_traces
 from gpumem.traces.builder import SegmentLog, TraceBuilder
 

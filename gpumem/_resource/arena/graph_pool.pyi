@@ -2,7 +2,7 @@ from typing import SupportsIndex, SupportsInt, final
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
-from gpumem.observe.snapshots.snapshot import Snapshot
+from gpumem._snapshots.snapshot import Snapshot
 from gpumem.stats import BlockInfo, Stats
 
 @final

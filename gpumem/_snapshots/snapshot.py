@@ -16,15 +16,11 @@ import numpy as np
 from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
-from gpumem._support.arguments import require
-from gpumem._support.sizes import format_size
-from gpumem._support.texts import counted, shown
-from gpumem.errors import SnapshotError
-from gpumem.observe import _recording
-from gpumem.observe.events import Events, stack_of
-from gpumem.observe.snapshots import _columns
-from gpumem.observe.snapshots.json_form import resources_as_dict, resources_from_dict
-from gpumem.observe.snapshots.resources import (
+from gpumem._events import recorder
+from gpumem._events.events import Events, stack_of
+from gpumem._snapshots import columns
+from gpumem._snapshots.json_form import resources_as_dict, resources_from_dict
+from gpumem._snapshots.resources import (
     USED,
     Block,
     Names,
@@ -32,7 +28,11 @@ from gpumem.observe.snapshots.resources import (
     counted_once,
     resource_of,
 )
-from gpumem.observe.snapshots.torch_form import torch_snapshot
+from gpumem._snapshots.torch_form import torch_snapshot
+from gpumem._support.arguments import require
+from gpumem._support.sizes import format_size
+from gpumem._support.texts import counted, shown
+from gpumem.errors import SnapshotError
 
 __all__ = ["SCHEMA", "Snapshot", "SnapshotDiff", "snapshot"]
 
@@ -143,7 +143,7 @@ class Snapshot:
     # ---- as JSON ---------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``snapshots/snapshot.schema.json`` describes them."""
+        """Return plain values, as ``gpumem/_snapshots/snapshot.schema.json`` describes them."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -311,7 +311,7 @@ def snapshot(resource: object = None) -> Snapshot:
     >>> [block.nbytes for block in gpumem.observe.snapshot(arena).resources[0].live]
     [1000]
     """
-    found = _columns.all_of_them() if resource is None else _described(resource, {})
+    found = columns.all_of_them() if resource is None else _described(resource, {})
     names = _names_in(found)
     taken = time.monotonic_ns()  # the clock of the blocks' times
     resources = tuple(resource_of(plain, names, taken) for plain in found)
@@ -323,26 +323,26 @@ def snapshot(resource: object = None) -> Snapshot:
 
 def _described(resource: Any, found: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Describe a resource and all resources below it, each once."""
-    plain = _columns.describe(resource)
+    plain = columns.describe(resource)
     if plain["key"] not in found:
         found[plain["key"]] = plain
-        for each in (*_columns.parts_of(resource), *getattr(resource, "upstreams", ())):
+        for each in (*columns.parts_of(resource), *getattr(resource, "upstreams", ())):
             _described(each, found)
     return list(found.values())
 
 
 def _names_in(found: list[dict[str, Any]]) -> Names:
     """Look up the values that the numbers in all columns stand for."""
-    columns = {
+    numbers = {
         column: {n for plain in found for n in _numbers(plain["records"][column])}
         for column in ("tag", "framework", "thread", "stack")
     }
-    tags, stacks = _recording.tags_and_stacks()
+    tags, stacks = recorder.tags_and_stacks()
     return Names(
-        {n: tags[n] for n in columns["tag"]},
-        {n: _recording.FRAMEWORKS[n] for n in columns["framework"]},
-        {n: _recording.thread_id(n) for n in columns["thread"]},
-        {n: stack_of(stacks[n]) for n in columns["stack"]},
+        {n: tags[n] for n in numbers["tag"]},
+        {n: recorder.FRAMEWORKS[n] for n in numbers["framework"]},
+        {n: recorder.thread_id(n) for n in numbers["thread"]},
+        {n: stack_of(stacks[n]) for n in numbers["stack"]},
     )
 
 

@@ -23,7 +23,7 @@ from gpumem._support.events cimport (
 )
 from gpumem._support.process cimport process, process_is_exiting
 from gpumem.adaptors._adaptor cimport Adaptor
-from gpumem.observe._sources cimport source_of
+from gpumem._events.sources cimport source_of
 
 from gpumem._support.events import FRAMEWORKS, tag_texts
 from gpumem.errors import InUseError

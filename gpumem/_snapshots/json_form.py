@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from gpumem._events import recorder
+from gpumem._events.events import Frame
+from gpumem._snapshots import columns
+from gpumem._snapshots.resources import Block, Names, ResourceSnapshot, resource_of
 from gpumem._support.arguments import require
-from gpumem.observe import _recording
-from gpumem.observe.events import Frame
-from gpumem.observe.snapshots import _columns
-from gpumem.observe.snapshots.resources import Block, Names, ResourceSnapshot, resource_of
 
 __all__ = ["resources_as_dict", "resources_from_dict"]
 
@@ -56,8 +56,8 @@ def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
             require("number in counts or upstreams", number, int, "int")
     taken = int(plain["time"])
     rows = _Rows(taken, len(plain["stacks"]))
-    columns = [
-        np.array([rows.row_of(block) for block in found["blocks"]], _columns.BLOCK)
+    records = [
+        np.array([rows.row_of(block) for block in found["blocks"]], columns.BLOCK)
         for found in plain["resources"]
     ]
     stacks = {
@@ -66,13 +66,13 @@ def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
     }
     names = Names(
         {number: tag for tag, number in rows.tags.items()},
-        dict(enumerate(_recording.FRAMEWORKS[1:], start=1)),
+        dict(enumerate(recorder.FRAMEWORKS[1:], start=1)),
         {number: thread for thread, number in rows.threads.items()},
         stacks,
     )
     return tuple(
         resource_of(_described(found, blocks), names, taken)
-        for found, blocks in zip(plain["resources"], columns, strict=True)
+        for found, blocks in zip(plain["resources"], records, strict=True)
     )
 
 
@@ -146,8 +146,8 @@ class _Rows:
             _number(self.threads, int(block.get("thread", 0))) if recorded else 0,
             _number(self.tags, str(tag)) if tag is not None else 0,
             stack + 1 if stack is not None else 0,
-            _recording.FRAMEWORKS.index(framework) if framework is not None else 0,
-            _columns.STATES.index(block["state"]),
+            recorder.FRAMEWORKS.index(framework) if framework is not None else 0,
+            columns.STATES.index(block["state"]),
         )
 
 
@@ -157,7 +157,7 @@ def _number(numbers: dict[Any, int], what: Any) -> int:
 
 def _described(found: dict[str, Any], blocks: Any) -> dict[str, Any]:
     regions = [
-        (region["address"], region["nbytes"], _columns.REGION_KINDS.index(region["kind"]))
+        (region["address"], region["nbytes"], columns.REGION_KINDS.index(region["kind"]))
         for region in found["regions"]
     ]
     pages = [(page["address"], page["nbytes"]) for page in found["pages"]]
@@ -165,8 +165,8 @@ def _described(found: dict[str, Any], blocks: Any) -> dict[str, Any]:
         **{key: found[key] for key in (*_SAME, "counts")},
         "upstreams": tuple(found["upstreams"]),
         "source": found.get("source"),
-        "regions": np.array(regions, _columns.REGION),
-        "pages": np.array(pages, _columns.PAGE),
+        "regions": np.array(regions, columns.REGION),
+        "pages": np.array(pages, columns.PAGE),
         "records": blocks,
         "held": found["held_ns"],
     }

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from gpumem.observe.events import Events, Frame
-from gpumem.observe.snapshots.resources import Block, ResourceSnapshot, counted_once
+from gpumem._events.events import Events, Frame
+from gpumem._snapshots.resources import Block, ResourceSnapshot, counted_once
 
 __all__ = ["segments_of", "snapshot_of", "torch_snapshot"]
 

@@ -28,7 +28,7 @@ from gpumem._support.events cimport (
 )
 from gpumem._support.process cimport process
 from gpumem.adaptors._adaptor cimport Adaptor
-from gpumem.observe._sources cimport find_source, source_of
+from gpumem._events.sources cimport find_source, source_of
 
 from gpumem.errors import ClosedError
 

@@ -67,7 +67,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,10 +76,7 @@ from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
 from gpumem.errors import EventFileError
 
-if TYPE_CHECKING:
-    from gpumem.observe.snapshots.resources import Block
-
-__all__ = ["ACTIONS", "AllocationEvent", "Events", "Frame", "RecordedResource", "read"]
+__all__ = ["ACTIONS", "AllocationEvent", "Block", "Events", "Frame", "RecordedResource", "read"]
 
 MAGIC = b"gpumemEV"
 VERSION = 1
@@ -135,6 +132,61 @@ class Frame(NamedTuple):
     filename: str
     line: int
     name: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a snapshot.
+
+    Attributes
+    ----------
+    address : int
+        Where it begins.
+    nbytes : int
+        Requested bytes; 0 unless it is used.
+    allocated_nbytes : int
+        Bytes of the block, padding included.
+    state : str
+        ``"used"``; ``"free"``; ``"cached"``: freed into a thread's cache; ``"pending_free"``: freed
+        while other streams may still use it; ``"hole"``: addresses without memory.
+    region : int
+        Index in the resource's regions; 0 if it has none.
+    stream : int
+        Handle of the stream it belongs to, or was freed on; 0 if any stream may have it.
+    framework : str or None
+        The library that allocated it, if known.
+    tag, stack, thread, number, age
+        Recorded properties of its allocation: the tag, the frames, the system's id of the thread,
+        its number in the recording, and nanoseconds since. None, or no frames, without a recording.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> with gpumem.observe.record(arena), gpumem.observe.tag("weights"):
+    ...     buffer = arena.allocate(1000)
+    ...     (block,) = arena.snapshot().resources[0].live
+    >>> block.nbytes, block.allocated_nbytes, block.owner
+    (1000, 1024, 'weights')
+    """
+
+    address: int
+    nbytes: int
+    allocated_nbytes: int
+    state: str
+    region: int
+    stream: int
+    framework: str | None = None
+    tag: str | None = None
+    stack: tuple[Frame, ...] = ()
+    thread: int | None = None
+    number: int | None = None
+    age: int | None = None
+
+    @property
+    def owner(self) -> str:
+        """The tag, else the framework, else ``"untagged"``."""
+        return self.tag or self.framework or "untagged"
 
 
 @dataclass(frozen=True)
@@ -479,8 +531,6 @@ def text_of_live(resource: RecordedResource, blocks: Iterable[Block]) -> str:
 
 def _live_of(text: str) -> list[tuple[RecordedResource, Block]]:
     """Read live blocks; a text that is cut or holds something else gives none."""
-    from gpumem.observe.snapshots.resources import Block
-
     found = []
     try:
         memory, kind, name, rows = json.loads(text)

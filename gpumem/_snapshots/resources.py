@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._events.events import Block, Frame
+from gpumem._snapshots import columns
 from gpumem._support.nesting import addresses_of_others
-from gpumem.observe.events import Frame
-from gpumem.observe.snapshots import _columns
 
 __all__ = [
     "USED",
-    "Block",
     "Names",
     "Region",
     "ResourceSnapshot",
@@ -24,62 +23,7 @@ __all__ = [
     "resource_of",
 ]
 
-USED = _columns.STATES.index("used")
-
-
-@dataclass(frozen=True)
-class Block:
-    """One block of a snapshot.
-
-    Attributes
-    ----------
-    address : int
-        Where it begins.
-    nbytes : int
-        Requested bytes; 0 unless it is used.
-    allocated_nbytes : int
-        Bytes of the block, padding included.
-    state : str
-        ``"used"``; ``"free"``; ``"cached"``: freed into a thread's cache; ``"pending_free"``: freed
-        while other streams may still use it; ``"hole"``: addresses without memory.
-    region : int
-        Index in the resource's regions; 0 if it has none.
-    stream : int
-        Handle of the stream it belongs to, or was freed on; 0 if any stream may have it.
-    framework : str or None
-        The library that allocated it, if known.
-    tag, stack, thread, number, age
-        Recorded properties of its allocation: the tag, the frames, the system's id of the thread,
-        its number in the recording, and nanoseconds since. None, or no frames, without a recording.
-
-    Examples
-    --------
-    >>> import gpumem, gpumem.observe
-    >>> arena = gpumem.Arena("host")
-    >>> with gpumem.observe.record(arena), gpumem.observe.tag("weights"):
-    ...     buffer = arena.allocate(1000)
-    ...     (block,) = arena.snapshot().resources[0].live
-    >>> block.nbytes, block.allocated_nbytes, block.owner
-    (1000, 1024, 'weights')
-    """
-
-    address: int
-    nbytes: int
-    allocated_nbytes: int
-    state: str
-    region: int
-    stream: int
-    framework: str | None = None
-    tag: str | None = None
-    stack: tuple[Frame, ...] = ()
-    thread: int | None = None
-    number: int | None = None
-    age: int | None = None
-
-    @property
-    def owner(self) -> str:
-        """The tag, else the framework, else ``"untagged"``."""
-        return self.tag or self.framework or "untagged"
+USED = columns.STATES.index("used")
 
 
 @dataclass(frozen=True)
@@ -199,7 +143,7 @@ class ResourceSnapshot:
                 address,
                 nbytes,
                 allocated,
-                _columns.STATES[row[12]],
+                columns.STATES[row[12]],
                 region,
                 stream,
                 names.frameworks.get(row[11]),
@@ -255,9 +199,9 @@ def _without(resource: ResourceSnapshot, addresses: list[int]) -> ResourceSnapsh
 
 
 def resource_of(plain: Mapping[str, Any], names: Names, taken: int) -> ResourceSnapshot:
-    """Make one of the dict that `_columns.describe` returns."""
+    """Make one of the dict that `columns.describe` returns."""
     regions = tuple(
-        Region(address, nbytes, _columns.REGION_KINDS[kind])
+        Region(address, nbytes, columns.REGION_KINDS[kind])
         for address, nbytes, kind in plain["regions"].tolist()
     )
     return ResourceSnapshot(**{**plain, "regions": regions}, names=names, taken=taken)

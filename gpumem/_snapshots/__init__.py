@@ -1,0 +1,1 @@
+"""Snapshots: every region and block of resources at one moment. Users import `gpumem.observe`."""
