@@ -64,7 +64,7 @@ packages = {f"gpumem.{name}" for name in
             ("accounting", "adaptors", "integrations", "interop", "observe", "planning", "replay",
              "report", "session", "traces")}
 assert not packages & set(sys.modules)
-gpumem.observe.record, gpumem.planning.plan, gpumem.accounting.ResourceCount
+gpumem.observe.record, gpumem.planning.partition, gpumem.accounting.ResourceCount
 gpumem.interop.attach, gpumem.traces.load_trace, gpumem.replay.replay
 gpumem.report.Report, gpumem.session.Session
 libraries = [getattr(gpumem.integrations, name).enable
