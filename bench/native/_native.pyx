@@ -16,7 +16,7 @@ from gpumem._native.pages cimport Page
 from gpumem._core cimport Arena
 from gpumem._native.driver cimport CUstream
 
-from gpumem.integrations._c_calls import address_of, capsule_of
+from gpumem.integrations.c._calls import address_of, capsule_of
 
 cdef extern from "gpumem.h" nogil:
     ctypedef struct gpumem_calls:

@@ -1,11 +1,11 @@
 """The parts that the integrations are made of; none needs its framework to be imported."""
 
-from gpumem.integrations._blocks import Blocks
-from gpumem.integrations._numba import Fence, manager_class
-from gpumem.integrations._per_device import PerDevice
-from gpumem.integrations._resources import Resources
-from gpumem.integrations._switch import Framework, Setting, Switch, Using
-from gpumem.integrations._versions import import_framework, numbers_of, require_gpu
+from gpumem.integrations._common.blocks import Blocks
+from gpumem.integrations._common.per_device import PerDevice
+from gpumem.integrations._common.resources import Resources
+from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
+from gpumem.integrations._common.versions import import_framework, numbers_of, require_gpu
+from gpumem.integrations.numba._fence import Fence
 from gpumem.integrations.torch._allocator import require_gpu as require_gpu_for_torch
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "Switch",
     "Using",
     "import_framework",
-    "manager_class",
     "numbers_of",
     "require_gpu",
     "require_gpu_for_torch",

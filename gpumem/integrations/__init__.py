@@ -33,7 +33,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from gpumem.integrations._switch import Status
+from gpumem.integrations._common.switch import Status
 
 __all__ = ["Status"]
 

@@ -31,8 +31,8 @@ from gpumem._resource.pool import DriverPool
 from gpumem._support.sizes import is_size_with_unit, parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError, IntegrationError
-from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
-from gpumem.integrations._versions import import_framework, require_gpu
+from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
+from gpumem.integrations._common.versions import import_framework, require_gpu
 
 __all__ = ["disable", "enable", "env", "status", "using"]
 

@@ -39,7 +39,7 @@ from gpumem._core import Arena
 from gpumem._support.closing import close_after_body
 from gpumem._support.sizes import format_size
 from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, MissingFrameworkError
-from gpumem.integrations._switch import Status
+from gpumem.integrations._common.switch import Status
 
 __all__ = ["NcclRegistration", "RegisteredSource", "register", "status"]
 

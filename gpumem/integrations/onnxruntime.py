@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,12 @@ from gpumem._support.forks import ForkLock
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError, InUseError
-from gpumem.integrations import _compiled
-from gpumem.integrations._c_calls import address_of, capsule_of, live_blocks
-from gpumem.integrations._leases import lease_on
-from gpumem.integrations._resources import REACHABLE, Resources
-from gpumem.integrations._switch import Status
-from gpumem.integrations._versions import import_framework
+from gpumem.integrations._common.compiled import load, over_gpumem_h
+from gpumem.integrations._common.leases import lease_on
+from gpumem.integrations._common.resources import REACHABLE, Resources
+from gpumem.integrations._common.switch import Status
+from gpumem.integrations._common.versions import import_framework
+from gpumem.integrations.c._calls import address_of, capsule_of, live_blocks
 from gpumem.stats import ShrinkReport
 
 __all__ = ["SessionMemory", "allocator", "bind", "status"]
@@ -386,9 +385,7 @@ std::uintptr_t gpumem_ort_empty_cache(int slot) {
 
 @cache
 def _parts() -> ctypes.CDLL:
-    include = Path(__file__).parents[1] / "include"
-    recipe = _compiled.Recipe("onnxruntime", _SOURCE, (f"-I{include}",), (include / "gpumem.h",))
-    library = _compiled.load(recipe)
+    library = load(over_gpumem_h("onnxruntime", _SOURCE))
     library.gpumem_ort_set.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.gpumem_ort_set.restype = None
     for function in ("alloc", "free", "empty_cache"):

@@ -8,7 +8,7 @@ from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_size_t, c_uin
 from ctypes import c_void_p as pointer
 
 import gpumem.integrations.c
-from gpumem.integrations._c_calls import address_of
+from gpumem.integrations.c._calls import address_of
 
 OK, OUT_OF_MEMORY, INVALID, NOT_FOUND, CLOSED, CAPTURING, NO_HOST_MEMORY, DRIVER_ERROR = range(8)
 

@@ -1,10 +1,10 @@
-"""A build of gpumem's allocator for `fake_torch`, found in the cache folder as one from elsewhere."""
+"""A build of gpumem's allocator for `fake_torch`, as if it were copied from another machine."""
 
 import shutil
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from gpumem.integrations import _compiled
+from gpumem.integrations._common import compiled
 from gpumem.integrations.torch import _build
 
 FAKE = Path(__file__).parent / "fake_torch" / "torch" / "__init__.py"
@@ -27,5 +27,5 @@ def fake_torch():
 def carry(torch=None):
     """Put the build where a process with the same XDG_CACHE_HOME looks for it."""
     recipe = _build.recipe(torch or fake_torch())
-    built = _compiled.build(_compiled.Recipe(recipe.name, SOURCE))
-    shutil.copy2(built, _compiled._path_of(recipe))
+    built = compiled.build(compiled.Recipe(recipe.name, SOURCE))
+    shutil.copy2(built, compiled._path_of(recipe))

@@ -10,7 +10,7 @@ import pytest
 
 import gpumem
 import gpumem.integrations.c
-from gpumem.integrations._c_calls import address_of
+from gpumem.integrations.c._calls import address_of
 
 INCLUDE = Path(sysconfig.get_path("include"))
 pytestmark = [

@@ -65,7 +65,7 @@ def test_threads_that_come_later_share_the_table_of_blocks_with_the_first(librar
         """
         import ctypes, sys, threading
         import gpumem, gpumem.integrations.c
-        from gpumem.integrations._c_calls import address_of
+        from gpumem.integrations.c._calls import address_of
 
         work = ctypes.CDLL(sys.argv[1]).work
         work.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]

@@ -9,8 +9,8 @@ from helpers.driver import HostDriver
 from helpers.marks import NEEDS_CXX
 
 import gpumem
-from gpumem.integrations import _compiled
-from gpumem.integrations._cupy_functions import Functions
+from gpumem.integrations._common import compiled
+from gpumem.integrations.cupy._functions import Functions
 
 pytestmark = NEEDS_CXX
 
@@ -46,7 +46,7 @@ class Caller:
         )
         address = ctypes.cast(self._stream, ctypes.c_void_p).value
         self.functions = Functions(arena, address)
-        self.library = _compiled.load(_compiled.Recipe("caller", CALLER))
+        self.library = compiled.load(compiled.Recipe("caller", CALLER))
 
     def malloc(self, nbytes, device=0):
         block, said = ctypes.c_void_p(), ctypes.create_string_buffer(256)

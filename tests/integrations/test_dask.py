@@ -27,7 +27,7 @@ from gpumem.errors import (
     IntegrationError,
     MissingFrameworkError,
 )
-from gpumem.integrations import _descriptors
+from gpumem.integrations._common import descriptors
 
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
 
@@ -255,9 +255,9 @@ def test_offer_that_expired_is_closed(monkeypatch):
 SENDER = """
 import sys, time
 import gpumem
-from gpumem.integrations import _descriptors
-_descriptors.serve("offer", lambda token: ({}, []))
-print(_descriptors.server_name(), flush=True)
+from gpumem.integrations._common import descriptors
+descriptors.serve("offer", lambda token: ({}, []))
+print(descriptors.server_name(), flush=True)
 sys.stdin.read()
 """
 
@@ -290,7 +290,7 @@ def test_descriptor_of_a_sender_that_does_not_answer_is_an_error_and_not_a_hang(
     os.waitpid(process.pid, os.WUNTRACED)  # it has stopped
     with (
         pytest.raises(BadHandleError, match="did not hand out the offer"),
-        _descriptors.ask(name, "offer", "00", timeout=0.2),
+        descriptors.ask(name, "offer", "00", timeout=0.2),
     ):
         pass
 
@@ -301,7 +301,7 @@ def test_sender_without_a_descriptor_is_an_error(sender):
         _serialize.collected(name, "00", CONTENTS)
     with (
         pytest.raises(BadHandleError, match="hands out no 'page'"),
-        _descriptors.ask(name, "page", "00"),
+        descriptors.ask(name, "page", "00"),
     ):
         pass
 

@@ -8,15 +8,15 @@ import pytest
 from helpers import child
 
 from gpumem.errors import BadHandleError
-from gpumem.integrations import _descriptors
+from gpumem.integrations._common import descriptors
 
 
 @pytest.fixture
 def name():
     """Serve what the tests ask for; returns the server's name."""
-    _descriptors.serve("echo", lambda what: ({"what": what}, []))
-    _descriptors.serve("number", lambda what: {}[what])
-    return _descriptors.server_name()
+    descriptors.serve("echo", lambda what: ({"what": what}, []))
+    descriptors.serve("number", lambda what: {}[what])
+    return descriptors.server_name()
 
 
 def connected(name):
@@ -26,14 +26,14 @@ def connected(name):
 
 
 def echo(name, timeout=20.0):
-    with _descriptors.ask(name, "echo", "x", timeout=timeout) as (said, handles):
+    with descriptors.ask(name, "echo", "x", timeout=timeout) as (said, handles):
         return said, list(handles)
 
 
 def test_server_refuses_with_an_error_of_any_kind_and_answers_the_next(name):
     with (
         pytest.raises(BadHandleError, match="the other process refused: 'y'"),
-        _descriptors.ask(name, "number", "y"),
+        descriptors.ask(name, "number", "y"),
     ):
         pass
     assert echo(name) == ({"what": "x"}, [])
@@ -44,7 +44,7 @@ def test_server_refuses_an_address_beyond_all_memory_and_answers_the_next(name):
     for address in ("f" * 20, "-1"):
         with (
             pytest.raises(BadHandleError, match="the other process refused"),
-            _descriptors.ask(name, "block", address),
+            descriptors.ask(name, "block", address),
         ):
             pass
     assert echo(name) == ({"what": "x"}, [])
@@ -53,14 +53,14 @@ def test_server_refuses_an_address_beyond_all_memory_and_answers_the_next(name):
 # Those that change what the whole process may do, or fork, do it in a process of their own.
 SERVES = """
     import os, resource, socket, threading
-    from gpumem.integrations import _descriptors
+    from gpumem.integrations._common import descriptors
     from helpers.descriptors import open_descriptors
 
-    _descriptors.serve("echo", lambda what: ({"what": what}, []))
-    name = _descriptors.server_name()
+    descriptors.serve("echo", lambda what: ({"what": what}, []))
+    name = descriptors.server_name()
 
     def echo():
-        with _descriptors.ask(name, "echo", "x", timeout=20.0) as (said, handles):
+        with descriptors.ask(name, "echo", "x", timeout=20.0) as (said, handles):
             return said["what"]
 
     def connected():
@@ -81,7 +81,7 @@ def test_server_without_a_free_descriptor_answers_once_there_is_one():
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         refused = threading.Event()
-        _descriptors.time.sleep = lambda _: refused.set()
+        descriptors.time.sleep = lambda _: refused.set()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
             peer.connect(f"\\0{name}")
@@ -95,14 +95,14 @@ def test_server_without_a_free_descriptor_answers_once_there_is_one():
 
 def test_server_soon_leaves_a_connection_without_a_request(name):
     with connected(name):
-        assert echo(name, _descriptors.TIMEOUT / 2) == ({"what": "x"}, [])
+        assert echo(name, descriptors.TIMEOUT / 2) == ({"what": "x"}, [])
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 def test_server_neither_answers_nor_awaits_another_users_process():
     said = run(
         """
-        _descriptors.REQUEST_SECONDS = 2 * _descriptors.TIMEOUT  # longer than `echo` waits
+        descriptors.REQUEST_SECONDS = 2 * descriptors.TIMEOUT  # longer than `echo` waits
         reads, writes = os.pipe()
         heard, hears = os.pipe()
         if (pid := os.fork()) == 0:
@@ -114,7 +114,7 @@ def test_server_neither_answers_nor_awaits_another_users_process():
                 for _ in range(300):
                     try:
                         echo()
-                    except _descriptors.BadHandleError as error:
+                    except descriptors.BadHandleError as error:
                         if "refused: descriptors are for processes of the" not in str(error):
                             break
                         refused += 1
@@ -148,9 +148,9 @@ def test_another_users_process_with_the_name_is_not_asked():
                 os._exit(0)
         os.read(bound, 1)
         try:
-            with _descriptors.ask("taken", "echo", "x"):
+            with descriptors.ask("taken", "echo", "x"):
                 pass
-        except _descriptors.BadHandleError as error:
+        except descriptors.BadHandleError as error:
             text = str(error)
         os.waitpid(pid, 0)
         print(text)
@@ -173,8 +173,8 @@ def test_child_keeps_neither_its_parents_server_nor_what_is_answered():
             forked.wait()
             return {}, []
 
-        _descriptors.serve("late", answer)
-        thread = threading.Thread(target=_descriptors.ask(name, "late", "x").__enter__)
+        descriptors.serve("late", answer)
+        thread = threading.Thread(target=descriptors.ask(name, "late", "x").__enter__)
         thread.start()
         asked.wait()
         reads, writes = os.pipe()

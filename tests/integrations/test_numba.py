@@ -9,12 +9,14 @@ from helpers import child
 
 import gpumem
 import gpumem.integrations.numba as integration
-from gpumem._testing.integrations import Resources, manager_class
+from gpumem._testing.integrations import Resources
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 from numba import cuda
 from numba.cuda.cudadrv import driver
+
+from gpumem.integrations.numba._manager import manager_class
 
 MIB = 1 << 20
 
@@ -170,7 +172,8 @@ def test_exit_is_quiet(end):
         f"""
         import types
         import gpumem
-        from gpumem._testing.integrations import manager_class, Resources
+        from gpumem._testing.integrations import Resources
+        from gpumem.integrations.numba._manager import manager_class
         arena = gpumem.Arena("host")
         resources = Resources("It", arena, kinds=(gpumem.MemoryKind.HOST,), device_type="host")
         class Context:

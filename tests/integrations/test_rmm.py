@@ -11,8 +11,7 @@ import gpumem
 import gpumem.integrations.rmm as integration
 from gpumem._testing.integrations import Resources
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
-from gpumem.integrations import _rmm_native
-from gpumem.integrations.rmm import RmmStatus
+from gpumem.integrations.rmm import RmmStatus, _native
 
 
 class DeviceMemoryResource:
@@ -49,9 +48,9 @@ def mr(monkeypatch):
         ),
     )
     monkeypatch.setattr(integration._Rmm, "device_type", "host")
-    _rmm_native._parts.cache_clear()
+    _native._parts.cache_clear()
     yield mr
-    _rmm_native._parts.cache_clear()
+    _native._parts.cache_clear()
     assert integration._switch.current() is None
 
 
@@ -108,7 +107,7 @@ def test_status_names_the_resources_that_serve_rmm_and_how(mr, arena, monkeypatc
     def not_compiled():  # whether librmm is there or not
         raise RuntimeError("g++ is not found")
 
-    monkeypatch.setattr(_rmm_native, "_library", not_compiled)
+    monkeypatch.setattr(_native, "_library", not_compiled)
     off = RmmStatus(False, {}, None, None)
     assert integration.status() == off
     with integration.using(arena):
@@ -122,7 +121,7 @@ def test_status_names_the_resources_that_serve_rmm_and_how(mr, arena, monkeypatc
 
 def test_rmm_of_another_layout_is_called_through_python(mr, arena, monkeypatch):
     library = types.SimpleNamespace(gpumem_rmm_field_bytes=lambda: 1 << 10)
-    monkeypatch.setattr(_rmm_native, "_library", lambda: library)
+    monkeypatch.setattr(_native, "_library", lambda: library)
     with integration.using(arena):
         assert isinstance(mr.sources[0], CallbackMemoryResource)
         reason = integration.status().why_python
@@ -139,8 +138,8 @@ def compiled(monkeypatch):
         def __init__(self, arena):
             self.arena = arena
 
-    monkeypatch.setattr(_rmm_native, "why_not", lambda: None)
-    monkeypatch.setattr(_rmm_native, "resource_over", ArenaResource)
+    monkeypatch.setattr(_native, "why_not", lambda: None)
+    monkeypatch.setattr(_native, "resource_over", ArenaResource)
     return ArenaResource
 
 
@@ -195,6 +194,6 @@ def test_unsupported_rmm_is_named_with_the_reason(mr, monkeypatch):
             call()
     monkeypatch.setitem(sys.modules, "rmm", None)
     for call in calls:
-        _rmm_native._parts.cache_clear()
+        _native._parts.cache_clear()
         with pytest.raises(MissingFrameworkError, match="rmm-cu13"):
             call()

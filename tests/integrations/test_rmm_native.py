@@ -12,10 +12,10 @@ from helpers.c_arena import Calls, Face
 
 import gpumem
 from gpumem.errors import ClosedError
-from gpumem.integrations import _rmm_native
+from gpumem.integrations.rmm import _native
 
 rmm = pytest.importorskip("rmm", reason="RMM is not installed")
-WHY_NOT = _rmm_native.why_not()
+WHY_NOT = _native.why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"RMM cannot call an arena: {WHY_NOT}")
 
 
@@ -26,7 +26,7 @@ def arena():
 
 @pytest.fixture
 def resource(arena):
-    return _rmm_native.resource_over(arena)
+    return _native.resource_over(arena)
 
 
 def rmm_stream(stream):
@@ -90,13 +90,13 @@ def test_closed_arena_refuses_with_its_name(resource, arena, stream):
     with pytest.raises(RuntimeError, match="is closed"):
         resource.allocate(100, stream)
     with pytest.raises(ClosedError):
-        _rmm_native.resource_over(arena)
+        _native.resource_over(arena)
 
 
 def test_resource_and_adaptors_over_it_keep_the_arena(stream):
     arena = gpumem.Arena("host")
     alive = weakref.ref(arena)
-    above = rmm.mr.LimitingResourceAdaptor(_rmm_native.resource_over(arena), 1 << 20)
+    above = rmm.mr.LimitingResourceAdaptor(_native.resource_over(arena), 1 << 20)
     del arena
     gc.collect()
     above.deallocate(above.allocate(1000, stream), 1000, stream)
@@ -109,7 +109,7 @@ def test_devices_resource_keeps_the_arena_until_it_is_replaced():
     arena = gpumem.Arena("host")
     alive = weakref.ref(arena)
     before = rmm.mr.get_per_device_resource(0)
-    rmm.mr.set_per_device_resource(0, _rmm_native.resource_over(arena))
+    rmm.mr.set_per_device_resource(0, _native.resource_over(arena))
     del arena
     gc.collect()
     assert alive() is not None
@@ -168,7 +168,7 @@ def user(request, tmp_path):
     places = [
         # Only gpumem's own headers have to be without warnings.
         part if part == f"-I{gpumem.get_include()}" else part.replace("-I", "-isystem", 1)
-        for part in _rmm_native._recipe().options
+        for part in _native._recipe().options
         if part.startswith("-I")
     ]
     default = ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"] if request.param == "per thread" else []

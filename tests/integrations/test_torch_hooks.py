@@ -329,7 +329,7 @@ def test_peaks_count_torchs_requested_bytes(caller, arena):
     other.close()
 
 
-# ---- pools of captured graphs ----------------------------------------------------------------------
+# ---- pools of captured graphs --------------------------------------------------------------------
 
 
 def test_memory_freed_in_a_capture_is_reused_only_in_the_pools_captures(caller, arena, stream):
@@ -665,7 +665,7 @@ def test_blocks_are_restored_where_pages_have_moved_away(caller, arena, rng):
     pool.drop()
 
 
-# ---- several devices beneath PyTorch's own allocator -----------------------------------------------
+# ---- several devices beneath PyTorch's own allocator ---------------------------------------------
 
 
 def test_arenas_that_are_introduced_give_each_other_access_as_their_settings_allow():

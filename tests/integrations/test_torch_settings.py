@@ -9,7 +9,7 @@ from helpers import torch_build
 from gpumem import Arena
 from gpumem.errors import ConfigError, ConfigWarning, IntegrationError
 from gpumem.integrations import torch as gpumem_torch
-from gpumem.integrations._resources import Resources
+from gpumem.integrations._common.resources import Resources
 from gpumem.integrations.torch import _allocator, _hooks
 from gpumem.integrations.torch._settings import AllocatorSettings
 

@@ -42,8 +42,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from gpumem.integrations._switch import Status
-from gpumem.integrations._versions import import_framework
+from gpumem.integrations._common.switch import Status
+from gpumem.integrations._common.versions import import_framework
 from gpumem.integrations.dask._worker import (
     Settings,
     WorkerMemory,

@@ -22,7 +22,7 @@ from gpumem.errors import (
     InvalidDescriptorError,
     UnsupportedHandleTypeError,
 )
-from gpumem.integrations._descriptors import ask, server_name
+from gpumem.integrations._common.descriptors import ask, server_name
 from gpumem.integrations.dask._store import Away, pinned_copy
 from gpumem.integrations.dask._worker import ANNOUNCED, OFFER, Worker, current
 from gpumem.interop.sharing import attach, export

@@ -23,7 +23,7 @@ from gpumem._support.sizes import whole_bytes
 from gpumem.adaptors._adaptor import Adaptor, serve_from
 from gpumem.device import MemoryInfo, default_device
 from gpumem.errors import ConfigError, IntegrationError
-from gpumem.integrations._descriptors import Answer, node, serve
+from gpumem.integrations._common.descriptors import Answer, node, serve
 from gpumem.integrations.dask._offers import Offers
 from gpumem.integrations.dask._store import Store
 
@@ -31,7 +31,7 @@ __all__ = ["ANNOUNCED", "OFFER", "Settings", "Worker", "WorkerMemory", "current"
 __all__ += ["libraries", "setup", "teardown"]
 
 ANNOUNCED = "gpumem"  # in what a worker says of itself when it connects; and of its metrics
-OFFER = "offer"  # of a descriptor, in requests to `_descriptors`
+OFFER = "offer"  # of a descriptor, in requests to `descriptors.ask`
 MOST_SECONDS = 10**6  # that an offer waits
 MOST_BYTES = (1 << 63) - 1
 LIBRARIES = ("cuda_core", "cupy", "numba", "rmm", "torch")  # whose `enable` takes an arena

@@ -51,15 +51,16 @@ from types import ModuleType
 from gpumem import integrations
 from gpumem._core import Arena
 from gpumem.errors import ConfigError, ConfigWarning
-from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Framework, Setting, Switch, Using
-from gpumem.integrations._versions import import_framework
+from gpumem.integrations._common.resources import ResourceLike, Resources
+from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
+from gpumem.integrations._common.versions import import_framework
 from gpumem.integrations.torch import _allocator, _hooks
 from gpumem.integrations.torch._allocator import Pool, Routing, make_pools
 
 __all__ = ["TorchStatus", "disable", "enable", "status", "using"]
 
 MODES = ("auto", "full", "pool")
+
 
 @dataclass(frozen=True)
 class TorchStatus(integrations.Status):
@@ -92,9 +93,9 @@ class Torch(Framework):
     def attach(self, setting: Setting) -> dict[int, Pool]:
         torch = import_torch()
         _allocator.require_gpu(torch)
-        options = dict(setting.options)
-        if options["mode"] == "full":
-            pinned = True if options["pinned"] is None else options["pinned"]
+        if setting.option("mode") == "full":
+            pinned = setting.option("pinned")
+            pinned = True if pinned is None else pinned
             _allocator.replace(torch, setting.resources, pinned)
             self.is_replaced, self.serves_pinned = True, bool(pinned)
             return {}
@@ -201,7 +202,7 @@ def status() -> TorchStatus:
     """Return which memory PyTorch uses now, and how."""
     now = _switch.status()
     setting = _switch.current()
-    mode = None if setting is None else dict(setting.options)["mode"]
+    mode = None if setting is None else setting.option("mode")
     serves_pinned = mode == "full" and _torch.serves_pinned
     return TorchStatus(
         now.enabled,
@@ -225,7 +226,7 @@ def _setting(resource: ResourceLike, mode: str, pinned: Arena | bool | None) -> 
         # Arguments that are not given are those of an earlier call, or of `gpumem run`.
         if resource is None:
             resources = current.resources
-        before = dict(current.options)["pinned"]
+        before = current.option("pinned")
         if pinned is None or (before is None and pinned is _torch.serves_pinned):
             pinned = before
     return setting_of(resources, chosen, pinned)

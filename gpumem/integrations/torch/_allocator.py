@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpumem._core import Arena
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
-from gpumem.integrations._resources import Resources
+from gpumem.integrations._common.resources import Resources
 from gpumem.integrations.torch import _build, _hooks, _sharing
 from gpumem.integrations.torch._settings import AllocatorSettings
 

@@ -8,13 +8,11 @@ before by ``python -m gpumem.integrations.torch build``.
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 from pathlib import Path
 from types import ModuleType
 
-from gpumem.integrations import _compiled
-from gpumem.integrations._compiled import Recipe
+from gpumem.integrations._common import compiled
+from gpumem.integrations._common.compiled import Recipe, cuda_folders
 
 __all__ = ["SOURCES", "build", "load", "recipe", "release"]
 
@@ -39,7 +37,7 @@ def load(torch: ModuleType) -> ctypes.CDLL:
     RuntimeError, OSError
         It cannot be compiled or loaded; the message says why.
     """
-    return _compiled.load(recipe(torch))
+    return compiled.load(recipe(torch))
 
 
 def build(torch: ModuleType) -> Path:
@@ -50,13 +48,16 @@ def build(torch: ModuleType) -> Path:
     RuntimeError, OSError
         As of `load`.
     """
-    return _compiled.build(recipe(torch))
+    return compiled.build(recipe(torch))
 
 
 def recipe(torch: ModuleType) -> Recipe:
     """Return what the allocator is made of, for a PyTorch."""
     version = str(torch.__version__)
     root = Path(str(torch.__file__)).parent
+    folders = cuda_folders(root.parent)
+    # Without any the compiler looks itself, and names the header that is missing.
+    found = [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()]
     return Recipe(
         f"torch-{version}",
         f'#include "{SOURCES[0]}"\n',
@@ -70,7 +71,7 @@ def recipe(torch: ModuleType) -> Recipe:
         (
             f"-I{FOLDER}",
             f"-isystem{root / 'include'}",
-            *(f"-I{folder}" for folder in _cuda_headers(root)),
+            *(f"-I{folder}" for folder in found[:1]),
             # For what CUDA's headers include of another package, which PyTorch does not install.
             f"-idirafter{FOLDER / 'cuda'}",
             # Found by name among what PyTorch has loaded.
@@ -86,20 +87,3 @@ def release(torch: ModuleType) -> int:
     """Return 211 for PyTorch "2.11.0+cu130"."""
     major, minor = str(torch.__version__).split(".")[:2]
     return 100 * int(major) + int(minor)
-
-
-def _cuda_headers(root: Path) -> list[Path]:
-    """Return the folder of CUDA's headers: of the packages beside PyTorch, or of a toolkit.
-
-    None: the compiler looks, and says what is missing.
-    """
-    beside = root.parent / "nvidia"
-    folders = [*sorted(beside.glob("cu[0-9]*/include")), beside / "cuda_runtime" / "include"]
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if os.environ.get(name):
-            folders.append(Path(os.environ[name]) / "include")
-    compiler = shutil.which("nvcc")
-    if compiler:
-        folders.append(Path(compiler).resolve().parents[1] / "include")
-    folders.append(Path("/usr/local/cuda/include"))
-    return [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()][:1]

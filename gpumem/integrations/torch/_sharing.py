@@ -1,11 +1,11 @@
 """PyTorch's tensors in other processes: blocks by a text that `torch.multiprocessing` carries.
 
-The text names a process that has the block, the block's address, and what is mapped there. The
-process is asked by its socket (`gpumem.integrations._descriptors`) for a descriptor of each page
-that the block lies in, and the other process maps them in a row. It keeps the mapping for a moment
-after its last use (`_mappings`), and uses it again for a text that names the same memory. PyTorch
-itself counts the references across processes, and keeps the block until the last one is gone. From
-the first text until its free the block keeps its tag awake (`Arena.sleep`).
+The text names a process that has the block, the block's address, and the mapping that begins there.
+The other process asks that one by its socket (`gpumem.integrations._common.descriptors`) for a
+descriptor of each page that the block lies in, and maps the pages in a row. It keeps the mapping
+for a moment after its last use (`_mappings`), and uses it again for a text that names the same
+memory. PyTorch itself counts the references across processes, and keeps the block until the last one has
+ended. From the first text until its free the block keeps its tag awake (`Arena.sleep`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpumem._resource.block_pages import (
 )
 from gpumem.device import Device, devices
 from gpumem.errors import BadHandleError, DeviceMismatchError
-from gpumem.integrations._descriptors import Answer, ask, serve, server_name
+from gpumem.integrations._common.descriptors import Answer, ask, serve, server_name
 from gpumem.integrations.torch._mappings import MappedBlock, Mappings
 
 __all__ = ["drop_idle", "open_block", "prepare", "share_block"]

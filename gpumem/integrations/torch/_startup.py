@@ -19,7 +19,7 @@ from gpumem.config import ArenaConfig
 from gpumem.device import Device
 from gpumem.errors import GpumemError, TraceError
 from gpumem.integrations import torch
-from gpumem.integrations._resources import Resources
+from gpumem.integrations._common.resources import Resources
 
 __all__ = ["FOLDER", "VARIABLE", "Options", "begin", "record"]
 

@@ -1,6 +1,6 @@
 /* PyTorch's allocator over gpumem's arenas: a subclass of CUDAAllocator.
  *
- * Compiled by _compiled.py for the installed PyTorch. It asks PyTorch's own allocator nothing; what
+ * Compiled by _build.py for the installed PyTorch. It asks PyTorch's own allocator nothing; what
  * it needs of gpumem is the table of functions in hooks.h. The path of an allocation, from
  * `allocate` to `calls_->allocate`, takes no lock here and looks nothing up; a free neither.
  */

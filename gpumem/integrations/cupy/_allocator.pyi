@@ -3,7 +3,7 @@ from typing import Any, SupportsIndex, final
 
 from gpumem._buffer.buffer import Buffer
 from gpumem.errors import OutOfMemoryError
-from gpumem.integrations._resources import Resources
+from gpumem.integrations._common.resources import Resources
 
 @final
 class Where:

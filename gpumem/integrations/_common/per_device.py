@@ -7,9 +7,9 @@ from typing import Any
 
 from gpumem.device import devices
 from gpumem.errors import IntegrationError
-from gpumem.integrations._resources import Resources
-from gpumem.integrations._switch import Framework, Setting
-from gpumem.integrations._versions import require_gpu
+from gpumem.integrations._common.resources import Resources
+from gpumem.integrations._common.switch import Framework, Setting
+from gpumem.integrations._common.versions import require_gpu
 
 __all__ = ["PerDevice"]
 

@@ -23,9 +23,13 @@ class Setting(NamedTuple):
     """A requested setting. Two equal ones need no switch between them."""
 
     resources: Any
-    """Which resource serves which device; a `gpumem.integrations._resources.Resources`."""
+    """Which resource serves which device; a `gpumem.integrations._common.resources.Resources`."""
     options: tuple[tuple[str, Any], ...] = ()
     """Everything else, by name."""
+
+    def option(self, name: str) -> Any:
+        """Return the value of an option."""
+        return dict(self.options)[name]
 
 
 @dataclass(frozen=True)

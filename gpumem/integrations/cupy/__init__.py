@@ -25,23 +25,22 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._core import Arena
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
-from gpumem.integrations._cupy import CupyAllocator, Maker, PinnedBlock, Where
-from gpumem.integrations._cupy_functions import Functions
-from gpumem.integrations._resources import (
+from gpumem.integrations._common.resources import (
     REACHABLE,
     ResourceLike,
     Resources,
     allocated,
     pinned_resources,
 )
-from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
-from gpumem.integrations._versions import import_framework, require_gpu
+from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
+from gpumem.integrations._common.versions import import_framework, require_gpu
+from gpumem.integrations.cupy._allocator import CupyAllocator, Maker, PinnedBlock, Where
+from gpumem.integrations.cupy._functions import Functions
 
 __all__ = ["allocator", "disable", "enable", "status", "using"]
 
 _OLDEST = "13.0"
 _INSTALL = "pip install cupy-cuda13x"
-_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 _device_type = "cuda"  # "host" in tests without a GPU
 
 
@@ -208,7 +207,9 @@ def _parts() -> _Parts:
         raise IntegrationError("this CuPy is built for ROCm; gpumem supports CUDA devices only")
     where = Where(cuda.device.get_device_id, cuda.get_current_stream, _capsules(cuda))
     maker = Maker(cuda.UnownedMemory, cuda.MemoryPointer)
-    return _Parts(cuda, where, maker, _out_of_memory_class(cuda))
+    from gpumem.integrations.cupy._errors import OutOfMemoryError as CupyOutOfMemoryError
+
+    return _Parts(cuda, where, maker, CupyOutOfMemoryError)
 
 
 def _capsules(cuda: Any) -> tuple[object, object] | None:
@@ -219,31 +220,6 @@ def _capsules(cuda: Any) -> tuple[object, object] | None:
         return cuda.device.__pyx_capi__["get_device_id"], stream.__pyx_capi__["get_stream_ptr"]
     except (ImportError, AttributeError, KeyError):
         return None
-
-
-def _out_of_memory_class(cuda: Any) -> Callable[[OutOfMemoryError], Exception]:
-    """Make the exception class that CuPy's callers, CuPy's pools and gpumem's callers catch."""
-
-    def __init__(self: Any, error: OutOfMemoryError) -> None:
-        # The bases' own would each write a message of theirs.
-        Exception.__init__(self, str(error))
-        self.__dict__.update(error.__dict__)
-        self.status = _MEMORY_ALLOCATION
-        self._size, self._total, self._limit = error.requested_nbytes, error.reserved, error.limit
-
-    def __reduce__(self: Any) -> tuple[Any, ...]:
-        return _out_of_memory_again, (str(self), self.__dict__)
-
-    bases = (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError, OutOfMemoryError)
-    names = {"__init__": __init__, "__reduce__": __reduce__, "__module__": __name__}
-    names["__doc__"] = "Memory for CuPy is out in gpumem; see gpumem.OutOfMemoryError."
-    return type("OutOfMemoryError", bases, names)
-
-
-def _out_of_memory_again(message: str, numbers: dict[str, Any]) -> Exception:
-    plain = OutOfMemoryError(message)
-    plain.__dict__.update(numbers)
-    return _parts().no_memory(plain)
 
 
 class _Before(NamedTuple):
@@ -262,7 +238,7 @@ class _CuPy(Framework):
         parts = _parts()
         if _device_type == "cuda":
             require_gpu(self.name)
-        pinned = dict(setting.options)["pinned"]
+        pinned = setting.option("pinned")
         before = _Before(parts.cuda.get_allocator(), self._pinned)
         after = parts.allocator(setting.resources)
         self._put(after, None if pinned is None else parts.pinned_allocator(pinned))

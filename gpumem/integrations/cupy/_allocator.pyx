@@ -189,7 +189,7 @@ cdef class CupyAllocator:
     CuPy, and is freed on that stream.
     """
 
-    cdef readonly object resources      # of `gpumem.integrations._resources`
+    cdef readonly object resources      # of `gpumem.integrations._common.resources`
     cdef Where where
     cdef Maker maker
     cdef object no_memory               # turns gpumem's OutOfMemoryError into CuPy's

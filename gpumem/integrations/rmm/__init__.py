@@ -23,12 +23,12 @@ from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem.device import Device, MemoryInfo
-from gpumem.integrations import _rmm_native
-from gpumem.integrations._blocks import Blocks
-from gpumem.integrations._per_device import PerDevice
-from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Setting, Status, Switch, Using
-from gpumem.integrations._versions import import_framework
+from gpumem.integrations._common.blocks import Blocks
+from gpumem.integrations._common.per_device import PerDevice
+from gpumem.integrations._common.resources import ResourceLike, Resources
+from gpumem.integrations._common.switch import Setting, Status, Switch, Using
+from gpumem.integrations._common.versions import import_framework
+from gpumem.integrations.rmm import _native
 
 __all__ = ["RmmStatus", "allocator", "disable", "enable", "resource", "status", "using"]
 
@@ -119,7 +119,7 @@ def status() -> RmmStatus:
     now = _switch.status()
     if not now.enabled:
         return RmmStatus(False, now.resources, None, None)
-    reason = _rmm_native.why_not()
+    reason = _native.why_not()
     return RmmStatus(True, now.resources, "c++" if reason is None else "python", reason)
 
 
@@ -213,14 +213,14 @@ def _over(resources: Resources, index: int) -> Any:
     if isinstance(given, DriverPool):
         return _pool_view(given)
     if _is_called_directly(given):
-        return _rmm_native.resource_over(given)
+        return _native.resource_over(given)
     if given is not None:
         return _callbacks(Blocks(lambda: given))
     return _until_known(resources, index)
 
 
 def _is_called_directly(given: MemoryResource | None) -> TypeGuard[Arena]:
-    return isinstance(given, Arena) and _rmm_native.why_not() is None
+    return isinstance(given, Arena) and _native.why_not() is None
 
 
 def _callbacks(blocks: Blocks) -> Any:
@@ -236,7 +236,7 @@ def _until_known(resources: Resources, index: int) -> Any:
     def find() -> MemoryResource:
         mr, found = _rmm().mr, resources.of(index)
         if _is_called_directly(found) and mr.get_per_device_resource(index) is source:
-            mr.set_per_device_resource(index, _rmm_native.resource_over(found))
+            mr.set_per_device_resource(index, _native.resource_over(found))
         return found
 
     source = _callbacks(Blocks(find))

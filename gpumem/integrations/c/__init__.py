@@ -21,8 +21,8 @@ from __future__ import annotations
 from gpumem._buffer.resource import MemoryResource
 from gpumem._core import Arena
 from gpumem._support.arguments import require
-from gpumem.integrations._c_calls import arenas, capsule_of
-from gpumem.integrations._switch import Status
+from gpumem.integrations._common.switch import Status
+from gpumem.integrations.c._calls import arenas, capsule_of
 
 __all__ = ["allocator", "status"]
 

@@ -22,10 +22,9 @@ from typing import Any
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem.errors import IntegrationError
-from gpumem.integrations._numba import manager_class
-from gpumem.integrations._resources import ResourceLike, Resources, pinned_resources
-from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
-from gpumem.integrations._versions import import_framework, require_gpu
+from gpumem.integrations._common.resources import ResourceLike, Resources, pinned_resources
+from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
+from gpumem.integrations._common.versions import import_framework, require_gpu
 
 __all__ = ["disable", "enable", "status", "using"]
 
@@ -115,8 +114,7 @@ def __getattr__(name: str) -> Any:
     # Numba reads this attribute of the module that NUMBA_CUDA_MEMORY_MANAGER names.
     if name == "_numba_memory_manager":
         _require()
-        setting = _setting(None, None)
-        return manager_class(setting.resources, dict(setting.options)["pinned"])
+        return _manager_class(_setting(None, None))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -134,6 +132,12 @@ def _require() -> Any:
     return driver
 
 
+def _manager_class(setting: Setting) -> Any:
+    from gpumem.integrations.numba._manager import manager_class
+
+    return manager_class(setting.resources, setting.option("pinned"))
+
+
 class _Numba(Framework):
     name = "Numba"
 
@@ -144,7 +148,7 @@ class _Numba(Framework):
         if reason is not None:
             raise IntegrationError(f"Numba cannot be switched to gpumem's memory: {reason}")
         before = driver._memory_manager
-        driver.set_memory_manager(manager_class(setting.resources, dict(setting.options)["pinned"]))
+        driver.set_memory_manager(_manager_class(setting))
         return before
 
     def restore(self, before: Any) -> None:

@@ -9,12 +9,11 @@ of CuPy.
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 from gpumem._core import Arena
-from gpumem.integrations import _compiled
-from gpumem.integrations._c_calls import address_of, capsule_of
+from gpumem.integrations._common.compiled import load, over_gpumem_h
+from gpumem.integrations.c._calls import address_of, capsule_of
 
 __all__ = ["Functions"]
 
@@ -88,17 +87,12 @@ class Functions:
     """
 
     def __init__(self, arena: Arena, stream: int) -> None:
-        library = _compiled.load(_recipe())
+        library = load(over_gpumem_h("cupy", SOURCE))
         self._capsule = capsule_of(arena, "cupy", captures=True)
         self._given = _Given(address_of(self._capsule), stream, arena.memory.device.index)
         self.param = ctypes.addressof(self._given)
         self.malloc = _address(library.gpumem_cupy_malloc)
         self.free = _address(library.gpumem_cupy_free)
-
-
-def _recipe() -> _compiled.Recipe:
-    include = Path(__file__).parents[1] / "include"
-    return _compiled.Recipe("cupy", SOURCE, (f"-I{include}",), (include / "gpumem.h",))
 
 
 def _address(function: Any) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import sysconfig
 import weakref
 from functools import cache
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpumem._core import Arena
-from gpumem.integrations import _compiled
-from gpumem.integrations._c_calls import address_of, capsule_of
+from gpumem.integrations._common.compiled import INCLUDE, Recipe, cuda_folders, load
+from gpumem.integrations.c._calls import address_of, capsule_of
 
 __all__ = ["resource_over", "why_not"]
 
@@ -132,7 +131,7 @@ def _other_layout(library: ctypes.CDLL, mr: Any) -> str | None:
 
 
 def _library() -> ctypes.CDLL:
-    library = _compiled.load(_recipe())
+    library = load(_recipe())
     library.gpumem_rmm_field_bytes.restype = ctypes.c_size_t
     library.gpumem_rmm_is_set.argtypes = [_OBJECT]
     library.gpumem_rmm_make.argtypes = [_OBJECT]
@@ -147,11 +146,10 @@ def _library() -> ctypes.CDLL:
 # ---- headers and libraries -----------------------------------------------------------------------
 
 
-def _recipe() -> _compiled.Recipe:
+def _recipe() -> Recipe:
     rmm: Any = import_module("rmm")
     found = _rmm_headers()
-    include = Path(__file__).parents[1] / "include"
-    headers = [found, found / "rapids", include, _cuda_headers()]
+    headers = [found, found / "rapids", INCLUDE, _cuda_headers()]
     options = [f"-I{each}" for each in headers]
     for folder in (found.parent / "lib64", found.parent / "lib"):
         if (folder / "librmm.so").exists():
@@ -159,8 +157,8 @@ def _recipe() -> _compiled.Recipe:
             break
     else:
         raise RuntimeError(f"there is no librmm.so in lib64 or lib of {found.parent}")
-    ours = (include / "gpumem.h", include / "gpumem_resource.hpp")
-    return _compiled.Recipe(f"rmm-{rmm.__version__}", SOURCE, tuple(options), ours)
+    ours = (INCLUDE / "gpumem.h", INCLUDE / "gpumem_resource.hpp")
+    return Recipe(f"rmm-{rmm.__version__}", SOURCE, tuple(options), ours)
 
 
 def _rmm_headers() -> Path:
@@ -173,15 +171,8 @@ def _rmm_headers() -> Path:
 
 
 def _cuda_headers() -> Path:
-    """Return the folder of the CUDA runtime's headers: of its wheels, or of a toolkit."""
-    named = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    roots = [Path(each) for each in named if each]
-    site = Path(sysconfig.get_path("purelib")) / "nvidia"
-    data = Path(sysconfig.get_path("data"))
-    roots += [*sorted(site.glob("cu1*"), reverse=True), site / "cuda_runtime"]
-    roots += [data / "targets" / "x86_64-linux", data, Path("/usr/local/cuda"), Path("/usr")]
-    wanted = ("cuda_runtime_api.h", "crt/host_defines.h")
-    return _first([root / "include" for root in roots], wanted, "CUDA's headers")
+    folders = cuda_folders(Path(sysconfig.get_path("purelib")))
+    return _first(folders, ("cuda_runtime_api.h", "crt/host_defines.h"), "CUDA's headers")
 
 
 def _first(folders: list[Path], wanted: tuple[str, ...], what: str) -> Path:

@@ -15,11 +15,15 @@ import os
 import shutil
 import stat
 import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Recipe", "build", "compiled", "load"]
+__all__ = ["INCLUDE", "Recipe", "build", "compiled", "cuda_folders", "load", "over_gpumem_h"]
+
+INCLUDE = Path(__file__).parents[2] / "include"
+"""The folder of gpumem.h and gpumem_resource.hpp."""
 
 _OPTIONS = ("-std=c++20", "-O2", "-shared", "-fPIC")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -49,6 +53,11 @@ class Recipe(NamedTuple):
     options: tuple[str, ...] = ()
     headers: tuple[Path, ...] = ()
     places: tuple[str, ...] = ()
+
+
+def over_gpumem_h(name: str, source: str) -> Recipe:
+    """Return the recipe of C++ that includes gpumem.h and nothing of another library."""
+    return Recipe(name, source, (f"-I{INCLUDE}",), (INCLUDE / "gpumem.h",))
 
 
 def load(recipe: Recipe) -> ctypes.CDLL:
@@ -101,6 +110,23 @@ def build(recipe: Recipe) -> Path:
         built.replace(path)  # at once: another process may be doing the same
     _require_untouched(path)
     return path
+
+
+def cuda_folders(packages: Path) -> list[Path]:
+    """Return the folders that may have the CUDA runtime's headers, the best first.
+
+    They are those of NVIDIA's wheels in `packages`, a folder of installed packages; those of
+    toolkits that CUDA_HOME, CUDA_PATH and nvcc name; and those of Conda and of the system.
+    """
+    wheels = packages / "nvidia"
+    roots = [*sorted(wheels.glob("cu[0-9]*"), reverse=True), wheels / "cuda_runtime"]
+    roots += [Path(os.environ[key]) for key in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(key)]
+    compiler = shutil.which("nvcc")
+    if compiler:
+        roots.append(Path(compiler).resolve().parents[1])
+    data = Path(sysconfig.get_path("data"))
+    roots += [data / "targets" / "x86_64-linux", data, Path("/usr/local/cuda"), Path("/usr")]
+    return [root / "include" for root in roots]
 
 
 # ---- the folder ----------------------------------------------------------------------------------

@@ -27,27 +27,21 @@ Examples
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
-from gpumem._buffer.stream import Stream
-from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.errors import ConfigError, IntegrationError
-from gpumem.integrations._blocks import Blocks
-from gpumem.integrations._leases import lease_on
-from gpumem.integrations._per_device import PerDevice
-from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Setting, Status, Switch, Using
-from gpumem.integrations._versions import import_framework
+from gpumem.device import Device, MemoryInfo
+from gpumem.integrations._common.per_device import PerDevice
+from gpumem.integrations._common.resources import ResourceLike, Resources
+from gpumem.integrations._common.switch import Setting, Status, Switch, Using
+from gpumem.integrations._common.versions import import_framework
 
 __all__ = ["allocator", "buffer", "disable", "enable", "resource", "status", "using"]
 
 _OLDEST = "0.5"
 _INSTALL = "pip install cuda-core"
-_LEGACY_STREAM = 1  # cuda.core refuses 0
 
 
 def enable(resource: ResourceLike = None) -> None:
@@ -123,7 +117,7 @@ def allocator(resource: MemoryResource) -> Any:
     """
     if not isinstance(resource, MemoryResource):
         raise TypeError(f"{resource!r} is not a gpumem.MemoryResource")
-    return _classes()[0](resource.memory, lambda: resource)
+    return _parts().GpumemResource(resource.memory, lambda: resource)
 
 
 def buffer(block: Buffer) -> Any:
@@ -144,7 +138,7 @@ def buffer(block: Buffer) -> Any:
     """
     if not isinstance(block, Buffer):
         raise TypeError(f"{block!r} is not a gpumem.Buffer")
-    return _classes()[1](block).show()
+    return _parts().GpumemBuffer(block).show()
 
 
 def resource(
@@ -183,7 +177,9 @@ def resource(
     core = _core()
     if not isinstance(source, core.MemoryResource):
         raise TypeError(f"{source!r} is not a cuda.core.MemoryResource")
-    return _FromCore(source, _memory_of(source) if memory is None else memory, name)
+    parts = _parts()
+    found = parts.memory_of(source) if memory is None else memory
+    return cast("MemoryResource", parts.ResourceOverCore(source, found, name))
 
 
 # ---- cuda.core's side ----------------------------------------------------------------------------
@@ -193,123 +189,11 @@ def _core() -> Any:
     return import_framework("cuda.core", "cuda.core", _OLDEST, install=_INSTALL)
 
 
-@cache
-def _classes() -> tuple[Any, Any]:
-    """Return two subclasses of ``cuda.core.MemoryResource``: over a resource, over one buffer."""
-    core: Any = _core()
+def _parts() -> ModuleType:
+    _core()  # raises if it is missing or too old
+    from gpumem.integrations.cuda_core import _classes
 
-    class Gpumem(core.MemoryResource):  # type: ignore[misc]
-        """The properties of a memory, under cuda.core's names."""
-
-        def __init__(self, memory: MemoryInfo) -> None:
-            self._memory = memory
-
-        @property
-        def device_id(self) -> int:
-            return self._memory.device.index if self.is_device_accessible else -1
-
-        @property
-        def is_device_accessible(self) -> bool:
-            return self._memory.device.type == "cuda"
-
-        @property
-        def is_host_accessible(self) -> bool:
-            return self._memory.host_accessible
-
-        @property
-        def is_managed(self) -> bool:
-            return self._memory.kind is MemoryKind.MANAGED
-
-    class GpumemResource(Gpumem):
-        """Blocks of a gpumem resource as cuda.core's buffers."""
-
-        def __init__(self, memory: MemoryInfo, find: Callable[[], MemoryResource]) -> None:
-            super().__init__(memory)
-            self._blocks = Blocks(find)
-
-        @property
-        def resource(self) -> MemoryResource:
-            return self._blocks.resource
-
-        def allocate(self, size: int, *, stream: Any) -> Any:
-            named, order = (stream, stream) if self.is_device_accessible else (None, _NoStream())
-            address = self._blocks.allocate(size, order)
-            try:
-                return core.Buffer.from_handle(address, size, mr=self, stream=named)
-            except BaseException:
-                self.deallocate(address, size, stream=stream)
-                raise
-
-        def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
-            self._blocks.free(int(ptr), stream if self.is_device_accessible else _NoStream())
-
-    class GpumemBuffer(Gpumem):
-        """Keeps one gpumem buffer for the cuda.core buffer that shows it."""
-
-        def __init__(self, block: Buffer) -> None:
-            super().__init__(block.memory)
-            self._lease: object = lease_on(block)
-            self._block: Buffer | None = block
-
-        def show(self) -> Any:
-            block = self._block
-            assert block is not None, "shown once, before its end"
-            stream = None
-            if self.is_device_accessible:
-                stream = core.Stream.from_handle(block.stream.ptr or _LEGACY_STREAM)
-            return core.Buffer.from_handle(block.ptr, block.nbytes, mr=self, stream=stream)
-
-        def allocate(self, size: int, *, stream: Any) -> Any:
-            raise IntegrationError("this memory resource cannot allocate: it holds one Buffer")
-
-        def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
-            self._lease = self._block = None
-
-    return GpumemResource, GpumemBuffer
-
-
-class _NoStream:
-    """Stands for the stream of host memory, which needs no order."""
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, 0
-
-
-def _memory_of(source: Any) -> MemoryInfo:
-    number = source.device_id
-    if source.is_device_accessible and number >= 0:
-        kind = MemoryKind.DEVICE
-        if getattr(source, "is_managed", False):
-            kind = MemoryKind.MANAGED
-        elif source.is_host_accessible:
-            kind = MemoryKind.HOST_ACCESSIBLE
-        return MemoryInfo(Device(f"cuda:{number}"), kind)
-    if source.is_host_accessible:
-        return MemoryInfo(Device("host"), alignment=1)
-    raise ConfigError(f"{source!r} is accessible from neither a device nor the host: pass memory=")
-
-
-class _FromCore(MemoryResource):
-    """A gpumem resource over cuda.core's."""
-
-    def __init__(self, source: Any, memory: MemoryInfo | Device | str, name: str | None) -> None:
-        super().__init__(memory, name=name)
-        self._source = source
-        self._live: dict[int, Any] = {}
-
-    def allocate_raw(self, nbytes: int, stream: Stream) -> int:
-        block = self._source.allocate(nbytes, stream=self._stream(stream))
-        address = int(block.handle)
-        self._live[address] = block
-        return address
-
-    def deallocate_raw(self, ptr: int, nbytes: int, stream: Stream) -> None:
-        self._live.pop(ptr).close(self._stream(stream))
-
-    def _stream(self, stream: Stream) -> Any:
-        if self.memory.device.type != "cuda":
-            return None
-        return _core().Stream.from_handle(stream.ptr or _LEGACY_STREAM)
+    return _classes
 
 
 # ---- enable, disable, using ----------------------------------------------------------------------
@@ -329,7 +213,7 @@ class _CudaCore(PerDevice):
         _core().Device(index).memory_resource = source
 
     def over(self, resources: Resources, index: int) -> Any:
-        return _classes()[0](resources.memory_of(index), lambda: resources.of(index))
+        return _parts().GpumemResource(resources.memory_of(index), lambda: resources.of(index))
 
 
 class _OfThread(threading.local):

@@ -1,0 +1,126 @@
+"""Blocks for callers without streams: a fence orders them behind all work of the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
+from gpumem._buffer.stream import Event, Stream
+from gpumem._support.forks import ForkLock
+from gpumem.device import Device
+from gpumem.errors import GpumemError
+
+__all__ = ["Fence"]
+
+_LEGACY_STREAM = 0
+
+
+class Fence:
+    """Allocates and frees blocks of one device's resources, for callers without streams.
+
+    Parameters
+    ----------
+    device : Device
+
+    Notes
+    -----
+    A free waits for everything that is queued on the device, by the driver's cuCtxRecordEvent
+    (CUDA 12.5). Without that function it waits for an event on the legacy default stream, which
+    comes after every stream except those made with the non-blocking flag.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = ForkLock()
+        self._allocation_stream = Stream(device)
+        self._free_stream = Stream(device)
+        self._legacy = Stream.from_handle(device, _LEGACY_STREAM)
+        self._context = _primary_context(device)
+        self._waiting: list[Buffer] = []
+
+    @property
+    def covers_non_blocking_streams(self) -> bool:
+        """Whether frees wait for streams that do not wait for the legacy default stream, too."""
+        return self._context is not None
+
+    def allocate(self, resource: MemoryResource, nbytes: int) -> Buffer:
+        """Return a block that every stream may use at once."""
+        if self._waiting:
+            self._free_waiting()
+        buffer = resource.allocate(nbytes, self._allocation_stream)
+        if not self._allocation_stream.query():
+            self._allocation_stream.synchronize()
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        """Free a block behind everything that is queued now, without waiting or raising.
+
+        If the driver call fails, for example during a graph capture, a later call frees the block.
+        """
+        try:
+            self._free(buffer)
+        except GpumemError:
+            self._waiting.append(buffer)
+
+    def drain(self) -> None:
+        """Wait for the device, and free the blocks whose free had failed.
+
+        Raises
+        ------
+        DriverError
+            A driver call failed.
+        """
+        self._device.synchronize()
+        self._free_waiting()
+        self._free_stream.synchronize()
+
+    def _free(self, buffer: Buffer) -> None:
+        with self._lock:
+            self._free_stream.wait(self._everything())
+            buffer.close(self._free_stream)
+
+    def _free_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for buffer in waiting:
+            self.free(buffer)
+
+    def _everything(self) -> Event:
+        if self._context is not None:
+            event = Event(self._device)
+            if _record_all(self._context, event):
+                return event
+            self._context = None
+        return self._legacy.record()
+
+
+def _primary_context(device: Device) -> Any | None:
+    """Return the driver's object for the device's context, if its events can cover all of it."""
+    if device.type != "cuda":
+        return None
+    from cuda.bindings import driver
+
+    if not hasattr(driver, "cuCtxRecordEvent"):
+        return None
+    status, ordinal = driver.cuDeviceGet(device.index)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        return None
+    status, context = driver.cuDevicePrimaryCtxRetain(ordinal)
+    # gpumem's own reference keeps the context; this one was for its handle.
+    if status != driver.CUresult.CUDA_SUCCESS:
+        return None
+    driver.cuDevicePrimaryCtxRelease(ordinal)
+    return context
+
+
+def _record_all(context: Any, event: Event) -> bool:
+    """Record an event behind all work of a context; False where the driver cannot."""
+    from cuda.bindings import driver
+
+    try:
+        (status,) = driver.cuCtxRecordEvent(context, event.ptr)
+    except (RuntimeError, TypeError):  # an older driver has no such function
+        return False
+    if status == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+        raise GpumemError("a stream of the device captures a graph")
+    return bool(status == driver.CUresult.CUDA_SUCCESS)
