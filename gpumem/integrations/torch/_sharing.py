@@ -4,8 +4,8 @@ The text names a process that has the block, the block's address, and the mappin
 The other process asks that one by its socket (`gpumem.integrations._common.descriptors`) for a
 descriptor of each page that the block lies in, and maps the pages in a row. It keeps the mapping
 for a moment after its last use (`_mappings`), and uses it again for a text that names the same
-memory. PyTorch itself counts the references across processes, and keeps the block until the last one has
-ended. From the first text until its free the block keeps its tag awake (`Arena.sleep`).
+memory. PyTorch itself counts the references across processes, and keeps the block until the last
+one has ended. From the first text until its free the block keeps its tag awake (`Arena.sleep`).
 """
 
 from __future__ import annotations
