@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import gpumem
-from gpumem import adaptors, interop, observe
+from gpumem import adaptors, interop
 from gpumem._testing import host_device
 from gpumem._testing.copies import (
     SLOT_BYTES,

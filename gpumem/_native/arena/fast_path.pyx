@@ -12,7 +12,7 @@ from gpumem._native.arena.bookkeeping cimport (
     charge_padding, charge_request, count_out, counted_bytes, finish_allocate, table_free,
 )
 from gpumem._native.arena.debug_heap.heap cimport heap_free
-from gpumem._native.arena.release cimport beyond_count_search, release_retired
+from gpumem._native.arena.release cimport release_retired
 from gpumem._native.arena.streams cimport free_later, switch_needs_event
 from gpumem._native.arena.family cimport tag_now
 from gpumem._native.arena.thread_cache cimport (
@@ -98,13 +98,11 @@ cdef int allocate_locked(ArenaCore* arena, ThreadCache* cache, uint64_t nbytes,
         cache_publish(arena, cache)
         cache_free_last(arena, cache)
         table = table_for(arena, nbytes)
-        # Giving back needs the driver, too: then the slow path searches, with the same result.
-        if not beyond_count_search(arena):
+        index = bfc_allocate(table, size, nbytes, stream_slot, &status)
+        # A larger block that this thread has cached costs less than what the slow path does.
+        if (index == NIL and status == BFC_OK
+                and cache_free_fitting(arena, cache, size, stream_slot)):
             index = bfc_allocate(table, size, nbytes, stream_slot, &status)
-            # A larger block that this thread has cached costs less than what the slow path does.
-            if (index == NIL and status == BFC_OK
-                    and cache_free_fitting(arena, cache, size, stream_slot)):
-                index = bfc_allocate(table, size, nbytes, stream_slot, &status)
         if index != NIL:
             finish_allocate(arena, cache, table, index, block)
     lock_release(&arena.lock)

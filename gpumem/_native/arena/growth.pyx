@@ -9,7 +9,7 @@ from gpumem._native.arena.bookkeeping cimport (
     arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved, refuse_budget,
 )
 from gpumem._native.arena.release cimport (
-    beyond_note, release_idle_beside, release_in_other_range, release_memory_of,
+    release_idle_beside, release_in_other_range, release_memory_of, release_overdraft,
 )
 from gpumem._native.arena.streams cimport (
     allow_waits, cover_others, forget_waits, is_worth_polling, release_completed, share_rests,
@@ -380,6 +380,7 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     finish_allocate(arena, cache_find(arena), table, index, block)
     lock_release(&arena.lock)
     raise_family_peak(arena)
+    release_overdraft(arena)
     return ARENA_OK
 
 
@@ -557,9 +558,9 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         if space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch):
             arena.streams[demand.stream_slot].rest = True
         note_reserved(arena)
-        # What is prepared, for no stream yet, is there to stay.
-        if demand.stream_slot != SLOT_RELEASED:
-            beyond_note(arena, &plan, demand.live_peak)
+        # Memory that is prepared, for no stream yet, is there to stay.
+        if plan.spares and demand.stream_slot != SLOT_RELEASED:
+            arena.overdraft += plan.beyond_share
         index[0] = plan.chunk
     else:
         if code != CUDA_SUCCESS:

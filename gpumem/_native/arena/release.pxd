@@ -4,7 +4,6 @@ from libc.stdint cimport uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.pages cimport Plan, Space
-from gpumem._support.atomics cimport load32, store32
 
 # Gives back what holds no used block and has no unfinished work; returns the bytes. `may_wait`:
 # also regions whose release waits for the device, without a bound. `tries`: 2 asks once more for
@@ -31,19 +30,6 @@ cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* pla
 # Of a graph pool whose graphs are gone: from here on its pages can go back as any. Without a lock.
 cdef void give_up_views(ArenaCore* arena) noexcept nogil
 
-
-# ---- What was made beyond the share goes back: see BeyondShare in types.pxd ----------------------
-
-
-# With the arena lock: a plan was carried out. `peak`: the live peak, its block included.
-cdef void beyond_note(ArenaCore* arena, const Plan* plan, uint64_t peak) noexcept nogil
-# Without any lock: gives back what is due, unless a thread is growing the arena.
-cdef void beyond_release(ArenaCore* arena) noexcept nogil
-# Without a lock: is it time for that?
-cdef inline bint beyond_is_due(const ArenaCore* arena) noexcept nogil:
-    return load32(&arena.searches_left) == 1
-# With the arena lock: counts a search of the table; one in so many makes it due. Is it due?
-cdef inline bint beyond_count_search(ArenaCore* arena) noexcept nogil:
-    if arena.searches_left > 1:
-        store32(&arena.searches_left, arena.searches_left - 1)
-    return beyond_is_due(arena)
+# Releases idle pages for memory that was made for lack of time to move pages, once there is time
+# again: at each growth, the longest idle first, down to the share of the live peak.
+cdef void release_overdraft(ArenaCore* arena) noexcept nogil

@@ -6,13 +6,12 @@ from gpumem._native.arena.allocation_events cimport note_region
 from gpumem._native.arena.bookkeeping cimport arena_reconcile, charge_parent
 from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
-    find_idle, has_unknown_work, query_stream, release_completed, streams_with_free,
+    find_idle, has_unknown_work, query_stream, release_completed,
 )
 from gpumem._native.arena.family cimport shares_limit, tag_next
 from gpumem._native.arena.types cimport (
-    apart_from, arena_is_open, arena_reserved, ArenaCore, BeyondShare, LARGE_SPACE, live_peak,
-    move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_SPACE, SPACES, StreamSlot,
-    with_share,
+    apart_from, arena_reserved, ArenaCore, LARGE_SPACE, live_peak, move_clock, PERSISTENT_SPACE,
+    SMALL_SPACE, SPACES, StreamSlot, with_share,
 )
 from gpumem._native.backing cimport Backing, backing_release
 from gpumem._native.bfc cimport (
@@ -20,8 +19,7 @@ from gpumem._native.bfc cimport (
     SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
-    context_enter, context_leave, context_relax, context_restore, CUDA_SUCCESS, CUresult,
-    CUstreamCaptureMode,
+    context_enter, context_leave, CUDA_SUCCESS, CUresult,
 )
 from gpumem._native.pages cimport (
     budget_rested, budget_spend, GRANULE, orphans_release, Plan, plan_free, plan_note, Space,
@@ -282,6 +280,31 @@ cdef void spend_time_since(ArenaCore* arena, uint64_t begin) noexcept nogil:
     lock_release(&arena.lock)
 
 
+cdef void release_overdraft(ArenaCore* arena) noexcept nogil:
+    # The time counts in the move budget, which is at least half full here: so a program that needs
+    # the memory again soon does not spend more than its share of time on it.
+    cdef uint64_t reserved, share, begin, released
+    cdef bint has_time
+    if arena.overdraft == 0:
+        return
+    lock_acquire(&arena.lock)
+    reserved = arena_reserved(arena)
+    share = with_share(arena, live_peak(arena))
+    has_time = budget_rested(&arena.move_budget, move_clock(arena))
+    lock_release(&arena.lock)
+    # The live peak may have reached a part of it, and a shrink may have released another.
+    arena.overdraft = min(arena.overdraft, reserved - min(reserved, share))
+    if arena.overdraft < GRANULE or not has_time:
+        return
+    begin = arena.context.now()
+    released = trim_space(arena, &arena.spaces[LARGE_SPACE], <uint32_t>-1, arena.overdraft)
+    released += trim_space(arena, &arena.spaces[SMALL_SPACE], <uint32_t>-1,
+                           arena.overdraft - released)
+    arena.overdraft -= released
+    arena_reconcile(arena)
+    spend_time_since(arena, begin)
+
+
 cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef Bfc* table = &arena.persistent
     cdef uint32_t index
@@ -293,114 +316,3 @@ cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     lock_release(&arena.lock)
     trim_space(arena, &arena.spaces[PERSISTENT_SPACE], <uint32_t>-1, <uint64_t>-1)
     return True
-
-
-# ---- what was made beyond the share, because there was no time to move pages ---------------------
-
-cdef enum:
-    SEARCHES = 64           # of the table between two looks, each of which reads the clock
-    LOOKS = 32              # of a round: not all work is done and not all is idle at the first
-    PAGES_AT_ONCE = 64      # 3 ms on an H200: a plan that moves pages may take twice as long
-    FIRST_STEP = 64         # of the live peak a 64th
-    SOON = 16               # pauses
-    PAUSE_NS = 5000000000   # 5 s: as long as an empty bucket takes to be half full
-
-
-cdef void beyond_note(ArenaCore* arena, const Plan* plan, uint64_t peak) noexcept nogil:
-    # A program that needs memory again soon after it went back would make it and give it back in
-    # every round: each time it keeps it for twice as long. What is made because nothing is idle
-    # stays; but it may be made instead of what went back.
-    cdef BeyondShare* beyond = &arena.beyond
-    cdef uint64_t now
-    if plan.beyond_share == 0 or not (plan.spares or beyond.nbytes or beyond.released_at):
-        return
-    now = move_clock(arena)
-    if beyond.released_at and now - beyond.released_at < SOON * beyond.pause:
-        beyond.pause *= 2
-    elif beyond.nbytes == 0:
-        beyond.pause = PAUSE_NS
-    beyond.released_at = 0
-    beyond.peak = peak
-    beyond.step = peak // FIRST_STEP
-    if plan.spares:
-        beyond.nbytes += plan.beyond_share
-        store32(&arena.searches_left, SEARCHES)
-    begin_round(beyond, now)
-
-
-cdef void begin_round(BeyondShare* beyond, uint64_t now) noexcept nogil:
-    beyond.step = max(beyond.step, GRANULE)
-    beyond.left = beyond.step
-    beyond.looks = 0
-    beyond.since = now
-
-
-cdef void beyond_release(ArenaCore* arena) noexcept nogil:
-    cdef CUstreamCaptureMode mode
-    cdef uint64_t due, begin
-    cdef bint growing = not lock_try(&arena.grow_lock)
-    lock_acquire(&arena.lock)
-    store32(&arena.searches_left, SEARCHES)
-    due = 0 if growing else beyond_bytes_due(arena)
-    lock_release(&arena.lock)
-    if growing:
-        return
-    if due:
-        mode = context_relax(arena.context)
-        begin = arena.context.now()
-        beyond_trim(arena, due)
-        spend_time_since(arena, begin)
-        context_restore(arena.context, mode)
-    lock_release(&arena.grow_lock)
-
-
-cdef uint64_t beyond_bytes_due(ArenaCore* arena) noexcept nogil:
-    # Locked. Bytes that may go back now; 0: none.
-    cdef BeyondShare* beyond = &arena.beyond
-    cdef uint64_t peak = live_peak(arena)
-    cdef uint64_t reserved = arena_reserved(arena)
-    cdef uint64_t now
-    # Of what was made, the live peak may have reached some, and a shrink given some back.
-    beyond.nbytes = min(beyond.nbytes, reserved - min(reserved, with_share(arena, peak)))
-    if beyond.nbytes < GRANULE or not arena_is_open(arena):
-        beyond.nbytes = 0
-        store32(&arena.searches_left, 0)
-        return 0
-    now = move_clock(arena)
-    if peak > with_share(arena, beyond.peak):
-        beyond.peak = peak
-        beyond.since = now
-    if now - beyond.since < beyond.pause or not budget_rested(&arena.move_budget, now):
-        return 0
-    return min(beyond.nbytes, beyond.left)
-
-
-cdef void beyond_trim(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    cdef BeyondShare* beyond = &arena.beyond
-    cdef uint64_t released = 0
-    cdef bint is_one_stream
-    if arena.settings.reuse != REUSE_NEVER:
-        release_completed(arena, SLOT_RELEASED)
-    # What several streams have freed and not finished none of the others can have: together they
-    # need more than the live peak. Under "wait" they can.
-    lock_acquire(&arena.lock)
-    is_one_stream = arena.settings.reuse == REUSE_WAIT or streams_with_free(arena) <= 1
-    lock_release(&arena.lock)
-    if is_one_stream:
-        released = trim_space(arena, &arena.spaces[LARGE_SPACE], PAGES_AT_ONCE, nbytes)
-        released += trim_space(arena, &arena.spaces[SMALL_SPACE], PAGES_AT_ONCE, nbytes - released)
-        arena_reconcile(arena)
-    lock_acquire(&arena.lock)
-    beyond.nbytes -= released
-    beyond.left -= released
-    beyond.looks += 1
-    if released:
-        beyond.released_at = move_clock(arena)
-    if beyond.looks == LOOKS or beyond.left * 2 < beyond.step or not is_one_stream:
-        # The next round may give back twice as much; if this one found nothing, it comes later.
-        if beyond.left < beyond.step:
-            beyond.step *= 2
-        else:
-            beyond.pause *= 2
-        begin_round(beyond, move_clock(arena))
-    lock_release(&arena.lock)

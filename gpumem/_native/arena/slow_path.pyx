@@ -15,8 +15,7 @@ from gpumem._native.arena.growth cimport (
     shrink_may_help, wait_for_streams,
 )
 from gpumem._native.arena.release cimport (
-    beyond_count_search, beyond_release, beyond_is_due, holds_back, release_all_idle,
-    release_retired,
+    holds_back, release_all_idle, release_retired,
 )
 from gpumem._native.arena.streams cimport (
     allocate_behind, find_idle, release_completed, share_tables, switch_stream,
@@ -190,7 +189,6 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
         lock_release(&arena.lock)
         return ARENA_CLOSED
     cache_publish(arena, cache)         # before the table changes, so that the peak is exact
-    beyond_count_search(arena)
     if unfinished:
         index = allocate_behind(arena, table, nbytes, stream_slot, &refused)
     else:
@@ -252,10 +250,6 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
                                allocate_charged, block)
     else:
         status = allocate_charged(arena, nbytes, stream_slot, flags, block)
-    # Not in a capture: its graph may use what is idle now.
-    if (beyond_is_due(arena) and status == ARENA_OK
-            and not stream_slot_captures(arena, stream_slot)):
-        beyond_release(arena)
     if not is_recorded(&arena.events):
         return status
     if status == ARENA_OK:

@@ -51,8 +51,6 @@ cdef void share_tables(ArenaCore* arena) noexcept nogil
 # Polls the event of every other stream once; what has completed becomes free for every stream,
 # pending-free blocks for their own.
 cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil
-# With the lock: how many streams have freed memory that is not free for every stream?
-cdef uint32_t streams_with_free(const ArenaCore* arena) noexcept nogil
 cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil
 # With the lock: may a look at the stream's event free something for the taker?
 cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,

@@ -158,14 +158,6 @@ cdef inline bint has_free(const ArenaCore* arena, uint32_t stream_slot) noexcept
             or arena.small.bins[stream_slot].free_chunks != 0)
 
 
-cdef uint32_t streams_with_free(const ArenaCore* arena) noexcept nogil:
-    cdef uint32_t count = 0
-    cdef uint32_t stream_slot
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        count += has_free(arena, stream_slot)
-    return count
-
-
 cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # All that was freed on the stream is in use again. But where a page moved, its mapping from
     # before, the dormant view, stays until the stream's work is known to be done. Another thread

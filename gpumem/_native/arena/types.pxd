@@ -230,19 +230,6 @@ cdef struct ArenaSpan:
     Lock lock               # of `views`
     SpanView* views
 
-# Memory that a paged arena made beyond its share of the live peak, because the time for moving was
-# used up. Idle memory goes back for it once there is time, in rounds. Arena lock; times are
-# readings of move_clock, in ns.
-cdef struct BeyondShare:
-    uint64_t nbytes         # made, and not given back since
-    uint64_t since          # from then on no more was made, and the live peak, `peak` then, has not
-    uint64_t peak           # risen by more than the share; and no round ended
-    uint64_t pause          # how long that has to last before a round begins
-    uint64_t step           # bytes that a round may give back
-    uint64_t left           # of them in this round
-    uint64_t released_at    # when some went back, if no more was made since; 0: never
-    uint32_t looks          # of this round
-
 # What the fast path reads without the lock comes first; a cache line apart, what threads change.
 cdef struct ArenaCore:
     uint64_t serial         # of this arena, never used again
@@ -261,7 +248,6 @@ cdef struct ArenaCore:
     Lock grow_lock
     Lock caches_lock
     uint32_t last_stream    # slot served last
-    uint32_t searches_left  # of the table until `beyond` is looked at; 1: now; 0: nothing is beyond
     ThreadCache* caches
     uint64_t cached_bytes   # bytes in caches, which the tables count as used
     int32_t references      # the Arena object and every lease (atomic)
@@ -271,7 +257,9 @@ cdef struct ArenaCore:
     Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
     Space spaces[SPACES]    # of a paged arena: where the blocks of these three live
     MoveBudget move_budget
-    BeyondShare beyond
+    # Bytes that it made beyond its share of the live peak because the time for moving was used up,
+    # and has not released since; grow_lock.
+    uint64_t overdraft
     uint64_t replayed_at    # ns of the time of the trace that a replay runs; 0: none does
     BudgetCore* held_account    # of the budget that what it holds is charged to; NULL: none
     BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none

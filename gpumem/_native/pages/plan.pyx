@@ -7,7 +7,7 @@ first, then its actions, the last one first; see `space_undo`.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
@@ -466,25 +466,45 @@ cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand)
     demand.reserved -= bytes_of(page)
 
 
+# An idle page, and the number of the plan that first saw it idle.
+cdef struct AgedPage:
+    uint64_t since
+    uint32_t index
+
+
+cdef int by_age(const void* a, const void* b) noexcept nogil:
+    cdef uint64_t first = (<const AgedPage*>a).since
+    cdef uint64_t second = (<const AgedPage*>b).since
+    return (first > second) - (first < second)
+
+
 cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
                           uint64_t nbytes) noexcept nogil:
     # SLOT_RELEASED: idle for every stream, since no stream's order protects an unmapped page.
     cdef Demand demand
-    cdef uint32_t i, index
+    cdef AgedPage* aged
+    cdef Page* page
+    cdef uint32_t i
     memset(plan, 0, sizeof(Plan))
     memset(&demand, 0, sizeof(Demand))
     plan.chunk = NIL
     see_idle_pages(space, SLOT_RELEASED)
-    if (not actions_ready(plan, space.idle_count + space.retired_count)
+    aged = <AgedPage*>malloc((space.idle_count + 1) * sizeof(AgedPage))
+    if (aged == NULL or not actions_ready(plan, space.idle_count + space.retired_count)
             or not holes_prepare(space.table, 2 * space.idle_count)):
+        free(aged)
         return False
     drop_retired(space, plan)
     for i in range(space.idle_count):
-        index = space.idle[i]
-        if (plan.moves < pages and bytes_of(&space.page[index]) <= nbytes
-                and is_releasable(space, index, 0, 0)):
-            nbytes -= bytes_of(&space.page[index])
-            plan_release(space, plan, index, &demand)
+        aged[i] = AgedPage(space.page[space.idle[i]].idle_since, space.idle[i])
+    qsort(aged, space.idle_count, sizeof(AgedPage), by_age)
+    for i in range(space.idle_count):
+        page = &space.page[aged[i].index]
+        if (plan.moves < pages and bytes_of(page) <= nbytes
+                and is_releasable(space, aged[i].index, 0, 0)):
+            nbytes -= bytes_of(page)
+            plan_release(space, plan, aged[i].index, &demand)
+    free(aged)
     return plan.count != 0
 
 
