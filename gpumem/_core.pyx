@@ -16,7 +16,8 @@ from gpumem._native.arena cimport (
     arena_drop, arena_free, arena_free_used, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
     arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reset_stream, arena_shrink, arena_state,
-    arena_stream, arena_stream_is_callers, ARENA_TAGGED, arenas_release_retired, ArenaSettings,
+    arena_stream, arena_stream_is_callers, ARENA_TAGGED, arenas_release_retired,
+    arenas_release_retired_wait, ArenaSettings,
     Block, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_now,
 )
 from gpumem._native.backing cimport Backing, mapped_around
@@ -156,7 +157,7 @@ cdef class Arena(SleepingArena):
                           and takes_pages(self, self.config, least_limit(budget, count)))
         warn_of_idle_settings(self, self.config, settings.paged)
         with nogil:
-            arenas_release_retired(False)
+            arenas_release_retired()
         choose_backing(self, self.config, self.source, &backing)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
@@ -967,7 +968,10 @@ cdef Buffer empty_block(Arena arena, uint32_t slot):
 def release_retired_arenas(bint may_wait=True):
     """Release the memory of arenas without references to the driver."""
     with nogil:
-        arenas_release_retired(may_wait)
+        if may_wait:
+            arenas_release_retired_wait()
+        else:
+            arenas_release_retired()
 
 
 on_release("arenas", release_retired_arenas)

@@ -11,7 +11,7 @@ from gpumem._native.arena.arena cimport (
     arena_check, arena_close, arena_close_wait, arena_copy_blocks, arena_create, arena_debug,
     arena_is_idle, arena_lease, arena_leave, arena_move_lease, arena_prepare, arena_reset_peaks,
     arena_set_limit, arena_shrink, arena_shrink_after_work, arenas_release_after_work,
-    arenas_release_retired, devices_are_quiet,
+    arenas_release_retired, arenas_release_retired_wait, devices_are_quiet,
 )
 from gpumem._native.arena.bookkeeping cimport invariant_text
 from gpumem._native.arena.debug_heap.guards cimport (

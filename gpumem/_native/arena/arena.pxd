@@ -18,16 +18,21 @@ cdef int arena_close_wait(ArenaCore* arena) noexcept nogil
 cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil
 # The Arena object ends, and what it kept alive: its blocks may live on.
 cdef void arena_leave(ArenaCore* arena) noexcept nogil
-# Releases the arenas that nothing refers to and whose work is done. `may_wait`: also those whose
-# memory the driver takes back only when the device is idle. Returns whether such memory is left.
-cdef bint arenas_release_retired(bint may_wait) noexcept nogil
-# The same, once the work that is queued on what those arenas freed has completed.
+# Releases the arenas that nothing refers to, once their work is done; without a wait, so that
+# memory which the driver takes back only when the device is idle stays. Returns whether it does.
+cdef bint arenas_release_retired() noexcept nogil
+# The same with that memory: the driver waits for the device, without a bound. Returns whether an
+# arena was released.
+cdef bint arenas_release_retired_wait() noexcept nogil
+# The same, once the work that is queued on the blocks that those arenas freed has completed.
 cdef void arenas_release_after_work() noexcept nogil
 # Has every stream that an arena has a block of ended its work, on all devices, as each has pinned
 # memory mapped? The driver's wait for the device is short then. Without a lock.
 cdef bint devices_are_quiet() noexcept nogil
-# Waits for that until a moment (ns of the monotonic clock). ARENA_OVER_LIMIT: it has passed.
-cdef int wait_for_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil
+# The last step of an allocation that found no memory: releases idle memory that the driver takes
+# back only when the device is idle, once all devices are quiet. ARENA_OK: some was released, try
+# again. ARENA_OVER_LIMIT: there is none, or `until` (ns of the monotonic clock) has passed.
+cdef int release_once_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil
 
 # Of a paged arena: makes pages for so many bytes more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil

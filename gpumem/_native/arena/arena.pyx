@@ -15,11 +15,12 @@ from gpumem._native.arena.family cimport (
 )
 from gpumem._native.arena.fast_path cimport arena_free, arena_free_used, block_free_uncharged
 from gpumem._native.arena.growth cimport (
-    FIRST_PAUSE, LONGEST_PAUSE, pause, prepare_pages, shrink_may_help,
+    backing_for, FIRST_PAUSE, LONGEST_PAUSE, pause, prepare_pages, shrink_may_help,
 )
 from gpumem._native.arena.metadata_copy cimport BlockCopy, chunk_copy
 from gpumem._native.arena.release cimport (
-    give_up_views, release_all_idle, release_idle, release_one, release_retired, trim_pages,
+    give_up_views, has_waiting, release_all_idle, release_idle, release_one, release_retired,
+    release_waiting, trim_pages,
 )
 from gpumem._native.arena.sleep cimport copy_forget
 from gpumem._native.arena.spans cimport spans_forget, spans_sweep
@@ -85,10 +86,10 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     if arena.heap != NULL:
         heap_release(arena, 0)
     mode = context_relax(arena.context)
-    arenas_release_retired(True)
+    arenas_release_retired_wait()
     find_idle(arena)
     lock_acquire(&arena.grow_lock)
-    released[0] = release_retired(arena, True) + release_idle(arena, True, 1)
+    released[0] = release_retired(arena) + release_idle(arena, 1) + release_waiting(arena)
     # Growth begins anew: the sizes of before belong to a peak that is over.
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
@@ -112,13 +113,13 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     if context_is_dead(arena.context):
         return ARENA_DEAD
     mode = context_relax(arena.context)
-    arenas_release_retired(False)
+    arenas_release_retired()
     lock_acquire(&arena.grow_lock)
     status = prepare_pages(arena, nbytes)
     if shrink_may_help(arena, nbytes, status):
         # Also where nothing goes back: what is idle now moves.
         find_idle(arena)
-        release_all_idle(arena, False)
+        release_all_idle(arena)
         status = prepare_pages(arena, nbytes)
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
@@ -231,32 +232,40 @@ cdef void forget_backing(ArenaCore* arena) noexcept nogil:
         arena.backing.forget(&arena.backing)
 
 
-cdef bint arenas_release_retired(bint may_wait) noexcept nogil:
+cdef bint arenas_release_retired() noexcept nogil:
     # Destroys the arenas that finalizers left, then their parents, if these were the last to refer
     # to them. One with unfinished work stays for a later call.
-    cdef bint held_back = False
-    while release_those_retired(may_wait, &held_back):
+    cdef bint stays = False
+    while release_those_retired(False, &stays):
         pass
-    return held_back
+    return stays
 
 
-cdef bint release_those_retired(bint may_wait, bint* held_back) noexcept nogil:
-    # True: one was destroyed.
+cdef bint arenas_release_retired_wait() noexcept nogil:
+    cdef bint any_released = False
+    cdef bint stays = False
+    while release_those_retired(True, &stays):
+        any_released = True
+    return any_released
+
+
+cdef bint release_those_retired(bint with_wait, bint* stays) noexcept nogil:
+    # True: one was destroyed. `with_wait`: also those for which the driver waits.
     cdef Retired* link = arenas_take_retired()
     cdef ArenaCore* arena
     cdef bint destroyed = False
-    held_back[0] = False
+    stays[0] = False
     while link != NULL:
         arena = <ArenaCore*>link.thing
         link = link.next
         if context_is_dead(arena.context):
             forget(arena)
-        elif ((may_wait or not arena.backing.waits) and work_is_done(arena)
-              and release_all(arena, may_wait)):
+        elif ((with_wait or not arena.backing.waits) and work_is_done(arena)
+              and release_all(arena, with_wait)):
             forget(arena)
             destroyed = True
         else:
-            held_back[0] = held_back[0] or arena.backing.waits or apart_bytes(arena) != 0
+            stays[0] = stays[0] or arena.backing.waits or apart_bytes(arena) != 0
             arena_retire(arena)
     return destroyed
 
@@ -271,7 +280,7 @@ cdef void arenas_release_after_work() noexcept nogil:
         if not context_is_dead(arena.context):
             drain_streams(arena, NULL)
         arena_retire(arena)
-    arenas_release_retired(True)
+    arenas_release_retired_wait()
 
 
 cdef bint work_is_done(ArenaCore* arena) noexcept nogil:
@@ -279,18 +288,18 @@ cdef bint work_is_done(ArenaCore* arena) noexcept nogil:
             or load64(&arena.context.waits_done) >= arena.end_wait)
 
 
-cdef bint release_all(ArenaCore* arena, bint may_wait) noexcept nogil:
-    # Of a retired arena, whose work is done. False: some is left for a call that may wait. A debug
-    # heap frees now what its owners freed before.
+cdef bint release_all(ArenaCore* arena, bint with_wait) noexcept nogil:
+    # Releases the memory of a retired arena; its work is done. False: some is left, for which the
+    # driver waits. A debug heap now frees the blocks that its owners freed before.
     complete_streams(arena)
     if arena.heap != NULL:
         heap_drain(arena)
         complete_streams(arena)
     give_up_views(arena)
-    release_memory(arena, may_wait)
+    release_memory(arena, with_wait)
     destroy_events(arena)
-    destroy_events(arena)       # once more what the driver refused
-    if may_wait or apart_bytes(arena) == 0:
+    destroy_events(arena)       # a second try for those that the driver refused
+    if with_wait or apart_bytes(arena) == 0:
         return True
     if arena.settings.paged:
         trim_pages(arena)       # which needs no wait
@@ -399,7 +408,7 @@ cdef uint64_t release_what_is_idle(ArenaCore* arena) noexcept nogil:
     mode = context_relax(arena.context)
     find_idle(arena)
     if lock_try(&arena.grow_lock):
-        released = release_retired(arena, False) + release_all_idle(arena, False)
+        released = release_retired(arena) + release_all_idle(arena)
         lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
     return released
@@ -408,7 +417,28 @@ cdef uint64_t release_what_is_idle(ArenaCore* arena) noexcept nogil:
 release_idle_below = arenas_release_idle
 
 
-cdef int wait_for_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil:
+cdef int release_once_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil:
+    # Only where the memory is of such a kind itself: else it would wait for others' memory.
+    cdef CUstreamCaptureMode mode
+    cdef uint64_t released
+    cdef int waited
+    if not backing_for(arena, flags).waits or not (arenas_release_retired() or has_waiting(arena)):
+        return ARENA_OVER_LIMIT
+    waited = wait_for_quiet(flags, until)
+    if waited != ARENA_OK:
+        return waited
+    mode = context_relax(arena.context)
+    released = arenas_release_retired_wait()
+    lock_acquire(&arena.grow_lock)
+    released += release_waiting(arena)
+    lock_release(&arena.grow_lock)
+    context_restore(arena.context, mode)
+    return ARENA_OK if released else ARENA_OVER_LIMIT
+
+
+cdef int wait_for_quiet(uint32_t flags, uint64_t until) noexcept nogil:
+    # The driver's own wait for the device has no bound, and a stream may wait for what this thread
+    # does next.
     cdef uint64_t next_pause = FIRST_PAUSE
     cdef uint64_t now = clock_ns()
     while now < until:
@@ -432,7 +462,10 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     if context_is_dead(arena.context):
         store32(&arena.state, STATE_CLOSED)
         return ARENA_OK
-    arenas_release_retired(arena.backing.waits)
+    if arena.backing.waits:
+        arenas_release_retired_wait()
+    else:
+        arenas_release_retired()
     if arena.heap != NULL and heap_counts(arena.heap).live == 0:
         heap_drain(arena)
     lock_acquire(&arena.grow_lock)
@@ -504,23 +537,25 @@ cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
     return ARENA_INTERRUPTED if interrupted else ARENA_OK
 
 
-cdef void release_memory(ArenaCore* arena, bint may_wait) noexcept nogil:
+cdef void release_memory(ArenaCore* arena, bint with_wait) noexcept nogil:
     # Cached blocks count as used, so they go to the table first. No release waits for the streams
     # that use a region.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     caches_flush(arena)
     drain_streams(arena, NULL)
     free_all_pending(arena)
-    release_regions(arena, may_wait)
-    release_regions(arena, may_wait)        # once more what the driver refused
+    release_regions(arena, with_wait)
+    release_regions(arena, with_wait)       # a second try for those that the driver refused
     spans_sweep(arena)
     spans_sweep(arena)
     context_restore(arena.context, mode)
 
 
-cdef void release_regions(ArenaCore* arena, bint may_wait) noexcept nogil:
-    while release_one(arena, False, may_wait) or release_one(arena, True, may_wait):
+cdef void release_regions(ArenaCore* arena, bint with_wait) noexcept nogil:
+    while release_one(arena, False, False) or release_one(arena, True, False):
         pass
+    if with_wait:
+        release_waiting(arena)
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:

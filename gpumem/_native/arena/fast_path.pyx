@@ -12,7 +12,7 @@ from gpumem._native.arena.bookkeeping cimport (
     charge_padding, charge_request, count_out, counted_bytes, finish_allocate, table_free,
 )
 from gpumem._native.arena.debug_heap.heap cimport heap_free
-from gpumem._native.arena.release cimport release_retired
+from gpumem._native.arena.release cimport release_retired, release_waiting
 from gpumem._native.arena.streams cimport free_later, switch_needs_event
 from gpumem._native.arena.family cimport tag_now
 from gpumem._native.arena.thread_cache cimport (
@@ -198,12 +198,13 @@ cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_s
     if status != ARENA_OK or context_is_dead(arena.context):
         return status
     # A source that has the grow lock may wait for the interpreter lock, which a finalizer holds:
-    # then the region goes back with the next call. For pinned and managed memory the driver waits
+    # then the region is released by the next call. For pinned and managed memory the driver waits
     # for all work of the device.
     if lock_try(&arena.grow_lock):
         interpreter = interpreter_release()
         mode = context_relax(arena.context)
-        release_retired(arena, True)
+        release_retired(arena)
+        release_waiting(arena)
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
         interpreter_restore(interpreter)

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, Block
+from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.driver cimport CUresult
 from gpumem._native.pages cimport MappedPage
@@ -18,9 +19,8 @@ cdef void release_before_growth(ArenaCore* arena, uint64_t nbytes,
 # With the arena lock: a block at a place as low as swaps of idle pages give; see bfc_allocate.
 cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t stream_slot,
                              int* status) noexcept nogil
-# May an allocation that is served by the driver give back what the driver takes back only when the
-# device is idle? Only where the settings let it wait.
-cdef bint miss_may_wait(ArenaCore* arena, uint32_t flags) noexcept nogil
+# The memory that an allocation with these AllocateFlags comes from.
+cdef Backing* backing_for(ArenaCore* arena, uint32_t flags) noexcept nogil
 # A block's region counts as made for transports from here on, and goes back as those do.
 # CUDA_ERROR_OUT_OF_MEMORY: the host has no memory for that.
 cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept nogil

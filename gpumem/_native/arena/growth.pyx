@@ -230,10 +230,6 @@ cdef Backing* backing_for(ArenaCore* arena, uint32_t flags) noexcept nogil:
     return &arena.backing
 
 
-cdef bint miss_may_wait(ArenaCore* arena, uint32_t flags) noexcept nogil:
-    return arena.settings.oom_wait != 0 and backing_for(arena, flags).waits
-
-
 cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     cdef uint64_t begin = 0
@@ -800,7 +796,7 @@ cdef void release_beyond_share(ArenaCore* arena, uint64_t size) noexcept nogil:
     reserved = family_held(arena)
     peak = max(max(load64(&root.family_peak), live_peak(root)), live)
     if reserved + size > with_share(arena, peak):
-        release_idle_beside(arena, False)
+        release_idle_beside(arena)
 
 
 cdef void raise_family_peak(ArenaCore* arena) noexcept nogil:

@@ -5,20 +5,24 @@ from libc.stdint cimport uint64_t
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.pages cimport Plan, Space
 
-# Gives back what holds no used block and has no unfinished work; returns the bytes. `may_wait`:
-# also regions whose release waits for the device, without a bound. `tries`: 2 asks once more for
-# what the driver refused.
-cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil
+# Releases memory that holds no used block and has no unfinished work; returns the bytes. Regions for
+# which the driver waits stay: see release_waiting. `tries`: 2 tries those again that the driver
+# refused.
+cdef uint64_t release_idle(ArenaCore* arena, int tries) noexcept nogil
 # The same of the arenas that share this one's limit: its tags, or its parent and the other tags.
-cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogil
-# Both: what an allocation that a limit or the driver refused does before it grows once more.
-cdef uint64_t release_all_idle(ArenaCore* arena, bint may_wait) noexcept nogil
-# Gives back the regions of persistent blocks that were freed.
-cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil
-# Has it an idle region whose release waits for the device?
-cdef bint holds_back(ArenaCore* arena) noexcept nogil
-# Gives one idle region back, persistent or not; 0: there is none.
-cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noexcept nogil
+cdef uint64_t release_idle_beside(ArenaCore* arena) noexcept nogil
+# Both, before an allocation that a limit or the driver refused grows once more.
+cdef uint64_t release_all_idle(ArenaCore* arena) noexcept nogil
+# Releases the regions of persistent blocks that were freed, without a wait.
+cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil
+# Releases idle regions, persistent ones too, for which the driver waits until the device is idle,
+# without a bound: in the last step of an allocation, in `shrink` and in `close`.
+cdef uint64_t release_waiting(ArenaCore* arena) noexcept nogil
+# Returns whether there is such a region.
+cdef bint has_waiting(ArenaCore* arena) noexcept nogil
+# Releases one idle region, persistent or not; 0: there is none. `with_wait`: also one for which the
+# driver waits.
+cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noexcept nogil
 # The memory of a region that no table has (any more); False: the driver refused to take it.
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil
 # Of a paged arena: every page that is idle and has no queued work; returns the bytes.

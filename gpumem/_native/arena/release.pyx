@@ -33,34 +33,40 @@ from gpumem._support.lock cimport lock_acquire, lock_release, lock_try
 
 # ---- regions -------------------------------------------------------------------------------------
 
-cdef uint64_t release_all_idle(ArenaCore* arena, bint may_wait) noexcept nogil:
+cdef uint64_t release_all_idle(ArenaCore* arena) noexcept nogil:
     # One call that the driver refuses does not end it.
-    return release_idle(arena, may_wait, 2) + release_idle_beside(arena, may_wait)
+    return release_idle(arena, 2) + release_idle_beside(arena)
 
 
-cdef uint64_t release_idle(ArenaCore* arena, bint may_wait, int tries) noexcept nogil:
-    # With the grow lock: gives back every region without a used block, except persistent ones.
-    # Those with unfinished work stay.
+cdef uint64_t release_idle(ArenaCore* arena, int tries) noexcept nogil:
+    # Releases every region without a used block, except persistent ones and those with unfinished
+    # work.
     cdef uint64_t total = trim_pages(arena) + spans_trim(arena)
-    cdef uint64_t bytes_released
-    cdef uint64_t regions = 0
     cdef int _i
     poll_idle_regions(arena)
     for _i in range(tries):
-        bytes_released = release_one(arena, False, may_wait)
-        while bytes_released:
-            regions += 1
-            total += bytes_released
-            bytes_released = release_one(arena, False, may_wait)
-    lock_acquire(&arena.lock)
-    locked_add64(&arena.stats.num_shrinkages, regions)
-    lock_release(&arena.lock)
+        total += release_each(arena, False, False)
     return total
 
 
-cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogil:
-    # With the grow lock: the same of the arenas that share this one's limit. One that is growing
-    # itself is left alone, as two threads would wait for each other.
+cdef uint64_t release_each(ArenaCore* arena, bint persistent, bint with_wait) noexcept nogil:
+    cdef uint64_t total = 0
+    cdef uint64_t nbytes = release_one(arena, persistent, with_wait)
+    while nbytes:
+        total += nbytes
+        nbytes = release_one(arena, persistent, with_wait)
+    return total
+
+
+cdef uint64_t release_waiting(ArenaCore* arena) noexcept nogil:
+    if not has_waiting(arena):
+        return 0
+    poll_idle_regions(arena)
+    return release_each(arena, False, True) + release_each(arena, True, True)
+
+
+cdef uint64_t release_idle_beside(ArenaCore* arena) noexcept nogil:
+    # One that is growing itself is left alone, as two threads would wait for each other.
     cdef uint64_t total = 0
     cdef ArenaCore* other
     if not shares_limit(arena):
@@ -69,21 +75,20 @@ cdef uint64_t release_idle_beside(ArenaCore* arena, bint may_wait) noexcept nogi
     while other != NULL:
         if other != arena and lock_try(&other.grow_lock):
             find_idle(other)
-            total += release_idle(other, may_wait, 1)
+            total += release_idle(other, 1)
             lock_release(&other.grow_lock)
         other = tag_next(arena, other)
     return total
 
 
-cdef uint64_t release_retired(ArenaCore* arena, bint may_wait) noexcept nogil:
-    # With the grow lock: gives back the regions of persistent blocks that were freed. Looks without
-    # the arena lock: one that is being freed now goes back the next time.
+cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
+    # Reads the count without the arena lock: a block that is being freed now is found the next time.
     cdef uint64_t before = arena_reserved(arena)
     # A block that was passed through is found by no search, which would poll its streams.
     if load32(&arena.retired) or arena.settings.passthrough:
         poll_idle_regions(arena)
-    while load32(&arena.retired) and release_one(arena, True, may_wait):
-        pass
+    if load32(&arena.retired):
+        release_each(arena, True, False)
     return before - arena_reserved(arena)
 
 
@@ -129,10 +134,9 @@ cdef bint region_is_done(ArenaCore* arena, uint32_t region) noexcept nogil:
     return done
 
 
-cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noexcept nogil:
+cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noexcept nogil:
     # Takes one idle region out of the table, then releases it to the driver; if that is refused it
-    # returns to the table, to which nothing has been added since. Returns its bytes. `may_wait`:
-    # also one whose release waits for the device.
+    # returns to the table, to which nothing has been added since. Returns its bytes.
     cdef uint32_t region
     cdef uint64_t address = 0
     cdef uint64_t size = 0
@@ -140,7 +144,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noex
     for region in range(arena.table.region_count):
         if (bfc_region_is_idle(&arena.table, region)
                 and (arena.table.regions[region].persistent != 0) == persistent
-                and (may_wait or not release_waits(arena, arena.table.regions[region].address))
+                and (with_wait or not waits_for_device(arena, arena.table.regions[region].address))
                 and region_is_done(arena, region)):
             address = arena.table.regions[region].address
             size = arena.table.regions[region].size
@@ -152,6 +156,8 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint may_wait) noex
             break
     lock_release(&arena.lock)
     if size == 0 or release_memory_of(arena, address, size):
+        if size != 0 and not persistent:
+            locked_add64(&arena.stats.num_shrinkages, 1)
         arena_reconcile(arena)
         return size
     lock_acquire(&arena.lock)
@@ -170,18 +176,18 @@ cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) n
     return backing_release(backing, address, size) == CUDA_SUCCESS
 
 
-cdef bint release_waits(ArenaCore* arena, uint64_t address) noexcept nogil:
+cdef bint waits_for_device(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef const Backing* backing = backing_of(arena, address)
     return backing != NULL and backing.waits
 
 
-cdef bint holds_back(ArenaCore* arena) noexcept nogil:
+cdef bint has_waiting(ArenaCore* arena) noexcept nogil:
     cdef uint32_t region
     cdef bint found = False
     lock_acquire(&arena.lock)
     for region in range(arena.table.region_count):
         if (bfc_region_is_idle(&arena.table, region)
-                and release_waits(arena, arena.table.regions[region].address)):
+                and waits_for_device(arena, arena.table.regions[region].address)):
             found = True
     lock_release(&arena.lock)
     return found

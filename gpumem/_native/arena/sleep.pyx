@@ -295,7 +295,7 @@ cdef int wake(ArenaCore* arena) noexcept nogil:
     lacks = sleeper_lacks(&arena.sleeper)
     if not arena_claim(arena, lacks):
         # Other tags have grown meanwhile; what is idle in them goes back.
-        release_idle_beside(arena, False)
+        release_idle_beside(arena)
         if not arena_claim(arena, lacks):
             return ARENA_OVER_LIMIT
     if not arena_charge(arena, lacks):

@@ -3,19 +3,16 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.allocation_events cimport note_allocate, note_event
-from gpumem._native.arena.arena cimport (
-    arenas_release_retired, devices_are_quiet, wait_for_quiet,
-)
+from gpumem._native.arena.arena cimport arenas_release_retired, release_once_quiet
 from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
 from gpumem._native.arena.debug_heap.heap cimport heap_allocate
 from gpumem._native.arena.family cimport tag_next
 from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
-    allocate_lower, grow, memory_is_out, miss_may_wait, release_before_growth,
-    shrink_may_help, wait_for_streams,
+    allocate_lower, grow, memory_is_out, release_before_growth, shrink_may_help, wait_for_streams,
 )
 from gpumem._native.arena.release cimport (
-    holds_back, release_all_idle, release_retired,
+    release_all_idle, release_retired,
 )
 from gpumem._native.arena.streams cimport (
     allocate_behind, find_idle, release_completed, share_tables, switch_stream,
@@ -37,6 +34,7 @@ from gpumem._native.driver cimport (
     stream_captures,
 )
 from gpumem._support.atomics cimport sum_add
+from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport is_recorded, REC_FAILURE
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -48,8 +46,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     # Cheapest first, each step only if those before it found no room. No lock is held on entry, nor
     # between two steps.
     cdef bint own_region = flags & ALLOCATE_ALONE
-    cdef bint gives_back = miss_may_wait(arena, flags)
-    cdef bint captures, freed, may_wait, held_back
+    cdef bint captures, freed
     cdef uint64_t until = 0
     cdef CUstreamCaptureMode mode
     cdef int status, waited
@@ -112,15 +109,11 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             publish_cached(arena)   # as each search does
 
         # 6. The driver, one thread at a time. Arenas without references are released first, so
-        #    that it neither counts in max_mem nor takes memory from the growth. What the driver
-        #    takes back only when the device is idle stays if a stream is at work now.
+        #    that their memory neither counts in max_mem nor is missing for the growth.
         mode = context_relax(arena.context)
-        held_back = arenas_release_retired(False)
-        may_wait = gives_back and (held_back or holds_back(arena)) and devices_are_quiet()
-        if may_wait:
-            arenas_release_retired(True)
+        arenas_release_retired()
         lock_acquire(&arena.grow_lock)
-        release_retired(arena, may_wait)
+        release_retired(arena)
 
         # 7. Poll and search again, because another thread may have grown while this one waited for
         #    the lock, and an event that step 3 recorded on an idle stream takes microseconds; also
@@ -141,24 +134,25 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         if shrink_may_help(arena, nbytes, status):
             if own_region:
                 find_idle(arena)
-            if release_all_idle(arena, may_wait) != 0:
+            if release_all_idle(arena) != 0:
                 sum_add(&arena.num_retries, 1)
                 status = grow(arena, nbytes, stream_slot, own_region, flags, block)
-        held_back = gives_back and not may_wait and (held_back or holds_back(arena))
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
 
         # 9. Wait on the host until work of other streams, or of other tags, has completed, at most
         #    for `oom_wait`, and begin anew. Last, because it stops this thread; without a lock,
         #    because the work may depend on what other threads still have to queue. A debug heap
-        #    waits by itself. Then until no stream is at work, if step 6 or 8 left memory for that.
-        # 10. Refuse: `status` says what was missing.
+        #    waits by itself.
+        # 10. Release memory that the driver takes back only when the device is idle, such as pinned
+        #     memory, in what is left of that time, and begin anew.
+        # 11. Refuse: `status` says what was missing.
         if flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status):
             return status
         sum_add(&arena.num_waits, 1)
         waited = wait_for_any(arena, nbytes, stream_slot, flags, &until)
-        if waited == ARENA_OVER_LIMIT and held_back:
-            waited = wait_for_quiet(arena, flags, until)
+        if waited == ARENA_OVER_LIMIT:
+            waited = release_once_quiet(arena, flags, until)
         if waited != ARENA_OK:
             return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
 
@@ -245,9 +239,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     if nbytes > MOST_BYTES:
         status = ARENA_OVER_LIMIT
     elif arena.heap != NULL:
-        # The heap waits, for its quarantine as well as for streams.
-        status = heap_allocate(arena, nbytes, stream_slot, flags | ALLOCATE_NO_WAIT,
-                               allocate_charged, block)
+        status = allocate_guarded(arena, nbytes, stream_slot, flags | ALLOCATE_NO_WAIT, block)
     else:
         status = allocate_charged(arena, nbytes, stream_slot, flags, block)
     if not is_recorded(&arena.events):
@@ -257,6 +249,19 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     elif status != ARENA_CAPTURING and status != ARENA_INTERRUPTED:     # neither is a refusal
         note_event(arena, REC_FAILURE, 0, nbytes, status, stream_slot, True)
     return status
+
+
+cdef int allocate_guarded(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
+                          Block* block) noexcept nogil:
+    # The heap waits for its quarantine as well as for streams: steps 9 and 10 follow here.
+    cdef int waited
+    cdef int status = heap_allocate(arena, nbytes, stream_slot, flags, allocate_charged, block)
+    if not memory_is_out(arena, nbytes, status):
+        return status
+    waited = release_once_quiet(arena, flags, clock_ns() + arena.settings.oom_wait)
+    if waited == ARENA_OK:
+        return heap_allocate(arena, nbytes, stream_slot, flags, allocate_charged, block)
+    return ARENA_INTERRUPTED if waited == ARENA_INTERRUPTED else status
 
 
 cdef int allocate_charged(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,

@@ -38,13 +38,13 @@ cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
     if context_is_dead(arena.context):
         return ARENA_DEAD
     mode = context_relax(arena.context)
-    arenas_release_retired(False)
+    arenas_release_retired()
     lock_acquire(&arena.grow_lock)
     lack.missing = span_lacks(&span.pages, first, spare)
     status = take_ahead(span, first, spare, last)
     if lack.missing and shrink_may_help(arena, lack.missing, status):
         find_idle(arena)
-        release_all_idle(arena, False)
+        release_all_idle(arena)
         status = span_take(span, first, spare, spare)
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)

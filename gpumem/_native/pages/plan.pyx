@@ -497,7 +497,8 @@ cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
     drop_retired(space, plan)
     for i in range(space.idle_count):
         aged[i] = AgedPage(space.page[space.idle[i]].idle_since, space.idle[i])
-    qsort(aged, space.idle_count, sizeof(AgedPage), by_age)
+    if nbytes != <uint64_t>-1:      # a trim of all has no choice
+        qsort(aged, space.idle_count, sizeof(AgedPage), by_age)
     for i in range(space.idle_count):
         page = &space.page[aged[i].index]
         if (plan.moves < pages and bytes_of(page) <= nbytes
