@@ -71,7 +71,6 @@ _PACKAGES = (
     "debugging",
     "integrations",
     "interop",
-    "kv",
     "observe",
     "planning",
     "replay",
@@ -179,7 +178,6 @@ if TYPE_CHECKING:
     from gpumem import debugging as debugging
     from gpumem import integrations as integrations
     from gpumem import interop as interop
-    from gpumem import kv as kv
     from gpumem import observe as observe
     from gpumem import planning as planning
     from gpumem import replay as replay

@@ -1,8 +1,8 @@
 """Typed views of memory.
 
-``tensor`` has `Tensor`, ``layout`` shapes and strides as numbers, ``create`` makes tensors of new
-memory, ``imports`` of memory that others made, ``exchange`` is DLPack's C exchange API; ``virtual``
-has `VirtualTensor`, whose rows come and go, ``row_groups`` rows of several that do so together.
+``tensor`` has `Tensor`, ``layout`` shapes and strides as numbers. ``create`` makes tensors of new
+memory, ``imports`` of memory that others made. ``exchange`` is DLPack's C exchange API. ``virtual``
+has `VirtualTensor`: its rows are committed and released.
 """
 
 import gpumem._tensor.exchange  # noqa: F401  (fills in the table that the type of Tensor shows)

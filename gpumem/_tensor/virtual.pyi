@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, SupportsIndex, TypeAlias, final
 
 import numpy as np
@@ -73,5 +73,3 @@ def make_virtual(
     on_pressure: _OnPressure,
     name: str | None,
 ) -> VirtualTensor: ...
-def commit_if_free(tensor: VirtualTensor, first: int, last: int) -> bool: ...
-def release_together(tensors: Iterable[VirtualTensor], runs: Sequence[tuple[int, int]]) -> None: ...

@@ -1,12 +1,10 @@
 """VirtualTensor: a tensor whose rows get memory and give it back, at addresses that stay."""
 
 from bisect import bisect_left, bisect_right
-from contextlib import ExitStack
 from weakref import ref
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
 
 from gpumem._budget cimport Relief, tell_errors
 from gpumem._buffer cimport (
@@ -315,7 +313,7 @@ cdef class VirtualTensor:
             self.read_rows(0, first, &begin, &end, "rows")
         else:
             self.read_rows(first, last, &begin, &end)
-        self.bring(begin, end, True)
+        self.bring(begin, end)
 
     def release(self, first, last):
         """Take rows away, from `first` to `last`, exclusive; those without memory stay without.
@@ -382,15 +380,14 @@ cdef class VirtualTensor:
         if room == NULL:
             raise_status(self.arena, 0, 0, self.slot, ARENA_NO_METADATA)
         try:
-            self.bring(begin, end, True)
+            self.bring(begin, end)
             with self.lock:
                 self.require_free(end, self.max_rows)
                 self.take_away(end, self.max_rows, &room)
         finally:
             uses_free(room)
 
-    cdef bint bring(self, uint64_t first, uint64_t last, bint needed) except -1:
-        # Tells whether the rows have memory: what is not needed is not waited for.
+    cdef int bring(self, uint64_t first, uint64_t last) except -1:
         cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
         cdef Asking asking = Asking(0, 0)
         cdef uint32_t begin, end, ahead
@@ -410,8 +407,6 @@ cdef class VirtualTensor:
                 if status == ARENA_OK:
                     with_rows(self.edges, first, last)
                     break
-            if not needed:
-                return False
             # Without the lock: the memory may come from a release of another thread, and while
             # Ctrl-C's exception is set, nothing of Python may be called.
             with nogil:
@@ -431,7 +426,6 @@ cdef class VirtualTensor:
                 raise_over_budget(self.arena, nbytes, 0, self.slot, errors)
             raise_status(self.arena, nbytes, 0, self.slot, status)
         tell_errors(errors)
-        return True
 
     cdef int take_away(self, uint64_t first, uint64_t last, Uses** room) except -1:
         # Of the pages that the rows lie in, the first and the last may have others. Takes the room,
@@ -678,76 +672,6 @@ cdef class VirtualTensor:
 
     def __exit__(self, kind, error, trace):
         close_after_body(self.close, error)
-
-
-def commit_if_free(VirtualTensor tensor not None, first, last):
-    """Commit rows as `VirtualTensor.commit`, and tell whether they have memory now.
-
-    Where the commit is refused nothing is changed: it waits for no work and calls nobody back.
-    """
-    cdef uint64_t begin, end
-    tensor.read_rows(first, last, &begin, &end)
-    return tensor.bring(begin, end, False)
-
-
-def release_together(tensors, runs):
-    """Release runs of rows, (first, last) pairs, in all tensors or none; closed ones are left out.
-
-    Raises
-    ------
-    InUseError
-        As `VirtualTensor.release`; nothing is changed.
-    MemoryError
-        Out of host memory; nothing is changed, unless a stream is noted at the same time.
-    """
-    cdef VirtualTensor tensor
-    cdef Uses** rooms = NULL
-    cdef size_t count, i
-    cdef uint64_t first, last
-    cdef list parts = []
-    with ExitStack() as locks:
-        # In one order: another thread may release rows of the same tensors.
-        for each in sorted(tensors, key=id):
-            tensor = <VirtualTensor?>each
-            locks.enter_context(tensor.lock)
-            try:
-                tensor.require_usable()
-            except ClosedError:
-                continue
-            for begin, end in runs:
-                tensor.read_rows(begin, end, &first, &last)
-                tensor.require_free(first, last)
-                parts.append((tensor, first, last))
-        count = len(parts)
-        try:
-            # Host memory for all, before rows are released, so that no release fails for it.
-            rooms = rooms_for(parts)
-            for i in range(count):
-                tensor, first, last = parts[i]
-                tensor.take_away(first, last, &rooms[i])
-        finally:
-            for i in range(count if rooms != NULL else 0):
-                uses_free(rooms[i])
-            free(rooms)
-
-
-cdef Uses** rooms_for(list parts) except NULL:
-    cdef VirtualTensor tensor
-    cdef Uses** rooms = <Uses**>calloc(len(parts) + 1, sizeof(Uses*))
-    cdef size_t i
-    for i in range(len(parts) if rooms != NULL else 0):
-        tensor = parts[i][0]
-        rooms[i] = room_for_streams(tensor.span, NULL)
-        if rooms[i] == NULL:
-            while i:
-                i -= 1
-                uses_free(rooms[i])
-            free(rooms)
-            rooms = NULL
-            break
-    if rooms == NULL:
-        raise MemoryError("out of host memory while releasing rows of virtual tensors")
-    return rooms
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / ".ci" / "examples"
 PARTS = {
     "distributed/ranks.py",
+    "paged_server/block_pool.py",
     "vulkan/shared_buffer.py",
     "vulkan/shared_timeline.py",
     "vulkan/vulkan_device.py",

@@ -60,7 +60,7 @@ def test_example_onnx_model_is_run_on_tensors_in_place():
 
 
 def test_example_paged_server_grows_shrinks_and_attends_rightly():
-    lines = run("examples/paged_server.py", "--steps", "44")
+    lines = run("examples/paged_server/server.py", "--steps", "44")
     waves = [line for line in lines if line.startswith("step ")]
     assert [line.split()[1] for line in waves] == ["15:", "30:"]
     assert all(int(line.split()[6]) > 0 for line in waves)

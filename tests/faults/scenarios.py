@@ -26,7 +26,6 @@ from gpumem._testing.copies import (
 )
 from gpumem.errors import BudgetExceededError, OutOfMemoryError
 from gpumem.interop import Handle, Importer, MemoryDescriptor, MemoryHandleType
-from gpumem.kv import BlockPool
 
 from ..helpers.driver import HostDriver
 from ..helpers.graph import RELAXED, Graph
@@ -461,35 +460,6 @@ def growing(stage: Stage) -> None:
     del view
     stage.do("close", rows.close)
     del rows, more
-    stage.do("shrink", arena.shrink)
-    stage.close(arena)
-
-
-@scenario
-def blocks_of_a_cache(stage: Stage) -> None:
-    """A pool of blocks: its groups have memory in both tensors or in neither."""
-    arena = arena_of(stage, "blocks", config=PAGED | {"max_mem": 16 * MIB, "oom_wait_ms": 0})
-    make = partial(arena.virtual, (64, 512 * KIB), "uint8", step=4)
-    tensors: list[Any] = [stage.do("make", make) for _ in range(2)]
-    pool = BlockPool(tensors)
-    blocks = stage.do("allocate", pool.allocate, 10)
-    stage.refuse("too much", OutOfMemoryError, pool.allocate, 20)
-    stage.do("free", pool.free, blocks[[0, 1, 5, 6, 7, 8, 9]])
-    if [tensor.rows for tensor in tensors] != [((0, 8),)] * 2:
-        raise Wrong("groups without blocks have memory")
-    moves = pool.compact()
-    stage.do("move", pool.moved, moves)
-    more = stage.do("allocate", pool.allocate, 9)
-    for tensor in tensors:
-        tensor.full[: max(more) + 1].numpy()[more] = 1
-    stage.do("cache", partial(pool.free, cache=True), more)
-    stage.do("evict", pool.evict, 9)
-    stage.do("trim", pool.trim)
-    if pool.references(range(4)).tolist() != [1, 0, 1, 1]:
-        raise Wrong("blocks are not where they were moved to")
-    del pool
-    while tensors:
-        stage.do("close", tensors.pop().close)
     stage.do("shrink", arena.shrink)
     stage.close(arena)
 

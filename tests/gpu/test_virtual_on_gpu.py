@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+from helpers.examples import add_example
 
 import gpumem
-from gpumem.kv import BlockPool
+
+add_example("paged_server")
+
+from block_pool import BlockPool  # noqa: E402
 
 MIB = 1 << 20
 ROWS = 256  # of 1 MiB
@@ -98,17 +102,19 @@ def test_torch_tensor_of_all_rows_is_valid_through_commits(arena):
 
 def test_attention_over_moved_blocks_is_that_of_before(arena):
     torch = pytest.importorskip("torch")
-    tensors = [arena.virtual((8192, 16, 8, 64), "float16", step=64) for _ in range(2)]
-    pool = BlockPool(tensors)
-    keys, values = (torch.from_dlpack(tensor.full) for tensor in tensors)
+    tensor = arena.virtual((8192, 2, 16, 8, 64), "float16", step=64)
+    pool = BlockPool(tensor)
+    rows = torch.from_dlpack(tensor.full)
     blocks = pool.allocate(1024)
-    keys[:1024].normal_()
-    values[:1024].normal_()
+    rows[:1024].normal_()
     pool.free(np.delete(blocks, np.s_[::16]))
     query = torch.randn(1, 8, 1, 64, device="cuda", dtype=torch.float16)
 
     def picked(table):
-        return [rows[table].reshape(1, -1, 8, 64).transpose(1, 2) for rows in (keys, values)]
+        return [rows[table, i].reshape(1, -1, 8, 64).transpose(1, 2) for i in range(2)]
+
+    def copy(origins, targets):
+        rows[targets] = rows[origins]
 
     def attend(picked):
         return torch.nn.functional.scaled_dot_product_attention(query, *picked)
@@ -116,12 +122,8 @@ def test_attention_over_moved_blocks_is_that_of_before(arena):
     kept = blocks[::16]
     at_first = picked(kept)
     before = attend(at_first)
-    moves = pool.compact()
-    for rows in (keys, values):
-        rows[moves[:, 1]] = rows[moves[:, 0]]
-    there = dict(moves.tolist())
-    pool.moved(moves)
-    assert pool.floor_nbytes == sum(t.used_nbytes for t in tensors)
+    there = pool.compact(copy)
+    assert pool.floor_nbytes == tensor.used_nbytes
     moved = picked([there.get(int(block), int(block)) for block in kept])
     assert all(map(torch.equal, moved, at_first))
     # cuDNN's attention differs in the last bit now and then, also of the same memory.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
-FOLDER = str(Path(__file__).resolve().parents[2] / "examples" / "vulkan")
-if FOLDER not in sys.path:
-    sys.path.append(FOLDER)
+from .examples import add_example
+
+add_example("vulkan")
 
 
 def reason_without(device: str) -> str:

@@ -13,7 +13,6 @@ from helpers.resources import Plain
 
 import gpumem
 from gpumem._testing.integrations import Blocks
-from gpumem.kv import BlockPool
 
 MIB = 1 << 20
 
@@ -157,13 +156,6 @@ def test_interrupt_in_a_pressure_callback_ends_the_allocation(make_arena):
     rows = arena.virtual((64, MIB), "int8", committed=8, on_pressure=interrupt)
     reaches_the_caller(lambda: arena.allocate(MIB))
     assert arena.stats().in_use == rows.held_nbytes
-
-
-def test_interrupt_in_an_eviction_callback_ends_the_eviction(make_arena):
-    pool = BlockPool([make_arena().virtual((64, MIB), "int8")], on_evict=interrupt)
-    pool.free(pool.allocate(4), cache=True)
-    reaches_the_caller(lambda: pool.evict(2))
-    assert pool.cached == 4
 
 
 # ---- what is no interrupt ------------------------------------------------------------------------

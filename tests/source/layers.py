@@ -32,7 +32,7 @@ LAYERS = [
     ["_defaults", "_factory", "_events"],
     ["_copy", "_snapshots", "traces"],
     ["_tensor", "replay"],
-    ["session", "planning", "interop", "kv", "report"],
+    ["session", "planning", "interop", "report"],
     ["observe"],
     ["gpumem", "integrations"],
     ["cli", "_testing"],

@@ -1,6 +1,6 @@
 """A tiny server with paged attention, whose cache of keys and values grows and shrinks.
 
-    python examples/paged_server.py [--device cuda:0] [--steps 90]
+    python examples/paged_server/server.py [--device cuda:0] [--steps 90]
 
 Sequences come in two waves. Each step makes one token of every running sequence: its key and value
 go to a block of the cache, and its query attends to all tokens before it, through a table of
@@ -9,7 +9,7 @@ model: queries, keys and values are random numbers.
 
 The cache reserves addresses for far more blocks than there is memory. Blocks of running sequences
 have memory, in whole pages. A row has the keys and values of all layers, so that few blocks fill a
-page; what half empty pages still hold back, moves free. The tensor that attention reads is made
+page; moves of blocks free the pages that are half empty. The tensor that attention reads is made
 once, before anything is committed.
 """
 
@@ -19,13 +19,13 @@ import argparse
 from typing import Any
 
 import numpy as np
+from block_pool import BlockPool
 
 import gpumem
-from gpumem.kv import BlockPool
 
 LAYERS, HEADS, WIDTH = 2, 8, 64
 TOKENS = 16  # of a block
-MOST_BLOCKS = 1 << 16  # 8 GiB of addresses
+MAX_BLOCKS = 1 << 16  # 8 GiB of addresses
 MIB = 1 << 20
 
 try:
@@ -38,9 +38,9 @@ class Cache:
     """Keys and values of every layer, in blocks."""
 
     def __init__(self, arena: gpumem.Arena) -> None:
-        shape = (MOST_BLOCKS, 2 * LAYERS, TOKENS, HEADS, WIDTH)
+        shape = (MAX_BLOCKS, 2 * LAYERS, TOKENS, HEADS, WIDTH)
         tensor = arena.virtual(shape, "float32", step=1)
-        self.pool = BlockPool([tensor])
+        self.pool = BlockPool(tensor)
         self.rows: Any = tensor.full.numpy() if torch is None else torch.from_dlpack(tensor.full)
 
     def array(self, values: np.ndarray) -> Any:
@@ -48,7 +48,7 @@ class Cache:
         return values if torch is None else torch.from_numpy(values).to(self.rows.device)
 
     def attend(self, layer: int, query: Any, table: list[int], length: int) -> Any:
-        """Return what a query of shape (heads, width) reads of a sequence."""
+        """Return the attention of a query of shape (heads, width) over a sequence."""
         keys, values = (
             self.rows[table, number].reshape(-1, HEADS, WIDTH)[:length]
             for number in (2 * layer, 2 * layer + 1)
@@ -101,19 +101,20 @@ class Sequence:
 
 def compact(cache: Cache, running: list[Sequence]) -> int:
     """Move blocks out of half empty pages, where more than a tenth of the memory is wasted."""
-    if cache.pool.held_nbytes <= 1.1 * cache.pool.floor_nbytes:
+    if cache.pool.tensor.held_nbytes <= 1.1 * cache.pool.floor_nbytes:
         return 0
-    moves = cache.pool.compact()
-    cache.rows[moves[:, 1]] = cache.rows[moves[:, 0]]
-    there = dict(moves.tolist())
+
+    def copy(origins: np.ndarray, targets: np.ndarray) -> None:
+        cache.rows[targets] = cache.rows[origins]
+
+    moved = cache.pool.compact(copy)
     for sequence in running:
-        sequence.table = [there.get(block, block) for block in sequence.table]
-    cache.pool.moved(moves)
-    return len(moves)
+        sequence.table = [moved.get(block, block) for block in sequence.table]
+    return len(moved)
 
 
 def main() -> None:
-    """Serve two waves, and print what the cache holds meanwhile."""
+    """Serve two waves, and print how much memory the cache holds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="host")
     parser.add_argument("--steps", type=int, default=90)
@@ -122,7 +123,7 @@ def main() -> None:
     cache = Cache(arena)
     rng = np.random.default_rng(7)
     running: list[Sequence] = []
-    worst, most, moves = 0.0, 0, 0
+    worst, peak, moves = 0.0, 0, 0
     for step in range(options.steps):
         if step % (options.steps // 2) < 12:  # two waves
             prompt, output = (int(n) for n in rng.integers(60, 300, 2))
@@ -133,19 +134,19 @@ def main() -> None:
                 cache.pool.free(sequence.table)
         running = [sequence for sequence in running if sequence.left]
         moves += compact(cache, running)
-        most = max(most, cache.pool.held_nbytes)
+        peak = max(peak, cache.pool.tensor.held_nbytes)
         if step % 15 == 14:
             print(
                 f"step {step + 1}: {len(running)} sequences, {cache.pool.live} blocks, "
-                f"{cache.pool.held_nbytes // MIB} MiB held"
+                f"{cache.pool.tensor.held_nbytes // MIB} MiB held"
             )
     for sequence in running:
         cache.pool.free(sequence.table)
     arena.shrink()
-    reserved = sum(tensor.nbytes for tensor in (t.full for t in cache.pool.tensors))
-    print(f"{reserved // MIB} MiB of addresses, {most // MIB} MiB held at most, {moves} moves")
+    reserved = cache.pool.tensor.full.nbytes
+    print(f"{reserved // MIB} MiB of addresses, {peak // MIB} MiB held at most, {moves} moves")
     print(f"attention differs from contiguous memory's by less than 1e-4: {worst < 1e-4}")
-    print(f"at the end {cache.pool.held_nbytes} bytes held")
+    print(f"at the end {cache.pool.tensor.held_nbytes} bytes held")
 
 
 if __name__ == "__main__":
