@@ -1,6 +1,6 @@
 """The parts that the integrations are made of; none needs its framework to be imported."""
 
-from gpumem.integrations._common.blocks import Blocks
+from gpumem.integrations._common.callers import Blocks
 from gpumem.integrations._common.per_device import PerDevice
 from gpumem.integrations._common.resources import Resources
 from gpumem.integrations._common.switch import Framework, Setting, Switch, Using

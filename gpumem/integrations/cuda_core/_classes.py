@@ -12,7 +12,7 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
-from gpumem.integrations._common.blocks import Blocks
+from gpumem.integrations._common.callers import Blocks
 from gpumem.integrations._common.leases import lease_on
 
 __all__ = ["GpumemBuffer", "GpumemResource", "ResourceOverCore", "memory_of"]

@@ -21,10 +21,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._core import Arena
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
+from gpumem.integrations._common.callers import CupyAllocator, Maker, Where
 from gpumem.integrations._common.resources import (
     REACHABLE,
     ResourceLike,
@@ -34,7 +36,6 @@ from gpumem.integrations._common.resources import (
 )
 from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework, require_gpu
-from gpumem.integrations.cupy._allocator import CupyAllocator, Maker, PinnedBlock, Where
 from gpumem.integrations.cupy._functions import Functions
 
 __all__ = ["allocator", "disable", "enable", "status", "using"]
@@ -194,9 +195,23 @@ class _Parts(NamedTuple):
         def allocate_pinned(nbytes: int) -> Any:
             resource = resources.of(self.cuda.device.get_device_id())
             block = allocated(lambda: resource.allocate(nbytes), gc.collect, self.no_memory)
-            return self.cuda.PinnedMemoryPointer(PinnedBlock(block), 0)
+            return self.cuda.PinnedMemoryPointer(_PinnedBlock(block), 0)
 
         return allocate_pinned
+
+
+class _PinnedBlock(NamedTuple):
+    """Pinned memory as CuPy's PinnedMemoryPointer expects it: an address, a size, and the owner."""
+
+    buffer: Buffer
+
+    @property
+    def ptr(self) -> int:
+        return self.buffer.ptr
+
+    @property
+    def size(self) -> int:
+        return self.buffer.nbytes
 
 
 @cache

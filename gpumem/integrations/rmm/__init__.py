@@ -23,7 +23,7 @@ from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem.device import Device, MemoryInfo
-from gpumem.integrations._common.blocks import Blocks
+from gpumem.integrations._common.callers import Blocks
 from gpumem.integrations._common.per_device import PerDevice
 from gpumem.integrations._common.resources import ResourceLike, Resources
 from gpumem.integrations._common.switch import Setting, Status, Switch, Using

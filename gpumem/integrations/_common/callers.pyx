@@ -1,8 +1,9 @@
-"""CuPy's allocator function, compiled: a block for CuPy's current stream, as CuPy's own objects.
+"""Allocators that libraries call from Python, for streams of their own.
 
-CuPy expects a MemoryPointer to a memory object. Here that is an UnownedMemory, whose owner is the
-`gpumem.Buffer`. The array owns the pointer, which owns the memory, which owns the buffer; the end
-of the last of them frees the block on the stream for which it was allocated.
+`Blocks` is for libraries that free by address. `CupyAllocator` makes CuPy's objects: CuPy expects a
+MemoryPointer to a memory object. Here that is an UnownedMemory, whose owner is the `gpumem.Buffer`.
+The array owns the pointer, which owns the memory, which owns the buffer; the end of the last of
+them frees the block on the stream for which it was allocated.
 """
 
 import gc
@@ -14,11 +15,13 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, intptr_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcmp
 
-from gpumem._buffer cimport Buffer, MemoryResource, size_of, Stream
-from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
+from gpumem._buffer cimport Buffer, MemoryResource, ResourceBase, size_of, Stream
+from gpumem._core cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
+from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.events cimport FRAMEWORK_CUPY, is_recorded, thread_set_framework
+from gpumem._support.streams cimport LEGACY_STREAM
 
-from gpumem.errors import OutOfMemoryError
+from gpumem.errors import ClosedError, InvalidFreeError, OutOfMemoryError
 
 
 cdef extern from "Python.h":
@@ -26,11 +29,133 @@ cdef extern from "Python.h":
     ctypedef struct PyTypeObjectOpen "PyTypeObject":
         newfunc tp_new
         Py_ssize_t tp_basicsize
-    PyObject* PyErr_Occurred() noexcept
 
 cdef enum:
-    MOST_DEVICES = 64           # whose resource is found without a dict
+    MAX_QUICK_DEVICES = 64      # devices with a resource that is found without a dict
     HEAD_BYTES = 16             # of every object: reference count and type
+
+
+cdef inline Buffer allocate_on(MemoryResource resource, uint64_t nbytes, Stream stream):
+    # None: the legacy default stream.
+    if type(resource) is not Arena:
+        return resource.allocate(nbytes, 0 if stream is None else stream)
+    if stream is None:
+        return arena_take_on_legacy(<Arena>resource, nbytes)
+    return arena_take_on(<Arena>resource, nbytes, stream)
+
+
+cdef inline Stream view_of(ResourceBase resource, object owner, uintptr_t handle, Stream last):
+    # The library's stream object is the owner, so that its stream lives while memory is marked with
+    # it. `last` is the view of the caller's last call, and mostly the right one.
+    if (last is None or last.owner is not owner
+            or last.driver_device is not resource.driver_device):
+        return Stream.from_handle(resource.memory.device, handle, owner)
+    return last
+
+
+# ---- blocks by address ---------------------------------------------------------------------------
+
+@cython.final
+cdef class Blocks:
+    """The live blocks of one resource, by address.
+
+    Parameters
+    ----------
+    find : callable
+        Returns the resource; called once, at the first block.
+    """
+
+    cdef object find
+    cdef MemoryResource found
+    cdef dict live              # address -> Buffer
+    cdef Stream last_stream     # of the last call; its owner is the caller's stream object
+
+    def __init__(self, find):
+        self.find = find
+        self.live = {}
+
+    @property
+    def resource(self):
+        """The resource that allocates the blocks."""
+        return self.source()
+
+    def __len__(self):
+        return len(self.live)
+
+    def __contains__(self, address):
+        return address in self.live
+
+    def allocate(self, nbytes, stream):
+        """Return the address of a block for work on a stream; 0 for no bytes.
+
+        Parameters
+        ----------
+        nbytes : int
+        stream : object with ``__cuda_stream__``
+            Kept alive while memory is marked with it. While it captures, a graph pool serves it.
+
+        Raises
+        ------
+        OutOfMemoryError, ClosedError, TypeError, ValueError
+            As the resource's `allocate`.
+        """
+        cdef MemoryResource resource = self.source()
+        cdef uint64_t size = size_of(nbytes, resource)
+        cdef Buffer buffer
+        if size == 0:
+            return 0
+        buffer = allocate_on(resource, size, self.stream_of(resource, stream))
+        self.live[buffer.address] = buffer
+        return buffer.address
+
+    def free(self, address, stream):
+        """Free the block that begins at an address, on a stream.
+
+        Raises
+        ------
+        InvalidFreeError
+            No block begins there.
+        """
+        cdef Buffer buffer
+        if not address:
+            return
+        buffer = self.live.get(address)
+        if buffer is None:
+            if type(self.source()) is Arena:
+                arena_bad_free(<Arena>self.found, address)
+            raise InvalidFreeError(f"no block of {self.source()!r} begins at {address:#x}")
+        try:
+            named = self.stream_of(buffer.resource, stream)
+            # Before the free, after which the address may be handed out again at once. Reading the
+            # stream may have run other code, which has freed the block.
+            if self.live.get(address) is buffer:
+                del self.live[address]
+            buffer.close(0 if named is None else named)
+        except ClosedError:
+            pass        # at exit, or in a fork's child, blocks are left to the driver
+
+    def deallocate(self, address, nbytes, stream):
+        """Do as `free`, but report an exception instead of raising it: RMM's callback."""
+        try:
+            self.free(address, stream)
+        except BaseException as error:
+            report_unraisable(error, self)
+
+    cdef MemoryResource source(self):
+        if self.found is None:
+            self.found = self.find()
+        return self.found
+
+    cdef Stream stream_of(self, ResourceBase resource, object stream):
+        """Return gpumem's view of a stream; None for the legacy default stream."""
+        cdef uintptr_t handle = stream.__cuda_stream__()[1]
+        if handle <= LEGACY_STREAM:
+            return None
+        self.last_stream = view_of(resource, stream, handle, self.last_stream)
+        return self.last_stream
+
+
+# ---- CuPy's objects -----------------------------------------------------------------------------
 
 # CuPy's own functions, by the signatures that its compiled modules export them with.
 ctypedef int (*DeviceFunction)(int) except? -1
@@ -194,7 +319,7 @@ cdef class CupyAllocator:
     cdef Maker maker
     cdef object no_memory               # turns gpumem's OutOfMemoryError into CuPy's
     cdef dict found                     # device -> its resource
-    cdef PyObject* quick[MOST_DEVICES]  # the same for low device numbers; `found` owns them
+    cdef PyObject* quick[MAX_QUICK_DEVICES]  # the same for low device numbers; `found` owns them
     cdef Stream last_stream             # CuPy's stream object that was current last, as its owner
 
     def __init__(self, resources, Where where not None, Maker maker not None, no_memory):
@@ -244,7 +369,7 @@ cdef class CupyAllocator:
         cdef MemoryResource resource
         cdef intptr_t handle = self.where.stream(device)
         cdef uint8_t before
-        if 0 <= device < MOST_DEVICES and self.quick[device] != NULL:
+        if 0 <= device < MAX_QUICK_DEVICES and self.quick[device] != NULL:
             resource = <MemoryResource>self.quick[device]
         else:
             resource = self.resource_of(device)
@@ -258,47 +383,17 @@ cdef class CupyAllocator:
 
     cdef Buffer allocate_from(self, MemoryResource resource, uint64_t nbytes, int device,
                               intptr_t handle):
-        if type(resource) is Arena:
-            if handle == 0:
-                return arena_take_on_legacy(<Arena>resource, nbytes)
-            return arena_take_on(<Arena>resource, nbytes, self.stream_of(resource, device))
-        return resource.allocate(nbytes, 0 if handle == 0 else self.stream_of(resource, device))
+        cdef Stream stream = None
+        if handle != 0:
+            owner = self.where.get_stream(device)
+            stream = view_of(resource, owner, owner.ptr, self.last_stream)
+            self.last_stream = stream
+        return allocate_on(resource, nbytes, stream)
 
     cdef MemoryResource resource_of(self, int device):
         resource = self.found.get(device)
         if resource is None:
             resource = self.found.setdefault(device, self.resources.of(device))
-            if 0 <= device < MOST_DEVICES:
+            if 0 <= device < MAX_QUICK_DEVICES:
                 self.quick[device] = <PyObject*>resource
         return resource
-
-    cdef Stream stream_of(self, MemoryResource resource, int device):
-        # CuPy's object becomes the owner, so that its stream lives while memory is marked with it.
-        cdef Stream stream
-        owner = self.where.get_stream(device)
-        stream = self.last_stream
-        if (stream is None or stream.owner is not owner
-                or stream.driver_device is not resource.driver_device):
-            stream = Stream.from_handle(resource.memory.device, owner.ptr, owner)
-            self.last_stream = stream
-        return stream
-
-
-@cython.final
-cdef class PinnedBlock:
-    """Pinned memory as CuPy's PinnedMemoryPointer expects it: an address, a size, and the owner."""
-
-    cdef readonly Buffer buffer
-
-    def __init__(self, Buffer buffer not None):
-        self.buffer = buffer
-
-    @property
-    def ptr(self):
-        """Address of the first byte."""
-        return self.buffer.address
-
-    @property
-    def size(self):
-        """Bytes."""
-        return self.buffer.requested_bytes
