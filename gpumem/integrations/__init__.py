@@ -19,14 +19,14 @@ Two names stand for the two directions, where a library has objects for them:
 
 - ``allocator(resource)`` returns the library's own object over a gpumem resource: an allocator
   function of CuPy, a ``cuda.core.MemoryResource``, a ``rmm.mr.DeviceMemoryResource``, a capsule for
-  C, what gives ONNX Runtime's sessions their options. The caller passes it to the library.
+  C, an object with options for ONNX Runtime's sessions. The caller passes it to the library.
 - ``resource(source)`` returns a `gpumem.MemoryResource` over such an object of the library's
   (cuda.core, RMM).
 
 `nccl` has none of these but ``status``, since NCCL allocates no memory for users: it registers
-gpumem's with NCCL. Nor has `memory_saver`, which offers torch_memory_saver's names over gpumem
-beneath PyTorch, `c` and `onnxruntime`, whose ``allocator`` each program in C and each session is
-given, or `dask`, whose workers its ``plugin`` sets up.
+gpumem's memory with NCCL. Nor has `memory_saver`, which has torch_memory_saver's names over gpumem
+beneath PyTorch; `c` and `onnxruntime`, which have an ``allocator`` for each program in C and for
+each session; or `dask`, which has a ``plugin`` that sets workers up.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""JAX beside gpumem: a shared pool of the driver or a memory limit, and DLPack in both directions.
+"""JAX next to gpumem: a shared pool of the driver or a memory limit, and DLPack in both directions.
 
 JAX has no hook for allocators: when XLA starts its devices, it chooses one of its own allocators by
 environment variables. Therefore an `Arena` cannot serve JAX. JAX and gpumem can share:

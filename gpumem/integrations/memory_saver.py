@@ -1,7 +1,8 @@
 """torch_memory_saver's names over gpumem: memory of PyTorch's tensors that pauses and resumes.
 
-A program changes one import. A `region` is a tag of the arenas beneath PyTorch: its bytes come back
-with ``enable_cpu_backup``, else its addresses alone. The first use enables gpumem.
+A program changes one import. A `region` is a tag of the arenas beneath PyTorch: with
+``enable_cpu_backup`` its bytes are restored, else its addresses alone. The first use enables
+gpumem.
 
 Examples
 --------
@@ -28,7 +29,7 @@ __all__ = ["TorchMemorySaver", "status", "torch_memory_saver"]
 
 
 class TorchMemorySaver:
-    """The object that ``torch_memory_saver`` offers, with the same methods.
+    """The object that ``torch_memory_saver`` has, with the same methods.
 
     Attributes
     ----------
@@ -46,21 +47,21 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def region(self, tag: str = "default", enable_cpu_backup: bool = False) -> Iterator[None]:
-        """Let what the calling thread allocates in PyTorch pause and resume with a tag.
+        """Let memory that the calling thread allocates in PyTorch pause and resume with a tag.
 
         Parameters
         ----------
         tag : str
             The tag; regions with the same one belong together.
         enable_cpu_backup : bool
-            Whether bytes come back with `resume`.
+            Whether `resume` restores bytes.
 
         Raises
         ------
         IntegrationError
-            gpumem is not beneath PyTorch, and cannot be any more.
+            PyTorch does not use gpumem, and can no longer be switched to it.
         ConfigError
-            The arena of a device has regions, whose addresses cannot be kept.
+            The arena of a device has regions. Their addresses cannot be kept.
         """
         name = f"region {tag}" + ("" if enable_cpu_backup else ", without a backup")
         with contextlib.ExitStack() as stack:
@@ -81,8 +82,8 @@ class TorchMemorySaver:
     ) -> Iterator[None]:
         """Capture as ``torch.cuda.graph`` does, inside a region.
 
-        Tensors that the graph reads or writes may pause, and so may what is allocated during the
-        capture; the graph is valid again after `resume`.
+        Tensors that the graph reads or writes may pause, and so may memory that is allocated during
+        the capture. The graph is valid again after `resume`.
         """
         torch = importlib.import_module("torch")
         with (
@@ -95,14 +96,14 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def disable(self) -> Iterator[None]:
-        """Leave the region in which the calling thread is: what it allocates does not pause."""
+        """Leave the region in which the calling thread is: its allocations do not pause."""
         with contextlib.ExitStack() as stack:
             for arena in _arenas():
                 stack.enter_context(arena.tag("default"))
             yield
 
     def pause(self, tag: str | None = None) -> None:
-        """Give the memory of a tag back to the driver; None: of all regions.
+        """Release the memory of a tag to the driver; None: of all regions.
 
         Waits for everything queued on the device. Idempotent. Raises as `gpumem.Arena.sleep`.
         """
@@ -110,7 +111,7 @@ class TorchMemorySaver:
             arena.sleep(names)
 
     def resume(self, tag: str | None = None) -> None:
-        """Make the memory of a tag again, at its addresses; None: of all regions.
+        """Restore the memory of a tag, at its addresses; None: of all regions.
 
         Raises as `gpumem.Arena.wake`.
         """

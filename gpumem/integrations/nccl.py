@@ -5,13 +5,13 @@ and send/receive between the GPUs of a node read and write the user's memory dir
 streaming multiprocessors. NCCL asks that either every rank passes registered memory to a call, or
 none does.
 
-NCCL remembers addresses. Pages that gpumem moves, and memory that goes back to the driver, would
+NCCL remembers addresses. Pages that gpumem moves, and memory that is released to the driver, would
 leave it with stale ones; therefore only blocks that stay in place can be registered, and they stay
 until they are deregistered:
 
 - `register` takes one block, allocated with ``transport="ipc"`` or from regions;
 - `RegisteredSource` is a source of memory for a whole arena: each region is registered when it is
-  made and deregistered before it goes back.
+  made and deregistered before it is released.
 
 Examples
 --------
@@ -52,7 +52,7 @@ class _OverBuffer(Protocol):
     def buffer(self) -> Buffer | None: ...
 
 
-# ---- What users call -----------------------------------------------------------------------------
+# ---- public functions ----------------------------------------------------------------------------
 
 
 def register(memory: Buffer | _OverBuffer, communicators: Any) -> NcclRegistration:
@@ -110,12 +110,12 @@ def status() -> Status:
 class NcclRegistration:
     """A block that NCCL has registered; made by `register`.
 
-    Dropping it releases nothing: NCCL would keep an address that is given to others.
+    Dropping it releases nothing: NCCL would keep an address that is allocated again.
 
     Attributes
     ----------
     address, nbytes : int
-        What is registered.
+        The registered block.
     """
 
     def __init__(self, buffer: Buffer, communicators: list[_Communicator]) -> None:
@@ -178,7 +178,7 @@ class RegisteredSource:
     """Regions that NCCL has registered, for an `Arena` that is given this as its ``source``.
 
     Every block of that arena can be passed to collectives of the communicators. Each region is a
-    block of `upstream`, which is charged for it and gives it back after `close` or `shrink` of the
+    block of `upstream`, which is charged for it, and is freed after `close` or `shrink` of the
     arena.
 
     Parameters
@@ -227,14 +227,14 @@ class RegisteredSource:
         return region.ptr
 
     def free(self, address: int, nbytes: int) -> None:
-        """Deregister a region, and give it back to `upstream`."""
+        """Deregister a region, and free it in `upstream`."""
         region, registration = self._regions[address]
         registration.release()
         del self._regions[address]
         region.close()
 
 
-# ---- What can be registered ----------------------------------------------------------------------
+# ---- registrable memory --------------------------------------------------------------------------
 
 
 def _buffer_of(memory: Any) -> Buffer:
@@ -253,7 +253,7 @@ def _require_registrable(buffer: Buffer) -> None:
 
 
 class _Communicator(NamedTuple):
-    """An ``ncclComm_t``, and who owns it."""
+    """An ``ncclComm_t``, and its owner."""
 
     ptr: int
     owner: Any  # of torch.distributed: asked again before each deregistration; None: the caller
@@ -344,7 +344,7 @@ class _Library:
         self._text.argtypes, self._text.restype = [ctypes.c_int], ctypes.c_char_p
 
     def register(self, communicator: int, address: int, nbytes: int) -> int:
-        """Return NCCL's handle; 0 if NCCL was told to register nothing (NCCL_LOCAL_REGISTER=0)."""
+        """Return NCCL's handle; 0 if NCCL registers nothing (NCCL_LOCAL_REGISTER=0)."""
         handle = ctypes.c_void_p()
         code = self._register(communicator, address, nbytes, ctypes.byref(handle))
         self._check(code, f"ncclCommRegister({address:#x}, {nbytes})")

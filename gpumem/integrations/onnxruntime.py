@@ -80,8 +80,8 @@ def bind(
     Returns
     -------
     onnxruntime.IOBinding
-        For ``session.run_with_iobinding``, as often as wanted. It has the tensors' memory as a view
-        has it: closed or not, that is used by nobody else, and does not sleep, until it is gone.
+        For ``session.run_with_iobinding``, as often as wanted. It holds the tensors' memory as a
+        view does: while it exists, the memory is not used again, closed or not, and does not sleep.
 
     Raises
     ------
@@ -215,15 +215,15 @@ def allocator(resource: Arena) -> SessionMemory:
     ONNX Runtime names no stream in these calls. With them its CUDA provider computes and copies on
     the legacy default stream, and refuses ``user_compute_stream``. So a block that it frees is used
     again for the legacy default stream at once, PyTorch's default stream among its users, and for
-    other streams behind the work that was queued there before the free. It does not capture graphs
+    other streams after the work that was queued there before the free. It does not capture graphs
     (``enable_cuda_graph``), since that stream cannot. The provider that is a plugin, of builds of
     ONNX Runtime since 1.31, computes on a stream that gpumem does not know, and is refused.
 
     A refused allocation is an exception of ONNX Runtime's, without gpumem's report.
 
     Of weights that ONNX Runtime reserves apart (``session.use_device_allocator_for_initializers``)
-    it asks after each free that idle memory goes back. It does where that is more than 1/64 of what
-    is in use; `SessionMemory.shrink` gives back the rest.
+    it requests after each free that idle memory be released. It is where it exceeds 1/64 of the
+    memory in use; `SessionMemory.shrink` releases the remainder.
     """
     if not isinstance(resource, Arena):
         raise TypeError(f"invalid resource = {resource!r}: expected a gpumem.Arena")
@@ -244,7 +244,7 @@ def status() -> Status:
 
 
 class SessionMemory:
-    """What sessions' CUDA providers allocate from; made by `allocator`.
+    """Memory for the CUDA providers of sessions; made by `allocator`.
 
     Dropping it releases nothing, since ONNX Runtime keeps the addresses of its functions: `close`
     it, once the sessions are gone.
@@ -263,8 +263,8 @@ class SessionMemory:
             free = sorted(set(range(_SLOTS)) - _open.keys())
             if not free:
                 raise IntegrationError(
-                    f"{_SLOTS} allocators for ONNX Runtime are open, the most that there can be: "
-                    "close one first"
+                    f"{_SLOTS} allocators for ONNX Runtime are open, and there are at most that "
+                    "many: close one first"
                 )
             self._slot = free[0]
             self._library.gpumem_ort_set(self._slot, address_of(self._capsule))
@@ -287,7 +287,7 @@ class SessionMemory:
         return live_blocks(self._capsule)
 
     def shrink(self) -> ShrinkReport:
-        """Give the arena's memory that nobody needs back to the device: between runs.
+        """Release the arena's idle memory to the device, between runs.
 
         Waits for the legacy default stream's work.
         """
@@ -295,7 +295,7 @@ class SessionMemory:
         return self.resource.shrink()
 
     def close(self) -> None:
-        """End what ONNX Runtime has the addresses of: allocations are refused. Idempotent.
+        """Refuse all later allocations of the functions that ONNX Runtime has. Idempotent.
 
         Raises
         ------
@@ -321,7 +321,7 @@ _SLOTS = 64
 _lock = ForkLock()
 _open: dict[int, SessionMemory] = {}
 
-# The functions have no argument that says whose they are: there is one set for each slot.
+# The functions have no argument that names their arena: there is one set for each slot.
 _SOURCE = """\
 #include <gpumem.h>
 
@@ -347,7 +347,7 @@ template <int N> void release(void *block) {
     if (arena) arena->calls->deallocate(arena, block);
 }
 /* Called for each weight of a session that ends, with a lock of ONNX Runtime's held: a shrink looks
- * at the whole arena. So only where more could go back than 1/64 of what is in use. */
+ * at the whole arena. So only where the idle memory exceeds 1/64 of the memory in use. */
 template <int N> void empty_cache() {
     gpumem_arena *arena = arenas[N];
     gpumem_stats now{};

@@ -279,7 +279,7 @@ def test_descriptor_of_a_dead_sender_is_an_error(sender):
     process, name = sender
     process.kill()
     process.wait()
-    with pytest.raises(BadHandleError, match="did not hand out the offer") as raised:
+    with pytest.raises(BadHandleError, match="did not send the offer") as raised:
         _serialize.collected(name, "00", CONTENTS)
     assert isinstance(raised.value, OSError)  # Dask asks another worker
 
@@ -289,7 +289,7 @@ def test_descriptor_of_a_sender_that_does_not_answer_is_an_error_and_not_a_hang(
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)  # it has stopped
     with (
-        pytest.raises(BadHandleError, match="did not hand out the offer"),
+        pytest.raises(BadHandleError, match="did not send the offer"),
         descriptors.ask(name, "offer", "00", timeout=0.2),
     ):
         pass
@@ -300,7 +300,7 @@ def test_sender_without_a_descriptor_is_an_error(sender):
     with pytest.raises(BadHandleError, match="sent no descriptor"):
         _serialize.collected(name, "00", CONTENTS)
     with (
-        pytest.raises(BadHandleError, match="hands out no 'page'"),
+        pytest.raises(BadHandleError, match="has no 'page' to send"),
         descriptors.ask(name, "page", "00"),
     ):
         pass
@@ -592,9 +592,9 @@ def test_library_that_cannot_be_enabled_leaves_the_worker_as_it_was():
 def test_idle_arena_gives_its_memory_back_at_the_second_look():
     member = _worker.Worker(_worker.Settings("host", 8 * MIB))
     gpumem.empty((100,), "uint8", resource=member.resource)
-    member.give_back()
+    member.release_idle()
     assert member.budget.used > 0
-    member.give_back()
+    member.release_idle()
     assert member.budget.used == 0
 
 
@@ -610,9 +610,9 @@ def test_results_that_are_spilled_while_an_idle_worker_collects_garbage_free_the
         member.spill(member.budget, 8 * MIB)  # as a task's allocation does on its thread
         left.append(member.arena.stats().in_use)
 
-    member.give_back()
+    member.release_idle()
     with mock.patch.object(_worker.gc, "collect", collect):
-        member.give_back()
+        member.release_idle()
     assert left == [outside.nbytes]
 
 
@@ -643,11 +643,11 @@ def test_idle_worker_collects_garbage_where_memory_may_be_in_it(lost):
         tensor = kept[:] if lost == "view of a result" else None
     loop = Loop(tensor)
     seen = weakref.ref(loop)
-    member.give_back()
+    member.release_idle()
     del tensor, loop
     gc.disable()  # until the worker does
     try:
-        member.give_back()
+        member.release_idle()
         assert (seen() is None) == (lost in ("block", "mapping"))
     finally:
         gc.enable()
@@ -659,13 +659,13 @@ def test_idle_worker_collects_garbage_of_a_transfer_that_ends_later():
     member = _worker.Worker(_worker.Settings("host", 8 * MIB))
     loop = Loop(gpumem.empty((100,), "uint8", resource=member.resource))
     seen = weakref.ref(loop)
-    member.give_back()
+    member.release_idle()
     gc.disable()  # until the worker does
     try:
-        member.give_back()
+        member.release_idle()
         assert seen() is loop
         del loop
-        member.give_back()
+        member.release_idle()
         assert seen() is None
     finally:
         gc.enable()
@@ -687,9 +687,9 @@ def test_idle_worker_keeps_no_tensor_in_its_log_and_the_text_of_the_exception():
             log.append(
                 logging.LogRecord("x", logging.ERROR, "x", 1, "failed", None, sys.exc_info())
             )
-        member.give_back()
+        member.release_idle()
         assert member.arena.stats().in_use
-        member.give_back()
+        member.release_idle()
         assert not member.arena.stats().in_use
         texts = [logging.Formatter().format(each) for each in log]
         assert texts[0] == "before"

@@ -290,7 +290,7 @@ def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
         assert "not the text of a shared block" in refusal(_sharing.open_block, "a b c d")
         mark, name, _, *rest = text.split()
         rest = " ".join(rest)
-        assert "did not hand out" in refusal(_sharing.open_block, f"{mark} nobody 100000 {rest}")
+        assert "did not send" in refusal(_sharing.open_block, f"{mark} nobody 100000 {rest}")
         assert "invalid literal" in refusal(_sharing.open_block, f"{mark} {name} xyz {rest}")
         assert "refused: no block" in refusal(_sharing.open_block, f"{mark} {name} 100000 {rest}")
         torch.free(address)

@@ -1,10 +1,10 @@
 """C++ that belongs to the installed build of another library, compiled at its first use.
 
-What another library's classes look like depends on its version and on its compiler's options, so
-gpumem cannot ship it compiled. A library is made once, in seconds, and kept in a folder of the
-user's: ``$XDG_CACHE_HOME/gpumem``, else ``~/.cache/gpumem``. What is found there is loaded into the
-process, so it is loaded only if it is the user's own, no other user can write it, and it holds the
-bytes that the compiler wrote.
+The layout of another library's classes depends on its version and on its compiler's options, so
+gpumem cannot ship such code compiled. A library is made once, in seconds, and kept in a folder of
+the user's: ``$XDG_CACHE_HOME/gpumem``, else ``~/.cache/gpumem``. A library is loaded into the
+process only if the user owns it, no other user can write it, and it holds the bytes that the
+compiler wrote.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 
 
 class Recipe(NamedTuple):
-    """What a library is made of. Recipes that differ in anything make different libraries.
+    """The parts of a library. Recipes that differ in anything make different libraries.
 
     Parameters
     ----------
     name : str
-        Of its file, with the version of what it is made for: "torch-2.9.0".
+        Of its file, with the version of the other library: "torch-2.9.0".
     source : str
         C++.
     options : tuple of str
-        Of the compiler, beside those of every shared library.
+        Of the compiler, in addition to those of every shared library.
     headers : tuple of Path
         Those that may change while the name stays: gpumem's own.
     places : tuple of str
@@ -161,7 +161,7 @@ def _require_untouched(path: Path) -> None:
             )
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise RuntimeError(
-                f"{path} is not loaded: others can write {each}, whose mode is "
+                f"{path} is not loaded: others can write {each}, with mode "
                 f"{stat.S_IMODE(found.st_mode):o}; expected 755 or less"
             )
     held = path.read_bytes()

@@ -1,10 +1,10 @@
-"""Descriptors for other processes: a thread of this one answers those who ask by its socket.
+"""Descriptors for other processes: a thread of this one answers requests on its socket.
 
 The socket is Linux's abstract one: no file is left behind, and it is reached within a network
 namespace, as of one container, whatever the processes' other namespaces and permissions are. Only
 processes of the same user are answered, one after the other. A process that has ended refuses at
-once, since the kernel closes its socket; the children that it forked have closed theirs. Its name
-is then free for any process, so who asks looks whose the answering one is.
+once, since the kernel closes its socket; the children that it forked have closed their copies. Its
+name is then free for any process, so the requesting one checks the user of the answering one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REQUEST_BYTES = 128
 HEADER_BYTES = 1 << 17  # room for the sizes of 10,000 pages
 _PEER = struct.Struct("3i")  # of a socket: process, user, group
 
-# What is said of the descriptors, and the descriptors, which the server closes once they are sent.
+# A description of the descriptors, and the descriptors, which the server closes once they are sent.
 Answer: TypeAlias = tuple[dict[str, Any], Iterable[Handle]]
 
 _lock = ForkLock()
@@ -48,7 +48,7 @@ _answers: dict[str, Callable[[str], Answer]] = {}
 def serve(kind: str, answer: Callable[[str], Answer]) -> None:
     """Answer requests of a kind by a function, which is called on the server's thread.
 
-    It raises to refuse; who asks gets the text.
+    It raises to refuse; the requesting process receives the text.
     """
     _answers[kind] = answer
 
@@ -74,12 +74,12 @@ def ask(
 ) -> Iterator[tuple[dict[str, Any], Iterator[Handle]]]:
     """Ask the process whose `server_name` is given; within the block its descriptors arrive.
 
-    Yields what it says of the descriptors, and an iterator over them. Each is the caller's.
+    Yields a description of the descriptors, and an iterator over them. The caller owns each.
 
     Raises
     ------
     BadHandleError
-        The process is gone or another user's, refused, or did not answer within `timeout` seconds.
+        The process has ended or is another user's, refused, or did not answer in `timeout` seconds.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -94,7 +94,7 @@ def ask(
     except GpumemError:
         raise
     except (OSError, ValueError, LookupError) as error:
-        raise BadHandleError(EBADF, f"{name} did not hand out the {kind}: {error!r}") from error
+        raise BadHandleError(EBADF, f"{name} did not send the {kind}: {error!r}") from error
 
 
 def _require_own(peer: socket.socket, name: str) -> None:
@@ -131,7 +131,7 @@ def _require_answer(said: dict[str, Any]) -> None:
 
 
 class Server:
-    """Answers those who ask this process, in a thread, until it ends."""
+    """Answers requests to this process, in a thread, until it ends."""
 
     def __init__(self) -> None:
         self.name = f"gpumem-{os.getpid()}-{secrets.token_hex(8)}"
@@ -152,14 +152,14 @@ class Server:
                 answer(peer)
 
     def close_in_child(self) -> None:
-        """Close what a fork's child has of it, which would keep its connections open."""
+        """Close a fork child's copy, which would keep connections open."""
         self._socket.close()
         if self._peer is not None:
             self._peer.close()
 
 
 def answer(peer: socket.socket) -> None:
-    """Send what was asked for: what is said of it, then the descriptors; or why not."""
+    """Send a description and the descriptors that were requested, or the reason of a refusal."""
     peer.settimeout(REQUEST_SECONDS)
     if _user_of(peer) != os.getuid():
         _send(peer, {"refused": "descriptors are for processes of the same user"})
@@ -173,7 +173,7 @@ def answer(peer: socket.socket) -> None:
     try:
         kind, _, what = request.partition(" ")
         if kind not in _answers:
-            raise ValueError(f"this process hands out no {kind!r}")
+            raise ValueError(f"this process has no {kind!r} to send")
         said, handles = _answers[kind](what)
         _send(peer, said)
         several = iter(handles)
@@ -181,7 +181,7 @@ def answer(peer: socket.socket) -> None:
             socket.send_fds(peer, [b"\0"], [each.fileno() for each in some])
             for each in some:
                 each.close()
-    except Exception as error:  # of whatever kind: the thread answers others, too
+    except Exception as error:  # any exception: the thread answers other requests, too
         peer.settimeout(REQUEST_SECONDS)
         _send(peer, {"refused": str(error)})
 

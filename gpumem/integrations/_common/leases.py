@@ -1,4 +1,4 @@
-"""Leases on buffers whose address another library has."""
+"""Leases on buffers that another library knows by address."""
 
 from __future__ import annotations
 

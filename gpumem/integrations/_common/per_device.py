@@ -15,7 +15,7 @@ __all__ = ["PerDevice"]
 
 
 class PerDevice(Framework):
-    """A framework whose devices are switched one by one: those that were named, or all."""
+    """A framework with a switch for each device: those that were named are switched, or all."""
 
     device_type = "cuda"
 
@@ -32,7 +32,7 @@ class PerDevice(Framework):
         """Make a source over gpumem; it may make the default resource later."""
 
     def attach(self, setting: Setting) -> dict[int, Any]:
-        """Put gpumem's sources, all or none; return those that were there."""
+        """Set gpumem's sources, all or none, and return the earlier ones."""
         resources = setting.resources
         after = {index: self.over(resources, index) for index in self._chosen(resources)}
         before = {index: self.get(index) for index in after}
@@ -40,11 +40,11 @@ class PerDevice(Framework):
         return before
 
     def restore(self, before: dict[int, Any]) -> None:
-        """Put those that were there, all or none."""
+        """Set the earlier sources, all or none."""
         self._put_all(before)
 
     def replace(self, before: dict[int, Any], setting: Setting) -> dict[int, Any]:
-        """Switch to other devices or sources; devices that are left out get theirs back."""
+        """Switch to other devices or sources; devices that are left out are restored."""
         met = self.attach(setting)
         self._put_all({index: each for index, each in before.items() if index not in met})
         return {index: before.get(index, each) for index, each in met.items()}

@@ -20,7 +20,7 @@ T = TypeVar("T")
 ResourceLike: TypeAlias = (
     MemoryResource | Iterable[MemoryResource] | Mapping[int | str | Device, MemoryResource] | None
 )
-"""What users give for `resource`: one, several, one by device, or None."""
+"""The values of `resource` that users pass: one, several, one by device, or None."""
 
 REACHABLE = (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.HOST_ACCESSIBLE)
 """Kinds of memory that a device's kernels can use."""

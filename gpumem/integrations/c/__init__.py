@@ -67,7 +67,7 @@ def allocator(resource: MemoryResource, *, captures: bool = False) -> object:
 
 
 def status() -> Status:
-    """Return which arenas C has now, of each device the one that was handed out last.
+    """Return which arenas C has now, of each device the one that was passed to C last.
 
     An arena counts as long as its capsule, or a reference that C took.
     """

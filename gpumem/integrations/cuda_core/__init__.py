@@ -8,8 +8,8 @@ a gpumem resource over a ``cuda.core.MemoryResource``. `buffer` returns a ``cuda
 a `gpumem.Buffer`; `gpumem.from_dlpack` makes a tensor of a ``cuda.core.Buffer``.
 
 Closing a ``cuda.core.Buffer`` frees its block even while NumPy or another library has a view of it,
-as with cuda.core's own memory resources: cuda.core does not tell a resource of views. A buffer that
-is dropped instead lives as long as its views. A block that `buffer` shows lives until its
+as with cuda.core's own memory resources: cuda.core does not notify a resource of views. A buffer
+that is dropped instead lives as long as its views. A block that `buffer` shows lives until its
 `gpumem.Buffer` is closed, too.
 
 Examples

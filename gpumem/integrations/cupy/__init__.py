@@ -89,7 +89,7 @@ def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | Non
 def disable() -> None:
     """Restore the allocators that CuPy had before the first `enable`.
 
-    Arrays that were made meanwhile keep their memory. Does nothing if gpumem is not enabled.
+    Arrays that were made since then keep their memory. Does nothing if gpumem is not enabled.
 
     Raises
     ------

@@ -6,8 +6,8 @@ with settings below ``gpumem`` in Dask's configuration, gives each worker
 - an `Arena`, which is the default resource of its memory there: ``gpumem.empty(...)`` in a task
   comes from it, and with ``enable=("cupy",)`` CuPy's arrays, too;
 - a `Budget` that all of it counts in. When it is full, the least recently used results of the
-  worker go to pinned host memory, from where Dask may write them to disk, and come back when a task
-  wants them;
+  worker go to pinned host memory, from where Dask may write them to disk, and return when a task
+  needs them;
 - the ways on which a `Tensor` travels.
 
 Who owns a tensor's bytes on the way:
@@ -15,14 +15,15 @@ Who owns a tensor's bytes on the way:
 1. Both workers are set up so, of one user, and reach each other's sockets (one host, one network
    namespace), and the block is of `share_from` bytes or more: a descriptor travels. The sender
    holds it until the receiver has asked for it, or `expires` seconds have passed. The receiver maps
-   the memory, which is then owned by both: it goes back to the device when neither has it any more,
-   in any order, also if one is killed. The sender's budget counts it as long as the sender has it,
+   the memory, which both own then: it is released to the device when neither has it any more, in
+   any order, also if one is killed. The sender's budget counts it as long as the sender has it,
    the receiver's as long as its result is kept there.
 2. Otherwise (the receiver is unknown, elsewhere, or a disk; the block is small, or of memory that
    cannot be exported) the bytes travel, a device's by way of pinned memory, and the receiver owns
    what it makes of them.
 
-A descriptor that has expired, or whose sender is gone, is an error (`BadHandleError`, an OSError):
+A descriptor that has expired, or that came from a process that has ended, is an error
+(`BadHandleError`, an OSError):
 Dask takes the tensor from another worker, or computes it again. As within one worker, a task must
 not write to its arguments: what it would change is another worker's, too. A view that travels by a
 descriptor keeps the whole block.
@@ -85,13 +86,13 @@ def plugin(
         Of each worker: bytes, a text such as ``"20GiB"``, or a fraction of the device up to 1.0.
         Several workers on one device share it: the sum counts.
     share_from : int or str
-        Blocks of so many bytes or more are made to be shared: each has memory of its own, of whole
-        pages, which goes back to the driver when it is freed. Smaller ones share the arena's pages,
-        and their bytes travel.
+        Blocks of at least this size are made to be shared: each has memory of its own, of whole
+        pages, which is released to the driver when the block is freed. Smaller ones share the
+        arena's pages, and their bytes travel.
     expires : float
         Seconds for which a descriptor waits for its receiver.
     enable : str or iterable of str
-        Libraries whose memory comes from the arena, too: ``"cuda_core"``, ``"cupy"``, ``"numba"``,
+        Libraries that allocate from the arena, too: ``"cuda_core"``, ``"cupy"``, ``"numba"``,
         ``"rmm"`` and ``"torch"``, as ``("rmm", "cupy")`` or ``"rmm, cupy"``, after dask-cuda's own
         plugins if it is used.
 

@@ -14,29 +14,29 @@ __all__ = ["Offers"]
 
 
 class Offers:
-    """Handles by token. Each is collected once, or expires; either way it is held here no more.
+    """Handles by token. Each is held until it is collected, once, or expires.
 
     Parameters
     ----------
     seconds : float
-        After which an offer expires.
+        Time after which an offer expires.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.expired = 0  # so many, so far
+        self.expired = 0  # number of offers so far
         self._lock = ForkLock()
-        self._held: dict[str, tuple[Handle, int, float]] = {}  # with bytes, and until when
+        self._held: dict[str, tuple[Handle, int, float]] = {}  # with bytes, and the time of expiry
 
     def add(self, handle: Handle, nbytes: int) -> str:
-        """Hold a handle, which is this object's from here on, and return its token."""
+        """Hold a handle, which this object owns from here on, and return its token."""
         token = secrets.token_hex(8)
         with self._lock:
             self._held[token] = (handle, nbytes, monotonic() + self.seconds)
         return token
 
     def collect(self, token: str) -> Handle:
-        """Hand a handle out: the caller's from here on.
+        """Return a handle, which the caller owns from here on.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class Offers:
         return found[0]
 
     def expire(self) -> None:
-        """Close what nobody has collected in time."""
+        """Close handles that were not collected in time."""
         now = monotonic()
         with self._lock:
             late = [token for token, (_, _, until) in self._held.items() if until <= now]

@@ -1,4 +1,4 @@
-"""How Dask sends a tensor: as a descriptor or as bytes, and what the receiver makes of either."""
+"""How Dask sends a tensor, by a descriptor or by its bytes, and how the receiver makes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class Described:
-    """What the bytes of a tensor do not say."""
+    """A tensor's properties besides its bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -89,12 +89,12 @@ def receive(header: Any, frames: list[Any]) -> Tensor | Away:
 
 def offer(member: Worker, tensor: Tensor, context: dict[str, Any]) -> dict[str, Any] | None:
     """Hold a descriptor for the receiver, and return what it needs; None if it takes bytes."""
-    theirs = (context.get("recipient") or {}).get(ANNOUNCED)
-    if theirs is None or theirs["node"] != member.announced["node"]:
+    receiver = (context.get("recipient") or {}).get(ANNOUNCED)
+    if receiver is None or receiver["node"] != member.announced["node"]:
         return None
     if tensor.nbytes < member.share_from:
         return None
-    if tensor.memory.kind is MemoryKind.DEVICE and theirs["device"] != tensor.device.uuid:
+    if tensor.memory.kind is MemoryKind.DEVICE and receiver["device"] != tensor.device.uuid:
         return None
     try:
         handle = export(tensor)
@@ -115,7 +115,7 @@ def collected(name: str, token: str, contents: bytes) -> Tensor:
     Raises
     ------
     BadHandleError
-        The sender is gone, has offered it for too long, or the memory cannot be mapped. An OSError,
+        The sender has ended, the offer has expired, or the memory cannot be mapped. An OSError,
         after which Dask looks for the tensor elsewhere.
     """
     kind, said = pickle.loads(contents)
@@ -194,7 +194,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def send_away(away: Away) -> tuple[Any, list[Any]]:
-    """Return the header and frames of what is in host memory: for a disk."""
+    """Return the header and frames of a tensor in host memory, for a disk."""
     return pickle.dumps(described(away.tensor)), frames_of(away.tensor)
 
 

@@ -1,7 +1,7 @@
 """A worker's results: tensors on the device as long as there is room, else in pinned host memory.
 
-Beneath lies the mapping that the worker had before, which keeps everything else, writes to disk
-when host memory is short, and gets what is spilled here.
+The worker's earlier mapping lies beneath. It keeps everything else, receives spilled results, and
+writes to disk when host memory is short.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Store(MutableMapping[Any, Any]):
     base : MutableMapping
         The worker's mapping so far; it may hold results, which stay there.
     resource : MemoryResource
-        Where tensors come back to.
+        Allocates tensors that return to the device.
     budget : Budget
-        Charged for the blocks of other workers that results lie in, for each once.
+        Charged once for each block of another worker that results lie in.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Store(MutableMapping[Any, Any]):
             raise AttributeError(name)
         return getattr(self.base, name)
 
-    # ---- what is spilled -------------------------------------------------------------------------
+    # ---- spilled results ------------------------------------------------------------------------
 
     def spill(self, nbytes: int) -> int:
         """Move results to pinned memory, the least recently used first.
@@ -161,7 +161,7 @@ class Store(MutableMapping[Any, Any]):
     def blocks(self, resources: Container[MemoryResource]) -> tuple[int, set[int]]:
         """Return how many blocks of these resources results lie in, and the ids of all blocks.
 
-        No buffer outlives the lock here: what another thread spills gives its memory back at once.
+        No buffer outlives the lock here, so that a spill by another thread frees memory at once.
         """
         with self._lock:
             return self._blocks(resources)

@@ -30,18 +30,18 @@ from gpumem.integrations.dask._store import Store
 __all__ = ["ANNOUNCED", "OFFER", "Settings", "Worker", "WorkerMemory", "current"]
 __all__ += ["libraries", "setup", "teardown"]
 
-ANNOUNCED = "gpumem"  # in what a worker says of itself when it connects; and of its metrics
+ANNOUNCED = "gpumem"  # the key in a worker's handshake, and in its metrics
 OFFER = "offer"  # of a descriptor, in requests to `descriptors.ask`
-MOST_SECONDS = 10**6  # that an offer waits
-MOST_BYTES = (1 << 63) - 1
-LIBRARIES = ("cuda_core", "cupy", "numba", "rmm", "torch")  # whose `enable` takes an arena
-INTERVAL = 1000  # ms between two looks for what has expired, and for idle memory
-LAST_LOOK = 64  # of an idle worker: by then every transfer has ended
+MAX_SECONDS = 10**6  # that an offer waits
+MAX_BYTES = (1 << 63) - 1
+LIBRARIES = ("cuda_core", "cupy", "numba", "rmm", "torch")  # their `enable` accepts an arena
+INTERVAL = 1000  # ms between two scans for expired offers and idle memory
+LAST_SCAN = 64  # of an idle worker: by then every transfer has ended
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `plugin` takes, checked."""
+    """The arguments of `plugin`, checked."""
 
     memory: str | None = None
     budget: str | float = 0.9
@@ -64,10 +64,9 @@ class Settings:
         else:
             _require_bytes("budget", self.budget, 0)
         _require_bytes("share_from", self.share_from, 1)
-        if not is_number(self.expires, 0, MOST_SECONDS) or self.expires == 0:
+        if not is_number(self.expires, 0, MAX_SECONDS) or self.expires == 0:
             raise ConfigError(
-                f"invalid expires = {self.expires!r}: expected seconds above 0, up to "
-                f"{MOST_SECONDS}"
+                f"invalid expires = {self.expires!r}: expected seconds above 0, up to {MAX_SECONDS}"
             )
 
     @classmethod
@@ -93,7 +92,7 @@ def _require_bytes(name: str, value: Any, least: int) -> None:
         nbytes = whole_bytes(name, value)
     except TypeError as error:
         raise ConfigError(str(error)) from None
-    if not least <= nbytes <= MOST_BYTES:
+    if not least <= nbytes <= MAX_BYTES:
         raise ConfigError(f"invalid {name} = {value}: expected {least} to 2**63 - 1 bytes")
 
 
@@ -132,11 +131,11 @@ class WorkerMemory:
     offered : int
         Of descriptors that wait for their receivers.
     offers, expired : int
-        Descriptors that wait, and that nobody collected in time.
+        Descriptors that wait, and that were not collected in time.
     sent_descriptors : int
         Tensors that went to other workers without a copy.
     sent_bytes : int
-        Of tensors whose bytes were sent or written to disk.
+        Of tensors that were sent or written to disk as bytes.
     """
 
     pid: int
@@ -155,7 +154,7 @@ class WorkerMemory:
 
 
 class ShareableBlocks(Adaptor):
-    """An arena whose blocks of a size or more can be given to other processes."""
+    """An arena with blocks that other processes can map, from a size on."""
 
     def __init__(self, arena: Arena, share_from: int) -> None:
         super().__init__((arena,))
@@ -168,7 +167,7 @@ class ShareableBlocks(Adaptor):
 
 
 class Worker:
-    """What a worker has of gpumem; the process's only one while it is set up."""
+    """gpumem's part of a Dask worker; at most one in a process at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -187,8 +186,8 @@ class Worker:
         self.store: Store | None = None
         self.received = 0  # descriptors that were asked for here
         self._outside: set[int] = set()  # ids of transfers' buffers since the last collection
-        self._activity = (0, 0)  # allocations and `received` at the last look
-        self._idle_looks = 0  # since then
+        self._activity = (0, 0)  # allocations and `received` at the last scan
+        self._idle_scans = 0  # since then
         self._log: Iterable[logging.LogRecord] = ()  # that Dask's worker keeps
 
     def memory_now(self) -> WorkerMemory:
@@ -210,21 +209,21 @@ class Worker:
         )
 
     def answer(self, token: str) -> Answer:
-        """Hand a descriptor to who asks for it."""
+        """Return a descriptor to the worker that requests it."""
         return {}, [self.offers.collect(token)]
 
     def spill(self, budget: Budget, nbytes: int) -> None:
-        """Make room; what the budget calls."""
+        """Spill results; the budget's pressure callback."""
         if self.store is not None:
             self.store.spill(nbytes)
 
-    async def look(self) -> None:
-        """Drop offers that have expired, and give idle memory back; called again and again."""
+    async def scan(self) -> None:
+        """Drop offers that have expired, and release idle memory; called periodically."""
         self.offers.expire()
-        await asyncio.to_thread(self.give_back)  # the driver waits for the device
+        await asyncio.to_thread(self.release_idle)  # the driver waits for the device
 
-    def give_back(self) -> None:
-        """Give the device what an idle worker does not need.
+    def release_idle(self) -> None:
+        """Release memory that an idle worker does not need.
 
         It is idle if nothing was allocated and nothing arrived since the last time. Another worker
         on the same device may need the memory.
@@ -232,7 +231,7 @@ class Worker:
         stats = self.arena.stats()
         activity = (stats.num_allocs, self.received)
         is_idle = activity == self._activity
-        self._activity, self._idle_looks = activity, self._idle_looks + 1 if is_idle else 0
+        self._activity, self._idle_scans = activity, self._idle_scans + 1 if is_idle else 0
         if is_idle:
             self._collect_garbage()
         release_retired()
@@ -246,9 +245,9 @@ class Worker:
     def _collect_garbage(self) -> None:
         # A transfer that failed leaves tensors in the frames of its exception, when it ends, which
         # may be long after the worker's last allocation. To collect them stops the event loop for
-        # tens of milliseconds: only if there is memory without a result, and at the looks 1, 2, 4,
+        # tens of milliseconds: only if there is memory without a result, and at the scans 1, 2, 4,
         # 8, ... of an idle worker, which may be running a long task.
-        if self._idle_looks & (self._idle_looks - 1):
+        if self._idle_scans & (self._idle_scans - 1):
             return
         places = (self.arena, self.resource)
         own, results = self.store.blocks(places) if self.store is not None else (0, set())
@@ -256,13 +255,13 @@ class Worker:
         if stats.num_allocs - stats.num_frees > own or not self._outside <= results:
             drop_frames(self._log)
             gc.collect()
-        if self._idle_looks >= LAST_LOOK:
+        if self._idle_scans >= LAST_SCAN:
             self._outside &= results
 
     # ---- of Dask's worker ------------------------------------------------------------------------
 
     def attach(self, worker: Any) -> None:
-        """Take part in a worker: its results, what it says to others, its metrics."""
+        """Take over a worker's results, and add to its handshakes and metrics."""
         from tornado.ioloop import PeriodicCallback
 
         self.store = Store(worker.data, self.resource, self.budget)
@@ -276,18 +275,18 @@ class Worker:
             ANNOUNCED: self.announced,
         }
         worker.metrics[ANNOUNCED] = lambda _: asdict(self.memory_now())
-        look = PeriodicCallback(self.look, INTERVAL)
-        worker.periodic_callbacks[ANNOUNCED] = look
-        look.start()
+        scan = PeriodicCallback(self.scan, INTERVAL)
+        worker.periodic_callbacks[ANNOUNCED] = scan
+        scan.start()
 
     def detach(self, worker: Any) -> None:
-        """Undo `attach`, but for the results: they stay where they are, and nothing is spilled."""
+        """Undo `attach`, except for results: they stay where they are, and none is spilled."""
         self.budget.on_pressure = None
         worker.rpc.connection_args.get("handshake_overrides", {}).pop(ANNOUNCED, None)
         worker.metrics.pop(ANNOUNCED, None)
-        look = worker.periodic_callbacks.pop(ANNOUNCED, None)
-        if look is not None:
-            look.stop()
+        scan = worker.periodic_callbacks.pop(ANNOUNCED, None)
+        if scan is not None:
+            scan.stop()
         self.offers.close()
 
 
@@ -306,11 +305,11 @@ def drop_frames(log: Iterable[logging.LogRecord]) -> None:
 
 
 _lock = ForkLock()
-_current: tuple[Any, Worker] | None = None  # Dask's worker, and ours
+_current: tuple[Any, Worker] | None = None  # Dask's worker, and gpumem's part of it
 
 
 def current() -> Worker | None:
-    """Return what this process's worker has; None if it is no worker, or not set up."""
+    """Return gpumem's part of this process's worker; None if there is none, or it is not set up."""
     return None if _current is None else _current[1]
 
 

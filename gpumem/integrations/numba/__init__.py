@@ -37,8 +37,8 @@ def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | Non
 
     Numba passes no stream when it allocates or frees. Therefore a block is returned only after all
     earlier work on it has completed, and its memory is reused only after all work that was queued
-    on the device when its array was dropped. The CPU waits only if the arena reuses a block whose
-    earlier work is unfinished.
+    on the device when its array was dropped. The CPU waits only if the arena reuses a block with
+    unfinished earlier work.
 
     Parameters
     ----------

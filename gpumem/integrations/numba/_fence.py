@@ -1,4 +1,4 @@
-"""Blocks for callers without streams: a fence orders them behind all work of the device."""
+"""Blocks for callers without streams: a fence orders them after all work of the device."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Fence:
         return buffer
 
     def free(self, buffer: Buffer) -> None:
-        """Free a block behind everything that is queued now, without waiting or raising.
+        """Free a block after everything that is queued now, without waiting or raising.
 
         If the driver call fails, for example during a graph capture, a later call frees the block.
         """
@@ -64,7 +64,7 @@ class Fence:
             self._waiting.append(buffer)
 
     def drain(self) -> None:
-        """Wait for the device, and free the blocks whose free had failed.
+        """Wait for the device, and free the blocks that could not be freed before.
 
         Raises
         ------
@@ -114,7 +114,7 @@ def _primary_context(device: Device) -> Any | None:
 
 
 def _record_all(context: Any, event: Event) -> bool:
-    """Record an event behind all work of a context; False where the driver cannot."""
+    """Record an event after all work of a context; False where the driver cannot."""
     from cuda.bindings import driver
 
     try:

@@ -1,10 +1,10 @@
 """An arena as a C++ resource of RMM's, which RMM and cuDF call without the interpreter.
 
 `gpumem_resource.hpp` is compiled at the first use, against the headers of the installed librmm and
-its CCCL, because these change from version to version. What Python passes to RMM is an object of
-``rmm.mr.DeviceMemoryResource``; it has one field, a reference to a C++ resource, that RMM has no
-public way to set. It is set where the class is exactly as its published declaration, which is
-checked on objects that RMM made itself.
+its CCCL, because these change from version to version. Python passes an object of
+``rmm.mr.DeviceMemoryResource`` to RMM; it has one field, a reference to a C++ resource, that RMM
+has no public way to set. It is set where the class is exactly as its published declaration, which
+is checked on objects that RMM made itself.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def why_not() -> str | None:
 
 
 class _Parts(NamedTuple):
-    """What is found out once. Without a library there is a reason."""
+    """Facts about the installed RMM. Without a library there is a reason."""
 
     library: ctypes.CDLL | None
     kind: Any  # the class of the objects that RMM gets
@@ -157,8 +157,8 @@ def _recipe() -> Recipe:
             break
     else:
         raise RuntimeError(f"there is no librmm.so in lib64 or lib of {found.parent}")
-    ours = (INCLUDE / "gpumem.h", INCLUDE / "gpumem_resource.hpp")
-    return Recipe(f"rmm-{rmm.__version__}", SOURCE, tuple(options), ours)
+    included = (INCLUDE / "gpumem.h", INCLUDE / "gpumem_resource.hpp")
+    return Recipe(f"rmm-{rmm.__version__}", SOURCE, tuple(options), included)
 
 
 def _rmm_headers() -> Path:
@@ -179,5 +179,5 @@ def _first(folders: list[Path], wanted: tuple[str, ...], what: str) -> Path:
     for folder in folders:
         if all((folder / name).exists() for name in wanted):
             return folder
-    looked = ", ".join(map(str, folders))
-    raise RuntimeError(f"{what} ({' and '.join(wanted)}) are in none of {looked}")
+    searched = ", ".join(map(str, folders))
+    raise RuntimeError(f"{what} ({' and '.join(wanted)}) are in none of {searched}")

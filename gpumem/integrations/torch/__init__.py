@@ -24,7 +24,7 @@ Under ``"full"``:
 - ``memory_stats``, ``memory_summary``, memory history, snapshots, ``torch.cuda.MemPool`` and the
   pools of ``torch.compile(mode="reduce-overhead")`` work as with PyTorch's allocator. Under
   ``small_pool`` are the blocks that an arena keeps in its range for small ones. A MemPool takes its
-  memory beside the arena, under the same limit, or from the allocator that it is given.
+  memory next to the arena, under the same limit, or from an allocator of its own.
 - Copies between GPUs and kernels that read another GPU's memory work as with PyTorch's allocator:
   an arena gives a GPU access to its memory once PyTorch asks for it (see `ArenaConfig.peers`; with
   "none" PyTorch's copies to that arena raise RuntimeError).
@@ -129,7 +129,9 @@ class Torch(Framework):
             return "pool"
         reason = torch.cuda.device_count() and _allocator.why_not_compiled(torch)
         if reason:
-            warnings.warn(f'PyTorch gets mode="pool": {reason}', ConfigWarning, stacklevel=4)
+            warnings.warn(
+                f'PyTorch is switched by mode="pool": {reason}', ConfigWarning, stacklevel=4
+            )
         return "pool" if reason else "full"
 
 
@@ -159,7 +161,7 @@ def enable(
         "pool", and a `ConfigWarning` says why.
     pinned : Arena or bool, optional
         Under "full", where PyTorch's pinned memory comes from: an arena of pinned memory; with True
-        one that is made at its first use, whose regions have the sizes of PyTorch's blocks; with
+        one that is made at its first use, with regions of the sizes of PyTorch's blocks; with
         False PyTorch's own. None means the choice of an earlier call, else True.
 
     Raises

@@ -133,7 +133,7 @@ def require_pinned(pinned: object) -> None:
 
 
 def pinned_arena(torch: ModuleType) -> Arena:
-    """Make an arena of pinned memory for PyTorch, whose regions have the sizes of its blocks."""
+    """Make an arena of pinned memory for PyTorch, with regions of the sizes of its blocks."""
     memory = f"cuda:{torch.cuda.current_device()}/pinned"
     return Arena(memory, {"extend_strategy": "same_as_requested"}, name="PyTorch's pinned memory")
 
@@ -153,7 +153,7 @@ def arena_of(resources: Resources, index: int) -> Arena:
 
 
 class Pool(NamedTuple):
-    """A pool of PyTorch whose segments come from an arena."""
+    """A pool of PyTorch with segments from an arena."""
 
     arena: Arena
     memory: Any
@@ -181,7 +181,7 @@ class Routing:
         self.pools = pools
         for index, pool in pools.items():
             _hooks.serve(index, pool.arena)
-        # PyTorch's own allocator copies between devices, and tells its pools nothing of it.
+        # PyTorch's own allocator copies between devices, and does not notify its pools.
         _hooks.introduce([pool.arena for pool in pools.values()])
         if self._captures == 0:
             self._begin()

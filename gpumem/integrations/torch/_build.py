@@ -1,6 +1,6 @@
 """How PyTorch's allocator over gpumem is compiled for the installed PyTorch.
 
-`allocator.cpp` is a subclass of a C++ class whose virtual methods change with every release, so it
+`allocator.cpp` is a subclass of a C++ class. Its virtual methods change with every release, so it
 is compiled against the headers that PyTorch ships: at the first use, which takes half a minute, or
 before by ``python -m gpumem.integrations.torch build``.
 """

@@ -1,8 +1,8 @@
 """Mappings of other processes' blocks, each kept for a moment after its last use.
 
 To map a block takes about 0.1 ms for each of its pages, and a sender mostly sends the same memory
-again. A mapping that nobody uses holds the sender's physical memory, so it is kept for one second,
-and at most `MOST_IDLE` are. A thread ends them; it runs while there are any.
+again. An unused mapping holds the sender's physical memory, so it is kept for one second,
+and at most `MAX_IDLE` are. A thread ends them; it runs while there are any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpumem._support.forks import ForkLock
 __all__ = ["MappedBlock", "Mappings"]
 
 KEPT_SECONDS = 1.0
-MOST_IDLE = 64
+MAX_IDLE = 64
 
 
 class MappedBlock:
@@ -41,7 +41,7 @@ class MappedBlock:
         """End this use. Work that is queued may still use the memory."""
         pages, self._pages = self._pages, None
         if pages is not None:
-            self._mappings.give(self._key, pages)
+            self._mappings.release(self._key, pages)
 
 
 class Mappings:
@@ -78,7 +78,7 @@ class Mappings:
             self._used[key] = pages, uses + 1
             return pages
 
-    def give(self, key: str, pages: OpenedPages) -> None:
+    def release(self, key: str, pages: OpenedPages) -> None:
         """End one use of a mapping."""
         excess = None  # unmapped without the lock: that waits for the device
         with self._lock:
@@ -90,7 +90,7 @@ class Mappings:
                 return
             del self._used[key]
             self._idle[key] = pages, monotonic()
-            if len(self._idle) > MOST_IDLE:
+            if len(self._idle) > MAX_IDLE:
                 excess = self._idle.pop(next(iter(self._idle)))
             if not self._thread_runs:
                 threading.Thread(target=self._run, name="gpumem mappings", daemon=True).start()
@@ -98,7 +98,7 @@ class Mappings:
         del excess
 
     def drop_idle(self) -> None:
-        """Unmap all that nobody uses."""
+        """Unmap every mapping that is not in use."""
         with self._lock:
             idle, self._idle = self._idle, {}
         idle.clear()

@@ -37,7 +37,7 @@ _KEY = re.compile(r"\s*(\w+)\s*:\s*(\[[^\]]*\]|[^,]*?)\s*(?:,|$)")
 
 
 class AllocatorSettings(NamedTuple):
-    """What the text asks for.
+    """The settings in the text.
 
     Attributes
     ----------
@@ -67,8 +67,8 @@ class AllocatorSettings(NamedTuple):
         found = cls.of_text(environment.get(name, ""), pinned=pinned)
         if found.unused:
             warnings.warn(
-                f"{name}: {', '.join(found.unused)} has no effect over gpumem, whose arenas do not "
-                "round sizes and move their free pages together",
+                f"{name}: {', '.join(found.unused)} has no effect over gpumem: arenas do not round "
+                "sizes, and move their free pages together",
                 ConfigWarning,
                 stacklevel=2,
             )
@@ -110,8 +110,8 @@ class AllocatorSettings(NamedTuple):
         """Let an arena hold no more than the fraction of its device, nor than its own limit."""
         if self.fraction == 1.0:
             return
-        most = int(self.fraction * arena.memory.device.total_bytes)
-        arena.set_limit(max(1, min(most, arena.config.max_mem or most)))  # 0 is unlimited
+        limit = int(self.fraction * arena.memory.device.total_bytes)
+        arena.set_limit(max(1, min(limit, arena.config.max_mem or limit)))  # 0 is unlimited
 
 
 def _variable_in(environment: Mapping[str, str]) -> str:

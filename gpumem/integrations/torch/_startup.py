@@ -1,4 +1,4 @@
-"""What happens behind the imports of PyTorch and gpumem in a process of `gpumem run`, or a child.
+"""The steps after the imports of PyTorch and gpumem in a process of `gpumem run`, or a child.
 
 `VARIABLE` of the environment holds the options, as JSON; children inherit it.
 """
@@ -25,13 +25,13 @@ __all__ = ["FOLDER", "VARIABLE", "Options", "begin", "record"]
 
 VARIABLE = "GPUMEM_RUN"
 FOLDER = Path(__file__).with_name("startup")
-"""What PYTHONPATH begins with, so that Python runs what is in there as it starts."""
+"""The first folder of PYTHONPATH, so that Python runs its module at the start."""
 
 EVENTS = 1 << 20  # of a report; 48 MiB
 
 
 class Options(NamedTuple):
-    """What `gpumem run` was asked for.
+    """The options of `gpumem run`.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Options(NamedTuple):
     report : str
         The page to which each process adds its run at exit; empty: none.
     stacks : float
-        Share of the allocations whose stack is recorded, 0 to 1.
+        Share of the allocations that are recorded with a stack, 0 to 1.
     began : int
         When, in nanoseconds since 1970.
     """
@@ -70,7 +70,7 @@ class Options(NamedTuple):
 def begin() -> None:
     """Enable gpumem for PyTorch, before the program has used either.
 
-    What goes wrong is told in one line; the program then runs with PyTorch's own allocator, and a
+    A failure is reported in one line. The program then runs with PyTorch's own allocator, and a
     page shows the arenas that the program makes itself.
     """
     options = Options.of_environment()
@@ -79,7 +79,7 @@ def begin() -> None:
         resources = Resources("PyTorch", config=config)
         torch._switch.enable(torch.setting_of(resources, "full"))
     except GpumemError as error:
-        _tell(f"not enabled for PyTorch: {error}")
+        _report(f"not enabled for PyTorch: {error}")
 
 
 _recording: observe.Recording | None = None
@@ -88,11 +88,11 @@ _recording: observe.Recording | None = None
 
 def record() -> None:
     """Record everything that is allocated through gpumem; as Python ends, add it to the page."""
-    # A page is made with the host device, whose workers stop at exit: that is registered here, so
-    # that it comes after the page.
+    # A page is made with the host device, and its workers stop at exit. That is registered here,
+    # so that it happens after the page.
     Device("host")._open()
-    # What writes the page is imported now: named tuples and data classes that are made at exit let
-    # Python forget that Ctrl-C ended the program, and change its exit status.
+    # The module that writes the page is imported now: named tuples and data classes that are made
+    # at exit let Python forget that Ctrl-C ended the program, and change its exit status.
     importlib.import_module("gpumem.report.joined")
     options = Options.of_environment()
     _begin_recording(options)
@@ -112,7 +112,7 @@ def _write(options: Options) -> None:
     page = Path(options.report)
     started = os.getpid() == options.process  # mostly the last one to end
     recording = _recording
-    if recording is None:  # of a child whose host had no memory for one
+    if recording is None:  # of a child that had no host memory for one
         return
     try:
         recording.stop()
@@ -123,16 +123,16 @@ def _write(options: Options) -> None:
         # A launcher and its helpers have PyTorch enabled and allocate nothing: that is no news.
         if started and joined.job_of(page) != options.job():
             if not torch.status().enabled:
-                _tell(
+                _report(
                     f"{page}: not written: no block was allocated through gpumem; without a "
                     "GPU, a page shows the arenas that the program makes itself"
                 )
             return
     except OSError as error:
-        _tell(f"{page}: cannot be written: {error.strerror}")
+        _report(f"{page}: cannot be written: {error.strerror}")
         return
     if started:
-        _tell(f"wrote {page}")
+        _report(f"wrote {page}")
 
 
 def _label() -> str:
@@ -141,5 +141,5 @@ def _label() -> str:
     return f"rank {rank}" if rank.isdigit() else f"process {os.getpid()}"
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(f"gpumem: {' '.join(text.split())}", file=sys.stderr)

@@ -177,7 +177,7 @@ class Allocator final : public CUDAAllocator {
         history_.memory_changed();
     }
 
-    /* Without caching every block has memory of its own, which goes back once it is free, and counts
+    /* Without caching every block has memory of its own, which is released once it is free, and counts
        in no statistics. A variable of PyTorch's forbids caching, so that memory checkers see each
        block. */
     void enable(bool value) override {
@@ -318,13 +318,13 @@ class Allocator final : public CUDAAllocator {
     SnapshotInfo snapshot(MempoolId_t pool) { return snapshot(pool, true); } /* 2.9 */
 
     bool isHistoryEnabled() override { return history_.is_recording(); }
-    void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t most, RecordContext when,
+    void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries, RecordContext when,
                        bool clear, const std::vector<std::string> &skipped) {
-        history_.record(enabled, recorder, most, when, clear, skipped);
+        history_.record(enabled, recorder, max_entries, when, clear, skipped);
     }
-    void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t most, RecordContext when,
+    void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries, RecordContext when,
                        bool clear) { /* 2.9 */
-        recordHistory(enabled, recorder, most, when, clear, {});
+        recordHistory(enabled, recorder, max_entries, when, clear, {});
     }
     void recordAnnotation(const std::vector<std::pair<std::string, std::string>> &pairs) override {
         if (history_.is_recording()) history_.annotate(c10::cuda::current_device(), pairs);
@@ -437,7 +437,7 @@ class Allocator final : public CUDAAllocator {
         if (!is_memory) TORCH_CHECK(false, text);
         size_t free = 0, total = 0;
         (void)cudaMemGetInfo(&free, &total);
-        const auto most = static_cast<size_t>(fraction_.at(device).load() * total);
+        const auto limit = static_cast<size_t>(fraction_.at(device).load() * total);
         if (history_.is_watched()) history_.out_of_memory(device, nbytes, stream, free);
         if (c10::memoryProfilingEnabled()) {
             TorchFigures now = stats_now(device).parts[TORCH_ALL];
@@ -450,7 +450,7 @@ class Allocator final : public CUDAAllocator {
             std::lock_guard<std::mutex> lock(observers_mutex_);
             observers = observers_;
         }
-        for (auto &observer : observers) observer(device, nbytes, most, free);
+        for (auto &observer : observers) observer(device, nbytes, limit, free);
         throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
     }
 
@@ -468,7 +468,7 @@ class Allocator final : public CUDAAllocator {
         tell_profiler(block, -static_cast<int64_t>(block.size));
     }
 
-    /* A free is told before it is done: what it frees is taken off here. */
+    /* A free is reported before it is done, so its bytes are subtracted here. */
     void tell_profiler(const TorchBlock &block, int64_t nbytes) {
         if (!c10::memoryProfilingEnabled()) return;
         TorchFigures now = stats_now(block.device).parts[TORCH_ALL];

@@ -36,7 +36,7 @@ using Segment = decltype(SnapshotInfo::segments)::value_type;
 
 #if TORCH_RELEASE >= 210
 using StreamSegments = std::vector<cca::StreamSegmentSize>;
-#else /* nobody asks for them */
+#else /* PyTorch does not request them */
 struct StreamSegment {
     StreamSegment(cudaStream_t, bool, size_t) {}
 };

@@ -1,4 +1,4 @@
-/* Memory history: trace entries for PyTorch's snapshots and for whoever tracks them. */
+/* Memory history: trace entries for PyTorch's snapshots and for trackers. */
 #ifndef GPUMEM_TORCH_HISTORY_H
 #define GPUMEM_TORCH_HISTORY_H
 
@@ -37,11 +37,11 @@ class History {
 
     explicit History(const TorchCalls &calls) : calls_(calls) {}
 
-    /* Whether anybody wants to hear of blocks: all that an allocation asks. */
+    /* Whether blocks are recorded or tracked: the only check of an allocation. */
     bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
     bool is_recording() const { return recording_.load(std::memory_order_relaxed); }
 
-    void record(bool enabled, cca::CreateContextFn recorder, size_t most, RecordContext when,
+    void record(bool enabled, cca::CreateContextFn recorder, size_t max_entries, RecordContext when,
                 bool clear, const std::vector<std::string> &skipped) {
         TORCH_CHECK(when == RecordContext::NEVER || recorder, "gpumem: no function gathers stacks");
         std::set<TraceEntry::Action> skips;
@@ -52,7 +52,7 @@ class History {
         }
         std::lock_guard<std::mutex> lock(mutex_);
         skips_ = std::move(skips);
-        most_ = std::max<size_t>(1, most);
+        max_entries_ = std::max<size_t>(1, max_entries);
         recorder_.store(enabled ? recorder : nullptr);
         when_.store(enabled ? when : RecordContext::NEVER);
         if (!enabled || clear) {
@@ -70,7 +70,8 @@ class History {
         watch();
     }
 
-    /* The caller's stack, if so much is recorded. May take the interpreter lock: before ours. */
+    /* The caller's stack, if stacks are recorded. It may acquire the interpreter lock, which comes
+       before the lock of the history. */
     Context gather(RecordContext least) const {
         auto recorder = recorder_.load();
         return recorder && when_.load() >= least ? recorder() : nullptr;
@@ -116,7 +117,7 @@ class History {
         for (auto &[name, value] : pairs) annotation.recordUserMetadata(name, value);
         std::lock_guard<std::mutex> lock(mutex_);
         annotations_.push_back(std::move(annotation));
-        if (annotations_.size() > most_) annotations_.pop_front();
+        if (annotations_.size() > max_entries_) annotations_.pop_front();
     }
 
     void annotate_block(const TorchBlock &block, const std::string &text) {
@@ -164,7 +165,7 @@ class History {
     }
 
    private:
-    /* A piece of a segment: [begin, end), and whose it is. */
+    /* A piece of a segment, [begin, end), and its pool. */
     using Owner = std::tuple<int, c10::MempoolId_t, bool>;
     using Piece = std::pair<uint64_t, uint64_t>;
     using Pieces = std::map<Owner, std::vector<Piece>>;
@@ -194,7 +195,7 @@ class History {
         if (!is_recording() || skips_.count(action)) return;
         auto &kept = traces_[device];
         kept.push_back(std::move(entry));
-        if (kept.size() > most_) kept.pop_front();
+        if (kept.size() > max_entries_) kept.pop_front();
     }
 
     /* Compares the segments with those of before, if any memory has come or gone since. */
@@ -261,7 +262,7 @@ class History {
     std::mutex mutex_; /* of all below */
     std::vector<Tracker> trackers_;
     std::set<TraceEntry::Action> skips_;
-    size_t most_ = 1; /* entries of each device, and annotations */
+    size_t max_entries_ = 1; /* entries of each device, and annotations */
     std::map<int, std::deque<TraceEntry>> traces_;
     std::deque<Annotation> annotations_;
     std::unordered_map<uint64_t, Context> contexts_; /* of live blocks, by address */

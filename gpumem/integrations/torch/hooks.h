@@ -1,4 +1,4 @@
-/* What PyTorch's side calls of gpumem: one table of functions, which _hooks.pyx fills in.
+/* The functions of gpumem that PyTorch's side calls: one table, which _hooks.pyx fills in.
  *
  * PyTorch's side is allocator.cpp, a subclass of its allocator that is compiled for the installed
  * version.
@@ -80,17 +80,17 @@ typedef struct TorchCalls {
 
     /* 0, or a status that `report` explains. */
     int (*allocate)(void *hook, size_t nbytes, void *stream, void **address);
-    /* A block with memory of its own, which goes back when the block is freed and its work is done. It
+    /* A block with memory of its own, which is released when the block is freed and its work is done. It
        counts in no statistics. The device has a hook. */
     int (*allocate_alone)(int device, size_t nbytes, void *stream, void **address);
     int (*release)(void *address);
     int (*record)(void *address, void *stream);
     /* Make the hook of a device, or of pinned memory, that has none yet; NULL: there is no arena. */
     void *(*find)(int device);
-    /* Idle memory of every device, and of pools that have ended, goes back to the driver. */
+    /* Release the idle memory of every device, and of pools that have ended, to the driver. */
     void (*shrink)(void);
     void (*shrink_pinned)(void);
-    /* That of one pool that has ended; its blocks stay. */
+    /* Release that of one pool that has ended; its blocks stay. */
     void (*shrink_pool)(const uint64_t id[2]);
     void (*limit)(int device, double fraction);
 
@@ -99,24 +99,24 @@ typedef struct TorchCalls {
     /* Every block and free piece of the arenas that serve PyTorch, by segment and address; the
        caller frees it. NULL: out of host memory. */
     TorchBlock *(*blocks)(size_t *count);
-    /* Addresses of up to `most` live blocks of a pool; returns how many there are. */
-    size_t (*live)(void *pool, uint64_t *addresses, size_t most);
+    /* Addresses of up to `capacity` live blocks of a pool; returns how many there are. */
+    size_t (*live)(void *pool, uint64_t *addresses, size_t capacity);
     /* How often these arenas' memory has grown or shrunk. */
     uint64_t (*changes)(void);
     /* Of a device, or of pinned memory. */
     void (*stats)(int device, TorchStats *now);
     void (*reset_peaks)(int device);
-    /* Of up to `most` pools of a device, and of what is left of ended ones; returns how many. */
-    size_t (*pool_bytes)(int device, TorchPoolBytes *found, size_t most);
+    /* Of up to `capacity` pools of a device, ended ones with live blocks too; returns how many. */
+    size_t (*pool_bytes)(int device, TorchPoolBytes *found, size_t capacity);
     /* Bytes of the largest block that a device may be asked for. */
     size_t (*largest)(int device);
 
-    /* Memory of captured graphs and of MemPools: a reference to a new hook beside the device's;
+    /* Memory of captured graphs and of MemPools: a reference to a new hook next to the device's;
        NULL: refused. Its memory is released with its last reference; each of its blocks has one.
        `captured`: work outside of captures uses it to warm up only. */
     void *(*open_pool)(void *hook, const uint64_t id[2], TorchSource *source, int splits,
                        int captured);
-    /* What was freed in it is free for all its streams, whose work is done. */
+    /* The work of the pool's streams is done: blocks freed in it are free for all of them. */
     void (*begin_pool)(void *pool);
     void (*retain_pool)(void *pool);
     void (*drop_pool)(void *pool);

@@ -1,8 +1,8 @@
 /* PyTorch's pinned memory over an arena: a subclass of its HostAllocator.
  *
  * PyTorch names a block's streams while tensors are copied; those of several GPUs may use one block.
- * When the block is freed, an event is recorded on each of them, and the block goes back to the arena
- * once all have completed. To the arena it was in nobody's use then: it knows no streams of PyTorch's
+ * When the block is freed, an event is recorded on each of them, and the block is freed in the arena
+ * once all have completed. To the arena it is unused then: it knows no streams of PyTorch's
  * here.
  *
  * What is allocated while a graph is captured, or freed after a captured copy of it, belongs to the
@@ -83,7 +83,7 @@ class PinnedAllocator final : public at::HostAllocator {
             c10::cuda::CUDAGuard guard(device);
             c10::cuda::device_synchronize();
         }
-        for (auto *block : ended) give_back(block);
+        for (auto *block : ended) free_in_arena(block);
         calls_.shrink_pinned();
     }
 
@@ -221,7 +221,7 @@ class PinnedAllocator final : public at::HostAllocator {
             for (auto &stream : block->streams) join_capture(block, stream);
             if (block->pool != NO_POOL) return keep_for_pool(block);
         }
-        if (block->streams.empty()) return give_back(block);
+        if (block->streams.empty()) return free_in_arena(block);
         Freed freed{block, {}};
         try {
             for (auto &stream : block->streams) {
@@ -229,7 +229,7 @@ class PinnedAllocator final : public at::HostAllocator {
                 freed.events.back().record(stream);
             }
         } catch (const std::exception &error) {
-            /* Nobody knows when the stream has finished with it. */
+            /* The end of the stream's work is unknown. */
             std::fprintf(stderr, "gpumem: %zu bytes of pinned memory stay in use: %s\n", block->nbytes,
                          error.what());
             return;
@@ -238,13 +238,13 @@ class PinnedAllocator final : public at::HostAllocator {
         freed_.push_back(std::move(freed));
     }
 
-    /* With the lock. What a graph that is captured now copies from or to is the graph's, too. */
+    /* Caller holds `mutex_`. A block that a graph under capture copies from or to is the graph's, too. */
     void join_capture(Block *block, c10::Stream stream) {
         for (auto &route : routes_)
             if (route.filter(stream)) block->pool = route.id;
     }
 
-    /* With the lock. */
+    /* Caller holds `mutex_`. */
     void keep_for_pool(Block *block) {
         auto pool = pools_.find(block->pool);
         if (pool == pools_.end())
@@ -255,7 +255,7 @@ class PinnedAllocator final : public at::HostAllocator {
             pool->second.freed.push_back(block);
     }
 
-    void give_back(Block *block) {
+    void free_in_arena(Block *block) {
         int status = calls_.release(block->address);
         if (status != 0)
             std::fprintf(stderr, "gpumem: PyTorch freed pinned memory at %p, refused with status %d\n",
@@ -280,7 +280,7 @@ class PinnedAllocator final : public at::HostAllocator {
                 freed_.push_front(std::move(first.front()));
                 return;
             }
-            give_back(first.front().block);
+            free_in_arena(first.front().block);
         }
     }
 
@@ -293,7 +293,7 @@ class PinnedAllocator final : public at::HostAllocator {
         }
         for (auto &each : all) {
             for (auto &event : each.events) event.synchronize();
-            give_back(each.block);
+            free_in_arena(each.block);
         }
         return !all.empty();
     }

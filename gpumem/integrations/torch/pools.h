@@ -62,7 +62,7 @@ class Pools {
 
     explicit Pools(const TorchCalls &calls) : calls_(calls) {}
 
-    /* Makes a pool for a MemPool, or uses one once more. `source` is taken over; NULL: the device's
+    /* Makes a pool for a MemPool, or uses one again. The pool owns `source` from here on; NULL: the device's
        memory. The pool's memory is not touched before its first route. */
     void create(int device, PoolId id, TorchSource *source) {
         std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -122,7 +122,7 @@ class Pools {
         return found == pools_.end() ? 0 : found->second.uses;
     }
 
-    /* Whether other allocations of the device may take the pool's memory once theirs is out. */
+    /* Whether other allocations of the device may use the pool's memory once the arena's is out. */
     void serve_when_out(int device, PoolId id, bool value) {
         std::unique_lock<std::shared_mutex> lock(mutex_);
         auto found = pools_.find({device, id});
@@ -182,7 +182,7 @@ class Pools {
    private:
     struct Pool {
         void *hook = nullptr;          /* a reference; NULL until the first route */
-        TorchSource *source = nullptr; /* ours until the hook takes it over */
+        TorchSource *source = nullptr; /* owned until the hook owns it */
         int uses = 0;
         int routes = 0;
         bool is_of_mem_pool = false;
@@ -202,7 +202,7 @@ class Pools {
         pool.hook = calls_.open_pool(hook_of(calls_, device), label, pool.source, pool.splits,
                                      !pool.is_of_mem_pool);
         if (!pool.hook)
-            throw std::runtime_error("gpumem: no graph pool can be opened beside the arena of cuda:" +
+            throw std::runtime_error("gpumem: no graph pool can be opened next to the arena of cuda:" +
                                      std::to_string(device));
         pool.source = nullptr;
     }

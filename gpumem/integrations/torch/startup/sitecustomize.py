@@ -22,11 +22,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _STEPS = {"torch": "begin", "gpumem": "record"}
-"""What of `_startup` runs behind which import."""
+"""The function of `_startup` that runs after an import."""
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds a module as the other finders do, and runs a step behind its first import.
+    """Finds a module as the other finders do, and runs a step after its first import.
 
     A lookup alone, as by `importlib.util.find_spec`, leaves it in place.
     """
@@ -50,7 +50,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return None
 
     def leave(self) -> bool:
-        """Leave the finders; tells whether it was one of them."""
+        """Leave the finders; return whether it was one of them."""
         try:
             sys.meta_path.remove(self)
         except ValueError:
@@ -90,8 +90,8 @@ class _Loader(importlib.abc.Loader):
             getattr(startup, _STEPS[module.__name__])()
 
 
-def _tell_of_no_page(process: int, page: str, began: int) -> None:
-    """Tell why `process`, which the user has started, and its children have written no page."""
+def _report_missing_page(process: int, page: str, began: int) -> None:
+    """Report why `process`, which the user has started, and its children have written no page."""
     if _STEPS.keys().isdisjoint(sys.modules) and os.getpid() == process:
         with contextlib.suppress(OSError):
             if os.stat(page).st_mtime_ns >= began:
@@ -106,13 +106,13 @@ def _tell_of_no_page(process: int, page: str, began: int) -> None:
 def _run_the_programs_own() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [place for place in sys.path if os.path.abspath(place) != here]
-    ours = sys.modules.pop("sitecustomize")
+    own = sys.modules.pop("sitecustomize")
     try:
         importlib.import_module("sitecustomize")
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = ours  # for the import that is under way
+        sys.modules["sitecustomize"] = own  # for the import that is under way
 
 
 if "GPUMEM_RUN" in os.environ:  # not where a parent has cleared it for a child
@@ -120,5 +120,5 @@ if "GPUMEM_RUN" in os.environ:  # not where a parent has cleared it for a child
     sys.meta_path.insert(0, _AfterImport("torch"))
     if _page:
         sys.meta_path.insert(0, _AfterImport("gpumem"))
-        atexit.register(_tell_of_no_page, _process, _page, _began)
+        atexit.register(_report_missing_page, _process, _page, _began)
 _run_the_programs_own()
