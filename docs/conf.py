@@ -25,6 +25,7 @@ include_patterns = [
     "bench/README.md",
     "bench/results/*.md",
     "gpumem/traces/samples/README.md",
+    "tests/README.md",
 ]
 myst_heading_anchors = 3
 default_role = "py:obj"  # in docstrings; a name that is not public stays plain text

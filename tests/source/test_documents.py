@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP = [
-    ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "bench/README.md")
-]
+TOP = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")]
+TOP += [ROOT / folder / "README.md" for folder in ("bench", "tests")]
 DOCUMENTS = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = {".py", ".pyx", ".pxd", ".c", ".h", ".cpp", ".pyi"}
 QUOTED = re.compile(r"`([^`\n]+)`")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..structure import Structured
+from ..changes import Change
 
 NAMES = {
     "recording": "traces",
@@ -50,31 +50,31 @@ class Target:
         Reads an input, uses what comes out, and returns what tells two good inputs apart.
     accepts
         The errors that are documented.
-    one_line, most_characters
+    one_line, max_characters
         Whether each message is one printable line, and its length.
     structured, tokens
         Changes that keep an input readable; words of the format.
-    most_rss
+    max_rss
         Bytes by which an input may let the process grow, besides some for each of its bytes.
     limit_address_space
         Whether a gigabyte of addresses is enough for any input.
     alive
         What is counted before and after repetitions.
-    repeats
-        How often a leak is looked for.
+    rounds
+        Repetitions by which a leak is looked for.
     """
 
     name: str
     run: Callable[[bytes], object]
     accepts: tuple[type[Exception], ...]
     one_line: bool = True
-    most_characters: int = 1000
-    structured: tuple[Structured, ...] = ()
+    max_characters: int = 1000
+    structured: tuple[Change, ...] = ()
     tokens: tuple[bytes, ...] = ()
-    most_rss: int = 48 << 20
+    max_rss: int = 48 << 20
     limit_address_space: bool = True
     alive: Callable[[], Any] = lambda: None
-    repeats: int = 20
+    rounds: tuple[int, ...] = (8, 8, 80)
 
 
 def load(name: str) -> Target:

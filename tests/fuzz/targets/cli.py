@@ -12,8 +12,8 @@ from rich import cells
 
 from gpumem import cli
 
-from .. import structure
-from ..mutation import mutate
+from .. import changes
+from ..changes import mutate
 from . import Target
 from .files import alive, folder, written
 
@@ -95,13 +95,13 @@ def _content_changed(rng, data: bytes, other: bytes) -> bytes:
     if rng.random() < 0.1:
         line = rng.choice((other_line, mutate(rng, line, other_line, _WORDS)))
     if content.startswith(b"PK"):
-        content = structure.in_zip(rng, content, lent)
+        content = changes.in_zip(rng, content, lent)
     elif content.startswith(b"{"):
-        content = structure.in_json(rng, content, lent)
+        content = changes.in_json(rng, content, lent)
     elif content.startswith(b"\x80"):
-        content = structure.in_pickle(rng, content, lent)
+        content = changes.in_pickle(rng, content, lent)
     elif b"onnx" in line or line.startswith(b"plan"):
-        content = structure.in_onnx(rng, content, lent)
+        content = changes.in_onnx(rng, content, lent)
     else:
         content = mutate(rng, content, lent)
     return line + b"\n" + content
@@ -136,9 +136,8 @@ TARGETS = (
         structured=(_content_changed,) * 3,
         tokens=_WORDS,
         # A replay has a word for each page of 2 MiB, of blocks of up to 256 TiB.
-        most_rss=1 << 30,
+        max_rss=1 << 30,
         limit_address_space=False,
         alive=alive,
-        repeats=4,
     ),
 )

@@ -19,8 +19,8 @@ from gpumem.interop import Contents, HostTimeline
 from gpumem.interop.descriptors import MemoryHandleType, SemaphoreType
 from gpumem.traces.torch_snapshot import _check_sizes
 
-from .. import structure
-from ..mutation import interesting, mutate
+from .. import changes
+from ..changes import interesting, mutate
 from . import Target
 from .files import alive
 
@@ -57,6 +57,9 @@ class _DtypeName:
     def __init__(self, name: Any = None, *rest: Any) -> None:
         self.name = name
 
+    def __setstate__(self, state: Any) -> None:
+        """Ignore NumPy's state: the name suffices."""
+
 
 def _received(data: bytes) -> tuple[Any, Any]:
     """Load kind and contents. What a pickle makes Python allocate is not gpumem's to refuse."""
@@ -91,7 +94,7 @@ def _handle(data: bytes) -> object:
     try:
         kind, contents = _received(data)
     except Exception as error:  # whatever a damaged pickle raises
-        return type(error).__name__
+        raise GpumemError("damaged pickle") from error
     match data[0] % 4:
         case 0 | 1:
             file = _memory()
@@ -223,16 +226,14 @@ TARGETS = (
         structured=(_contents_changed,),
         limit_address_space=False,
         alive=alive,
-        repeats=8,
     ),
     Target(
         "timeline",
         _timeline,
         (GpumemError,),
-        structured=(structure.slots(0, PAGE_BYTES + 1, _PAGE_FIELDS),),
+        structured=(changes.slots(0, PAGE_BYTES + 1, _PAGE_FIELDS),),
         tokens=(b"GMTL\x01\0\0\0", b"LTMG"),
         limit_address_space=False,
         alive=alive,
-        repeats=8,
     ),
 )

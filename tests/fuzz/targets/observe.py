@@ -8,7 +8,7 @@ import os
 from gpumem.errors import GpumemError
 from gpumem.observe import LivePage, live
 
-from .. import structure
+from .. import changes
 from . import Target
 from .cli import command
 from .files import folder, written
@@ -36,8 +36,7 @@ TARGETS = (
         "page",
         _page,
         (GpumemError,),
-        structured=(structure.checksummed,),
+        structured=(changes.checksummed,),
         tokens=(b"gpumemTP", b"\x01\0\0\0", b"\x1b[2J", b"\xff" * 8, b"\0" * 8, b"\xc2\xb2"),
-        repeats=5,
     ),
 )

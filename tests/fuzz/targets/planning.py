@@ -7,7 +7,7 @@ from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning import ModelGraph, partition, plan_memory
 from gpumem.planning import Target as Device
 
-from .. import structure
+from .. import changes
 from . import Target
 from .files import folder, written
 
@@ -25,18 +25,15 @@ def _onnx_model(data: bytes) -> object:
 
 
 def _statistics(data: bytes) -> object:
-    """Read a file of statistics; its first line serves as the setting."""
-    path = written(data, "stats.csv")
-    first = data.splitlines()[:1]
+    """Read a setting, and the file of statistics that follows its line."""
+    setting, _, content = data.partition(b"\n")
+    path = written(content, "stats.csv")
     try:
-        made = accountants_from_setting(
-            b"".join(first).decode("utf-8", "surrogateescape"), folder=folder()
-        )
+        accountants_from_setting(setting.decode("utf-8", "surrogateescape"), folder=folder())
     except ConfigError as error:
-        setting: object = str(error)[:8]
-    else:
-        setting = len(made)
-    return setting, len(read_stats(path)).bit_length()
+        if not str(error).isprintable():
+            raise AssertionError(repr(error)) from error
+    return len(read_stats(path))
 
 
 TARGETS = (
@@ -45,7 +42,7 @@ TARGETS = (
         _onnx_model,
         (ModelGraphError, OverflowError),
         one_line=False,
-        structured=(structure.in_onnx,),
+        structured=(changes.in_onnx,),
     ),
     Target(
         "statistics",

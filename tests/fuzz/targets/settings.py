@@ -17,8 +17,8 @@ from gpumem.debugging import DebugHeapOptions
 from gpumem.errors import ConfigError, GpumemError
 from gpumem.session import Environment, SessionOptions
 
-from .. import structure
-from ..mutation import MOST_BYTES
+from .. import changes
+from ..changes import MAX_BYTES
 from . import Target
 from .files import alive
 
@@ -172,17 +172,16 @@ TARGETS = (
         _settings,
         (GpumemError,),
         one_line=False,
-        structured=(structure.in_json, structure.in_json),
+        structured=(changes.in_json, changes.in_json),
         tokens=tuple(key.encode() for key in _KEYS),
         limit_address_space=False,
         alive=alive,
-        repeats=8,
     ),
     Target(
         "environment",
         _environment,
         (GpumemError,),
-        most_characters=MOST_BYTES * 8,
+        max_characters=MAX_BYTES * 8,
         tokens=(
             *(f"{key}=".encode() for key in vars(DebugHeapOptions())),
             b",",
@@ -193,6 +192,5 @@ TARGETS = (
         ),
         limit_address_space=False,
         alive=alive,
-        repeats=8,
     ),
 )

@@ -11,7 +11,7 @@ from gpumem.report.blocks import blocks_of, owners_of
 from gpumem.report.data import figures_of, notice_of, recorded_policy
 from gpumem.traces import Trace, load_trace
 
-from .. import structure
+from .. import changes
 from . import Target
 from .files import written
 
@@ -139,14 +139,14 @@ TARGETS = (
         "recording",
         _recording,
         (TraceError,),
-        structured=(structure.slots(96, 48, _SLOT_FIELDS),),
+        structured=(changes.slots(96, 48, _SLOT_FIELDS),),
         tokens=(b"gpumemEV", b"\t", b"\xff", b"[[", "²".encode(), b"cuda:1\tarena\t"),
     ),
     Target(
         "npz",
         _trace,
         (TraceError,),
-        structured=(structure.in_zip,),
+        structured=(changes.in_zip,),
         tokens=(
             b"PK\x03\x04",
             b"PK\x01\x02",
@@ -162,7 +162,7 @@ TARGETS = (
         "torch_snapshot",
         _device_one,
         (TraceError,),
-        structured=(structure.in_pickle,),
+        structured=(changes.in_pickle,),
         tokens=_OF_ENTRIES,
     ),
     Target(
@@ -182,6 +182,6 @@ TARGETS = (
         ),
     ),
     Target(
-        "snapshot", _snapshot, (TraceError,), structured=(structure.in_json,), tokens=_OF_SNAPSHOTS
+        "snapshot", _snapshot, (TraceError,), structured=(changes.in_json,), tokens=_OF_SNAPSHOTS
     ),
 )
