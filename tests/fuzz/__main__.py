@@ -17,7 +17,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-import numpy  # noqa: F401: each fork has it
+import numpy  # noqa: F401  # each fork has it
 import onnx  # noqa: F401
 
 from . import targets
