@@ -93,6 +93,34 @@ def test_architecture_is_short_enough_to_read():
     assert glossary.count("\n| ") - 2 <= 25
 
 
+def test_page_of_a_task_names_no_source_file():
+    """Pages on how gpumem works do; an example is no source."""
+    tasks = re.search(
+        r":caption: Tasks\n.*?\n\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S
+    )
+    assert tasks
+    pages = tasks[1].split()
+    assert len(pages) > 10
+    named = {
+        (page, name)
+        for page in pages
+        for name in QUOTED.findall((ROOT / "docs" / f"{page}.md").read_text())
+        if re.search(r"\.(?:pyx|pxd|c|h|cpp)$|(?:^|/)_(?:native|support|arena|buffer)\b", name)
+    }
+    assert not named
+
+
+def test_each_result_is_quoted_by_a_document_or_a_source():
+    quoted = "".join(
+        path.read_text()
+        for path in [*DOCUMENTS, *tracked()]
+        if path.suffix in {".md", ".pyx", ".py"}
+    )
+    results = [path.name for path in (ROOT / "bench/results").iterdir()]
+    assert results
+    assert not [name for name in results if f"results/{name}" not in quoted]
+
+
 def test_script_for_gpus_leaves_out_tests_that_exist():
     folder = ROOT / "tests" / "gpu"
     spec = importlib.util.spec_from_file_location("gpu_run", folder / "run.py")
