@@ -56,7 +56,8 @@ COMPILE += ["-finline-functions", "--param=max-inline-insns-auto=60"]
 HOT = ("_native.bfc.table", "_native.arena.fast_path", "_native.arena.thread_cache")
 FAST = ["-O3", "-fno-tree-slp-vectorize"]
 # Modules of settings and of reports: nobody waits for them, and -O1 takes 60 % of the time of -O2.
-COLD = ("_budget", "_live", "_resource.arena.*", "_testing.*", "_events.*", "_snapshots.*")
+# `_arena.arena` is not one of them.
+COLD = ("_budget", "_live", "_arena.[!a]*", "_testing.*", "_events.*", "_snapshots.*")
 if platform.machine() == "x86_64":
     # Thread-local storage by descriptors: as cheap as static, without its limits.
     COMPILE.append("-mtls-dialect=gnu2")

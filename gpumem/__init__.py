@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 try:
-    from gpumem._core import Arena
+    from gpumem._arena.arena import Arena
 except ModuleNotFoundError as _missing:
-    if _missing.name != "gpumem._core":
+    if _missing.name != "gpumem._arena.arena":
         raise
     raise ImportError(
         f"{__path__[0]} is source that was not compiled: run `pip install -e .` beside it, or "
@@ -31,7 +31,7 @@ from gpumem._buffer.transport import register as _register
 from gpumem._buffer.transport import transports as _transports
 from gpumem._defaults import get_default_resource, set_default_resource, using_resource
 from gpumem._factory import resource_from_config
-from gpumem._resource.arena.graph_pool import GraphPool
+from gpumem._arena.graph_pool import GraphPool
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool

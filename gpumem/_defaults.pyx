@@ -7,8 +7,8 @@ from contextvars import ContextVar
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 
+from gpumem._arena cimport Arena
 from gpumem._buffer cimport MemoryResource
-from gpumem._core cimport Arena
 
 from gpumem.device import default_device, MemoryInfo
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind

@@ -4,10 +4,10 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from gpumem._native.arena cimport ARENA_OK, arena_allocate, arena_free, Block
+from gpumem._arena cimport Arena
 from gpumem._budget cimport Budget
+from gpumem._native.arena cimport ARENA_OK, arena_allocate, arena_free, Block
 from gpumem._native.budget.tree cimport budget_charge, BUDGET_REFUSED, budget_uncharge, BudgetCore
-from gpumem._core cimport Arena
 from gpumem._support.clock cimport clock_ns
 
 cdef extern from "<pthread.h>" nogil:

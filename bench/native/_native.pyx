@@ -6,15 +6,15 @@ from libc.stdlib cimport calloc, free
 
 import numpy as np
 
+from gpumem._arena cimport Arena
 from gpumem._native.arena cimport (
     AllocatorHook, ARENA_OK, arena_allocate, arena_free, ArenaCore, Block, hook_allocate,
     hook_create, hook_drop, hook_free_on,
 )
 from gpumem._native.arena.types cimport SPACES
 from gpumem._native.bfc cimport Chunk
-from gpumem._native.pages cimport Page
-from gpumem._core cimport Arena
 from gpumem._native.driver cimport CUstream
+from gpumem._native.pages cimport Page
 
 from gpumem.integrations.c._calls import address_of, capsule_of
 

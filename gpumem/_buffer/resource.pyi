@@ -6,7 +6,7 @@ from typing_extensions import disjoint_base
 from gpumem._budget import Budget, _Count
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import Stream, _StreamLike
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem._snapshots.snapshot import Snapshot
 from gpumem.config import ArenaConfig

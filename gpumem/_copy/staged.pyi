@@ -1,4 +1,4 @@
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.device import Device
 
 SLOT_BYTES: int

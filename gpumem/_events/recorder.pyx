@@ -10,9 +10,8 @@ from libc.errno cimport EBUSY, ENOMEM
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport strerror
 
+from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport MemoryResource
-from gpumem._core cimport Arena
-from gpumem._resource.arena cimport GraphPool
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.columns cimport column_of
 from gpumem._support.deferred cimport interrupt_again
@@ -413,7 +412,7 @@ def resources_below(resource):
         below = [found for upstream in resource.upstreams for found in resources_below(upstream)]
         return list({id(found): found for found in below}.values())
     source_of(resource)
-    return [resource, *resource._beside()] if isinstance(resource, Arena) else [resource]
+    return [resource, *resource._tag_arenas()] if isinstance(resource, Arena) else [resource]
 
 
 cdef int raise_refusal(int code, object resource) except -1:

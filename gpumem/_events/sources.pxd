@@ -1,8 +1,7 @@
 """Which event source a resource has: what is recorded of it, and shown in snapshots."""
 
+from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport MemoryResource
-from gpumem._core cimport Arena
-from gpumem._resource.arena cimport GraphPool
 from gpumem._support.events cimport EventSource
 
 

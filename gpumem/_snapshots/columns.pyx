@@ -5,11 +5,11 @@ import numpy as np
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, realloc
 
+from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport (
     BlockLedger, ledger_copy_blocks, ledger_counters, ledger_drop, ledger_stream, LedgerBlock,
     LedgerCounters, MemoryResource,
 )
-from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     arena_copy, arena_copy_free, arena_drop, arena_retain_live, ArenaCopy, ArenaCore, block_note,
     BlockNote, DebugHeap, heap_copy, HEAP_FREED, HEAP_LIVE, HeapBlock, HeapState, hooks_blocks,
@@ -20,7 +20,6 @@ from gpumem._native.bfc cimport (
     SLOT_RELEASED,
 )
 from gpumem._native.driver cimport context_is_dead, DeviceContext
-from gpumem._resource.arena cimport GraphPool
 from gpumem._support.atomics cimport count_retain_live
 from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport (
@@ -151,7 +150,7 @@ def parts_of(resource):
     """Return the arenas that hold the blocks of a resource's tags, beside its own."""
     if isinstance(resource, GraphPool):
         return (<GraphPool>resource).members()[1:]
-    return resource._beside() if isinstance(resource, Arena) else []
+    return resource._tag_arenas() if isinstance(resource, Arena) else []
 
 
 cdef int require_own(resource) except -1:

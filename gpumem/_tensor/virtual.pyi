@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpumem._buffer.stream import _StreamLike
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo
 

@@ -6,23 +6,23 @@ from weakref import ref
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
+from gpumem._arena cimport (
+    Arena, arena_of_tag, Asking, raise_over_budget, raise_status, relieve, require_pages,
+    tensors_relieve,
+)
 from gpumem._budget cimport Relief, tell_errors
 from gpumem._buffer cimport (
     Buffer, buffer_of, empty_buffer, MemoryResource, Place, PLACE_SLEEPS, resource_init,
     ResourceBase,
 )
-from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
     Lack, room_for_streams, slot_drop, slot_retain, span_close, span_commit, span_drop,
-    span_is_held, span_open, span_record, span_release, span_view, span_view_end, SpanView,
-    span_wait,
+    span_is_held, span_open, span_record, span_release, span_view, span_view_end, span_wait,
+    SpanView,
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
-from gpumem._resource.arena cimport (
-    ArenaBase, Asking, raise_over_budget, raise_status, relieve, require_pages, tensors_relieve,
-)
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
@@ -722,7 +722,7 @@ def make_virtual(Arena arena not None, shape, dtype, *, committed, step, ahead, 
     """Make a virtual tensor; the body of `Arena.virtual`."""
     cdef int64_t lengths[MAX_RANK]
     cdef int rank = shape_from(shape, lengths)
-    cdef ArenaBase tagged = arena.tagged()
+    cdef Arena tagged = arena_of_tag(arena)
     cdef VirtualTensor made = VirtualTensor.__new__(VirtualTensor)
     cdef int64_t size
     cdef uint64_t nbytes, page
@@ -734,7 +734,7 @@ def make_virtual(Arena arena not None, shape, dtype, *, committed, step, ahead, 
         raise ValueError(f"invalid shape = {shape!r}: expected one dimension or more, and elements")
     if size < 0:
         raise ValueError(f"shape {shape!r} of {made.element.dtype} has more than 2**63 - 1 bytes")
-    require_pages(arena, arena.source is not None)
+    require_pages(arena)
     arena = arena if tagged is None else <Arena>tagged
     made.arena = arena
     made.shape = tuple([lengths[i] for i in range(rank)])

@@ -1,6 +1,6 @@
 """What the public API does not say of an arena, or of another resource."""
 
-from gpumem._core import release_retired_arenas as release_retired
+from gpumem._arena.arena import release_retired_arenas as release_retired
 from gpumem._testing.host_device import (
     block_handle,
     free_block,

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._arena cimport Arena
 from gpumem._buffer cimport Buffer, MemoryResource
-from gpumem._core cimport Arena
 from gpumem._native.arena cimport arena_free, ARENA_OK, move_clock
 from gpumem._native.driver.host cimport host_controls
 from gpumem._native.pages cimport budget_fill, budget_spend

@@ -20,7 +20,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.errors import IntegrationError
 from gpumem.integrations import torch as _torch
 from gpumem.integrations.torch import TorchStatus, _hooks

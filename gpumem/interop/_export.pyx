@@ -5,8 +5,8 @@ import os
 
 from libc.stdint cimport uint64_t
 
+from gpumem._arena cimport Arena
 from gpumem._buffer cimport Buffer, buffer_share, drop_share
-from gpumem._core cimport Arena
 from gpumem._native.arena cimport APART_SHAREABLE, ArenaCore
 from gpumem._native.backing cimport Mapped, mapped_around, shared_export
 from gpumem._native.driver cimport check, CUresult

@@ -25,7 +25,7 @@ from gpumem._events.events import (
     slots_of,
     text_of_live,
 )
-from gpumem._resource.arena.graph_pool import GraphPool
+from gpumem._arena.graph_pool import GraphPool
 from gpumem._snapshots.snapshot import snapshot
 from gpumem._support.arguments import is_integer, is_number, is_same_file, require
 from gpumem._support.closing import close_after_body

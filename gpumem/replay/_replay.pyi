@@ -1,5 +1,5 @@
 from gpumem._buffer.stream import Stream
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.traces import Trace
 
 def run(

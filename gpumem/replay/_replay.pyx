@@ -4,7 +4,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, int8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from gpumem._core cimport Arena
+from gpumem._arena cimport Arena
 from gpumem._native.arena cimport (
     arena_allocate, arena_free, ARENA_OK, ArenaCore, Block, slot_retain,
 )

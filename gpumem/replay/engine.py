@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumem._buffer.stream import Stream
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem._support.arguments import is_integer
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo, default_device

@@ -17,8 +17,8 @@ ROW_OF = {name: number for number, row in enumerate(LAYERS) for name in row}
 
 def test_reader_of_imports_sees_each_form():
     seen = {(each.module, each.imported, each.compiled, each.top) for each in IMPORTS}
-    assert ("gpumem._core", "gpumem._native.arena", True, True) in seen
-    assert ("gpumem._core", "gpumem.config", False, True) in seen
+    assert ("gpumem._arena.arena", "gpumem._native.arena", True, True) in seen
+    assert ("gpumem._arena.arena", "gpumem.config", False, True) in seen
     assert ("gpumem.device", "gpumem._native.driver.host", False, False) in seen
 
 

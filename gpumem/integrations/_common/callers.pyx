@@ -15,8 +15,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, intptr_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcmp
 
+from gpumem._arena cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._buffer cimport Buffer, MemoryResource, ResourceBase, size_of, Stream
-from gpumem._core cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.events cimport FRAMEWORK_CUPY, is_recorded, thread_set_framework
 from gpumem._support.streams cimport LEGACY_STREAM

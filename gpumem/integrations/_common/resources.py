@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
 from gpumem._buffer.resource import MemoryResource
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem._defaults import get_default_resource, set_default_resource
 from gpumem._support.forks import ForkLock
 from gpumem.config import ArenaConfig

@@ -10,8 +10,8 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strdup
 
+from gpumem._arena cimport allocate_under_pressure, Arena, arena_take_on, raise_status
 from gpumem._buffer cimport Buffer, Stream
-from gpumem._core cimport Arena, arena_take_on
 from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
     arena_max_in_use, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
@@ -23,12 +23,11 @@ from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
     CUresult, CUstream, DeviceContext, stream_captures,
 )
-from gpumem._resource.arena cimport allocate_under_pressure, raise_status
 from gpumem._support.atomics cimport count_add, load32, load64, published32, store32
 from gpumem._support.deferred cimport defer, Deferred, interrupt_again
 from gpumem._support.lock cimport lock_acquire, lock_release
-from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._support.process cimport process_is_exiting
+from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem._support.events import FRAMEWORKS
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
 from gpumem.integrations._common.callers import CupyAllocator, Maker, Where

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.integrations._common.compiled import load, over_gpumem_h
 from gpumem.integrations.c._calls import address_of, capsule_of
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.integrations._common.compiled import INCLUDE, Recipe, cuda_folders, load
 from gpumem.integrations.c._calls import address_of, capsule_of
 

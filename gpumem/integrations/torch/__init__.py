@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from gpumem import integrations
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.errors import ConfigError, ConfigWarning
 from gpumem.integrations._common.resources import ResourceLike, Resources
 from gpumem.integrations._common.switch import Framework, Setting, Switch, Using

@@ -7,7 +7,7 @@ import os
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._common.resources import Resources

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 
 PINNED: int
 

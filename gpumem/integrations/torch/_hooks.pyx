@@ -7,7 +7,7 @@ from libc.stdio cimport fprintf, stderr
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from gpumem._core cimport Arena
+from gpumem._arena cimport allocate_under_pressure, Arena, raise_status
 from gpumem._native.arena cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
     arena_copy, arena_copy_free, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions, ARENA_OK,
@@ -28,7 +28,6 @@ from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
     CUresult, CUstream, DeviceContext,
 )
-from gpumem._resource.arena cimport allocate_under_pressure, raise_status
 from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
 from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.events cimport FRAMEWORK_TORCH

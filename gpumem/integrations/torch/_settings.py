@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem.errors import ConfigError, ConfigWarning
 
 __all__ = ["VARIABLES", "AllocatorSettings"]

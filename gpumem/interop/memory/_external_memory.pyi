@@ -4,7 +4,7 @@ from typing import Any, Self, final
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem._resource.handle import Handle
 from gpumem._tensor.tensor import Tensor
 from gpumem.config import ArenaConfig

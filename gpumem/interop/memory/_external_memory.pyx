@@ -36,7 +36,7 @@ from gpumem.interop.memory._mapping cimport (
 )
 
 from gpumem._copy.copy import wait_for_releases
-from gpumem._core import Arena
+from gpumem._arena.arena import Arena
 from gpumem._support.closing import close_after_body
 from gpumem._support.releases import on_release
 from gpumem._support.sizes import exact_size, format_size

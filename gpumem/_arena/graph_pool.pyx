@@ -6,13 +6,15 @@ from weakref import WeakSet
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
+from gpumem._arena.arena cimport Arena
+from gpumem._arena.open cimport count_of
+from gpumem._arena.tags cimport arena_of_tag, arenas_of_tags, close_if_idle
 from gpumem._buffer cimport Buffer
 from gpumem._native.arena cimport (
     ArenaCore, is_graph_pool, pool_adopt, pool_begin, pool_retain_with, pool_sleeps, slot_drop,
     slot_retain,
 )
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, stream_captures
-from gpumem._resource.arena.reports cimport sum_of_stats
 from gpumem._support.atomics cimport count_now
 from gpumem._support.events cimport event_source_name
 
@@ -20,7 +22,7 @@ from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
-from gpumem.errors import ClosedError, GpumemError, InUseError, SuspendedError
+from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError, SuspendedError
 
 
 @cython.final
@@ -107,7 +109,7 @@ cdef class GraphPool:
         required(self)
         if not self.serving:
             raise InUseError(f"no stream can join {self.name!r}: it is not capturing")
-        self.arena._serve(stream, self)
+        serve_named(self, stream)
 
     def retain_with(self, graph):
         """Keep the pool as long as a graph and everything instantiated of it.
@@ -133,7 +135,8 @@ cdef class GraphPool:
 
     def stats(self):
         """Return the counters of this moment as `Stats`; those of all tags together."""
-        return sum_of_stats([each.stats() for each in self.members()])
+        from gpumem._arena import reports
+        return reports.sum_of_stats([each.stats() for each in self.members()])
 
     def blocks(self):
         """Return every block, used and free, as a list of `BlockInfo` in address order."""
@@ -181,13 +184,13 @@ cdef class GraphPool:
         required(self)
         if pool_sleeps(self.core):
             raise SuspendedError(f"{self.name!r} is asleep: wake() of arena {self.arena.name!r} "
-                                 "brings its memory back")
+                                 "restores its memory")
 
-    cdef ArenaBase part(self, ArenaBase tagged):
+    cdef Arena part(self, Arena tagged):
         if tagged is None:
             return self.inner
         if tagged not in self.parts:
-            adopt(self.arena._open_pool_arena(), tagged, self)
+            adopt(open_pool_arena(self.arena), tagged, self)
         return self.parts[tagged]
 
     cdef list members(self):
@@ -216,7 +219,7 @@ class Capture:
         if not pool.serving:
             with nogil:
                 pool_begin(pool.core)
-        self._slot = pool.arena._serve(self._stream, pool)
+        self._slot = serve_named(pool, self._stream)
         pool.contexts += 1
         self._entered += 1
         return pool
@@ -228,7 +231,7 @@ class Capture:
             raise GpumemError(f"this capture into {pool.name!r} is not entered")
         self._entered -= 1
         pool.contexts -= 1
-        pool.arena._end_service(pool, None if pool.contexts == 0 else self._slot)
+        captures_of(pool.arena).end(pool, None if pool.contexts == 0 else self._slot)
 
 
 @cython.final
@@ -239,7 +242,7 @@ cdef class Captures:
         self.served = {}
         self.pools = WeakSet()
 
-    cdef GraphPool pool_of(self, ArenaBase arena, uint32_t slot,
+    cdef GraphPool pool_of(self, Arena arena, uint32_t slot,
                            bint capturing):
         cdef GraphPool pool = self.served.get(slot)
         cdef uint64_t capture
@@ -257,7 +260,7 @@ cdef class Captures:
             pool = self.join(arena, slot, capture, <uintptr_t>graph)
         return pool
 
-    cdef GraphPool join(self, ArenaBase arena, uint32_t slot,
+    cdef GraphPool join(self, Arena arena, uint32_t slot,
                         uint64_t capture, uint64_t graph):
         # No pool was opened for this capture: the arena opens one for all its streams.
         cdef GraphPool pool = None
@@ -266,14 +269,14 @@ cdef class Captures:
             if pool.capture == capture:
                 break
         else:
-            pool = arena._open_pool()
+            pool = open_pool(arena)
             # First, so that a driver without user objects leaves no pool behind.
             retain_with(pool, graph)
             pool.capture = capture
         self.serve(arena, slot, None, pool)
         return pool
 
-    cdef int serve(self, ArenaBase arena, uint32_t slot, object stream,
+    cdef int serve(self, Arena arena, uint32_t slot, object stream,
                    GraphPool pool) except -1:
         # A pool that was opened by itself may have served a capture that is over.
         cdef GraphPool before = self.served.get(slot)
@@ -291,10 +294,10 @@ cdef class Captures:
         for each in list(pool.serving) if slot is None else [slot]:
             del self.served[each], pool.serving[each]
             slot_drop(pool.arena.core, each)
-        # Nobody has one that was opened by itself: without a graph its memory is of no use.
+        # No user has a pool that was opened by itself: without a graph its memory is of no use.
         if pool.capture and not pool.serving:
             for inner in pool.members():
-                inner._close_if_idle()
+                close_if_idle(inner)
         return 0
 
     cdef bint end_if_over(self, GraphPool pool) except -1:
@@ -309,15 +312,98 @@ cdef class Captures:
     cdef bint end_over(self) except -1:
         return any([self.end_if_over(pool) for pool in set(self.served.values())])
 
-    cdef int close(self) except -1:
-        # All or none: the first that is in use keeps the others open.
-        open_ones = [pool for pool in self.pools if not pool.closed]
-        for pool in open_ones:
-            self.end_if_over(pool)
-            require_idle(pool)
-        for pool in open_ones:
-            pool.close()
-        return 0
+
+# ---- what an arena asks of its pools -------------------------------------------------------------
+
+
+cdef Captures captures_of(Arena arena):
+    if arena.captures is None:
+        arena.captures = Captures()
+    return arena.captures
+
+
+cdef object capture_into(Arena arena, object stream, object pool):
+    if pool is None:
+        pool = open_pool(arena)
+    elif not isinstance(pool, GraphPool):
+        raise TypeError(f"pool must be a GraphPool, not {type(pool).__name__}")
+    elif (<GraphPool>pool).arena is not arena:
+        raise ValueError(f"{pool!r} is not a pool of arena {arena.name!r}")
+    return Capture(pool, stream)
+
+
+cdef GraphPool open_pool(Arena arena):
+    end_finished_captures(arena)
+    return make_pool(arena, open_pool_arena(arena))
+
+
+cdef Arena open_pool_arena(Arena arena):
+    if arena.source is not None:
+        raise ConfigError(f"arena {arena.name!r} has a source, and a graph pool takes memory "
+                          "from the driver: allocate before the capture")
+    return Arena(arena.memory, arena.config._of_graph_pool(arena.backing), budget=arena.budget,
+                 count=count_of(arena), debug_heap=False, name=f"{arena.name}, graph pool")
+
+
+cdef uint32_t serve_named(GraphPool pool, object stream) except? 0:
+    cdef uint32_t slot
+    pool.arena.require_open()
+    pool.arena.slot_of(stream, &slot)
+    captures_of(pool.arena).serve(pool.arena, slot, stream, pool)
+    return slot
+
+
+cdef GraphPool pool_for(Arena arena, uint32_t slot, bint capturing):
+    # The end of an earlier capture's pool runs other code: the slot keeps its stream.
+    if arena.captures is None and not capturing:
+        return None
+    slot_retain(arena.core, slot)
+    try:
+        return captures_of(arena).pool_of(arena, slot, capturing)
+    finally:
+        slot_drop(arena.core, slot)
+
+
+cdef Buffer take_captured(Arena arena, GraphPool pool, object nbytes, uint32_t slot,
+                          object alignment):
+    stream = arena.streams.get(slot)
+    return pool.part(arena_of_tag(arena)).allocate(
+        nbytes, arena.stream_at(slot) if stream is None else stream, alignment=alignment)
+
+
+cdef list children_of(Arena arena):
+    inner = arenas_of_tags(arena)
+    for pool in open_pools(arena):
+        inner += (<GraphPool>pool).members()
+    return inner
+
+
+cdef list open_pools(Arena arena):
+    captures = <Captures>arena.captures
+    return [] if captures is None else [pool for pool in captures.pools if not pool.closed]
+
+
+cdef bint end_finished_captures(Arena arena) except -1:
+    return False if arena.captures is None else (<Captures>arena.captures).end_over()
+
+
+cdef int reset_pools(Arena arena, uint32_t slot, object stream) except -1:
+    for pool in open_pools(arena):
+        if slot not in (<GraphPool>pool).serving:
+            for each in (<GraphPool>pool).members():
+                each.reset_stream(stream)
+    return 0
+
+
+cdef int close_pools(Arena arena) except -1:
+    # All or none: the first that is in use keeps the others open.
+    pools = open_pools(arena)
+    for pool in pools:
+        captures_of(arena).end_if_over(pool)
+        require_idle(pool)
+    for pool in pools:
+        pool.close()
+    return 0
 
 
 cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) noexcept:
@@ -363,10 +449,10 @@ cdef object required(GraphPool pool):
 
 
 cdef bint is_in_graph_pool(Buffer buffer) noexcept:
-    return isinstance(buffer.home, ArenaBase) and is_graph_pool((<ArenaBase>buffer.home).core)
+    return isinstance(buffer.home, Arena) and is_graph_pool((<Arena>buffer.home).core)
 
 
-cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner):
+cdef GraphPool make_pool(Arena arena, Arena inner):
     cdef GraphPool pool = GraphPool.__new__(GraphPool)
     pool.arena = arena
     pool.inner = inner
@@ -377,7 +463,7 @@ cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner):
     return pool
 
 
-cdef int adopt(ArenaBase inner, ArenaBase owner, GraphPool pool) except -1:
+cdef int adopt(Arena inner, Arena owner, GraphPool pool) except -1:
     # From here on the limit and the counters of the pool's arena include it.
     cdef ArenaCore* whole = NULL if inner is pool.inner else pool.core
     with nogil:

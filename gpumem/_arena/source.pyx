@@ -1,4 +1,4 @@
-"""Memory of a user's source under an arena; see _resource/arena/source.pxd.
+"""Memory of a user's source under an arena; see _arena/source.pxd.
 
 Callables get the interpreter lock, which is safe because no thread waits for a grow lock while
 holding it. Their exceptions are kept until the status has reached the calling thread.

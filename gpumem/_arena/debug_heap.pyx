@@ -58,7 +58,7 @@ cdef extern from *:
     void gm_name_caller(void* address, char* text, size_t room)
 
 cdef enum:
-    MOST_TOLD = 10          # reports or blocks in one message
+    MAX_TOLD = 10          # reports or blocks in one message
 
 KINDS = {
     <int>HEAP_OVERRUN: "overrun",
@@ -205,9 +205,9 @@ cdef class Heap:
     cdef str live_text(self):
         live = self.outstanding()
         lines = [f"\n  {format_size(block.nbytes)} at {block.ptr:#x}, allocated at "
-                 f"{block.allocated.where}" for block in live[:MOST_TOLD]]
-        if len(live) > MOST_TOLD:
-            lines.append(f"\n  and {len(live) - MOST_TOLD} more")
+                 f"{block.allocated.where}" for block in live[:MAX_TOLD]]
+        if len(live) > MAX_TOLD:
+            lines.append(f"\n  and {len(live) - MAX_TOLD} more")
         return "".join(lines)
 
 
@@ -345,9 +345,9 @@ cdef tuple tell_of(Heap heap, list reports):
 
 cdef object error_of(Heap heap, list reports):
     kind = InvalidFreeError if reports[0].kind in BAD_FREES else HeapCorruptionError
-    text = "\n".join(str(report) for report in reports[:MOST_TOLD])
-    if len(reports) > MOST_TOLD:
-        text += f"\nand {len(reports) - MOST_TOLD} more: see `reports`"
+    text = "\n".join(str(report) for report in reports[:MAX_TOLD])
+    if len(reports) > MAX_TOLD:
+        text += f"\nand {len(reports) - MAX_TOLD} more: see `reports`"
     if heap.lost:
         text += f"\nand {heap.lost} that were not kept"
     heap.lost = 0
@@ -420,7 +420,7 @@ cdef int tell_last(Heap heap) except -1:
     if not callable(how):
         how = print_report
     if arena is not None:
-        arena._look()
+        arena._check_last()
     tell_each(heap, take_reports(heap), how)
     # An arena that is gone has no live blocks.
     if heap.heap.gone or not heap.options.leaks:
@@ -455,9 +455,9 @@ cdef int print_leaks(Heap heap, list leaks) except -1:
     print(f"gpumem: {leaked_text(leaks)} of arena {heap.arena!r} on {heap.memory} in use at the "
           "end", file=sys.stderr)
     largest = sorted(groups.values(), key=lambda group: -sum(leak.nbytes for leak in group))
-    for group in largest[:MOST_TOLD]:
+    for group in largest[:MAX_TOLD]:
         print(f"leak: {leaked_text(group)}, allocated {group[0].allocated}", file=sys.stderr,
               end="")
-    if len(groups) > MOST_TOLD:
-        print(f"and from {len(groups) - MOST_TOLD} more places", file=sys.stderr)
+    if len(groups) > MAX_TOLD:
+        print(f"and from {len(groups) - MAX_TOLD} more places", file=sys.stderr)
     return 0

@@ -2,14 +2,14 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._arena.arena cimport Arena
 from gpumem._buffer cimport Buffer
 from gpumem._native.arena cimport ArenaCore
 from gpumem._native.driver cimport CUgraph
-from gpumem._resource.arena.settings cimport ArenaBase
 
 cdef class GraphPool:
-    cdef readonly ArenaBase arena           # that it belongs to
-    cdef ArenaBase inner                    # the arena that holds its memory
+    cdef readonly Arena arena           # that it belongs to
+    cdef Arena inner                    # the arena that holds its memory
     cdef dict parts                         # and those for tags: arena of a tag -> arena
     cdef ArenaCore* core                    # of `inner`
     cdef dict serving                       # slot of `arena` -> its stream, kept alive
@@ -18,7 +18,7 @@ cdef class GraphPool:
     cdef object __weakref__
 
     # What serves allocations under the tag of an arena; None: none is open.
-    cdef ArenaBase part(self, ArenaBase tagged)
+    cdef Arena part(self, Arena tagged)
     cdef list members(self)
 
 # Which pools serve which streams of one arena.
@@ -28,20 +28,35 @@ cdef class Captures:
 
     # The pool that serves a stream now; None: the arena itself. `capturing`: its driver says that
     # it captures, so there must be one.
-    cdef GraphPool pool_of(self, ArenaBase arena, uint32_t slot,
+    cdef GraphPool pool_of(self, Arena arena, uint32_t slot,
                            bint capturing)
-    cdef GraphPool join(self, ArenaBase arena, uint32_t slot,
+    cdef GraphPool join(self, Arena arena, uint32_t slot,
                         uint64_t capture, uint64_t graph)
-    cdef int serve(self, ArenaBase arena, uint32_t slot, object stream,
+    cdef int serve(self, Arena arena, uint32_t slot, object stream,
                    GraphPool pool) except -1
     # The pool serves a slot no longer; None: none at all.
     cdef int end(self, GraphPool pool, object slot) except -1
     # Ends a pool, or all, that were opened by themselves for a capture that is over; did any?
     cdef bint end_if_over(self, GraphPool pool) except -1
     cdef bint end_over(self) except -1
-    cdef int close(self) except -1
 
 # Whether a buffer's memory stays a graph's when the buffer has ended.
 cdef bint is_in_graph_pool(Buffer buffer) noexcept
-cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner)
+# The driver's number of the capture that a stream is in; 0: none.
 cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) noexcept
+
+# `Arena.capture`.
+cdef object capture_into(Arena arena, object stream, object pool)
+# The pool that serves the slot's stream; None: the arena itself.
+cdef GraphPool pool_for(Arena arena, uint32_t slot, bint capturing)
+# Allocates in a pool, for a stream of its arena.
+cdef Buffer take_captured(Arena arena, GraphPool pool, object nbytes, uint32_t slot,
+                          object alignment)
+# Arenas of an arena's tags and of its open pools.
+cdef list children_of(Arena arena)
+# Ends the pools that were opened by themselves for a capture that is over; did any end?
+cdef bint end_finished_captures(Arena arena) except -1
+# Resets a stream, which has this slot in the arena, in the pools that do not serve it.
+cdef int reset_pools(Arena arena, uint32_t slot, object stream) except -1
+# Closes every pool, or raises InUseError and closes none.
+cdef int close_pools(Arena arena) except -1

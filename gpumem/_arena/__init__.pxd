@@ -1,0 +1,9 @@
+"""`Arena`, and the functions around it that other folders call."""
+
+from gpumem._arena.arena cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
+from gpumem._arena.graph_pool cimport GraphPool, is_in_graph_pool
+from gpumem._arena.open cimport require_pages
+from gpumem._arena.status cimport (
+    allocate_under_pressure, Asking, raise_over_budget, raise_status, relieve, tensors_relieve,
+)
+from gpumem._arena.tags cimport arena_of_tag

@@ -1,0 +1,1 @@
+"""`gpumem.Arena`: its class, and functions by subject that its methods call."""

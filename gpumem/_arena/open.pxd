@@ -1,0 +1,37 @@
+"""Opening an arena: its settings, backing, peers and budget."""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._arena.arena cimport Arena
+from gpumem._native.bfc cimport QUANTUM
+from gpumem._native.driver cimport DriverDevice
+
+# Makes the core of a new Arena from the arguments of its class.
+cdef int arena_open(Arena arena, object memory, object config, tuple excess, object source,
+                    object budget, object count, object debug_heap, object name,
+                    dict given) except -1
+# Bytes by which a block must be larger, so that an aligned part of it has the requested bytes. A
+# block is a multiple of the quantum.
+cdef inline uint64_t extra_for(uint64_t alignment) noexcept:
+    return max(alignment, <uint64_t>QUANTUM) - QUANTUM
+
+# "reserved" or "in_use": which bytes its budget counts.
+cdef str count_of(Arena arena)
+# Why memory cannot be backed by pages that move; empty if it can.
+cdef str pages_problem(object memory)
+# Why the arena's blocks lie in regions.
+cdef str why_regions(Arena arena)
+# Raises ConfigError for an arena that cannot have virtual tensors.
+cdef int require_pages(Arena arena) except -1
+# The Region for the arguments of `allocate`, with its backing made. Raises ValueError or
+# ConfigError.
+cdef int region_for(Arena arena, object shareable, object transport) except -1
+# A transport registers the block at this address: its region is then released as one that was made
+# for transports.
+cdef int note_registration(Arena arena, uint64_t address) except -1
+# Lets a further device access the arena's memory; raises where that is not possible.
+cdef int add_peer(Arena arena, object device) except -1
+# The same for a device that is about to use it; returns whether it may.
+cdef bint let_peer(Arena arena, DriverDevice peer) except -1
+# The devices that `add_peer` has added, as a tuple of Device.
+cdef tuple peers_of(Arena arena)

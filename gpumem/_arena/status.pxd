@@ -1,0 +1,48 @@
+"""A refused request: the callbacks that may make room for it, then its exception.
+
+Called with the interpreter lock, after every other lock was released.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._arena.arena cimport Arena, Region
+from gpumem._budget cimport Relief
+from gpumem._native.arena cimport AllocatorHook, ArenaCore, Block
+from gpumem._native.driver cimport CUstream
+
+# Progress of one request in calling its arena's virtual tensors; zeros at first.
+cdef struct Asking:
+    uint32_t reliever       # the next callback
+    uint32_t calls
+
+# The one place that turns a status into an exception. `asked` and `extra`: bytes of the request,
+# and bytes for their alignment in addition.
+cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
+                      int status) except -1
+cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
+                           list errors) except -1
+# Raises for a close of an arena that has live blocks, graphs or virtual tensors.
+cdef int raise_in_use(Arena arena) except -1
+# Raises for a use of sleeping memory.
+cdef int raise_suspended(Arena arena) except -1
+# Raises ConfigError for an arena without a debug heap.
+cdef int require_heap(Arena arena) except -1
+
+# Tries an allocation with this status again after callbacks, as long as they make room; raises if
+# it is refused for good.
+cdef int take_under_pressure(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
+                             Region region, int status, Block* block) except -1
+# Repeats a call that the budget refused, after callbacks; raises if it is refused for good.
+cdef int under_pressure(Arena arena, int (*call)(ArenaCore*, uint64_t) noexcept nogil,
+                        uint64_t nbytes) except -1
+# A hook's allocation that the budget refused, tried again after callbacks as long as they make
+# room. It acquires the interpreter lock for them, and reports their exceptions. The caller holds
+# no lock.
+cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
+                                 uint32_t flags, uint64_t* address) noexcept nogil
+# The budget has refused: runs callbacks, and keeps their exceptions. True: try again.
+cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1
+# Memory is out, with this status: calls a callback of a virtual tensor other than `but`. True: it
+# released rows, try again. Its exception is passed to sys.unraisablehook. The caller holds no lock.
+cdef bint tensors_relieve(Arena arena, int status, uint64_t nbytes, object but,
+                          Asking* asking) except -1

@@ -1,0 +1,26 @@
+"""Tags of an arena: which of them sleep, and in which order."""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._arena.arena cimport Arena
+
+# The memory of one tag: an arena beside the one that it belongs to.
+cdef class Tag:
+    cdef str asleep                     # "keep", "drop" or "stay"
+    cdef Arena arena
+
+# The context in which the calling thread's allocations have a tag, which is opened if it is new.
+cdef object tagged_as(Arena arena, object name, object asleep)
+# The arena of the calling thread's tag; None: it has none open.
+cdef Arena arena_of_tag(Arena arena)
+# (name, arena) of these tags, in the order of opening; the untagged blocks first. None: all.
+cdef list named_tags(Arena arena, object tags)
+# The arenas of all tags, in that order.
+cdef list arenas_of_tags(Arena arena)
+# Closes the arenas of all tags, or raises InUseError and closes none.
+cdef int close_tags(Arena arena) except -1
+# Closes an arena that no block and no unfinished work uses; else it stays open.
+cdef int close_if_idle(Arena arena) except -1
+# `Arena.sleep` and `Arena.wake`. The first returns the bytes that were released to the device.
+cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registered) except? 0
+cdef int wake_tags(Arena arena, object tags) except -1

@@ -1,0 +1,429 @@
+"""Tags of an arena: which of them sleep, in which order, and how a refused sleep is undone."""
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterable
+from dataclasses import replace
+
+cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from gpumem._arena.arena cimport Arena, default_stream_of
+from gpumem._arena.figures cimport counters_of
+from gpumem._arena.graph_pool cimport children_of
+from gpumem._arena.open cimport count_of, why_regions
+from gpumem._arena.status cimport raise_status, under_pressure
+from gpumem._native.arena cimport (
+    arena_can_sleep, ARENA_DEAD, arena_is_idle, arena_is_open, ARENA_OK, ARENA_OVER_BUDGET,
+    arena_sleep, arena_state, arena_wake, ArenaCore, devices_are_quiet, heap_hold, heap_let_go,
+    OpenTag, sleep_sums, SleepSums, STATE_ASLEEP, tag_adopt, tag_close, tag_now, tag_open,
+)
+from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
+from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
+from gpumem._support.atomics cimport count_now, load64
+from gpumem._support.events cimport event_source_join
+from gpumem._support.lease cimport views_alive
+
+from gpumem._support.arguments import require
+from gpumem._support.providers import provided
+from gpumem._support.releases import release_retired
+from gpumem._support.texts import counted
+from gpumem.device import Device
+from gpumem.errors import ConfigError, GpumemError, InUseError, SuspendedError
+
+UNTAGGED = "default"
+MODES = ("keep", "drop", "stay")
+
+cdef enum:
+    ROOM_PAGE = 4096        # bytes
+
+
+# ---- the tags of an arena ------------------------------------------------------------------------
+
+
+cdef object tagged_as(Arena arena, object name, object asleep):
+    cdef Tag tag
+    require_virtual(arena)
+    require("name", name, str, "a str")
+    require("asleep", asleep, str, "one of 'keep', 'drop', 'stay'")
+    if not name:
+        raise ValueError("a tag has at least one character")
+    if asleep not in MODES:
+        raise ConfigError(f"invalid asleep = {asleep!r}: expected one of 'keep', 'drop', 'stay'")
+    observed = provided("tag")(name)
+    if name == UNTAGGED:
+        mode, inner = "keep", arena
+    else:
+        tag = find_or_open(arena, name, asleep)
+        mode, inner = tag.asleep, tag.arena
+    if mode != asleep:
+        raise ConfigError(f"invalid asleep = {asleep!r} of tag {name!r}: it is {mode!r}")
+    return Tagged(arena, inner, name, observed)
+
+
+cdef Tag find_or_open(Arena arena, str name, str asleep):
+    cdef Tag tag = arena.tags.get(name) if arena.tags is not None else None
+    if tag is not None:
+        return tag
+    tag = Tag()
+    tag.asleep = asleep
+    tag.arena = open_tag(arena, name)
+    if arena.tags is None:
+        arena.tags = {}
+    # Another thread may have opened it first.
+    return arena.tags.setdefault(name, tag)
+
+
+cdef Arena open_tag(Arena arena, str name):
+    cdef Arena inner
+    config = replace(arena.config, backing=arena.backing, max_mem=0)
+    inner = Arena(arena.memory, config, budget=arena.budget, count=count_of(arena),
+                  default_stream=default_stream_of(arena), debug_heap=arena.debug_heap or False,
+                  name=f"{arena.name}, tag {name}")
+    inner.relievers = arena.relievers
+    for peer in arena.peers:
+        inner.enable_peer(peer)
+    # From here on the limit and the counters of the tag's arena include the tag's.
+    tag_adopt(inner.core, arena.core)
+    event_source_join(&inner.core.events, &arena.core.events)
+    return inner
+
+
+cdef Arena arena_of_tag(Arena arena):
+    cdef Tag tag
+    cdef ArenaCore* core = tag_now(arena.core)
+    if core != NULL:
+        for tag in arena.tags.values():
+            if tag.arena.core == core:
+                return tag.arena
+    return None
+
+
+cdef list named_tags(Arena arena, object tags):
+    known = {UNTAGGED: arena}
+    if arena.tags is not None:
+        known |= {name: (<Tag>tag).arena for name, tag in arena.tags.items()}
+    if tags is None:
+        return list(known.items())
+    names = [tags] if isinstance(tags, str) else tags
+    if not isinstance(names, Iterable):
+        raise TypeError(f"tags must be a str or several, not {type(tags).__name__}")
+    names = list(names)
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"arena {arena.name!r} has no tag {name!r}; it has "
+                f"{', '.join(map(repr, known))}. `with arena.tag({name!r})` marks blocks that "
+                "sleep together; gpumem.observe.tag only names blocks in reports")
+    return [(name, known[name]) for name in dict.fromkeys(names)]
+
+
+cdef list arenas_of_tags(Arena arena):
+    return [] if arena.tags is None else [(<Tag>tag).arena for tag in arena.tags.values()]
+
+
+cdef str mode_of(Arena arena, str name):
+    return "keep" if name == UNTAGGED else (<Tag>arena.tags[name]).asleep
+
+
+cdef int close_tags(Arena arena) except -1:
+    # All or none: refused while a block of any tag is in use.
+    cdef Arena each
+    if arena.tags is None:
+        return 0
+    release_retired()
+    for name, each in named_tags(arena, None):
+        # Virtual tensors that have ended count as used until their pages are looked for.
+        if (counters_of(each)["in_use"] > load64(&each.core.span_used)
+                or count_now(&each.core.live_spans)):
+            raise InUseError(f"arena {arena.name!r} cannot be closed: blocks or virtual tensors "
+                             f"with tag {name!r} are in use; close them and drop their views "
+                             "first")
+    for each in arenas_of_tags(arena):
+        each.close()
+    return 0
+
+
+cdef int close_if_idle(Arena arena) except -1:
+    cdef Arena each
+    cdef bint quiet
+    if arena.tags is not None:      # their close releases retired memory, which may wait
+        with nogil:
+            quiet = devices_are_quiet()
+        if not quiet:
+            return 0
+    for each in [arena, *children_of(arena)]:
+        with nogil:
+            quiet = arena_is_idle(each.core)
+        if not quiet:
+            return 0
+    with contextlib.suppress(InUseError):
+        arena.close()
+    return 0
+
+
+@cython.final
+cdef class Tagged:
+    """The context in which a thread's allocations of an arena have a tag."""
+
+    cdef readonly str name
+    cdef Arena arena
+    cdef Arena inner
+    cdef object observed                # the context of the observers' tag
+    cdef OpenTag open
+    cdef bint used
+    cdef bint is_open                   # it has a reference to itself: the thread's list has `open`
+
+    def __cinit__(self, Arena arena not None, Arena inner not None, name, observed):
+        self.arena, self.inner, self.name, self.observed = arena, inner, name, observed
+        self.open.arena, self.open.tagged = arena.core, inner.core
+
+    def __enter__(self):
+        if self.used:
+            raise GpumemError(f"tag {self.name!r} was entered before: call tag() for each use")
+        self.used = True
+        self.observed.__enter__()
+        Py_INCREF(self)
+        self.is_open = True
+        tag_open(&self.open)
+
+    def __exit__(self, *exception):
+        if not self.is_open:
+            raise GpumemError(f"tag {self.name!r} is not entered")
+        if not tag_close(&self.open):
+            raise GpumemError(f"tag {self.name!r} was entered by another thread: leave it on that "
+                              "thread")
+        self.is_open = False
+        Py_DECREF(self)
+        self.observed.__exit__(*exception)
+
+
+# ---- sleep and wake ------------------------------------------------------------------------------
+
+
+cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registered) except? 0:
+    cdef Arena each
+    cdef SleepSums before
+    cdef uint64_t released = 0
+    require_sleeper(arena)
+    if registered not in ("refuse", "stay"):
+        raise ConfigError(f"invalid registered = {registered!r}: expected 'refuse' or 'stay'")
+    sleepers = find_sleepers(arena, tags, registered == "stay")
+    # Ctrl-C ends this wait; later waits are for work that was queued after it.
+    synchronize_device(&arena.driver_device.context)
+    place = SleepPlace(arena, to, arena.config.sleep_keep_bytes)
+    done = []
+    try:
+        for name, each in sleepers:
+            before = sleep_sums(each.core)
+            if mode_of(arena, name) == "drop":
+                sleep_one(each, None)
+            else:
+                sleep_one(each, place)
+                place.used_by(arena, each, name)
+            done.append((name, each))
+            released += before.held - sleep_sums(each.core).held
+    except BaseException as error:
+        wake_all(arena, done, error)
+        raise
+    finally:
+        place.close()
+        forget_files(arena)
+    return released
+
+
+cdef list find_sleepers(Arena arena, object tags, bint registered_stay):
+    cdef Arena each, part
+    sleepers = []
+    for name, each in named_tags(arena, tags):
+        parts = [each, *[part for part in children_of(arena)
+                         if part.core.sleeps_with == each.core]]
+        shared = sleep_sums(each.core).shared_blocks
+        if not arena_is_open(each.core) or mode_of(arena, name) == "stay":
+            continue
+        if registered_stay and (shared or any([(<Arena>part).registered for part in parts])):
+            continue
+        if shared:
+            raise InUseError(f"arena {each.name!r} cannot sleep: {shared} of its blocks were "
+                             "sent to other processes; free them here first, or call "
+                             "sleep(registered=\"stay\")")
+        for part in parts:
+            require_untouched(part)
+        sleepers.append((name, each))
+    # A refusal wakes the tags that sleep by then, and the bytes of a dropped tag are lost: so
+    # these are the last.
+    return sorted(sleepers, key=lambda sleeper: mode_of(arena, sleeper[0]) == "drop")
+
+
+cdef int sleep_one(Arena arena, SleepPlace place) except -1:
+    cdef StorePlace* to = NULL if place is None else place.make_room(sleep_sums(arena.core).room)
+    cdef int status
+    with nogil:
+        if arena.core.heap != NULL:
+            heap_hold(arena.core)
+        status = arena_sleep(arena.core, to)
+        if arena.core.heap != NULL:
+            heap_let_go(arena.core)
+    if status != ARENA_OK:
+        raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
+    return 0
+
+
+cdef int wake_tags(Arena arena, object tags) except -1:
+    cdef Arena each
+    require_sleeper(arena)
+    try:
+        for _, each in named_tags(arena, tags):
+            wake_one(each)
+    finally:
+        forget_files(arena)
+    return 0
+
+
+cdef int wake_all(Arena arena, list named, object refusal) except -1:
+    """Undo for the tags that were asleep before another one was refused."""
+    cdef Arena each
+    failed = []
+    for name, each in named:
+        try:
+            wake_one(each)
+        except (GpumemError, MemoryError):
+            failed.append(name)
+    if failed:
+        raise SuspendedError(f"tags {', '.join(failed)} of arena {arena.name!r} are asleep, and "
+                             f"could not be woken after a refusal ({refusal}); wake() can be tried"
+                             ) from refusal
+    return 0
+
+
+cdef int wake_one(Arena arena) except -1:
+    cdef int status
+    with nogil:
+        status = arena_wake(arena.core)
+    if status == ARENA_OVER_BUDGET:
+        status = under_pressure(arena, wake_again, arena.stats().in_use)
+    if status != ARENA_OK:
+        raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
+    return 0
+
+
+cdef int wake_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
+    return arena_wake(core)
+
+
+cdef int forget_files(Arena arena) except -1:
+    # A file is removed with the last tag that has bytes in it.
+    if arena.files:
+        asleep = arena.asleep
+        arena.files = {name: file for name, file in arena.files.items() if name in asleep}
+    return 0
+
+
+cdef int require_sleeper(Arena arena) except -1:
+    arena.require_own()
+    arena.require_open()
+    if context_is_dead(&arena.driver_device.context):
+        raise_status(arena, 0, 0, arena.default_slot, ARENA_DEAD)
+    return require_virtual(arena)
+
+
+cdef int require_virtual(Arena arena) except -1:
+    if not arena_can_sleep(arena.core):
+        raise ConfigError(f"arena {arena.name!r} cannot sleep, because it has regions instead of "
+                          f"pages: {why_regions(arena)}")
+    return 0
+
+
+cdef int require_untouched(Arena arena) except -1:
+    what = f"arena {arena.name!r} cannot sleep"
+    if arena.registered:
+        raise InUseError(f"{what}: transports, or arenas over its blocks, hold "
+                         f"{counted(arena.registered, 'registration')}; release them, or call "
+                         "sleep(registered=\"stay\")")
+    # A registration counts as a view; those left are of blocks that a sleep leaves.
+    views = views_alive(&arena.core.views) - arena.registered_fixed
+    if arena.cpu_can_read and views:
+        raise InUseError(f"{what}: the CPU could read {counted(views, 'view')} of its blocks; drop "
+                         "these views first")
+    return 0
+
+
+# ---- where the bytes wait ------------------------------------------------------------------------
+
+
+@cython.final
+cdef class SleepPlace:
+    """Where the bytes of one call of sleep go."""
+
+    cdef StorePlace place
+    cdef DriverDevice device            # kept as long as its memory is used
+    cdef object file
+
+    def __cinit__(self, Arena arena not None, to, uint64_t keep):
+        memset(&self.place, 0, sizeof(StorePlace))
+        self.place.kind = STORE_HOST
+        self.place.keep = keep
+        self.place.file = -1
+        if isinstance(to, Device) or isinstance(to, str) and os.sep not in to:
+            if to == "host" and not isinstance(to, Device):
+                return
+            try:
+                device = Device(to)
+            except ValueError:
+                raise ValueError(f"invalid to = {to!r}: expected \"host\", a device such as "
+                                 f"\"{arena.memory.device.type}:1\", or a path with a "
+                                 f"{os.sep!r}; several tags are one list") from None
+            if device.type != arena.memory.device.type or device == arena.memory.device:
+                raise ValueError(f"invalid to = {str(to)!r} for an arena on {arena.memory}: "
+                                 "expected \"host\", another device of its type, or a path")
+            self.device = device._open()
+            self.place.kind, self.place.keep = STORE_DEVICE, 0
+            self.place.device = &self.device.context
+            return
+        if not isinstance(to, (str, bytes, os.PathLike)):
+            raise TypeError(f"to must be \"host\", a Device or its name, or a path, not "
+                            f"{type(to).__name__}")
+        self.file = SleepFile(to)
+        self.place.kind, self.place.keep = STORE_FILE, 0
+        self.place.file = self.file.descriptor
+
+    cdef StorePlace* make_room(self, uint64_t nbytes) except NULL:
+        # A file has its blocks before it is written through a mapping, where a full disk would be
+        # a signal.
+        if self.place.kind == STORE_FILE:
+            self.place.room = nbytes + ROOM_PAGE - nbytes % ROOM_PAGE
+            os.posix_fallocate(self.place.file, self.place.offset, self.place.room)
+        return &self.place
+
+    def used_by(self, Arena arena not None, Arena each not None, name):
+        if self.place.kind == STORE_FILE and sleep_sums(each.core).copied:
+            self.place.offset += self.place.room
+            self.place.room = 0
+            arena.files = {**(arena.files or {}), name: self.file}
+
+    def close(self):
+        # Mappings keep the file.
+        if self.place.file >= 0:
+            os.close(self.place.file)
+            self.place.file = -1
+            self.file = None
+
+
+class SleepFile:
+    """The file of one call of sleep, removed when no tag has its bytes there any more."""
+
+    def __init__(self, to):
+        # The program may change its working directory before the file is removed.
+        path = os.path.abspath(os.fsdecode(to))
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, remove_file, path, os.fstat(self.descriptor), os.getpid())
+
+
+def remove_file(path, made, process):
+    """Remove a file that this process made, unless the path names another one by now."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == process and os.path.samestat(os.lstat(path), made):
+            os.unlink(path)
