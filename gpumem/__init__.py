@@ -23,6 +23,7 @@ from gpumem import _live as _live  # publishes counters if GPUMEM_TOP=1
 from gpumem import config as config
 from gpumem import device as device
 from gpumem import errors as errors
+from gpumem._arena.graph_pool import GraphPool
 from gpumem._budget import Budget, Reservation
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
@@ -31,7 +32,6 @@ from gpumem._buffer.transport import register as _register
 from gpumem._buffer.transport import transports as _transports
 from gpumem._defaults import get_default_resource, set_default_resource, using_resource
 from gpumem._factory import resource_from_config
-from gpumem._arena.graph_pool import GraphPool
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool

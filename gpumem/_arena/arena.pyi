@@ -5,10 +5,10 @@ from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final
 
 import numpy.typing as npt
 
+from gpumem._arena.graph_pool import Capture, GraphPool
 from gpumem._budget import Budget, _Count
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
-from gpumem._arena.graph_pool import Capture, GraphPool
 from gpumem._tensor.virtual import VirtualTensor
 from gpumem.config import ArenaConfig
 from gpumem.debugging import DebugHeapOptions, HeapReport, OutstandingBlock

@@ -25,7 +25,7 @@ from gpumem._native.driver cimport (
     access_has, check, context_allow, context_is_dead, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS,
     CUresult, DeviceContext, DriverDevice,
 )
-from gpumem._resource.device_memory cimport no_way_between, peer_is_reached
+from gpumem._resource cimport no_way_between, peer_is_reached
 from gpumem._support.atomics cimport published32
 from gpumem._support.events cimport (
     event_source_name, event_source_open, EventSource, OWNER_ARENA,

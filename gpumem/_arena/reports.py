@@ -61,9 +61,7 @@ def blocks_of(rows: Iterable[Row], in_heap: Mapping[int, tuple[int, bool]]) -> l
     return [_as_its_user_sees_it(block, in_heap) for block in blocks] if in_heap else blocks
 
 
-def _as_its_user_sees_it(
-    block: BlockInfo, in_heap: Mapping[int, tuple[int, bool]]
-) -> BlockInfo:
+def _as_its_user_sees_it(block: BlockInfo, in_heap: Mapping[int, tuple[int, bool]]) -> BlockInfo:
     # A block that the heap does not know was freed by now, or was allocated before the heap.
     if not block.used or block.address not in in_heap:
         return block
@@ -183,7 +181,9 @@ def add_memory(total: dict[str, Any], part: Mapping[str, Any], tag: str) -> None
     """Add the figures of a tag's arena to a sum."""
     for name, value in part.items():
         if name == "by_owner":
-            owned = {f"tag {tag}" if owner == "untagged" else owner: n for owner, n in value.items()}
+            owned = {
+                f"tag {tag}" if owner == "untagged" else owner: n for owner, n in value.items()
+            }
             total[name] = _added(total.get(name, {}), owned)
         elif isinstance(value, dict):
             total[name] = _added(total.get(name, {}), value)

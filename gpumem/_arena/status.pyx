@@ -20,7 +20,7 @@ from gpumem._native.bfc cimport ABSURD, round_to_quantum
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport check, CUDA_ERROR_OUT_OF_MEMORY, CUstream
 from gpumem._native.pages cimport GRANULE
-from gpumem._resource.device_memory cimport device_figures
+from gpumem._resource cimport device_figures
 from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.deferred cimport report_unraisable
 

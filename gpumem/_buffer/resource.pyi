@@ -3,10 +3,10 @@ from typing import Literal, Self, SupportsIndex
 
 from typing_extensions import disjoint_base
 
+from gpumem._arena.arena import Arena
 from gpumem._budget import Budget, _Count
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import Stream, _StreamLike
-from gpumem._arena.arena import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem._snapshots.snapshot import Snapshot
 from gpumem.config import ArenaConfig

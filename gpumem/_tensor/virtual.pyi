@@ -4,8 +4,8 @@ from typing import Any, Self, SupportsIndex, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from gpumem._buffer.stream import _StreamLike
 from gpumem._arena.arena import Arena
+from gpumem._buffer.stream import _StreamLike
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo
 

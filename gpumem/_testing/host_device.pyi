@@ -1,8 +1,8 @@
 from typing import Any
 
+from gpumem._arena.arena import Arena
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
-from gpumem._arena.arena import Arena
 from gpumem._native.driver.host import *  # noqa: F403
 
 MISUSE: dict[str, int]

@@ -33,9 +33,9 @@ import ctypes
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, Self
 
+from gpumem._arena.arena import Arena
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import Stream
-from gpumem._arena.arena import Arena
 from gpumem._support.closing import close_after_body
 from gpumem._support.sizes import format_size
 from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, MissingFrameworkError

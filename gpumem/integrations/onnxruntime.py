@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from gpumem._buffer.stream import Stream
 from gpumem._arena.arena import Arena
+from gpumem._buffer.stream import Stream
 from gpumem._support.forks import ForkLock
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import MemoryKind

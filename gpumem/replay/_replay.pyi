@@ -1,5 +1,5 @@
-from gpumem._buffer.stream import Stream
 from gpumem._arena.arena import Arena
+from gpumem._buffer.stream import Stream
 from gpumem.traces import Trace
 
 def run(

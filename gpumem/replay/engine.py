@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpumem._buffer.stream import Stream
 from gpumem._arena.arena import Arena
+from gpumem._buffer.stream import Stream
 from gpumem._support.arguments import is_integer
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo, default_device

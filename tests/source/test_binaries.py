@@ -21,7 +21,7 @@ def read(tool: str, *arguments: str) -> str:
 
 
 def test_compiled_modules_exist():
-    assert {path.name.split(".")[0] for path in EXTENSIONS} >= {"_core", "host", "_replay"}
+    assert {path.name.split(".")[0] for path in EXTENSIONS} >= {"arena", "host", "_replay"}
 
 
 def exported(path: Path) -> set[str]:

@@ -89,8 +89,7 @@ for module in (gpumem, gpumem.integrations):
 
 
 def test_source_that_was_not_compiled_says_what_to_do(tmp_path):
-    (tmp_path / "gpumem").mkdir()
-    shutil.copy(SOURCE / "__init__.py", tmp_path / "gpumem")
+    shutil.copytree(SOURCE, tmp_path / "gpumem", ignore=shutil.ignore_patterns("*.so", "*.pyc"))
     script = "import sys; sys.path.insert(0, sys.argv[1]); import gpumem"
     # -S: the finder of an editable install would supply the compiled modules.
     command = [sys.executable, "-S", "-c", script, str(tmp_path)]

@@ -9,7 +9,7 @@ has no other free, `waits`, the release waits for everything on the device never
 
 The family: plain driver blocks and managed memory (here), pinned host pages (pinned), physical
 handles of a NUMA node or to be shared, and files in memory to be shared (physical), regions that a
-user's callback provides (_resource/arena/source).
+user's callback provides (_arena/source).
 """
 
 from libc.stdint cimport uint64_t

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
-from gpumem._buffer.resource import MemoryResource
 from gpumem._arena.arena import Arena
+from gpumem._buffer.resource import MemoryResource
 from gpumem._defaults import get_default_resource, set_default_resource
 from gpumem._support.forks import ForkLock
 from gpumem.config import ArenaConfig

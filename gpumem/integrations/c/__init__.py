@@ -18,8 +18,8 @@ True
 
 from __future__ import annotations
 
-from gpumem._buffer.resource import MemoryResource
 from gpumem._arena.arena import Arena
+from gpumem._buffer.resource import MemoryResource
 from gpumem._support.arguments import require
 from gpumem.integrations._common.switch import Status
 from gpumem.integrations.c._calls import arenas, capsule_of

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._arena.arena import Arena
+from gpumem._buffer.resource import MemoryResource
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
 from gpumem.integrations._common.callers import CupyAllocator, Maker, Where

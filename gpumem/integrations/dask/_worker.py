@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from typing import Any
 
+from gpumem._arena.arena import Arena
 from gpumem._budget import Budget
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
-from gpumem._arena.arena import Arena
 from gpumem._defaults import set_default_resource
 from gpumem._support.arguments import is_number
 from gpumem._support.forks import ForkLock

@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from gpumem._arena.arena import Arena
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
-from gpumem._arena.arena import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem.device import Device, MemoryInfo
 from gpumem.integrations._common.callers import Blocks

@@ -1,10 +1,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, final
 
+from gpumem._arena.arena import Arena
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
-from gpumem._arena.arena import Arena
 from gpumem._resource.handle import Handle
 from gpumem._tensor.tensor import Tensor
 from gpumem.config import ArenaConfig
