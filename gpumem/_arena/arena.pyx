@@ -36,8 +36,9 @@ from gpumem._native.arena cimport (
     arena_is_open, arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
     arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream,
-    arena_stream_is_callers, ARENA_TAGGED, arenas_release_retired, arenas_release_retired_wait, Block, caches_flush, heap_check,
-    invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, tag_now,
+    arena_stream_is_callers, ARENA_TAGGED, arenas_release_retired, arenas_release_retired_wait,
+    Block, caches_flush, heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP,
+    STATE_CLOSED, tag_now,
 )
 from gpumem._native.bfc cimport MOST_BYTES
 from gpumem._native.budget cimport budget_has_crossed

@@ -27,9 +27,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._resource cimport no_way_between, peer_is_reached
 from gpumem._support.atomics cimport published32
-from gpumem._support.events cimport (
-    event_source_name, event_source_open, EventSource, OWNER_ARENA,
-)
+from gpumem._support.events cimport event_source_name, event_source_open, EventSource, OWNER_ARENA
 
 from gpumem._support.arguments import MISSING, refuse_call, require
 from gpumem.config import _suits_limit, ArenaConfig

@@ -13,8 +13,8 @@ from gpumem._budget cimport budget_relieve, press, raise_exceeded, Relief, tell_
 from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED,
     ARENA_HALF_ASLEEP, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_state, ArenaCore, Block, hook_allocate,
-    last_refusal, last_refused_call, MAX_STREAMS, slot_drop, slot_retain, STATE_ASLEEP,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_state, ArenaCore, Block, hook_allocate, last_refusal,
+    last_refused_call, MAX_STREAMS, slot_drop, slot_retain, STATE_ASLEEP,
 )
 from gpumem._native.bfc cimport ABSURD, round_to_quantum
 from gpumem._native.budget cimport BudgetCore
