@@ -1,7 +1,7 @@
 """The parts that the integrations are made of; none needs its framework to be imported."""
 
 from gpumem.integrations._common.callers import Blocks
-from gpumem.integrations._common.per_device import PerDevice
+from gpumem.integrations._common.places import PerDevice
 from gpumem.integrations._common.resources import Resources
 from gpumem.integrations._common.switch import Framework, Setting, Switch, Using
 from gpumem.integrations._common.versions import import_framework, numbers_of, require_gpu

@@ -31,7 +31,8 @@ from gpumem._resource.pool import DriverPool
 from gpumem._support.sizes import is_size_with_unit, parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError, IntegrationError
-from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
+from gpumem.integrations._common.places import Places
+from gpumem.integrations._common.switch import Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework, require_gpu
 
 __all__ = ["disable", "enable", "env", "status", "using"]
@@ -185,48 +186,39 @@ def _require_own_pool(resource: Any) -> None:
         raise IntegrationError(f"invalid resource = {resource!r}: {_NO_HOOK}")
 
 
-class _Jax(Framework):
+class _Jax(Places):
     name = "JAX"
 
     def resources_of(self, setting: Setting) -> Mapping[int, MemoryResource]:
         pool = setting.resources
         return {} if pool is None else {pool.memory.device.index: pool}
 
-    def attach(self, setting: Setting) -> dict[str, str | None]:
+    def wanted(self, setting: Setting) -> dict[str, str | None]:
         import_framework("JAX", "jax", _OLDEST, install=_INSTALL)
         require_gpu(self.name)
-        reason = self.why_not_back()
+        reason = self.why_not_restorable()
         if reason is not None:
             raise IntegrationError(f"JAX cannot be switched: {reason}")
-        after: dict[str, str | None] = dict(setting.options)
-        if _FRACTION in after:
-            after[_OLD_FRACTION] = None
-        before = {name: os.environ.get(name) for name in after}
-        _put(after)
-        return before
+        variables: dict[str, str | None] = dict(setting.options)
+        if _FRACTION in variables:
+            variables[_OLD_FRACTION] = None
+        return variables
 
-    def replace(self, before: dict[str, str | None], setting: Setting) -> dict[str, str | None]:
-        met = self.attach(setting)
-        _put({name: value for name, value in before.items() if name not in met})
-        return {name: before.get(name, value) for name, value in met.items()}
+    def get(self, place: str) -> str | None:
+        return os.environ.get(place)
 
-    def restore(self, before: dict[str, str | None]) -> None:
-        _put(before)
+    def put(self, place: str, value: str | None) -> None:
+        if value is None:
+            os.environ.pop(place, None)
+        else:
+            os.environ[place] = value
 
-    def why_not_back(self) -> str | None:
+    def why_not_restorable(self) -> str | None:
         from jax._src import xla_bridge
 
         if not xla_bridge.backends_are_initialized():
             return None
         return "it has started its devices, and reads its settings only then"
-
-
-def _put(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 _switch = Switch(_Jax())

@@ -33,7 +33,7 @@ def enabled(arena):
 
 def test_cupy_allocates_through_its_own_interface():
     parts = integration._parts()
-    assert parts.where.compiled
+    assert parts.current.compiled
     assert parts.maker.fills_in
 
 

@@ -268,9 +268,9 @@ def test_c_functions_go_through_cupys_cfunctionallocator(cuda, arena, monkeypatc
     with pytest.raises(IntegrationError, match="does not export its C function"):
         integration.allocator(arena, c_functions=True)
     parts = integration._parts()
-    where = type("Where", (), {"stream_address": 4})()
+    current = type("CurrentStream", (), {"stream_address": 4})()
     with monkeypatch.context() as patch:
-        patch.setattr(integration, "_parts", lambda: parts._replace(where=where))
+        patch.setattr(integration, "_parts", lambda: parts._replace(current=current))
         malloc = integration.allocator(arena, c_functions=True)
     assert malloc(1)[:3] == (1, 2, 3)
     assert malloc(1)[3].arena is arena

@@ -35,7 +35,7 @@ class Variable(Framework):
         self.memory = before
         self.switches += 1
 
-    def why_not_back(self):
+    def why_not_restorable(self):
         return self.stuck
 
 

@@ -17,7 +17,7 @@ class Blocks:
     def deallocate(self, address: int, nbytes: SupportsIndex, stream: Any) -> None: ...
 
 @final
-class Where:
+class CurrentStream:
     def __init__(
         self,
         get_device_id: Callable[[], int],
@@ -30,7 +30,7 @@ class Where:
     def stream_address(self) -> int: ...
 
 @final
-class Maker:
+class PointerMaker:
     def __init__(self, memory_type: Any, pointer_type: Any) -> None: ...
     @property
     def fills_in(self) -> bool: ...
@@ -41,8 +41,8 @@ class CupyAllocator:
     def __init__(
         self,
         resources: Resources,
-        where: Where,
-        maker: Maker,
+        current: CurrentStream,
+        maker: PointerMaker,
         no_memory: Callable[[OutOfMemoryError], Exception],
     ) -> None: ...
     def malloc(self, size: SupportsIndex) -> Any: ...

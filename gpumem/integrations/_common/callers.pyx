@@ -1,7 +1,7 @@
 """Allocators that libraries call from Python, for streams of their own.
 
 `Blocks` is for libraries that free by address. `CupyAllocator` makes CuPy's objects: CuPy expects a
-MemoryPointer to a memory object. Here that is an UnownedMemory, whose owner is the `gpumem.Buffer`.
+MemoryPointer to a memory object. Here that is an UnownedMemory with the `gpumem.Buffer` as its owner.
 The array owns the pointer, which owns the memory, which owns the buffer; the end of the last of
 them frees the block on the stream for which it was allocated.
 """
@@ -126,13 +126,13 @@ cdef class Blocks:
             raise InvalidFreeError(f"no block of {self.source()!r} begins at {address:#x}")
         try:
             named = self.stream_of(buffer.resource, stream)
-            # Before the free, after which the address may be handed out again at once. Reading the
+            # Before the free: after it the address may be allocated again at once. Reading the
             # stream may have run other code, which has freed the block.
             if self.live.get(address) is buffer:
                 del self.live[address]
             buffer.close(0 if named is None else named)
         except ClosedError:
-            pass        # at exit, or in a fork's child, blocks are left to the driver
+            pass        # at exit, or in a fork's child, the driver releases blocks
 
     def deallocate(self, address, nbytes, stream):
         """Do as `free`, but report an exception instead of raising it: RMM's callback."""
@@ -165,7 +165,7 @@ cdef char* STREAM_SIGNATURE = "intptr_t (int)"
 
 
 @cython.final
-cdef class Where:
+cdef class CurrentStream:
     """Reads CuPy's current device and stream, by its C functions or by its Python functions."""
 
     cdef DeviceFunction device_function
@@ -204,7 +204,7 @@ cdef class Where:
 
 
 @cython.final
-cdef class Maker:
+cdef class PointerMaker:
     """Makes CuPy's MemoryPointer over an UnownedMemory.
 
     It calls the two classes. If the offsets of all fields of their objects could be found, it fills
@@ -276,7 +276,7 @@ cdef inline void* at(object instance, Py_ssize_t offset) noexcept:
 
 
 cdef inline void put(object instance, Py_ssize_t offset, object value) noexcept:
-    # tp_new has set the field to None, whose reference ends here.
+    # tp_new has set the field to None: the reference to None ends here.
     cdef PyObject** field = <PyObject**>at(instance, offset)
     Py_INCREF(value)
     before = <object>field[0]
@@ -315,16 +315,16 @@ cdef class CupyAllocator:
     """
 
     cdef readonly object resources      # of `gpumem.integrations._common.resources`
-    cdef Where where
-    cdef Maker maker
+    cdef CurrentStream current
+    cdef PointerMaker maker
     cdef object no_memory               # turns gpumem's OutOfMemoryError into CuPy's
     cdef dict found                     # device -> its resource
     cdef PyObject* quick[MAX_QUICK_DEVICES]  # the same for low device numbers; `found` owns them
     cdef Stream last_stream             # CuPy's stream object that was current last, as its owner
 
-    def __init__(self, resources, Where where not None, Maker maker not None, no_memory):
+    def __init__(self, resources, CurrentStream current not None, PointerMaker maker not None, no_memory):
         self.resources = resources
-        self.where = where
+        self.current = current
         self.maker = maker
         self.no_memory = no_memory
         self.found = {}
@@ -335,7 +335,7 @@ cdef class CupyAllocator:
         Parameters
         ----------
         size : int
-            Bytes; 0 gives a null pointer.
+            Bytes; 0 returns a null pointer.
 
         Raises
         ------
@@ -346,7 +346,7 @@ cdef class CupyAllocator:
             ``CUDARuntimeError`` as well.
         """
         cdef uint64_t nbytes = size_of(size, None)
-        cdef int device = self.where.device()
+        cdef int device = self.current.device()
         cdef Buffer buffer
         try:
             buffer = self.allocate(nbytes, device)
@@ -367,7 +367,7 @@ cdef class CupyAllocator:
 
     cdef Buffer allocate(self, uint64_t nbytes, int device):
         cdef MemoryResource resource
-        cdef intptr_t handle = self.where.stream(device)
+        cdef intptr_t handle = self.current.stream(device)
         cdef uint8_t before
         if 0 <= device < MAX_QUICK_DEVICES and self.quick[device] != NULL:
             resource = <MemoryResource>self.quick[device]
@@ -385,7 +385,7 @@ cdef class CupyAllocator:
                               intptr_t handle):
         cdef Stream stream = None
         if handle != 0:
-            owner = self.where.get_stream(device)
+            owner = self.current.get_stream(device)
             stream = view_of(resource, owner, owner.ptr, self.last_stream)
             self.last_stream = stream
         return allocate_on(resource, nbytes, stream)

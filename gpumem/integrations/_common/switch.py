@@ -88,7 +88,7 @@ class Framework(ABC):
         """Return the resources of a setting, by number of the device."""
         return dict(setting.resources.given)
 
-    def why_not_back(self) -> str | None:
+    def why_not_restorable(self) -> str | None:
         """Return why `restore` is impossible now; None if it is possible."""
         return None
 
@@ -120,7 +120,7 @@ class Switch:
             if self._enabled is None:
                 self._enabled = _Frame(setting, self.framework.attach(setting), True)
                 return
-            self._require_way_back("replaced")
+            self._require_restorable("replaced")
             before = self.framework.replace(self._enabled.before, setting)
             self._enabled = _Frame(setting, before, True)
 
@@ -130,7 +130,7 @@ class Switch:
             self._require_unused("disabled")
             if self._enabled is None:
                 return
-            self._require_way_back("disabled")
+            self._require_restorable("disabled")
             self.framework.restore(self._enabled.before)
             self._enabled = None
 
@@ -156,7 +156,7 @@ class Switch:
                 frame = _Frame(setting, None, False)
             else:
                 if self.current() is not None:
-                    self._require_way_back("replaced")
+                    self._require_restorable("replaced")
                 frame = _Frame(setting, self.framework.attach(setting), True)
             self._used.append((use, frame))
 
@@ -167,13 +167,13 @@ class Switch:
             self._require_thread(thread)
             frame = self._used[-1][1]
             if frame.switched:
-                self._keep_if_there_is_no_way_back(frame)
+                self._keep_if_not_restorable(frame)
                 self.framework.restore(frame.before)
             self._used.pop()
 
-    def _keep_if_there_is_no_way_back(self, frame: _Frame) -> None:
+    def _keep_if_not_restorable(self, frame: _Frame) -> None:
         # From then on it counts as enabled, and cannot be left a second time.
-        reason = self.framework.why_not_back()
+        reason = self.framework.why_not_restorable()
         if reason is None:
             return
         self._used.pop()
@@ -191,8 +191,8 @@ class Switch:
                 f"{len(self._used)} of them must be left first"
             )
 
-    def _require_way_back(self, verb: str) -> None:
-        reason = self.framework.why_not_back()
+    def _require_restorable(self, verb: str) -> None:
+        reason = self.framework.why_not_restorable()
         if reason is not None:
             raise IntegrationError(f"gpumem cannot be {verb} for {self.framework.name}: {reason}")
 

@@ -79,7 +79,7 @@ cdef extern from "gpumem.h" nogil:
         int32_t device
 
 cdef enum:
-    LARGEST_ALIGNMENT = 256     # every block has it
+    MAX_ALIGNMENT = 256     # every block has it
 
 # An arena in C's hands. `handed` has the Arena as long as there are references.
 cdef struct Handed:
@@ -98,6 +98,12 @@ cdef gpumem_calls calls
 cdef const char* texts[16]
 
 
+cdef enum BlockCall:
+    FREE                        # on the stream that the block was allocated for
+    FREE_ON_STREAM              # on the given one
+    RECORD                      # the given stream uses the block too
+
+
 # ---- the functions -------------------------------------------------------------------------------
 
 cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* stream,
@@ -105,7 +111,7 @@ cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* st
     cdef AllocatorHook* hook = (<Handed*>arena).hook
     cdef int status
     address[0] = NULL
-    if alignment > LARGEST_ALIGNMENT or alignment & (alignment - 1):
+    if alignment > MAX_ALIGNMENT or alignment & (alignment - 1):
         return GPUMEM_INVALID
     if nbytes == 0:
         return GPUMEM_OK
@@ -121,39 +127,31 @@ cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* st
 
 
 cdef int deallocate(gpumem_arena* arena, void* address) noexcept nogil:
-    cdef int status
-    if address == NULL:
-        return GPUMEM_OK
-    if is_captured(OF_ITS_OWN, <uint64_t>address, NULL, &status):
-        return status
-    return status_of(NULL, hook_free(<uint64_t>address))
+    return call_block(FREE, <uint64_t>address, NULL)
 
 
 cdef int deallocate_on(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
-    cdef int status
-    if address == NULL:
-        return GPUMEM_OK
-    if is_captured(ON_STREAM, <uint64_t>address, <CUstream>stream, &status):
-        return status
-    return status_of(NULL, hook_free_on(<uint64_t>address, <CUstream>stream))
+    return call_block(FREE_ON_STREAM, <uint64_t>address, <CUstream>stream)
 
 
 cdef int record_stream(gpumem_arena* arena, void* address, void* stream) noexcept nogil:
-    cdef int status
-    if address == NULL:
-        return GPUMEM_OK
-    if is_captured(RECORD, <uint64_t>address, <CUstream>stream, &status):
+    return call_block(RECORD, <uint64_t>address, <CUstream>stream)
+
+
+cdef inline int call_block(BlockCall call, uint64_t address, CUstream stream) noexcept nogil:
+    cdef int status = GPUMEM_OK
+    if address == 0 or is_captured(call, address, stream, &status):
         return status
-    return status_of(NULL, hook_record(<uint64_t>address, <CUstream>stream))
+    if call == FREE:
+        status = hook_free(address)
+    elif call == FREE_ON_STREAM:
+        status = hook_free_on(address, stream)
+    else:
+        status = hook_record(address, stream)
+    return status_of(NULL, status)
 
 
 # ---- captures: a graph pool's blocks are Buffers, by address -------------------------------------
-
-cdef enum CapturedCall:
-    OF_ITS_OWN                  # frees it on the stream that it was allocated for
-    ON_STREAM                   # frees it on the given one
-    RECORD                      # the given stream uses it too
-
 
 cdef bint is_capturing(AllocatorHook* hook, CUstream stream) noexcept nogil:
     cdef uint64_t capture
@@ -184,14 +182,14 @@ cdef int allocate_captured(Handed* given, uint64_t nbytes, CUstream stream,
     return GPUMEM_OK
 
 
-cdef inline bint is_captured(CapturedCall call, uint64_t address, CUstream stream,
+cdef inline bint is_captured(BlockCall call, uint64_t address, CUstream stream,
                              int* status) noexcept nogil:
     # False: no such block begins there, and nothing is done.
     return published32(<uint32_t*>&captured_blocks) != 0 and not process_is_exiting() and (
         call_captured(call, address, stream, status))
 
 
-cdef bint call_captured(CapturedCall call, uint64_t address, CUstream stream,
+cdef bint call_captured(BlockCall call, uint64_t address, CUstream stream,
                         int* status) noexcept with gil:
     cdef Buffer buffer
     cdef uintptr_t given
@@ -200,11 +198,11 @@ cdef bint call_captured(CapturedCall call, uint64_t address, CUstream stream,
     buffer, given = captured[address]
     status[0] = GPUMEM_OK
     try:
-        named = None if call == OF_ITS_OWN else stream_of(handed[given], stream)
+        named = None if call == FREE else stream_of(handed[given], stream)
         if call == RECORD:
             buffer.record_stream(named)
             return True
-        # Before the free, after which the address may be handed out again at once.
+        # Before the free: after it the address may be allocated again at once.
         del captured[address]
         buffer.close(named)
     except ClosedError:
@@ -265,7 +263,7 @@ cdef int shrink(gpumem_arena* arena, uint64_t* released) noexcept nogil:
 
 
 cdef int status_of(const ArenaCore* core, int status) noexcept nogil:
-    # `core`: whose driver refused; NULL where none is asked.
+    # `core` is the arena of a refusal by the driver; NULL where no driver is called.
     if status == ARENA_OK:
         return GPUMEM_OK
     if status == ARENA_STALE:
@@ -369,8 +367,8 @@ def capsule_of(Arena arena not None, framework, bint captures=False):
     cdef uint8_t number = FRAMEWORKS.index(framework)
     cdef Handed* given
     if arena.extra:
-        raise ConfigError(f"invalid alignment = {arena.memory.alignment} of an arena for C, whose "
-                          f"blocks have {LARGEST_ALIGNMENT}: expected at most that")
+        raise ConfigError(f"invalid alignment = {arena.memory.alignment} of an arena for C: "
+                          f"expected at most {MAX_ALIGNMENT}")
     arena.require_open()
     given = <Handed*>calloc(1, sizeof(Handed))
     if given != NULL:
@@ -399,7 +397,7 @@ def live_blocks(capsule):
 
 
 def arenas():
-    """Return the arenas that C has now, the one handed out last at the end."""
+    """Return the arenas that C has now, in the order in which they were passed to C."""
     return list(handed.values())
 
 

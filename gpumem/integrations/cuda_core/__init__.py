@@ -33,7 +33,7 @@ from typing import Any, cast
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem.device import Device, MemoryInfo
-from gpumem.integrations._common.per_device import PerDevice
+from gpumem.integrations._common.places import PerDevice
 from gpumem.integrations._common.resources import ResourceLike, Resources
 from gpumem.integrations._common.switch import Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework
@@ -206,11 +206,11 @@ def _setting(given: ResourceLike) -> Setting:
 class _CudaCore(PerDevice):
     name = "cuda.core"
 
-    def get(self, index: int) -> Any:
-        return _core().Device(index).memory_resource
+    def get(self, place: int) -> Any:
+        return _core().Device(place).memory_resource
 
-    def put(self, index: int, source: Any) -> None:
-        _core().Device(index).memory_resource = source
+    def put(self, place: int, value: Any) -> None:
+        _core().Device(place).memory_resource = value
 
     def over(self, resources: Resources, index: int) -> Any:
         return _parts().GpumemResource(resources.memory_of(index), lambda: resources.of(index))

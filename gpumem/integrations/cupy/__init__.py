@@ -27,7 +27,7 @@ from gpumem._arena.arena import Arena
 from gpumem._buffer.resource import MemoryResource
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
-from gpumem.integrations._common.callers import CupyAllocator, Maker, Where
+from gpumem.integrations._common.callers import CupyAllocator, CurrentStream, PointerMaker
 from gpumem.integrations._common.resources import (
     REACHABLE,
     ResourceLike,
@@ -171,15 +171,15 @@ class _Parts(NamedTuple):
     """The objects of CuPy that gpumem uses, looked up once."""
 
     cuda: Any
-    where: Where
-    maker: Maker
+    current: CurrentStream
+    maker: PointerMaker
     no_memory: Callable[[OutOfMemoryError], Exception]
 
     def allocator(self, resources: Resources) -> Callable[[int], Any]:
-        return CupyAllocator(resources, self.where, self.maker, self.no_memory).malloc
+        return CupyAllocator(resources, self.current, self.maker, self.no_memory).malloc
 
     def c_allocator(self, arena: Arena) -> Callable[[int], Any]:
-        stream = self.where.stream_address
+        stream = self.current.stream_address
         if not stream:
             raise IntegrationError("this CuPy does not export its C function for the stream")
         try:
@@ -221,11 +221,11 @@ def _parts() -> _Parts:
     cuda = cupy.cuda
     if getattr(cuda.runtime, "is_hip", False):
         raise IntegrationError("this CuPy is built for ROCm; gpumem supports CUDA devices only")
-    where = Where(cuda.device.get_device_id, cuda.get_current_stream, _capsules(cuda))
-    maker = Maker(cuda.UnownedMemory, cuda.MemoryPointer)
+    current = CurrentStream(cuda.device.get_device_id, cuda.get_current_stream, _capsules(cuda))
+    maker = PointerMaker(cuda.UnownedMemory, cuda.MemoryPointer)
     from gpumem.integrations.cupy._errors import OutOfMemoryError as CupyOutOfMemoryError
 
-    return _Parts(cuda, where, maker, CupyOutOfMemoryError)
+    return _Parts(cuda, current, maker, CupyOutOfMemoryError)
 
 
 def _capsules(cuda: Any) -> tuple[object, object] | None:

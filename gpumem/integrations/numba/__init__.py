@@ -144,7 +144,7 @@ class _Numba(Framework):
     def attach(self, setting: Setting) -> Any:
         driver = _require()
         require_gpu(self.name)
-        reason = self.why_not_back()
+        reason = self.why_not_restorable()
         if reason is not None:
             raise IntegrationError(f"Numba cannot be switched to gpumem's memory: {reason}")
         before = driver._memory_manager
@@ -155,7 +155,7 @@ class _Numba(Framework):
         # set_memory_manager does not accept None, the value before the first context.
         _require()._memory_manager = before
 
-    def why_not_back(self) -> str | None:
+    def why_not_restorable(self) -> str | None:
         devices = _require().driver.devices
         made = [number for number, each in devices.items() if each.primary_context is not None]
         if not made:

@@ -24,7 +24,7 @@ from gpumem._buffer.stream import Stream
 from gpumem._resource.pool import DriverPool
 from gpumem.device import Device, MemoryInfo
 from gpumem.integrations._common.callers import Blocks
-from gpumem.integrations._common.per_device import PerDevice
+from gpumem.integrations._common.places import PerDevice
 from gpumem.integrations._common.resources import ResourceLike, Resources
 from gpumem.integrations._common.switch import Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework
@@ -256,11 +256,11 @@ def _pool_view(pool: DriverPool) -> Any:
 class _Rmm(PerDevice):
     name = "RMM"
 
-    def get(self, index: int) -> Any:
-        return _rmm().mr.get_per_device_resource(index)
+    def get(self, place: int) -> Any:
+        return _rmm().mr.get_per_device_resource(place)
 
-    def put(self, index: int, source: Any) -> None:
-        _rmm().mr.set_per_device_resource(index, source)
+    def put(self, place: int, value: Any) -> None:
+        _rmm().mr.set_per_device_resource(place, value)
 
     def over(self, resources: Resources, index: int) -> Any:
         return _over(resources, index)

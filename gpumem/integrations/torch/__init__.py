@@ -110,7 +110,7 @@ class Torch(Framework):
         if self.routing is not None:
             self.routing.switch(before)
 
-    def why_not_back(self) -> str | None:
+    def why_not_restorable(self) -> str | None:
         if not self.is_replaced:
             return None
         return "its allocator was replaced for good: PyTorch cannot switch back"

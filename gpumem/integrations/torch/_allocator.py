@@ -186,35 +186,35 @@ class Routing:
         if self._captures == 0:
             self._begin()
         self._graph.capture_begin, self._graph.capture_end = (
-            self._stepping_aside() if pools else self._own
+            self._suspended_by_captures() if pools else self._own
         )
 
-    def _stepping_aside(self) -> tuple[Any, Any]:
+    def _suspended_by_captures(self) -> tuple[Any, Any]:
         routing = self
         begin, end = self._own
 
         def capture_begin(graph: Any, *arguments: Any, **options: Any) -> None:
-            routing._step_aside()
+            routing._suspend()
             try:
                 begin(graph, *arguments, **options)
             except BaseException:
-                routing._step_back()
+                routing._resume()
                 raise
 
         def capture_end(graph: Any) -> None:
             try:
                 end(graph)
             finally:
-                routing._step_back()
+                routing._resume()
 
         return capture_begin, capture_end
 
-    def _step_aside(self) -> None:
+    def _suspend(self) -> None:
         self._captures += 1
         if self._captures == 1:
             self._end()
 
-    def _step_back(self) -> None:
+    def _resume(self) -> None:
         self._captures -= 1
         if self._captures == 0:
             self._begin()

@@ -93,11 +93,11 @@ cdef extern from "hooks.h" nogil:
         void (*limit)(int device, double fraction)
         int (*block)(void* address, TorchBlock* found)
         TorchBlock* (*blocks)(size_t* count)
-        size_t (*live)(void* pool, uint64_t* addresses, size_t most)
+        size_t (*live)(void* pool, uint64_t* addresses, size_t capacity)
         uint64_t (*changes)()
         void (*stats)(int device, TorchStats* now)
         void (*reset_peaks)(int device)
-        size_t (*pool_bytes)(int device, TorchPoolBytes* found, size_t most)
+        size_t (*pool_bytes)(int device, TorchPoolBytes* found, size_t capacity)
         size_t (*largest)(int device)
         void* (*open_pool)(void* hook, const uint64_t* id, TorchSource* source, int splits,
                            int captured)
@@ -123,16 +123,16 @@ PINNED = TORCH_PINNED       # the number of pinned memory, in the place of a dev
 
 cdef dict served = {}       # device -> its Arena, which lives as long as it is here
 cdef object finder = None   # a function from a device to the Arena of one that is not in `served`
-# What is found may be a new arena each time, and none may replace one that serves. A thread that
-# finds one may need another device's for it.
+# The finder may return a new arena each time, and none may replace one that serves. A thread that
+# finds one may need another device's arena for it.
 cdef object finding = RLock()
 cdef uint64_t failures[TORCH_ARENAS]        # how often memory was out on each device
 memset(failures, 0, sizeof(failures))
 
-cdef void* uncounted[TORCH_ARENAS]          # its hook of blocks that statistics leave out
+cdef void* uncounted[TORCH_ARENAS]          # its hook of blocks that no statistics count
 memset(uncounted, 0, sizeof(uncounted))
 
-# Bytes: max_mem of each arena's settings, which a memory fraction does not raise.
+# max_mem of each arena's settings in bytes; a memory fraction does not raise it.
 cdef uint64_t configured[TORCH_ARENAS]
 
 cdef enum:
@@ -189,7 +189,7 @@ cdef int block(void* address, TorchBlock* found) noexcept nogil:
     return True
 
 
-# ---- segments of PyTorch's own allocator, by the signatures of its CUDAPluggableAllocator.h --------
+# ---- segments of PyTorch's own allocator, by the signatures of CUDAPluggableAllocator.h ----------
 
 cdef void* allocate_segment(size_t nbytes, int device, void* stream) noexcept nogil:
     # NULL: PyTorch releases idle segments and calls again.
@@ -220,7 +220,7 @@ cdef void free_segment(void* address, size_t nbytes, int device, void* stream) n
 # ---- limits, idle memory, statistics -------------------------------------------------------------
 
 cdef void shrink() noexcept nogil:
-    # After the work that is queued, as PyTorch's own `empty_cache`: cudaFree waits for it.
+    # Queued work ends first, as in PyTorch's own `empty_cache`: cudaFree waits for it.
     cdef int device
     release_ended_pools()
     for device in range(TORCH_DEVICES):
@@ -236,7 +236,7 @@ cdef void shrink_pinned() noexcept nogil:
 
 
 cdef void drop_idle_mappings() noexcept with gil:
-    # Of other processes' blocks.
+    # They are mappings of other processes' blocks.
     _sharing.drop_idle()
 
 
@@ -253,7 +253,7 @@ cdef void shrink_pool(const uint64_t* id) noexcept nogil:
 
 
 cdef void release_ended_pools() noexcept nogil:
-    # Those without a block. A Python thread may have to end the work that is waited for.
+    # Pools without a block end. A Python thread may have to end the work that is waited for.
     cdef PyThreadState* interpreter = interpreter_release()
     arenas_release_after_work()
     interpreter_restore(interpreter)
@@ -270,13 +270,13 @@ cdef void shrink_part(ArenaCore* pool, void* unused, void* also_unused) noexcept
 cdef void limit(int device, double fraction) noexcept nogil:
     cdef ArenaCore* arena = hook_of(device).arena
     cdef size_t free_bytes, total
-    cdef uint64_t most
+    cdef uint64_t nbytes
     if not device_memory(arena.context, &free_bytes, &total):
         return
-    most = max(<uint64_t>(fraction * total), 1)     # 0 bytes would be no limit
+    nbytes = max(<uint64_t>(fraction * total), 1)   # 0 bytes would be no limit
     if configured[device] != 0:
-        most = min(most, configured[device])
-    arena_set_limit(arena, most)
+        nbytes = min(nbytes, configured[device])
+    arena_set_limit(arena, nbytes)
 
 
 cdef bint device_memory(DeviceContext* context, size_t* free_bytes, size_t* total) noexcept nogil:
@@ -289,16 +289,16 @@ cdef bint device_memory(DeviceContext* context, size_t* free_bytes, size_t* tota
 
 
 cdef size_t largest(int device) noexcept nogil:
-    # A free block, or what the driver and the arena's limit leave.
+    # It is a free block, or the memory that the driver and the arena's limit leave.
     cdef ArenaCore* arena = hook_of(device).arena
     cdef size_t free_bytes = 0
     cdef size_t total
-    cdef uint64_t most = load64(&arena.settings.max_mem)
+    cdef uint64_t limit = load64(&arena.settings.max_mem)
     cdef uint64_t held = family_held(arena)
     device_memory(arena.context, &free_bytes, &total)
-    if most:
-        free_bytes = min(free_bytes, most - min(most, held))
-    caches_flush(arena)         # what is cached is free too, and merges
+    if limit:
+        free_bytes = min(free_bytes, limit - min(limit, held))
+    caches_flush(arena)         # cached blocks are free too, and merge
     lock_acquire(&arena.lock)
     free_bytes = max(free_bytes, bfc_largest_free(&arena.table))
     lock_release(&arena.lock)
@@ -354,7 +354,7 @@ cdef void set_peaks(TorchFigures* part, const HookLive* peaks) noexcept nogil:
 
 
 cdef void sum_parts(TorchStats* now, const HookLive* peaks) noexcept nogil:
-    # A part is an array of sums, its peaks aside.
+    # A part is an array of sums, except for its peaks.
     cdef uint64_t* both = <uint64_t*>&now.parts[<int>TORCH_ALL]
     cdef const uint64_t* a = <const uint64_t*>&now.parts[<int>TORCH_SMALL]
     cdef const uint64_t* b = <const uint64_t*>&now.parts[<int>TORCH_LARGE]
@@ -370,7 +370,7 @@ cdef void reset_peaks(int device) noexcept nogil:
         arena_reset_peaks(hook_of(device).arena)
 
 
-cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t most) noexcept nogil:
+cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t capacity) noexcept nogil:
     cdef AllocatorHook* hooks[MAX_HOOKS]
     cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, hooks, MAX_HOOKS)
     cdef ArenaFigures figures
@@ -378,7 +378,7 @@ cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t most) noexcept 
     cdef uint64_t i
     for i in range(many):
         if hooks[i].arena.parent != NULL and hooks[i].arena.context.ordinal == device:
-            if count < most:
+            if count < capacity:
                 memset(&figures, 0, sizeof(figures))
                 each_part(hooks[i].arena, add_figures, &figures, NULL)
                 found[count].pool[0] = hooks[i].label[0]
@@ -393,12 +393,12 @@ cdef void add_figures(ArenaCore* arena, void* figures, void* unused) noexcept no
     arena_add_figures(arena, <ArenaFigures*>figures)
 
 
-# ---- looks at all memory -------------------------------------------------------------------------
+# ---- visits of all memory ------------------------------------------------------------------------
 
 cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
                      void* first, void* second) noexcept nogil:
-    # Of one device, or of all (-1): its hooks' arenas, their tags' arenas, and pools that have
-    # ended and still have blocks.
+    # Visits the arenas of one device, or of all (-1): those of its hooks, those of their tags, and
+    # pools that have ended and still have blocks.
     cdef AllocatorHook* found[MAX_HOOKS]
     cdef uint64_t count = hooks_of_devices(found)
     cdef ArenaCore* arena
@@ -415,7 +415,7 @@ cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcep
 
 
 cdef uint64_t hooks_of_devices(AllocatorHook** found) noexcept nogil:
-    # Up to MAX_HOOKS, for the caller to let go.
+    # Returns at most MAX_HOOKS, each with a reference for the caller.
     cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, found, MAX_HOOKS)
     cdef uint64_t count = 0
     cdef uint64_t i
@@ -429,7 +429,7 @@ cdef uint64_t hooks_of_devices(AllocatorHook** found) noexcept nogil:
 
 
 cdef bint seen(AllocatorHook** found, uint64_t number) noexcept nogil:
-    # An arena that served before, and again, has two hooks.
+    # An arena that serves a second time has two hooks.
     cdef uint64_t i
     for i in range(number):
         if found[i].arena == found[number].arena:
@@ -457,7 +457,7 @@ cdef void add_changes(ArenaCore* arena, void* count, void* unused) noexcept nogi
 
 cdef void each_part(ArenaCore* pool, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
                     void* first, void* second) noexcept nogil:
-    # A pool, and what of it serves the blocks of a tag.
+    # Visits a pool, and its parts that serve the blocks of tags.
     cdef ArenaCore* each = part_next(pool, NULL)
     visit(pool, first, second)
     while each != NULL:
@@ -467,20 +467,20 @@ cdef void each_part(ArenaCore* pool, void (*visit)(ArenaCore*, void*, void*) noe
 
 cdef struct Addresses:
     uint64_t* at
-    size_t most
+    size_t capacity
     size_t count
 
 
-cdef size_t live(void* pool, uint64_t* addresses, size_t most) noexcept nogil:
-    cdef Addresses found = Addresses(addresses, most, 0)
+cdef size_t live(void* pool, uint64_t* addresses, size_t capacity) noexcept nogil:
+    cdef Addresses found = Addresses(addresses, capacity, 0)
     each_part((<AllocatorHook*>pool).arena, add_live, &found, NULL)
     return found.count
 
 
 cdef void add_live(ArenaCore* arena, void* to, void* unused) noexcept nogil:
     cdef Addresses* found = <Addresses*>to
-    cdef size_t known = min(found.count, found.most)
-    found.count += hooks_blocks(arena, found.at + known, NULL, found.most - known)
+    cdef size_t known = min(found.count, found.capacity)
+    found.count += hooks_blocks(arena, found.at + known, NULL, found.capacity - known)
 
 
 cdef struct Blocks:
@@ -519,7 +519,7 @@ cdef void add_blocks(ArenaCore* arena, void* to, void* hook) noexcept nogil:
     cdef Blocks* found = <Blocks*>to
     cdef ArenaCopy copy
     cdef int table
-    caches_flush(arena)         # what is cached is free too, and merges
+    caches_flush(arena)         # cached blocks are free too, and merge
     if not arena_copy(arena, &copy):
         found.failed = True
         return
@@ -540,7 +540,7 @@ cdef void add_table(Blocks* found, const ArenaCopy* copy, const TableCopy* table
         while index != NIL:
             chunk = &table.chunks[index]
             if chunk.state == CHUNK_HOLE:
-                found.segments += 1     # what comes behind it is a piece of its own
+                found.segments += 1     # a segment begins after a hole
             elif room_for_block(found):
                 write_block(&found.at[found.count], copy, chunk, hook)
                 found.at[found.count].segment = found.segments
@@ -551,7 +551,8 @@ cdef void add_table(Blocks* found, const ArenaCopy* copy, const TableCopy* table
 
 
 cdef bint continues(const TorchBlock* at, Blocks* found) noexcept nogil:
-    # A free piece behind another: the arena keeps apart what is unfinished, PyTorch does not.
+    # A free piece that follows another one: the arena separates pieces with unfinished work, and
+    # PyTorch's snapshots do not.
     cdef TorchBlock* before = &found.at[found.count - 1]
     if (found.count == 0 or before.segment != at.segment
             or before.state != TORCH_FREE or at.state != TORCH_FREE):
@@ -658,7 +659,7 @@ cdef int restore(void* pool, const TorchBlock* block) noexcept nogil:
 
 cdef int copy(void* to, void* dst, void* origin, const void* src, size_t nbytes,
               void* stream) noexcept nogil:
-    # In the context of the stream, which PyTorch has made current.
+    # PyTorch has made the context of the stream current.
     cdef DeviceContext* target = (<AllocatorHook*>to).arena.context
     cdef DeviceContext* source = (<AllocatorHook*>origin).arena.context
     return target.table.cuMemcpyPeerAsync(<uint64_t>dst, target.primary, <uint64_t>src,
@@ -676,7 +677,7 @@ cdef void* find_arena(int device) noexcept with gil:
         return NULL
     try:
         with finding:
-            if hook_of(device) == NULL:     # no other thread has found it meanwhile
+            if hook_of(device) == NULL:     # no other thread has found it since then
                 serve(device, finder(device))
     except BaseException as error:
         interrupt_again(error)
@@ -729,7 +730,7 @@ cdef void* open_shared(const char* text, void** address, char** reason) noexcept
 
 
 cdef void* open_block(const char* text, void** address, char** reason) noexcept with gil:
-    # With a reference for the caller.
+    # The caller gets a reference.
     try:
         opened = _sharing.open_block(text.decode())
         address[0] = <void*><uintptr_t>opened.address
@@ -779,7 +780,7 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
 
 
 cdef str words_of(object error):
-    # PyTorch raises them; Ctrl-C's exception comes after its error.
+    # PyTorch raises the words; Ctrl-C's exception is raised after PyTorch's error.
     interrupt_again(error)
     return f"gpumem: {str(error) or type(error).__name__}"
 
@@ -816,7 +817,7 @@ def serve(device, Arena arena not None):
         raise ConfigError(f"device {device} is not from 0 to {TORCH_DEVICES - 1}")
     if arena.extra:
         raise ConfigError(f"invalid alignment = {arena.memory.alignment} of an arena beneath "
-                          "PyTorch, whose blocks have 256: expected at most 256")
+                          "PyTorch: expected at most 256")
     if served.get(device) is arena:
         return
     hook = hook_create(arena.core, NULL, True, FRAMEWORK_TORCH)
