@@ -146,7 +146,7 @@ class NcclRegistration:
         Raises
         ------
         IntegrationError
-            NCCL refuses; the block is kept, and what is left can be released by another call.
+            NCCL refuses; the block is kept, and another call can release it.
         """
         while self._held:
             communicator, handle = self._held[-1]

@@ -90,7 +90,7 @@ def bind(
         of a CUDA device.
     ConfigError
         A name is not of the model, an input is missing, or a tensor does not fit; the message names
-        it and what is accepted.
+        it and the accepted values.
     TypeError
         An input or output is not a gpumem tensor, such as `gpumem.asarray` makes.
     ClosedError, SuspendedError
@@ -100,7 +100,7 @@ def bind(
     -----
     ONNX Runtime knows no stream of a tensor: wait for the work that writes the inputs before a run,
     and for runs that were given a stream before outputs are read. Where a provider computes on a
-    device, ONNX Runtime itself copies what lies in host memory.
+    device, ONNX Runtime itself copies tensors in host memory.
     """
     _ort()
     wanted = {each.name: each for each in session.get_inputs()}
@@ -168,7 +168,7 @@ def _require_fits(session: Any, what: str, declared: Any, tensor: Tensor) -> Non
 
 
 def _is_contiguous(tensor: Tensor) -> bool:
-    """Tell whether the elements are adjacent and in order; strides of one element are without."""
+    """Return whether the elements are adjacent and in order; lengths of 1 need no stride."""
     step = tensor.dtype.itemsize
     for length, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
         if length > 1 and stride != step:

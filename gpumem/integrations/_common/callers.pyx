@@ -1,7 +1,7 @@
 """Allocators that libraries call from Python, for streams of their own.
 
 `Blocks` is for libraries that free by address. `CupyAllocator` makes CuPy's objects: CuPy expects a
-MemoryPointer to a memory object. Here that is an UnownedMemory with the `gpumem.Buffer` as its owner.
+MemoryPointer to a memory object. Here that is an UnownedMemory, with the `gpumem.Buffer` as owner.
 The array owns the pointer, which owns the memory, which owns the buffer; the end of the last of
 them frees the block on the stream for which it was allocated.
 """
@@ -322,7 +322,8 @@ cdef class CupyAllocator:
     cdef PyObject* quick[MAX_QUICK_DEVICES]  # the same for low device numbers; `found` owns them
     cdef Stream last_stream             # CuPy's stream object that was current last, as its owner
 
-    def __init__(self, resources, CurrentStream current not None, PointerMaker maker not None, no_memory):
+    def __init__(self, resources, CurrentStream current not None, PointerMaker maker not None,
+                 no_memory):
         self.resources = resources
         self.current = current
         self.maker = maker

@@ -190,7 +190,7 @@ def _compiler() -> list[str]:
 def _compile(compiler: list[str], options: list[str], source: str, built: Path) -> None:
     written = built.with_suffix(".cpp")
     written.write_text(source)
-    # Libraries come after what needs them.
+    # Libraries come after the code that needs them.
     whole = [*compiler, str(written), "-o", str(built), *options]
     try:
         done = subprocess.run(whole, capture_output=True, errors="replace", check=False)

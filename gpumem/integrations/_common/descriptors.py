@@ -72,7 +72,7 @@ def node() -> str:
 def ask(
     name: str, kind: str, what: str, *, timeout: float = TIMEOUT
 ) -> Iterator[tuple[dict[str, Any], Iterator[Handle]]]:
-    """Ask the process whose `server_name` is given; within the block its descriptors arrive.
+    """Ask the process with a `server_name`; within the block its descriptors arrive.
 
     Yields a description of the descriptors, and an iterator over them. The caller owns each.
 
@@ -138,7 +138,7 @@ class Server:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(f"\0{self.name}")
         self._socket.listen(64)
-        self._peer: socket.socket | None = None  # who is answered now
+        self._peer: socket.socket | None = None  # the process that is answered now
         threading.Thread(target=self._serve, name="gpumem descriptors", daemon=True).start()
 
     def _serve(self) -> None:

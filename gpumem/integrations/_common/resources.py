@@ -167,7 +167,7 @@ def allocated(
     collect: Callable[[], object],
     no_memory: Callable[[OutOfMemoryError], Exception],
 ) -> T:
-    """Allocate; if memory is out, call `collect` and try again, then raise what `no_memory` makes.
+    """Allocate; if memory is out, call `collect` and try again, then raise `no_memory`'s error.
 
     The allocators of CuPy and Numba do the same, because arrays may be left in reference cycles.
     """

@@ -161,7 +161,7 @@ class Switch:
             self._used.append((use, frame))
 
     def leave(self, use: Using, thread: threading.Thread) -> None:
-        """Restore what was in force before `enter`."""
+        """Restore the setting before `enter`."""
         with self._lock:
             self._require_innermost(use)
             self._require_thread(thread)

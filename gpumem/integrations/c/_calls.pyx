@@ -83,7 +83,7 @@ cdef enum:
 
 # An arena in C's hands. `handed` has the Arena as long as there are references.
 cdef struct Handed:
-    gpumem_arena arena          # what C sees: the first member
+    gpumem_arena arena          # the first member: the part that C sees
     AllocatorHook* hook
     bint captures               # a stream may capture a graph: the driver is asked whether it does
     uint32_t refused            # ArenaStatus of the last allocation that failed (atomic)
@@ -353,7 +353,7 @@ def capsule_of(Arena arena not None, framework, bint captures=False):
     ----------
     arena : Arena
     framework : str
-        Who calls, for reports: one of `gpumem._support.events.FRAMEWORKS`.
+        The caller, for reports: one of `gpumem._support.events.FRAMEWORKS`.
     captures : bool
         Whether a stream that captures a graph is served by a graph pool.
 
@@ -424,5 +424,5 @@ texts[<int>GPUMEM_NOT_FOUND] = b"no live block begins at the address"
 texts[<int>GPUMEM_CLOSED] = b"the arena is closed, asleep, or belongs to a fork's parent"
 texts[<int>GPUMEM_CAPTURING] = (
     b"the stream captures a graph: allocate in Python, inside Arena.capture")
-texts[<int>GPUMEM_NO_HOST_MEMORY] = b"out of host memory for what describes a block"
+texts[<int>GPUMEM_NO_HOST_MEMORY] = b"out of host memory for the description of a block"
 texts[<int>GPUMEM_DRIVER_ERROR] = b"the driver failed"

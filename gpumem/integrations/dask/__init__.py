@@ -1,7 +1,7 @@
 """gpumem in Dask's workers: an arena under a budget, tensors passed on without a copy, spilling.
 
 ``client.register_plugin(dask.plugin(...))``, or ``dask worker --preload gpumem.integrations.dask``
-with settings below ``gpumem`` in Dask's configuration, gives each worker
+with settings below ``gpumem`` in Dask's configuration, sets each worker up with
 
 - an `Arena`, which is the default resource of its memory there: ``gpumem.empty(...)`` in a task
   comes from it, and with ``enable=("cupy",)`` CuPy's arrays, too;
@@ -10,7 +10,7 @@ with settings below ``gpumem`` in Dask's configuration, gives each worker
   needs them;
 - the ways on which a `Tensor` travels.
 
-Who owns a tensor's bytes on the way:
+The owner of a tensor's bytes on the way:
 
 1. Both workers are set up so, of one user, and reach each other's sockets (one host, one network
    namespace), and the block is of `share_from` bytes or more: a descriptor travels. The sender
@@ -20,12 +20,12 @@ Who owns a tensor's bytes on the way:
    the receiver's as long as its result is kept there.
 2. Otherwise (the receiver is unknown, elsewhere, or a disk; the block is small, or of memory that
    cannot be exported) the bytes travel, a device's by way of pinned memory, and the receiver owns
-   what it makes of them.
+   the tensor that it makes of them.
 
 A descriptor that has expired, or that came from a process that has ended, is an error
 (`BadHandleError`, an OSError):
 Dask takes the tensor from another worker, or computes it again. As within one worker, a task must
-not write to its arguments: what it would change is another worker's, too. A view that travels by a
+not write to its arguments: other workers may have the same bytes. A view that travels by a
 descriptor keeps the whole block.
 
 Examples
@@ -76,7 +76,7 @@ def plugin(
     expires: float = 30.0,
     enable: str | Iterable[str] = (),
 ) -> Any:
-    """Return a plugin that gives each worker its memory, for ``client.register_plugin``.
+    """Return a plugin that sets up each worker's memory, for ``client.register_plugin``.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def status() -> Status:
 
 
 def dask_setup(worker: Any) -> None:
-    """Set a worker up; what ``--preload gpumem.integrations.dask`` calls.
+    """Set a worker up; ``--preload gpumem.integrations.dask`` calls this.
 
     The settings are `plugin`'s, read from Dask's configuration: ``gpumem.budget`` and so on, which
     ``DASK_GPUMEM__BUDGET=20GiB`` sets.

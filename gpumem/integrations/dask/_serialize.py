@@ -88,7 +88,7 @@ def receive(header: Any, frames: list[Any]) -> Tensor | Away:
 
 
 def offer(member: Worker, tensor: Tensor, context: dict[str, Any]) -> dict[str, Any] | None:
-    """Hold a descriptor for the receiver, and return what it needs; None if it takes bytes."""
+    """Hold a descriptor for the receiver, and return its header; None if bytes are sent."""
     receiver = (context.get("recipient") or {}).get(ANNOUNCED)
     if receiver is None or receiver["node"] != member.announced["node"]:
         return None
@@ -216,6 +216,6 @@ def send_on_device(tensor: Tensor) -> tuple[Any, list[Any]]:
 
 
 def receive_on_device(header: bytes, frames: list[Any]) -> Tensor:
-    """Return a tensor over what the transport has received, which it keeps."""
+    """Return a tensor over the memory that the transport has received, and keep that memory."""
     said: Described = pickle.loads(header)
     return asarray(frames[0]).view(said.dtype).reshape(said.shape)

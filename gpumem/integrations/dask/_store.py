@@ -79,7 +79,7 @@ class Store(MutableMapping[Any, Any]):
         self._budget = budget
         self._lock = RLock()  # an allocation under it may spill
         self._here: OrderedDict[Any, Result] = OrderedDict()  # the least recently used first
-        self._away: dict[Any, int] = {}  # bytes of what was spilled, by key
+        self._away: dict[Any, int] = {}  # bytes of spilled results, by key
         self._others: dict[int, OthersBlock] = {}  # by address
 
     # ---- the mapping -----------------------------------------------------------------------------

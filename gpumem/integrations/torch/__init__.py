@@ -26,7 +26,7 @@ Under ``"full"``:
   ``small_pool`` are the blocks that an arena keeps in its range for small ones. A MemPool takes its
   memory next to the arena, under the same limit, or from an allocator of its own.
 - Copies between GPUs and kernels that read another GPU's memory work as with PyTorch's allocator:
-  an arena gives a GPU access to its memory once PyTorch asks for it (see `ArenaConfig.peers`; with
+  an arena gives a GPU access to its memory once PyTorch requests it (see `ArenaConfig.peers`; with
   "none" PyTorch's copies to that arena raise RuntimeError).
 
 - PyTorch's pinned memory, of ``tensor.pin_memory()`` and of a DataLoader, comes from an arena too,
@@ -235,5 +235,5 @@ def _setting(resource: ResourceLike, mode: str, pinned: Arena | bool | None) -> 
 
 
 def setting_of(resources: Resources, mode: str, pinned: Arena | bool | None = None) -> Setting:
-    """Return what the switch is asked for."""
+    """Return a setting for the switch."""
     return Setting(resources, (("mode", mode), ("pinned", pinned)))

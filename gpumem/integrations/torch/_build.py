@@ -52,7 +52,7 @@ def build(torch: ModuleType) -> Path:
 
 
 def recipe(torch: ModuleType) -> Recipe:
-    """Return what the allocator is made of, for a PyTorch."""
+    """Return the recipe of the allocator for a PyTorch."""
     version = str(torch.__version__)
     root = Path(str(torch.__file__)).parent
     folders = cuda_folders(root.parent)
@@ -72,9 +72,9 @@ def recipe(torch: ModuleType) -> Recipe:
             f"-I{FOLDER}",
             f"-isystem{root / 'include'}",
             *(f"-I{folder}" for folder in found[:1]),
-            # For what CUDA's headers include of another package, which PyTorch does not install.
+            # CUDA's headers include two of another package, which PyTorch does not install.
             f"-idirafter{FOLDER / 'cuda'}",
-            # Found by name among what PyTorch has loaded.
+            # They are found by name among the libraries that PyTorch has loaded.
             f"-L{root / 'lib'}",
             "-ltorch_cpu",
             "-lc10_cuda",

@@ -213,8 +213,8 @@ cdef void free_segment(void* address, size_t nbytes, int device, void* stream) n
     status = hook_free(<uint64_t>address)
     # PyTorch frees in destructors, where an exception would end the process.
     if status != ARENA_OK:
-        fprintf(stderr, "gpumem: PyTorch freed %zu bytes at %p of cuda:%d, refused with status %d\n",
-                nbytes, address, device, status)
+        fprintf(stderr, "gpumem: PyTorch freed %zu bytes at %p of cuda:%d, refused with status "
+                        "%d\n", nbytes, address, device, status)
 
 
 # ---- limits, idle memory, statistics -------------------------------------------------------------

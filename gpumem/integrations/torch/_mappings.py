@@ -45,7 +45,7 @@ class MappedBlock:
 
 
 class Mappings:
-    """The mappings of this process, by what is mapped."""
+    """The mappings of this process, by a key for the mapped memory."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -111,7 +111,7 @@ class Mappings:
             old.clear()
 
     def _old(self) -> tuple[list[OpenedPages], float | None]:
-        """Take out what was kept long enough; also seconds to the next, None if none is left."""
+        """Remove and return expired mappings, and return the seconds to the next expiry or None."""
         old: list[OpenedPages] = []
         with self._lock:
             now = monotonic()

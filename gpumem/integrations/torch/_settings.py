@@ -1,7 +1,7 @@
 """PyTorch's settings of its allocator, where gpumem's is in its place.
 
 They come as one text, ``per_process_memory_fraction:0.5,roundup_power2_divisions:[256:1,>:4]``, in
-the first of `VARIABLES` that is set. A key is honoured, or asks for what an arena does anyway, or
+the first of `VARIABLES` that is set. A key is honoured, or an arena fulfils it anyway, or it
 belongs to PyTorch's allocator of pinned memory, which reads it as ever where it stays; every other
 one is named in one warning.
 """
@@ -22,7 +22,7 @@ VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _FRACTION = "per_process_memory_fraction"
 _PINNED = "pinned_"  # how keys of PyTorch's allocator of pinned memory begin
-# Values that ask for what holds over an arena: its pages grow in place, no lock is held while the
+# Values that every arena fulfils: its pages grow in place, no lock is held while the
 # driver allocates, and pinned memory is made by several threads. None: any value.
 _FULFILLED: dict[str, frozenset[str] | None] = {
     "backend": frozenset({"native"}),
@@ -54,7 +54,7 @@ class AllocatorSettings(NamedTuple):
     def of_environment(
         cls, environment: Mapping[str, str], *, pinned: bool = False
     ) -> AllocatorSettings:
-        """Read the variable; what has no effect is named in one `ConfigWarning`.
+        """Read the variable; keys without effect are named in one `ConfigWarning`.
 
         `pinned`: whether an arena serves PyTorch's pinned memory.
 
@@ -76,7 +76,7 @@ class AllocatorSettings(NamedTuple):
 
     @classmethod
     def check(cls, environment: Mapping[str, str]) -> None:
-        """Raise what `of_environment` does, and warn of nothing: it is not known who serves what.
+        """Raise as `of_environment` does, without a warning: the pinned memory is not known yet.
 
         Raises
         ------

@@ -57,7 +57,7 @@ def prepare(device: Device) -> None:
 
 
 def share_block(address: int) -> tuple[str, int]:
-    """Return the text that names a block for other processes, and its offset in what they open.
+    """Return a text that names a block for other processes, and its offset in their mapping.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def open_block(text: str) -> MappedBlock:
 
 
 def drop_idle() -> None:
-    """Unmap what no tensor uses."""
+    """Unmap memory that no tensor uses."""
     _mappings.drop_idle()
 
 

@@ -63,7 +63,7 @@ class Options(NamedTuple):
         return json.dumps(self)
 
     def job(self) -> str:
-        """Name what was started, as no other command does."""
+        """Return a name for this run of the command, which no other run has."""
         return f"{self.process} {self.began}"
 
 
@@ -83,7 +83,7 @@ def begin() -> None:
 
 
 _recording: observe.Recording | None = None
-"""Of this process. A fork's child begins its own, without what its parent has recorded."""
+"""The recording of this process. A fork's child begins its own, without its parent's events."""
 
 
 def record() -> None:

@@ -1,7 +1,7 @@
 /* PyTorch's allocator over gpumem's arenas: a subclass of CUDAAllocator.
  *
- * Compiled by _build.py for the installed PyTorch. It asks PyTorch's own allocator nothing; what
- * it needs of gpumem is the table of functions in hooks.h. The path of an allocation, from
+ * Compiled by _build.py for the installed PyTorch. It calls no function of PyTorch's own
+ * allocator; of gpumem it calls the table of functions in hooks.h. The path of an allocation, from
  * `allocate` to `calls_->allocate`, takes no lock here and looks nothing up; a free neither.
  */
 #include <c10/core/impl/GPUTrace.h>
@@ -167,7 +167,7 @@ class Allocator final : public CUDAAllocator {
 
     /* ---- limits and idle memory ---- */
 
-    /* Of one pool: once nothing uses it, since graphs write what is idle in it. */
+    /* One pool is released once nothing uses it, since graphs write its idle memory. */
     void emptyCache(MempoolId_t id) override {
         const uint64_t label[2] = {id.first, id.second};
         if (id == MempoolId_t{0, 0})
@@ -274,7 +274,7 @@ class Allocator final : public CUDAAllocator {
         return state;
     }
 
-    /* Frees what is live now and allocates what was live then, at the same addresses. */
+    /* Frees the blocks that are live now, and allocates those of the checkpoint at their addresses. */
     cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device,
                                                 std::shared_ptr<cca::AllocatorState> given) override {
         auto *state = dynamic_cast<Checkpoint *>(given.get());
@@ -410,8 +410,8 @@ class Allocator final : public CUDAAllocator {
         return calls_->allocate_alone(device, nbytes, stream, address);
     }
 
-    /* After a refusal: what gives memory back is asked, then pools that serve others; else it
-       throws. */
+    /* After a refusal: PyTorch's callbacks free memory, then pools that serve others are tried;
+       else it throws. */
     void *allocate_at_last(void *hook, DeviceIndex device, size_t nbytes, cudaStream_t stream,
                            int status) {
         void *address = nullptr;

@@ -1,8 +1,8 @@
-/* What differs between the releases of PyTorch, 2.9 to 2.15.
+/* The differences between the releases of PyTorch, 2.9 to 2.15.
  *
  * Virtual methods that changed are declared in allocator.cpp once for each signature, without
  * `override`: each overrides the one of the releases that have it, and a pure one that is missing
- * ends the compilation. Here is what that does not cover. TORCH_RELEASE is 211 for 2.11, and comes
+ * ends the compilation. The other differences are here. TORCH_RELEASE is 211 for 2.11, and comes
  * with the compiler's options.
  */
 #ifndef GPUMEM_TORCH_COMPAT_H

@@ -134,7 +134,7 @@ class History {
         return found == contexts_.end() ? nullptr : found->second;
     }
 
-    /* Adds what was recorded to a snapshot, in Unix time. */
+    /* Adds the recorded entries to a snapshot, in Unix time. */
     void copy_to(SnapshotInfo &info, int devices) {
         auto nanoseconds = clock_.makeConverter();
         std::lock_guard<std::mutex> lock(mutex_);
@@ -172,7 +172,7 @@ class History {
 
     void watch() {
         bool before = watched_.exchange(is_recording() || !trackers_.empty());
-        if (!before && is_watched()) { /* what there is already makes no entries */
+        if (!before && is_watched()) { /* segments of before make no entries */
             changes_ = calls_.changes();
             pieces_ = pieces_now();
         }

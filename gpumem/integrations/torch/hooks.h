@@ -129,9 +129,9 @@ typedef struct TorchCalls {
     /* A copy between the devices of two hooks, neither of which need have access to the other's
        memory: a CUresult. */
     int (*copy)(void *to, void *dst, void *from, const void *src, size_t nbytes, void *stream);
-    /* Blocks in other processes. A text that names a block there, and where it begins in what they
-       open; what the text opens, and its first address, until it is closed. Strings are the caller's
-       to free; NULL: refused, for the reason. */
+    /* Blocks in other processes. `share` returns a text that names a block there, and the block's
+       offset in their mapping; `open_shared` returns that mapping, and its first address, until
+       `close_shared`. The caller frees the strings; NULL: refused, for the reason. */
     char *(*share)(void *address, size_t *offset, char **reason);
     void *(*open_shared)(const char *text, void **address, char **reason);
     void (*close_shared)(void *opened);

@@ -10,7 +10,7 @@
 
 namespace gpumem {
 
-/* What another process needs to open the block that begins at an address. */
+/* The handle by which another process opens the block that begins at an address. */
 inline cca::ShareableHandle share_block(const TorchCalls &calls, void *address) {
     size_t offset = 0;
     char *refused = nullptr;

@@ -7,7 +7,7 @@
  *
  * What is allocated while a graph is captured, or freed after a captured copy of it, belongs to the
  * graph's pool. A replay may use it at any time, so it stays until the pool has ended, and then until
- * `empty_cache`, which waits for the GPU. The pool's own allocations use again what no copy has used.
+ * `empty_cache`, which waits for the GPU. The pool's own allocations reuse blocks that no copy has used.
  */
 #ifndef GPUMEM_TORCH_PINNED_H
 #define GPUMEM_TORCH_PINNED_H

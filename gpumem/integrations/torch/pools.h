@@ -129,7 +129,7 @@ class Pools {
         if (found != pools_.end()) found->second.serves_when_out = value;
     }
 
-    /* Each block is then all of what it is put in; before the pool's first use. */
+    /* Each block then fills its region. To be called before the pool's first use. */
     void never_split(int device, PoolId id) {
         std::unique_lock<std::shared_mutex> lock(mutex_);
         auto found = pools_.find({device, id});

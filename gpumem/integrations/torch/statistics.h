@@ -1,4 +1,4 @@
-/* PyTorch's statistics of what gpumem counts. */
+/* PyTorch's statistics, from gpumem's counters. */
 #ifndef GPUMEM_TORCH_STATISTICS_H
 #define GPUMEM_TORCH_STATISTICS_H
 
