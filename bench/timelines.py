@@ -26,7 +26,7 @@ from gpumem.interop import HostTimeline
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from helpers.rally import compile_players, play
+from helpers.pingpong import compile_players, play
 
 ROUNDS = {"spin": 200_000, "park": 20_000, "futex": 20_000}
 PYTHON_ROUNDS = 20_000

@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from helpers.driver import pop_contexts  # noqa: E402
-from helpers.given_out import bring_to_rest  # noqa: E402
+from helpers.quiesce import quiesce  # noqa: E402
 
 import gpumem  # noqa: E402
 from gpumem._testing import host_device  # noqa: E402
@@ -59,7 +59,7 @@ def at_rest():
     What is still there, the tests and the libraries imported by now, is left out of later
     collections, which many tests ask for.
     """
-    bring_to_rest()
+    quiesce()
     gc.freeze()
 
 
@@ -70,7 +70,7 @@ def host():
     What they count is at rest: what earlier tests left does not end in the middle of this one.
     """
     gpumem.Device("host")._open()
-    bring_to_rest()
+    quiesce()
     capacity = host_device.capacity(0)
     yield host_device
     host_device.clear_faults()

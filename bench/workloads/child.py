@@ -82,13 +82,13 @@ def commands_over(
     empty = partial(torch.empty, EMPTY_BYTES, dtype=torch.uint8, device=device)
 
     def empties(count: int, stub: bool = False) -> dict[str, Any]:
-        with one_block(empty()) if stub else nullcontext():
+        with single_block_arena(empty()) if stub else nullcontext():
             return {"nanoseconds": net_nanoseconds(empty, count)}
 
     return {"begin": begin, "step": step, "end": end, "limit": limit, "empty": empties}
 
 
-def one_block(tensor: torch.Tensor) -> AbstractContextManager[None]:
+def single_block_arena(tensor: torch.Tensor) -> AbstractContextManager[None]:
     """Let gpumem's allocator return a tensor's block, and nothing else."""
     from bench.native import load
     from gpumem.integrations.torch import _hooks

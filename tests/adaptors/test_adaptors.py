@@ -14,8 +14,8 @@ import pytest
 from helpers import child
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
-from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Plain
+from helpers.single_block import BLOCK, next_address, single_block_arena
 
 import gpumem
 from gpumem.traces.rmm_log import read_rmm_log
@@ -282,7 +282,7 @@ def test_recorded_stream_delays_reuse_of_the_block(make_arena, host):
 def test_every_adaptor_frees_behind_recorded_streams_and_on_the_stream_of_the_free(
     make_arena, host, around, share
 ):
-    arena, pin = one_block(make_arena, "never")
+    arena, pin = single_block_arena(make_arena, "never")
     adaptor = AROUND[around](arena)
     own, other, side = (gpumem.Stream("host") for _ in range(3))
     buffer = adaptor.allocate(BLOCK, own)
@@ -323,7 +323,7 @@ AROUND_MAKERS = {
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_stream_that_the_buffers_maker_records_delays_reuse(make_arena, host, around, share, when):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     own, side, makers = gpumem.Stream("host"), gpumem.Stream("host"), []
     prepare = (lambda buffer: buffer.record_stream(side)) if when == "before" else makers.append
     adaptor = AROUND_MAKERS[around](Made(arena, prepare))
@@ -346,7 +346,7 @@ def test_stream_that_the_buffers_maker_records_delays_reuse(make_arena, host, ar
 def test_recorded_stream_and_stream_of_the_free_reach_a_block_its_maker_shares(
     make_arena, host, around
 ):
-    arena, pin = one_block(make_arena, "never")
+    arena, pin = single_block_arena(make_arena, "never")
     views, (own, other, side) = [], (gpumem.Stream("host") for _ in range(3))
     adaptor = AROUND_MAKERS[around](Made(arena, lambda buffer: views.append(memoryview(buffer))))
     buffer = adaptor.allocate(BLOCK, own)

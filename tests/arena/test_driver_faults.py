@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from helpers.given_out import bring_to_rest, given_out
+from helpers.quiesce import held_by_kind, quiesce
 
 import gpumem
 
@@ -92,8 +92,8 @@ class Scenario:
 
 
 def left():
-    bring_to_rest()
-    return given_out()
+    quiesce()
+    return held_by_kind()
 
 
 def in_a_thread(call):

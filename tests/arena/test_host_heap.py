@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from arena.refused_host_memory import PROGRAMS
 from helpers import child
 from helpers.marks import NEEDS_OWN_MALLOC
-from helpers.refused_host_memory import PROGRAMS
 
 TESTS = Path(__file__).parents[1]
 LEAST = 16  # bytes: malloc's smallest piece takes more
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 def test_finished_lives_leave_nothing_on_the_heap_and_no_reserved_addresses():
     paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-m", "helpers.lives"],
+        [sys.executable, "-m", "arena.leak_counts"],
         env={**os.environ, **EXACT, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
@@ -89,7 +89,7 @@ import sys
 from faults.kinds import HeapCalls, start_with_heap_calls
 start_with_heap_calls()
 import gpumem
-from helpers.refused_host_memory import PROGRAMS
+from arena.refused_host_memory import PROGRAMS
 
 program = PROGRAMS[sys.argv[1]]
 heap = HeapCalls()

@@ -6,8 +6,8 @@ import ctypes
 
 import pytest
 from helpers.driver import HostDriver
-from helpers.given_out import given_out
 from helpers.graph import Graph
+from helpers.quiesce import held_by_kind
 from helpers.refused_sleep import sleep_and_wake_refused_once
 
 import gpumem
@@ -143,14 +143,14 @@ def test_pools_bytes_wait_in_the_file_of_its_tag(make_arena, driver, stream, tmp
 def test_pool_that_ends_asleep_leaves_nothing(make_arena, driver, stream, host):
     arena = make_arena()
     arena.allocate(100).close()
-    before = given_out()
+    before = held_by_kind()
     graph = Captured(driver, arena, stream, tag="out")
     arena.sleep()
     graph.end()
     arena.wake()
     del graph
     arena.shrink()
-    after = given_out()
+    after = held_by_kind()
     assert (after["handles"], after["mappings"]) <= (before["handles"], before["mappings"])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
-from helpers.given_out import given_out
+from helpers.quiesce import held_by_kind
 
 import gpumem
 
@@ -158,7 +158,7 @@ def test_block_freed_while_asleep_is_not_restored(held, host):
 
 
 def test_sleeping_arena_can_be_closed(host):
-    before = given_out()
+    before = held_by_kind()
     arena = gpumem.Arena("host")
     buffer = arena.allocate(10 * MIB)
     lasting = arena.allocate_persistent(1000)
@@ -174,19 +174,19 @@ def test_sleeping_arena_can_be_closed(host):
         arena.sleep()
     del arena, buffer, lasting
     assert gpumem.Device("host").free_bytes > 0
-    assert given_out()["handles"] == before["handles"]
-    assert given_out()["mappings"] == before["mappings"]
+    assert held_by_kind()["handles"] == before["handles"]
+    assert held_by_kind()["mappings"] == before["mappings"]
 
 
 def test_dropped_sleeping_arena_leaves_nothing(host):
     assert gpumem.Device("host").free_bytes > 0
-    before = given_out()
+    before = held_by_kind()
     arena = gpumem.Arena("host")
     buffer = arena.allocate(10 * MIB)
     arena.sleep()
     del arena, buffer
     assert gpumem.Device("host").free_bytes > 0
-    assert given_out() == before
+    assert held_by_kind() == before
 
 
 def test_sleep_is_refused_while_cpu_views_exist(make_arena):

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
-from helpers.one_block import BLOCK, MIB, next_address, one_block
+from helpers.single_block import BLOCK, MIB, next_address, single_block_arena
 
 import gpumem
 from gpumem._testing.arenas import release_retired, stream_slots
@@ -112,7 +112,7 @@ def test_events_are_left_alone_where_the_context_cannot_be_entered(streams, host
 def test_block_of_any_stream_is_taken_once_its_work_is_done(make_arena, streams, policy, host):
     default = gpumem.Stream.from_handle("host", 1)
     for freed in (default, *streams):
-        arena, pin = one_block(make_arena, policy)
+        arena, pin = single_block_arena(make_arena, policy)
         arena.allocate(BLOCK, freed).close()
         freed.synchronize()
         for taker in (*streams, default):
@@ -122,7 +122,7 @@ def test_block_of_any_stream_is_taken_once_its_work_is_done(make_arena, streams,
 
 
 def test_wait_policy_takes_a_block_of_the_default_stream(make_arena, streams, virtual_clock, calls):
-    arena, pin = one_block(make_arena, "wait")
+    arena, pin = single_block_arena(make_arena, "wait")
     virtual_clock.set_lag(LAG)
     arena.allocate(BLOCK).close()
     calls(RECORD, WAIT)
@@ -159,7 +159,7 @@ def test_block_whose_dead_bytes_a_budget_refuses_is_not_waited_for(
 
 @pytest.mark.parametrize("call", [ASK, "cuCtxPushCurrent"])
 def test_failed_query_is_no_completion(make_arena, streams, virtual_clock, call):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     virtual_clock.set_lag(LAG)
     arena.allocate(BLOCK, streams[0]).close()
     assert next_address(arena, streams[1]) is None
@@ -201,7 +201,7 @@ def test_rest_of_a_new_place_is_shared_once(make_arena, streams, calls):
 def test_refused_request_records_one_event_and_asks_each_look_once(
     make_arena, streams, virtual_clock, calls
 ):
-    arena, pin = one_block(make_arena, "completed")
+    arena, pin = single_block_arena(make_arena, "completed")
     virtual_clock.set_lag(LAG)
     arena.allocate(BLOCK, streams[0]).close()
     assert calls(RECORD, ASK, WAIT) == [0, 0, 0]
@@ -217,7 +217,7 @@ def test_refused_request_records_one_event_and_asks_each_look_once(
 
 
 def test_wait_for_memory_pauses_between_looks(make_arena, streams, virtual_clock, calls):
-    arena, pin = one_block(make_arena, "completed", oom_wait_ms=50)
+    arena, pin = single_block_arena(make_arena, "completed", oom_wait_ms=50)
     virtual_clock.set_lag(LAG)
     arena.allocate(BLOCK, streams[0]).close()
     assert next_address(arena, streams[1]) is None
@@ -282,7 +282,7 @@ def test_close_does_not_wait_for_work_known_to_be_done(make_arena, streams, virt
 def test_event_for_another_threads_default_stream_lies_behind_its_work(
     make_arena, streams, driver, other_thread
 ):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     theirs = gpumem.Stream.from_handle("host", PER_THREAD)
     buffer = other_thread(lambda: arena.allocate(BLOCK, theirs))
     gate = other_thread(lambda: driver.block(theirs))
@@ -295,7 +295,7 @@ def test_event_for_another_threads_default_stream_lies_behind_its_work(
 
 
 def test_event_for_the_own_default_stream_waits_for_no_other_stream(make_arena, streams, driver):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, PER_THREAD)
     with driver.block(streams[0]):
         buffer.close()
@@ -305,7 +305,7 @@ def test_event_for_the_own_default_stream_waits_for_no_other_stream(make_arena, 
 
 def test_raw_handle_that_was_reset_has_no_event_for_what_is_freed_later(make_arena, streams, calls):
     """It may name no stream any more."""
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, int(streams[0].ptr))
     arena.reset_stream(int(streams[0].ptr))
     calls(RECORD)
@@ -331,7 +331,7 @@ def test_tensor_of_a_raw_handle_that_was_reset_is_ordered_by_the_legacy_stream(m
 def test_copy_into_a_block_of_a_raw_handle_that_was_reset_delays_its_reuse(
     make_arena, streams, driver
 ):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     src = gpumem.full(1000, 7, "uint8", memory="host")
     tensor = gpumem.empty(BLOCK, "uint8", resource=arena, stream=int(streams[0].ptr))
     arena.reset_stream(int(streams[0].ptr))
@@ -349,7 +349,7 @@ def test_copy_into_a_block_of_a_raw_handle_that_was_reset_delays_its_reuse(
 def test_raw_handle_that_is_named_again_after_its_reset_has_events_again(
     make_arena, streams, virtual_clock, calls
 ):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, int(streams[0].ptr))
     arena.reset_stream(int(streams[0].ptr))
     pin.record_stream(int(streams[0].ptr))  # names it
@@ -390,7 +390,7 @@ def test_free_after_the_event_is_not_covered_by_it(make_arena, streams, virtual_
 
 def test_taker_waits_once_for_each_stream_that_used_a_block(make_arena, streams, driver, calls):
     owner, side, more, taker = streams
-    arena, pin = one_block(make_arena, "wait")
+    arena, pin = single_block_arena(make_arena, "wait")
     gates = [driver.block(stream) for stream in (owner, side, more)]
     arena.allocate(BLOCK, owner).close()
     calls(RECORD, WAIT)
@@ -472,7 +472,7 @@ def test_refused_event_of_a_pending_block_leaves_no_wait_for_the_others(
     make_arena, streams, driver, virtual_clock, calls, number
 ):
     owner, side, more, taker = streams
-    arena, pin = one_block(make_arena, "wait")
+    arena, pin = single_block_arena(make_arena, "wait")
     buffer = arena.allocate(BLOCK, owner)
     with driver.block(side), driver.block(more):
         buffer.record_stream(side)
@@ -494,7 +494,7 @@ def test_refused_wait_leaves_the_waits_queued_before_it_and_the_block_where_it_i
     make_arena, streams, driver, virtual_clock, calls
 ):
     owner, side, _, taker = streams
-    arena, pin = one_block(make_arena, "wait")
+    arena, pin = single_block_arena(make_arena, "wait")
     buffer = arena.allocate(BLOCK, owner)
     with driver.block(side):
         with driver.block(owner):
@@ -575,7 +575,7 @@ def test_pending_persistent_block_is_not_taken(make_arena, streams, driver):
 def test_block_is_not_handed_out_behind_a_call_that_failed(
     make_arena, streams, driver, virtual_clock, policy, call
 ):
-    arena, pin = one_block(make_arena, policy)
+    arena, pin = single_block_arena(make_arena, policy)
     buffer = arena.allocate(BLOCK, streams[0])
     with driver.block(streams[0]):
         buffer.close()
@@ -593,7 +593,7 @@ def test_no_call_for_an_event_leaves_a_context_behind(make_arena, streams, drive
     look = driver._function("cuCtxGetCurrent")
     virtual_clock.set_lag(LAG)
     for policy in ("completed", "wait"):
-        arena, pin = one_block(make_arena, policy)
+        arena, pin = single_block_arena(make_arena, policy)
         for stream in streams:
             arena.allocate(BLOCK, streams[0]).close()
             next_address(arena, stream)
@@ -656,7 +656,7 @@ def test_reset_of_a_stream_in_use_keeps_its_slot_for_it_alone(make_arena, reuse)
 @pytest.mark.parametrize("when", ["live", "pending"])
 def test_recorded_stream_keeps_its_slot_while_others_come_and_go(make_arena, streams, driver, when):
     owner, side = streams[:2]
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, owner)
     buffer.record_stream(side)
     with driver.block(side):

@@ -22,7 +22,7 @@ def driver(virtual_clock):
     return HostDriver()
 
 
-def one_block(make_arena, policy, stream):
+def single_block_arena(make_arena, policy, stream):
     """Make an arena with room for one block of BLOCK bytes, beside a small one that pins it."""
     arena = make_arena(
         {"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0}
@@ -138,7 +138,7 @@ def test_stream_has_all_that_another_freed_on_both_sides_of_free_memory(make_are
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_freeing_stream_reuses_its_block_at_once(make_arena, streams, virtual_clock, policy):
-    arena, pin = one_block(make_arena, policy, streams[0])
+    arena, pin = single_block_arena(make_arena, policy, streams[0])
     virtual_clock.set_lag(LAG)
     arena.allocate(BLOCK, streams[0]).close()
     assert can_have_it(arena, streams[0])
@@ -147,7 +147,7 @@ def test_freeing_stream_reuses_its_block_at_once(make_arena, streams, virtual_cl
 
 @pytest.mark.parametrize("policy", ["completed", "wait"])
 def test_block_with_completed_work_is_reused_by_any_stream(make_arena, streams, policy):
-    arena, pin = one_block(make_arena, policy, streams[0])
+    arena, pin = single_block_arena(make_arena, policy, streams[0])
     arena.allocate(BLOCK, streams[0]).close()
     streams[0].synchronize()
     assert can_have_it(arena, streams[1])
@@ -156,7 +156,7 @@ def test_block_with_completed_work_is_reused_by_any_stream(make_arena, streams, 
 
 
 def test_completed_policy_reuses_a_block_only_after_its_work(make_arena, streams, virtual_clock):
-    arena, pin = one_block(make_arena, "completed", streams[0])
+    arena, pin = single_block_arena(make_arena, "completed", streams[0])
     virtual_clock.set_lag(LAG)
     arena.allocate(BLOCK, streams[0]).close()
     assert not can_have_it(arena, streams[1])  # records the event, done LAG later
@@ -168,7 +168,7 @@ def test_completed_policy_reuses_a_block_only_after_its_work(make_arena, streams
 
 
 def test_completed_policy_leaves_a_block_to_a_blocked_stream(make_arena, streams, driver):
-    arena, pin = one_block(make_arena, "completed", streams[0])
+    arena, pin = single_block_arena(make_arena, "completed", streams[0])
     buffer = arena.allocate(BLOCK, streams[0])
     with driver.block(streams[0]):
         driver.fill(buffer, 1, streams[0])
@@ -182,7 +182,7 @@ def test_completed_policy_leaves_a_block_to_a_blocked_stream(make_arena, streams
 
 def test_wait_policy_reuses_at_once_behind_a_device_side_wait(make_arena, streams, driver):
     slow, taker, _ = streams
-    arena, pin = one_block(make_arena, "wait", slow)
+    arena, pin = single_block_arena(make_arena, "wait", slow)
     buffer = arena.allocate(BLOCK, slow)
     gate = driver.block(slow)
     driver.fill(buffer, 1, slow)
@@ -198,7 +198,7 @@ def test_wait_policy_reuses_at_once_behind_a_device_side_wait(make_arena, stream
 
 
 def test_never_policy_reuses_on_the_same_stream_until_it_is_reset(make_arena, streams):
-    arena, pin = one_block(make_arena, "never", streams[0])
+    arena, pin = single_block_arena(make_arena, "never", streams[0])
     arena.allocate(BLOCK, streams[0]).close()
     streams[0].synchronize()
     assert not can_have_it(arena, streams[1])
@@ -210,7 +210,7 @@ def test_never_policy_reuses_on_the_same_stream_until_it_is_reset(make_arena, st
 
 
 def test_never_policy_holds_through_a_shrink(make_arena, streams):
-    arena, pin = one_block(make_arena, "never", streams[0])
+    arena, pin = single_block_arena(make_arena, "never", streams[0])
     arena.allocate(BLOCK, streams[0]).close()
     arena.shrink()
     assert not can_have_it(arena, streams[1])
@@ -228,7 +228,7 @@ def test_never_policy_records_no_event(make_arena, streams, host):
 
 def test_pending_work_counts_from_the_free_not_the_allocation(make_arena, streams, virtual_clock):
     first, second, third = streams
-    arena, pin = one_block(make_arena, "completed", first)
+    arena, pin = single_block_arena(make_arena, "completed", first)
     virtual_clock.set_lag(LAG)
     buffer = arena.allocate(BLOCK, first)
     buffer.close(second)
@@ -282,7 +282,7 @@ def test_reset_stream_merges_its_blocks_between_those_of_others(make_arena):
 
 
 def test_reset_stream_leaves_blocks_that_another_stream_took_over(make_arena, streams):
-    arena, pin = one_block(make_arena, "completed", streams[0])
+    arena, pin = single_block_arena(make_arena, "completed", streams[0])
     arena.allocate(BLOCK, streams[0]).close()
     streams[0].synchronize()
     taken = arena.allocate(BLOCK, streams[1])

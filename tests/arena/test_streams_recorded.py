@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
-from helpers.one_block import BLOCK, MIB, next_address, one_block
+from helpers.single_block import BLOCK, MIB, next_address, single_block_arena
 
 import gpumem
 
@@ -53,7 +53,7 @@ def test_block_is_not_reused_while_a_recorded_stream_uses_it(
     make_arena, streams, driver, policy, end
 ):
     owner, side, third = streams
-    arena, pin = one_block(make_arena, policy)
+    arena, pin = single_block_arena(make_arena, policy)
     buffer = arena.allocate(BLOCK, owner)
     buffer.record_stream(side)
     with driver.block(side):
@@ -71,7 +71,7 @@ def test_block_is_not_reused_while_a_recorded_stream_uses_it(
 
 
 def test_dropped_block_waits_for_its_recorded_stream(make_arena, streams, driver):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, streams[0])
     buffer.record_stream(streams[1])
     with driver.block(streams[1]):
@@ -84,7 +84,7 @@ def test_dropped_block_waits_for_its_recorded_stream(make_arena, streams, driver
 
 def test_wait_policy_waits_on_the_device_for_every_stream_of_the_block(make_arena, streams, driver):
     owner, side, taker = streams
-    arena, pin = one_block(make_arena, "wait")
+    arena, pin = single_block_arena(make_arena, "wait")
     buffer = arena.allocate(BLOCK, owner)
     buffer.record_stream(side)
     gates = [driver.block(owner), driver.block(side)]
@@ -106,7 +106,7 @@ def test_wait_policy_waits_on_the_device_for_every_stream_of_the_block(make_aren
 
 def test_wait_policy_makes_the_own_stream_wait_for_a_recorded_one(make_arena, streams, driver):
     owner, side, _ = streams
-    arena, pin = one_block(make_arena, "wait")
+    arena, pin = single_block_arena(make_arena, "wait")
     buffer = arena.allocate(BLOCK, owner)
     buffer.record_stream(side)
     with driver.block(side):
@@ -127,7 +127,7 @@ def test_recorded_stream_delays_reuse_wherever_the_last_view_ends(
     make_arena, streams, driver, where
 ):
     owner, side, third = streams
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, owner)
     address, taken = buffer.ptr, consume(buffer.__dlpack__(max_version=(1, 0)))
     buffer.record_stream(side)
@@ -152,7 +152,7 @@ def test_view_that_outlives_its_buffer_keeps_block_and_recorded_streams(
     make_arena, streams, driver, reader
 ):
     owner, side, _ = streams
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, owner)
     address, view = buffer.ptr, reader(buffer)
     with driver.block(side):
@@ -170,7 +170,7 @@ def test_view_that_outlives_its_buffer_keeps_block_and_recorded_streams(
 
 def test_work_queued_between_record_and_free_delays_reuse(make_arena, streams, driver):
     owner, side, _ = streams
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, owner)
     buffer.record_stream(side)
     side.synchronize()
@@ -185,7 +185,7 @@ def test_work_queued_between_record_and_free_delays_reuse(make_arena, streams, d
 
 def test_work_queued_after_the_free_does_not_delay_reuse(make_arena, streams, virtual_clock):
     owner, side, _ = streams
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     virtual_clock.set_lag(LAG)
     buffer = arena.allocate(BLOCK, owner)
     buffer.record_stream(side)
@@ -199,7 +199,7 @@ def test_work_queued_after_the_free_does_not_delay_reuse(make_arena, streams, vi
 
 def test_reuse_waits_for_all_recorded_streams(make_arena, streams, driver):
     owner, first, second = streams
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, owner)
     for stream in (first, second, first):
         buffer.record_stream(stream)
@@ -214,7 +214,7 @@ def test_reuse_waits_for_all_recorded_streams(make_arena, streams, driver):
 
 
 def test_recording_the_own_stream_changes_nothing(make_arena, streams, host):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, streams[0])
     buffer.record_stream(streams[0])
     calls = host.call_count()
@@ -227,7 +227,7 @@ def test_recording_the_own_stream_changes_nothing(make_arena, streams, host):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_own_stream_delays_reuse_when_another_stream_frees(make_arena, streams, driver, policy):
     own, other, _ = streams
-    arena, pin = one_block(make_arena, policy)
+    arena, pin = single_block_arena(make_arena, policy)
     block = arena.allocate(BLOCK, own)
     with driver.block(own):
         block.record_stream(own)
@@ -278,7 +278,7 @@ def test_record_stream_rejects_a_stream_of_another_device(arena):
 
 def test_block_may_be_freed_on_a_recorded_stream(make_arena, streams, driver):
     owner, side, _ = streams
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     buffer = arena.allocate(BLOCK, owner)
     buffer.record_stream(side)
     with driver.block(side):
@@ -306,7 +306,7 @@ def test_shrink_reports_blocks_in_use_by_other_streams(make_arena, streams, driv
 @pytest.mark.parametrize("policy", POLICIES)
 def test_reset_of_the_recorded_stream_ends_the_wait(make_arena, streams, virtual_clock, policy):
     owner, side, _ = streams
-    arena, pin = one_block(make_arena, policy)
+    arena, pin = single_block_arena(make_arena, policy)
     virtual_clock.set_lag(LAG)
     buffer = arena.allocate(BLOCK, owner)
     buffer.record_stream(side)
@@ -456,7 +456,7 @@ def test_block_freed_elsewhere_belongs_to_the_freeing_stream(
 ):
     """With the mark of its own stream, or none, `owner` would overwrite what `side` still reads."""
     owner, side, third = streams
-    arena, pin = one_block(make_arena, policy)
+    arena, pin = single_block_arena(make_arena, policy)
     out = gpumem.Arena("host").allocate(BLOCK, side)
     buffer = arena.allocate(BLOCK, owner)
     driver.fill(buffer, 1, owner)

@@ -14,7 +14,7 @@ import pytest
 from helpers import child
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
-from helpers.given_out import given_out
+from helpers.quiesce import held_by_kind
 from helpers.resources import Plain
 
 import gpumem
@@ -155,7 +155,7 @@ def test_cycle_of_a_stream_with_a_buffer_on_it_is_collected(form, kind, stream, 
     live = []
     resource_of(kind, live).close()
     release_what_was_dropped()
-    before = given_out()
+    before = held_by_kind()
 
     def make():
         mine = stream("host") if stream is Derived else stream()
@@ -166,7 +166,7 @@ def test_cycle_of_a_stream_with_a_buffer_on_it_is_collected(form, kind, stream, 
     assert collected(make)
     assert live == []
     release_what_was_dropped()
-    assert given_out() == before
+    assert held_by_kind() == before
 
 
 def test_cycle_of_an_external_allocator_with_its_buffer_is_collected():

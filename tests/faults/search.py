@@ -12,7 +12,7 @@ import gpumem
 from gpumem._testing import host_device
 
 from ..helpers.descriptors import open_descriptors
-from ..helpers.given_out import bring_to_rest, given_out
+from ..helpers.quiesce import held_by_kind, quiesce
 from ..helpers.threads import in_a_thread
 from .kinds import DriverCalls, Fault, Kind
 from .stage import Stage, Wrong
@@ -111,10 +111,10 @@ class Left:
 
 def left() -> Left:
     """Release what nothing refers to, and return what exists then."""
-    bring_to_rest()
+    quiesce()
     with gpumem.Arena("host", {"backing": "regions"}) as arena:
         arena.allocate(256).close()  # the stream that gives regions back stays for good
-    return Left(given_out(), host_device.used(0), open_descriptors())
+    return Left(held_by_kind(), host_device.used(0), open_descriptors())
 
 
 def leaked(stage: Stage, expected: Left, found: Left) -> str | None:

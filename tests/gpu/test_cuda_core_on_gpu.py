@@ -3,7 +3,7 @@
 import gc
 
 import pytest
-from helpers.one_block import BLOCK, next_address, one_block
+from helpers.single_block import BLOCK, next_address, single_block_arena
 
 import gpumem
 import gpumem.integrations.cuda_core as integration
@@ -42,7 +42,7 @@ def test_cuda_core_device_allocates_from_the_arena(device, arena):
 def test_block_closed_on_another_stream_is_reused_there_at_once_and_elsewhere_later(
     device, make_arena, gate
 ):
-    arena, pin = one_block(lambda config: make_arena(config, "cuda:0"))
+    arena, pin = single_block_arena(lambda config: make_arena(config, "cuda:0"))
     own, closing = device.create_stream(), device.create_stream()
     block = integration.allocator(arena).allocate(BLOCK, stream=own)
     address = int(block.handle)

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 from helpers.descriptors import open_descriptors
-from helpers.handover import echo
+from helpers.spawned import echo_on_gpu_streams
 
 import gpumem
 from gpumem import interop
@@ -136,7 +136,7 @@ def test_two_processes_exchange_a_tensor_ordered_on_the_gpu(memory):
     """1000 rounds each way on two GPU streams, with a timeline for each way; nobody's CPU waits."""
     context = multiprocessing.get_context("spawn")
     outbox, inbox = context.Pipe()
-    other = context.Process(target=echo, args=(inbox, ROUNDS))
+    other = context.Process(target=echo_on_gpu_streams, args=(inbox, ROUNDS))
     other.start()
     mine, theirs = interop.HostTimeline.create(), interop.HostTimeline.create()
     with gpumem.Arena(memory) as arena, mine, theirs:

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 from helpers import child
-from helpers.one_block import BLOCK, next_address, one_block
+from helpers.single_block import BLOCK, next_address, single_block_arena
 
 import gpumem
 import gpumem.integrations.rmm as integration
@@ -42,7 +42,7 @@ def test_block_belongs_to_the_stream_that_rmm_names(arena):
 def test_block_freed_on_another_stream_is_reused_there_at_once_and_elsewhere_later(
     make_arena, gate
 ):
-    arena, pin = one_block(lambda config: make_arena(config, "cuda:0"))
+    arena, pin = single_block_arena(lambda config: make_arena(config, "cuda:0"))
     source = integration.allocator(arena)
     own, freeing = rmm.pylibrmm.stream.Stream(), rmm.pylibrmm.stream.Stream()
     address = source.allocate(BLOCK, own)

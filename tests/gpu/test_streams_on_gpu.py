@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from helpers.dlpack import consume
-from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import close_when_unused
+from helpers.single_block import BLOCK, next_address, single_block_arena
 
 import gpumem
 
@@ -153,7 +153,7 @@ def export_to_the_default_stream(buffer, side):
 def test_block_is_not_reused_while_the_stream_it_was_given_to_uses_it(
     make_arena, driver, gate, around, cross, stream
 ):
-    arena, pin = one_block(lambda config: make_arena(config, "cuda:0"))
+    arena, pin = single_block_arena(lambda config: make_arena(config, "cuda:0"))
     own, side = gpumem.Stream("cuda:0"), stream("cuda:0")
     buffer = (around(arena) if around else arena).allocate(BLOCK, own)
     address = buffer.ptr
@@ -171,7 +171,7 @@ def test_block_is_not_reused_while_the_stream_it_was_given_to_uses_it(
 
 
 def test_stream_that_takes_a_users_block_back_waits_for_recorded_ones(make_arena, driver, gate):
-    arena, pin = one_block(lambda config: make_arena(config, "cuda:0"))
+    arena, pin = single_block_arena(lambda config: make_arena(config, "cuda:0"))
     own, other, side = (gpumem.Stream("cuda:0") for _ in range(3))
     buffer = OverAnArena(arena).allocate(BLOCK, own)
     address = buffer.ptr

@@ -5,7 +5,7 @@ import os
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
-from helpers.one_block import BLOCK, next_address, one_block
+from helpers.single_block import BLOCK, next_address, single_block_arena
 
 import gpumem
 from gpumem._testing.integrations import Blocks
@@ -71,7 +71,7 @@ def test_free_of_an_unknown_address_is_refused(arena):
 
 @pytest.mark.parametrize("wrap", [lambda r: r, gpumem.adaptors.track])
 def test_block_freed_on_a_wrong_stream_stays_its_owners(make_arena, wrap):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     blocks, stream = Blocks(lambda: wrap(arena)), gpumem.Stream("host")
     address = blocks.allocate(BLOCK, stream)
     with pytest.raises(AttributeError, match="__cuda_stream__"):
@@ -87,7 +87,7 @@ def test_block_freed_on_a_wrong_stream_stays_its_owners(make_arena, wrap):
 def test_block_freed_on_another_stream_is_reused_there_at_once_and_elsewhere_later(
     make_arena, wrap, host
 ):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     own, freeing = gpumem.Stream("host"), gpumem.Stream("host")
     blocks = Blocks(lambda: wrap(arena))
     address = blocks.allocate(BLOCK, own)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
-from helpers.one_block import BLOCK, next_address, one_block
+from helpers.single_block import BLOCK, next_address, single_block_arena
 
 import gpumem
 import gpumem.integrations.cuda_core as integration
@@ -89,7 +89,7 @@ def test_gpumem_buffer_is_shown_without_a_copy(arena):
 
 @pytest.mark.parametrize("last", ["theirs", "ours"])
 def test_recorded_stream_delays_reuse_whichever_buffer_ends_last(make_arena, host, last):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     own, side = gpumem.Stream("host"), gpumem.Stream("host")
     block = arena.allocate(BLOCK, own)
     address, shown = block.ptr, integration.buffer(block)

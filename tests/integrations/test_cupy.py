@@ -3,12 +3,12 @@
 import gc
 import pickle
 import sys
-from pathlib import Path
 
 import pytest
-from helpers import child, fake_cupy
+from helpers import child
 from helpers.driver import HostDriver
-from helpers.one_block import BLOCK, next_address, one_block
+from helpers.single_block import BLOCK, next_address, single_block_arena
+from integrations import fake_cupy
 
 import gpumem
 import gpumem.integrations.cupy as integration
@@ -71,7 +71,7 @@ def test_enable_without_arguments_uses_the_default_resource(cuda):
 
 
 def test_recorded_stream_delays_reuse_of_an_arrays_block(cuda, make_arena, host):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     cuda.stream, side = gpumem.Stream("host"), gpumem.Stream("host")
     with integration.using(arena, pinned=False):
         pointer = cuda.alloc(BLOCK)
@@ -216,10 +216,9 @@ def test_unsupported_cupy_is_named_with_the_reason(cuda, monkeypatch):
         integration.enable()
 
 
-FAKE = f"""
+FAKE = """
 import sys
-sys.path[:0] = [{str(Path(__file__).parents[1])!r}]
-from helpers import fake_cupy
+from integrations import fake_cupy
 sys.modules.update(fake_cupy.make())
 import gpumem, gpumem.integrations.cupy as integration
 integration._device_type = "host"

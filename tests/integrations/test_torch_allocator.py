@@ -9,7 +9,7 @@ import random
 import pytest
 from helpers import torch_library
 from helpers.driver import HostDriver
-from helpers.giving_way import arena_that_gives_way
+from helpers.pressure import arena_that_releases_under_pressure
 from helpers.torch_library import Refused
 
 from gpumem import Arena, Stream, observe
@@ -268,7 +268,7 @@ def test_pool_serves_other_allocations_when_their_memory_is_out(driver, stream, 
 
 @pytest.mark.parametrize("caching", [1, 0])
 def test_budget_callback_runs_before_memory_is_out(driver, caching):
-    arena, kept, _ = arena_that_gives_way(300 * MIB)
+    arena, kept, _ = arena_that_releases_under_pressure(300 * MIB)
     torch_hooks.serve(0, arena)
     kept.append(arena.allocate(200 * MIB))
     driver.enable(caching)

@@ -12,9 +12,9 @@ import time
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
-from helpers.giving_way import arena_that_gives_way
 from helpers.graph import RELAXED, Graph
 from helpers.interrupting import reaches_the_caller
+from helpers.pressure import arena_that_releases_under_pressure
 from helpers.torch_caller import ALL, Block, Caller, Refused
 
 import gpumem
@@ -506,7 +506,7 @@ def test_forks_child_leaves_its_parents_blocks_alone(caller, arena):
 
 
 def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
-    arena, kept, asked = arena_that_gives_way(300 << 20)
+    arena, kept, asked = arena_that_releases_under_pressure(300 << 20)
     budget = arena.budget
     torch_hooks.serve(7, arena)
     kept.append(arena.allocate(200 << 20))
@@ -523,7 +523,7 @@ def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
 
 def test_budget_callback_runs_for_a_segment_inside_a_capture(stream):
     allocate, free = segments()
-    arena, kept, _ = arena_that_gives_way(300 << 20)
+    arena, kept, _ = arena_that_releases_under_pressure(300 << 20)
     torch_hooks.serve(8, arena)
     kept.append(arena.allocate(200 << 20))
     with Graph(HostDriver(), stream, RELAXED) as graph:

@@ -1,16 +1,9 @@
 """A device that is lost: every call ends, and the process too."""
 
-from pathlib import Path
-
 import pytest
 from helpers import child
 
-TESTS = str(Path(__file__).resolve().parent.parent)
-START = f"""
-import sys
-sys.path.insert(0, {TESTS!r})
-from helpers import lost_device
-"""
+START = "from interop import lost_device\n"
 
 
 @pytest.mark.parametrize("memory_operations", [False, True])

@@ -10,8 +10,8 @@ import socket
 
 import numpy as np
 import pytest
-from helpers.attach import add_one
-from helpers.given_out import given_out
+from helpers.quiesce import held_by_kind
+from helpers.spawned import add_one
 
 import gpumem
 from gpumem import interop
@@ -41,7 +41,7 @@ def shared(request, make_arena):
 
 
 def things_held(host):
-    return given_out(), len(os.listdir("/proc/self/fd"))
+    return held_by_kind(), len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])

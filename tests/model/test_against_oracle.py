@@ -1,4 +1,4 @@
-"""Random programs of calls, each followed through the model in helpers/oracle.py.
+"""Random programs of calls, each followed through the model in oracle.py.
 
 Blocks are written by work on their streams, each with a byte of its own, and read before they go
 back; some go back with a slow write still queued. A block that two have at once shows as a wrong
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
-from helpers.oracle import Oracle
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 import gpumem
+from model.oracle import Oracle
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT = 6 * MIB

@@ -11,7 +11,7 @@ import statistics
 
 import numpy as np
 import pytest
-from helpers.given_out import given_out
+from helpers.quiesce import held_by_kind
 
 import gpumem
 
@@ -88,26 +88,26 @@ def test_small_arena_holds_one_page(make_arena):
 def test_extensions_and_shrinkages_count_pages(make_arena):
     arena = make_arena()
 
-    def given_out():
+    def held_by_kind():
         return int(arena.stats().as_ort()["NumArenaExtensions"])
 
     weights = arena.allocate_persistent(MIB)
-    assert given_out() == 0, "persistent blocks have pages of their own"
+    assert held_by_kind() == 0, "persistent blocks have pages of their own"
     blocks = [arena.allocate(nbytes) for nbytes in (1000, 6 * MIB, 6 * MIB)]
-    pages = given_out()
+    pages = held_by_kind()
     assert 2 <= pages == arena.stats().num_extensions <= 7
     del blocks[1:]
     arena.shrink()
-    assert given_out() == 1, "the page of the first block"
+    assert held_by_kind() == 1, "the page of the first block"
     assert arena.stats().num_shrinkages == pages - 1
     blocks.clear()
     for _ in range(2):
         arena.shrink()
-        assert given_out() == 0
+        assert held_by_kind() == 0
     del weights
     arena.shrink()
     arena.allocate(MIB).close()
-    assert (given_out(), arena.stats().num_extensions) == (1, pages + 1)
+    assert (held_by_kind(), arena.stats().num_extensions) == (1, pages + 1)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "calls_fail"])
@@ -145,13 +145,13 @@ def test_thousands_of_arenas_fit_into_a_process(host):
     host.set_capacity(0, 1 << 40)
     gc.collect()  # what earlier tests left in cycles
     assert gpumem.Device("host").free_bytes > 0, "earlier arenas give their memory back"
-    before = given_out()
+    before = held_by_kind()
     arenas = [gpumem.Arena("host") for _ in range(3000)]
     buffers = [arena.allocate(size) for arena in arenas for size in (4 * KIB, 300 * KIB)]
-    assert given_out()["reservations"] - before["reservations"] == 3000
+    assert held_by_kind()["reservations"] - before["reservations"] == 3000
     del buffers, arenas
     assert gpumem.Device("host").free_bytes > 0
-    assert given_out() == before
+    assert held_by_kind() == before
 
 
 def test_further_address_ranges_are_reserved_when_one_is_full(make_arena, host):

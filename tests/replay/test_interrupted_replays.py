@@ -1,16 +1,27 @@
 """Ctrl-C ends a replay within its events."""
 
-from pathlib import Path
+import inspect
 
+import numpy as np
 from helpers import child
 from helpers.interrupting import interrupted
-from helpers.paired_trace import trace_of_pairs
 
 import gpumem
 from gpumem.replay._replay import run
+from gpumem.traces import Trace
 
 PAIRS = 2_000_000
-TESTS = str(Path(__file__).resolve().parent.parent)
+
+
+def trace_of_pairs(pairs: int) -> Trace:
+    """Return a trace of so many allocations of 4 KiB, each followed by its free."""
+    return Trace(
+        action=np.tile([0, 2], pairs),
+        block=np.repeat(np.arange(pairs), 2),
+        size=np.full(2 * pairs, 4096),
+        stream=np.zeros(2 * pairs, int),
+        time_us=np.arange(2 * pairs),
+    )
 
 
 def test_interrupt_ends_a_replay(make_arena):
@@ -26,14 +37,15 @@ def test_interrupt_ends_a_replay(make_arena):
 def test_interrupt_ends_a_replay_whose_events_are_slow():
     """It is looked for by the time that passed, not only after thousands of events."""
     child.run_quietly(f"""
-import sys
-sys.path.insert(0, {TESTS!r})
 import signal, threading, time
+import numpy as np
 import gpumem
 from gpumem.replay._replay import run
 from helpers.held_call import held_call
-from helpers.paired_trace import trace_of_pairs
+from gpumem.traces import Trace
 from helpers.waiting import wait_until
+
+{inspect.getsource(trace_of_pairs)}
 
 trace = trace_of_pairs(2000)
 arena = gpumem.Arena("host", {{"backing": "regions"}})

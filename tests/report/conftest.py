@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.browser import Browser, executable
+from report.browser import Browser, executable
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
-from helpers.given_out import bring_to_rest
-from helpers.sharing import receive
+from helpers.quiesce import quiesce
+from helpers.spawned import open_pool_and_buffer
 
 import gpumem
 from gpumem.interop import Handle
@@ -85,7 +85,7 @@ def test_pool_handle_is_passed_through_multiprocessing(pool):
     mine, yours = context.Pipe()
     with pool.allocate(10) as buffer, pool.export_handle() as handle:
         memoryview(buffer)[:] = b"0123456789"
-        process = context.Process(target=receive, args=(yours,))
+        process = context.Process(target=open_pool_and_buffer, args=(yours,))
         process.start()
         yours.close()
         mine.send((handle, pool.export_buffer(buffer)))
@@ -292,7 +292,7 @@ def test_failed_driver_call_leaves_both_sides_unchanged(pool, host, function):
                 assert there.stats().in_use == 0
 
     everything()
-    bring_to_rest()  # what earlier tests left must not go in between
+    quiesce()  # what earlier tests left must not go in between
     before = host.live()
     host.fail(function, 1, 999)
     with pytest.raises(gpumem.errors.DriverError):

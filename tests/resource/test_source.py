@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
-from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Answers
+from helpers.single_block import BLOCK, next_address, single_block_arena
 from helpers.threads import with_a_context_stack_of_its_own
 
 import gpumem
@@ -570,7 +570,7 @@ def test_region_of_a_resource_is_usable_on_every_stream(make_arena, virtual_cloc
 def region_in_use(make_arena, host):
     """An arena over one with room for its region, which a stream behind a gate still uses."""
     own, side = gpumem.Stream("host"), gpumem.Stream("host")
-    below, pin = one_block(make_arena)
+    below, pin = single_block_arena(make_arena)
     arena = gpumem.Arena("host", EXACT, source=below)
     buffer = arena.allocate(BLOCK, own)
     buffer.record_stream(side)

@@ -12,8 +12,8 @@ import pytest
 from helpers import child
 from helpers.driver import HostDriver
 from helpers.graph import Graph
-from helpers.one_block import BLOCK, next_address, one_block
 from helpers.resources import Plain
+from helpers.single_block import BLOCK, next_address, single_block_arena
 from helpers.waiting import wait_until
 from session.test_order import assert_unfinished
 
@@ -346,7 +346,7 @@ def test_unfinished_run_retains_its_inputs_and_outputs(host, fails):
 
 
 def test_scratch_of_an_unfinished_run_stays_its_streams(make_arena, host):
-    arena, pin = one_block(make_arena)
+    arena, pin = single_block_arena(make_arena)
     addresses, gates = [], []
 
     def work(ctx):

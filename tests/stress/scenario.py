@@ -17,7 +17,7 @@ from gpumem._testing import host_device
 from gpumem._testing.arenas import release_retired
 
 from ..helpers.driver import HostDriver
-from ..helpers.given_out import given_out
+from ..helpers.quiesce import held_by_kind
 from .blocks import Shared
 from .patterns import Patterns
 from .worker import Worker
@@ -160,4 +160,4 @@ def _alive() -> dict[str, int]:
     gc.collect()
     release_retired()
     ordinals = [each.index for each in gpumem.devices() if each.type == "host"]
-    return given_out() | {"bytes": sum(map(host_device.used, ordinals))}
+    return held_by_kind() | {"bytes": sum(map(host_device.used, ordinals))}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import child, dlpack
 from helpers.driver import HostDriver
-from helpers.one_block import BLOCK, next_address, one_block
+from helpers.single_block import BLOCK, next_address, single_block_arena
 
 import gpumem
 
@@ -107,7 +107,7 @@ def test_call_with_other_names_is_read_as_any_call(arena, what):
 def test_block_is_not_reused_while_a_consumers_default_stream_uses_it(
     make_arena, host, what, default
 ):
-    arena, pin = one_block(lambda config: make_arena(config, "host/managed"))
+    arena, pin = single_block_arena(lambda config: make_arena(config, "host/managed"))
     own, consumers = gpumem.Stream("host"), gpumem.Stream.from_handle("host", default)
     buffer = arena.allocate(BLOCK, own)
     address = buffer.ptr
@@ -124,7 +124,7 @@ def test_block_is_not_reused_while_a_consumers_default_stream_uses_it(
 
 
 def test_block_given_to_a_consumers_other_stream_waits_for_it_if_it_is_recorded(make_arena, host):
-    arena, pin = one_block(lambda config: make_arena(config, "host/managed"))
+    arena, pin = single_block_arena(lambda config: make_arena(config, "host/managed"))
     own, consumers = gpumem.Stream("host"), gpumem.Stream("host")
     for recorded in (False, True):
         tensor = gpumem.from_dlpack(arena.allocate(BLOCK, own))

@@ -7,7 +7,7 @@ import gc
 
 import numpy as np
 import pytest
-from helpers.given_out import bring_to_rest, given_out
+from helpers.quiesce import held_by_kind, quiesce
 
 import gpumem
 from gpumem.errors import ClosedError, ConfigError, DriverError, InUseError
@@ -19,8 +19,8 @@ OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 
 def left():
     """What the driver has given out, without events, which arenas keep for the next work."""
-    bring_to_rest()
-    return given_out() | {"events": 0}
+    quiesce()
+    return held_by_kind() | {"events": 0}
 
 
 def cache_of(arena, **settings):

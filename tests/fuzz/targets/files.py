@@ -27,8 +27,8 @@ def alive() -> dict[str, int]:
     """What the host device holds, once everything that is retired is released."""
     from gpumem._testing import host_device
     from gpumem._testing.arenas import release_retired
-    from tests.helpers.given_out import given_out
+    from tests.helpers.quiesce import held_by_kind
 
     gc.collect()
     release_retired()
-    return given_out() | {"bytes": host_device.used(0)}
+    return held_by_kind() | {"bytes": host_device.used(0)}

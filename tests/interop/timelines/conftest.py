@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.given_out import bring_to_rest
+from helpers.quiesce import quiesce
 
 import gpumem
 from gpumem._testing import host_device, timelines
@@ -43,7 +43,7 @@ def windows():
 @pytest.fixture
 def faults(host):
     """Faults of driver calls; none is left over, nor does an earlier test's end take one."""
-    bring_to_rest()
+    quiesce()
     yield host
     host.clear_faults()
 
@@ -55,7 +55,7 @@ def open_files() -> int:
 @pytest.fixture
 def same_files():
     """Nothing is opened that is not closed again, nor mapped, registered or imported."""
-    bring_to_rest()
+    quiesce()
     files, live, maps = open_files(), host_device.live(), timeline_maps()
     yield
     gpumem.Device("host").free_bytes  # noqa: B018

@@ -9,8 +9,8 @@ import time
 
 import pytest
 from helpers import child
-from helpers.attach import answer, answer_through
-from helpers.rally import compile_players, play
+from helpers.pingpong import compile_players, play
+from helpers.spawned import answer, answer_through
 from helpers.waiting import wait_for_waiters, wait_until
 
 from gpumem.errors import TimelineLostError, TimelineTimeout

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import vulkan_child
+from helpers import spawned
 from helpers.files import no_file_left
 
 import gpumem
@@ -250,7 +250,7 @@ def test_other_process_reads_and_writes_a_vulkan_buffer(device, importer, other)
     with device.allocate(1 << 16) as buffer, device.allocate(1 << 16) as copied:
         device.fill(buffer, 41)
         device.synchronize()
-        connection = other(vulkan_child.read_and_answer)
+        connection = other(spawned.read_and_answer_memory)
         descriptor = buffer.descriptor()
         connection.send(descriptor)
         assert connection.recv() == (41, 41)
@@ -262,7 +262,7 @@ def test_other_process_reads_and_writes_a_vulkan_buffer(device, importer, other)
 
 
 def test_buffer_outlives_the_process_that_exported_it(importer, other):
-    connection = other(vulkan_child.produce)
+    connection = other(spawned.produce_vulkan_buffer)
     memory = importer.import_memory(connection.recv(), consume=True)
     connection.send("seen")
     connection.close()

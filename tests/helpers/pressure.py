@@ -1,12 +1,14 @@
-"""An arena under a budget whose callback gives the budget back what a test kept for that."""
+"""An arena under a budget with a pressure callback that frees buffers of a test."""
 
 from __future__ import annotations
 
 import gpumem
 
 
-def arena_that_gives_way(limit: int) -> tuple[gpumem.Arena, list[gpumem.Buffer], list[int]]:
-    """Return the arena, the list of buffers to give back, and what was asked for, in bytes."""
+def arena_that_releases_under_pressure(
+    limit: int,
+) -> tuple[gpumem.Arena, list[gpumem.Buffer], list[int]]:
+    """Return the arena, the list of buffers to free, and the bytes that each call requested."""
     kept: list[gpumem.Buffer] = []
     asked: list[int] = []
 

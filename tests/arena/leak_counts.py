@@ -1,6 +1,6 @@
 """Whole lives of arenas, budgets, streams and threads, and what each leaves on the heap.
 
-Run in a process of its own, in which nothing else allocates: python -m helpers.lives.
+Run in a process of its own, in which nothing else allocates: python -m arena.leak_counts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import threading
 from itertools import pairwise
 from statistics import median
 
+from helpers.waiting import wait_until
+
 import gpumem
 from gpumem._testing import host_device
-from helpers.waiting import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
 RAW = 0x7000_0000_0000  # handles of streams that are never passed to the driver

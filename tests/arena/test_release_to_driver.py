@@ -10,9 +10,9 @@ import threading
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
-from helpers.given_out import bring_to_rest
 from helpers.graph import Graph
 from helpers.interrupting import interrupted, more_calls
+from helpers.quiesce import quiesce
 from helpers.waiting import wait_until, without_waiting
 
 import gpumem
@@ -229,7 +229,7 @@ def test_interrupt_ends_a_close_of_regions(streams, driver, gate, host, debug_he
 
 
 def test_region_that_a_closing_arena_cannot_return_is_returned_at_its_end(host):
-    bring_to_rest()
+    quiesce()
     before = memory(host)
     arena = gpumem.Arena("host", REGIONS)
     arena.allocate(MIB).close()
@@ -469,7 +469,7 @@ def test_dropped_arena_with_unfinished_work_stays_for_a_later_call(
     make_arena, host, backing, default_stream
 ):
     """Its streams end with it, so that nobody could record an event on them later."""
-    bring_to_rest()
+    quiesce()
     arena = make_arena(REGIONS)
     kept, driver, stream = arena.allocate(MIB), HostDriver(), gpumem.Stream("host")
     if default_stream:
@@ -493,7 +493,7 @@ def test_dropped_arena_with_unfinished_work_stays_for_a_later_call(
 
 
 def test_event_that_was_refused_once_does_not_keep_the_memory_of_a_dropped_arena(host):
-    bring_to_rest()
+    quiesce()
     driver, stream = HostDriver(), gpumem.Stream("host")
     before = memory(host)
     with driver.block(stream):
@@ -513,7 +513,7 @@ def test_event_that_was_refused_once_does_not_keep_the_memory_of_a_dropped_arena
 
 
 def test_arena_in_a_cycle_records_its_streams_before_they_end(host):
-    bring_to_rest()
+    quiesce()
     driver, stream = HostDriver(), gpumem.Stream("host")
     with driver.block(stream) as gate:
         before = memory(host)
@@ -533,7 +533,7 @@ def test_arena_in_a_cycle_records_its_streams_before_they_end(host):
 
 def test_view_that_outlives_its_arena_keeps_the_memory_until_the_device_is_waited_for(host):
     """The stream that it is freed on may be gone, so only the whole device can be asked."""
-    bring_to_rest()
+    quiesce()
     driver, stream = HostDriver(), gpumem.Stream("host")
     arena = gpumem.Arena("host", REGIONS)
     buffer = arena.allocate(MIB, stream)
@@ -556,7 +556,7 @@ def test_view_that_outlives_its_arena_keeps_the_memory_until_the_device_is_waite
 @pytest.mark.parametrize("backing", ["regions", "virtual", "heap", "rows"])
 def test_memory_of_a_dropped_arena_stays_while_a_recorded_stream_uses_it(host, backing):
     """A view outlived the arena, and was freed on the default stream."""
-    bring_to_rest()
+    quiesce()
     driver, stream = HostDriver(), gpumem.Stream("host")
     arena = (
         gpumem.Arena("host", debug_heap=True)
@@ -589,13 +589,13 @@ def test_memory_of_a_dropped_arena_stays_while_a_recorded_stream_uses_it(host, b
 def test_dropped_graph_pool_gives_its_memory_back(make_arena, host):
     arena = make_arena(REGIONS)
     stream = gpumem.Stream("host")
-    bring_to_rest()
+    quiesce()
     before = memory(host)
     for _ in range(3):
         with arena.capture(stream) as pool:
             arena.allocate(MIB, stream).close()
         del pool
-        bring_to_rest()
+        quiesce()
         assert memory(host) == before
 
 

@@ -1,4 +1,4 @@
-"""Arenas with room for one block: who may have it next, by its address."""
+"""Arenas with room for one block: its address tells which stream may have it next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MIB = 1 << 20
 BLOCK = MIB - 256  # bytes
 
 
-def one_block(make_arena: Any, policy: str = "completed", **more: Any) -> Any:
+def single_block_arena(make_arena: Any, policy: str = "completed", **more: Any) -> Any:
     """Make an arena with room for one block of BLOCK bytes, beside a small one that pins it."""
     arena = make_arena(
         {"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0} | more
