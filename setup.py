@@ -9,36 +9,28 @@ Switches, each an environment variable set to 1:
 GPUMEM_DEBUG     every invariant is checked after every operation; bounds checks on; -O1 -g
 GPUMEM_SANITIZE  address and undefined-behaviour sanitizer ("thread" for the thread sanitizer)
 GPUMEM_COVERAGE  line tracing for coverage.py, nogil code included
-GPUMEM_ANNOTATE  write the annotated HTML beside each .pyx
+GPUMEM_ANNOTATE  write the annotated HTML beside each module's C
 GPUMEM_QUICK     -O0, for a build that is tried once: half the time
 """
 
 import functools
 import gc
-import gzip
-import importlib.util
 import multiprocessing
 import os
 import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
-import tarfile
-import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from Cython.Build import cythonize
-from Cython.Build.Dependencies import create_dependency_tree
 from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
 
 DEBUG = os.environ.get("GPUMEM_DEBUG", "0") not in ("", "0")
@@ -55,9 +47,25 @@ COMPILE += ["-finline-functions", "--param=max-inline-insns-auto=60"]
 # read as one vector soon after: the processor then waits until both have left for the cache.
 HOT = ("_native.bfc.table", "_native.arena.fast_path", "_native.arena.thread_cache")
 FAST = ["-O3", "-fno-tree-slp-vectorize"]
-# Modules of settings and of reports: nobody waits for them, and -O1 takes 60 % of the time of -O2.
-# `_arena.arena` is not one of them.
-COLD = ("_budget", "_live", "_arena.[!a]*", "_testing.*", "_events.*", "_snapshots.*")
+# Allocations, views, copies and misses run through these. A program does not wait for the code of
+# other modules, only for the driver or the interpreter, and -O1 takes 60 % of the time of -O2.
+WARM = (
+    "_native.arena.*",
+    "_native.backing.*",
+    "_native.bfc.*",
+    "_native.budget.*",
+    "_native.driver.table",
+    "_native.pages.*",
+    "_support.*",
+    "_buffer.*",
+    "_arena.arena",
+    "_copy.*",
+    "_tensor.create",
+    "_tensor.exchange",
+    "_tensor.imports",
+    "_tensor.tensor",
+    "integrations.*",
+)
 if platform.machine() == "x86_64":
     # Thread-local storage by descriptors: as cheap as static, without its limits.
     COMPILE.append("-mtls-dialect=gnu2")
@@ -84,6 +92,9 @@ OTHER_C = DEBUG or COVERAGE or ANNOTATE
 SWITCHED = OTHER_C or SANITIZED or QUICK
 
 PACKAGE = Path("gpumem")
+GENERATED = Path("build/cython")  # the tree holds only what people write
+# Its date is the beginning of the last build in place that ended well; tests/conftest.py reads it.
+STAMP = GENERATED / "in_place"
 
 # C files that belong to a module besides its own .pyx, by patterns.
 COMPANIONS = {
@@ -91,12 +102,16 @@ COMPANIONS = {
     "_copy.staged": "_copy/workers.c",
 }
 HEADERS = {path.name: path for path in PACKAGE.rglob("*.h")}
+DECLARATIONS = set(PACKAGE.rglob("*.pxd"))
 INCLUDE = re.compile(r'^\s*(?:#\s*include|cdef extern from)\s+"([\w./]+)"', re.MULTILINE)
+CIMPORT = re.compile(
+    rf"^[ \t]*(?:from[ \t]+({PACKAGE}[\w.]*)[ \t]+)?cimport[ \t]+(\([^)]*\)|[^\n(]+)", re.MULTILINE
+)
 
 # Where Cython's own functions are compiled, once for all modules.
 UTILITIES = "gpumem._support._utilities"
 
-CYTHON = {
+OPTIONS = {
     "compiler_directives": {
         "language_level": 3,
         "boundscheck": DEBUG,
@@ -110,13 +125,12 @@ CYTHON = {
         "embedsignature.format": "clinic",
         "auto_pickle": False,
         "linetrace": COVERAGE,
+        "emit_code_comments": COVERAGE or ANNOTATE,  # a fifth of the C, which gcc has to read
     },
     "annotate": ANNOTATE,
-    # Generated C goes to the build folder, so that the tree holds only what people write.
-    "build_dir": "build/cython",
     "shared_utility_qualified_name": UTILITIES,
     "shared_utility_features_disabled": ["MemoryView"],  # no module has one
-    "quiet": True,
+    "include_path": ["."],
 }
 
 
@@ -126,7 +140,7 @@ CYTHON = {
 def extensions() -> list[Extension]:
     """Describe every module: one for each .pyx of the package, and Cython's own functions."""
     shared = Extension(
-        UTILITIES, [], extra_compile_args=["-std=c11", *COMPILE], extra_link_args=LINK
+        UTILITIES, [], extra_compile_args=["-std=c11", *COMPILE, "-O1"], extra_link_args=LINK
     )
     return [shared, *(extension(path) for path in sorted(PACKAGE.rglob("*.pyx")))]
 
@@ -134,9 +148,8 @@ def extensions() -> list[Extension]:
 def extension(source: Path) -> Extension:
     """Describe one module, from its .pyx and what belongs to it."""
     name = ".".join(source.relative_to(PACKAGE).with_suffix("").parts)
-    companions = companions_of(name)
-    cython = create_dependency_tree(quiet=True).all_dependencies(str(source))
-    headers, folders = headers_of([*map(Path, cython), *companions])
+    companions = sorted(PACKAGE.glob(COMPANIONS[name])) if name in COMPANIONS else []
+    files, folders = needed_by([source, *companions])
     options = COMPILE if SWITCHED else [*COMPILE, *speed_of(name)]
     return Extension(
         f"{PACKAGE}.{name}",
@@ -145,122 +158,66 @@ def extension(source: Path) -> Extension:
         define_macros=MACROS,
         extra_compile_args=["-std=c11", *options],
         extra_link_args=LINK,
-        depends=sorted(headers),
+        depends=sorted(map(str, files)),
     )
 
 
 def speed_of(name: str) -> list[str]:
-    """Return the options of a module that is not compiled as most are."""
-    if any(fnmatch(name, pattern) for pattern in COLD):
-        return ["-O1"]
-    return FAST if name in HOT else []
+    """Return the options of a module that is not compiled as warm ones are."""
+    if name in HOT:
+        return FAST
+    return [] if any(fnmatch(name, pattern) for pattern in WARM) else ["-O1"]
 
 
-def companions_of(name: str) -> list[Path]:
-    """Return the C files of a module besides its own."""
-    return sorted(PACKAGE.glob(COMPANIONS[name])) if name in COMPANIONS else []
-
-
-def headers_of(files: Iterable[Path]) -> tuple[set[str], set[str]]:
-    """Return the package's headers that files include, or these include; and their -I folders."""
-    found: set[Path] = set()
+def needed_by(sources: Sequence[Path]) -> tuple[set[Path], set[str]]:
+    """Return the .pxd files and headers of the package that sources need, and -I folders."""
+    found = set(sources)
     folders: set[str] = set()
-    waiting = list(files)
+    waiting = list(sources)
     while waiting:
-        for text in included_by(waiting.pop()):
-            header = HEADERS.get(Path(text).name)
-            if header is None:
-                continue
-            if not text.startswith(".."):
-                folders.add(str(header).removesuffix(f"/{text}"))
-            if header not in found:
-                found.add(header)
-                waiting.append(header)
-    return set(map(str, found)), folders
+        needed, named = named_in(waiting.pop())
+        folders |= named
+        waiting += needed - found
+        found |= needed
+    return found.difference(sources), folders
 
 
 @functools.cache
-def included_by(file: Path) -> list[str]:
-    """Return what a C or Cython file includes, as it is written there."""
-    return INCLUDE.findall(file.read_text())
+def named_in(file: Path) -> tuple[set[Path], set[str]]:
+    """Return the files of the package that a C or Cython file names, and the headers' folders."""
+    text = file.read_text()
+    found: set[Path] = set()
+    folders = set()
+    for name in INCLUDE.findall(text):
+        header = HEADERS.get(Path(name).name)
+        if header is not None:
+            found.add(header)
+            if not name.startswith(".."):
+                folders.add(str(header).removesuffix(f"/{name}"))
+    if file.suffix in (".pyx", ".pxd"):
+        modules = {file.with_suffix("")}
+        for origin, names in CIMPORT.findall(text):
+            dotted = re.findall(r"[\w.]+", re.sub(r"#.*", "", names))
+            paths = [origin, *(f"{origin}.{name}".lstrip(".") for name in dotted)]
+            modules.update(Path(path.replace(".", "/")) for path in paths if path)
+        for module in modules:
+            found |= {module.with_suffix(".pxd"), module / "__init__.pxd"} & DECLARATIONS
+    return found - {file}, folders
 
 
 # ---- building ------------------------------------------------------------------------------------
 
 
-class SourceArchive(sdist):
-    """The source distribution: one set of files gives one sequence of bytes.
-
-    Files are dated by SOURCE_DATE_EPOCH, in seconds since 1970, or 1980-01-01, the first day that
-    a zip file knows, too.
-    """
-
-    def make_archive(
-        self,
-        base_name: str,
-        format: str,
-        root_dir: str | None = None,
-        base_dir: str | None = None,
-        owner: str | None = None,
-        group: str | None = None,
-    ) -> str:
-        """Pack a folder as tar.gz: names in order, nobody's files, one date, two modes."""
-        if format != "gztar" or base_dir is None:
-            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
-        date = int(os.environ.get("SOURCE_DATE_EPOCH", 315532800))
-
-        def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-            member.uid = member.gid = 0
-            member.uname = member.gname = ""
-            member.mtime = date
-            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-            return member
-
-        target = Path(f"{base_name}.tar.gz")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            target.open("wb") as file,
-            gzip.GzipFile("", "wb", fileobj=file, mtime=date) as packed,
-            tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
-        ):
-            for path in sorted([Path(base_dir), *Path(base_dir).rglob("*")]):
-                archive.add(path, recursive=False, filter=plain)
-        return str(target)
-
-
-class Wheel(bdist_wheel):
-    """A wheel whose name says on which Linux it runs: by auditwheel, where that is installed.
-
-    auditwheel reads which symbols of the C library the modules use, and writes the oldest version
-    that has them into the name, as manylinux_2_34. Without it the name says "linux", which package
-    indexes refuse and pip installs.
-    """
-
-    def run(self) -> None:
-        """Make the wheel, and put the one that auditwheel makes of it in its place."""
-        super().run()
-        if SANITIZED or not (importlib.util.find_spec("auditwheel") and shutil.which("patchelf")):
-            return
-        name_its_linux(Path(self.distribution.dist_files[-1][2]))
-
-
-def name_its_linux(made: Path) -> None:
-    """Replace a wheel by the one that auditwheel makes of it, or leave it if auditwheel refuses.
-
-    It refuses where the C library is newer than those it knows; the wheel runs on this machine.
-    """
-    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-        command = [sys.executable, "-m", "auditwheel", "repair", "-w", folder, str(made)]
-        if subprocess.run(command, check=False).returncode:
-            print(f"{made.name} is for this machine: auditwheel refuses it", file=sys.stderr)
-            return
-        (repaired,) = Path(folder).glob("*.whl")
-        made.unlink()
-        repaired.rename(made.with_name(repaired.name))
-
-
 class BuildModules(build_ext):
     """Builds each module in one go, on every core, the largest first."""
+
+    def run(self) -> None:
+        """Build, and note when a build in place began."""
+        begin = time.time()
+        super().run()
+        if self.inplace:
+            STAMP.touch()
+            os.utime(STAMP, (begin, begin))
 
     def build_extensions(self) -> None:
         """Build what is out of date."""
@@ -272,16 +229,42 @@ class BuildModules(build_ext):
 
     def build_one(self, module: Extension) -> None:
         """Cythonize, compile and link one module, if it is out of date."""
-        anew = (self.force and (OTHER_C or not SWITCHED)) or is_outdated(module)
-        (generated,) = cythonize([module], force=anew, **CYTHON)
-        module.sources = generated.sources
+        made = generated(module)
+        if (self.force and (OTHER_C or not SWITCHED)) or is_outdated(module):
+            made.parent.mkdir(parents=True, exist_ok=True)
+            write_c(module, made)
+        module.sources[:1] = [str(made)]
         self.build_extension(module)
 
 
+def generated(module: Extension) -> Path:
+    """Return the path of the C that Cython makes of a module."""
+    return GENERATED.joinpath(*module.name.split(".")).with_suffix(".c")
+
+
 def is_outdated(module: Extension) -> bool:
-    """Return whether a module's C was made before this file changed: by other directives."""
-    generated = Path(str(CYTHON["build_dir"]), *module.name.split(".")).with_suffix(".c")
-    return generated.exists() and generated.stat().st_mtime < os.path.getmtime(__file__)
+    """Return whether a module's C is missing, or older than what it is made of."""
+    made = generated(module)
+    if not made.exists():
+        return True
+    files = [__file__, *module.sources[:1]]
+    files += [file for file in module.depends if file.endswith(".pxd")]
+    return made.stat().st_mtime < max(map(os.path.getmtime, files))
+
+
+def write_c(module: Extension, made: Path) -> None:
+    """Let Cython make a module's C."""
+    from Cython.Build.SharedModule import generate_shared_module
+    from Cython.Compiler.Main import CompilationOptions, compile
+
+    if module.name == UTILITIES:
+        options = {**OPTIONS, "shared_utility_qualified_name": None}
+        generate_shared_module(CompilationOptions(**options, shared_c_file_path=str(made)))
+        return
+    options = CompilationOptions(**OPTIONS, output_file=str(made))
+    if compile(module.sources[0], options, full_module_name=module.name).num_errors:
+        made.unlink(missing_ok=True)
+        raise CompileError(f"Cython refuses {module.sources[0]}")
 
 
 def source_bytes(module: Extension) -> int:
@@ -345,6 +328,6 @@ if __name__ == "__main__":
         require_tools()
     setup(
         options={"build_ext": {"force": SWITCHED}},
-        cmdclass={"bdist_wheel": Wheel, "build_ext": BuildModules, "sdist": SourceArchive},
+        cmdclass={"build_ext": BuildModules},
         ext_modules=extensions(),
     )

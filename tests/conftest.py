@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import random
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,6 +23,32 @@ os.environ.setdefault("GPUMEM_HOST_CAPACITY", str(PHYSICAL))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A thread of ONNX Runtime's opens files in the middle of other tests, which count descriptors.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = {".pyx", ".pxd", ".c", ".h"}
+
+
+def build_what_changed() -> None:
+    """Build the modules of a source tree that was built in place, where a source is newer.
+
+    An installed package is tested as it is.
+    """
+    stamp = ROOT / "build/cython/in_place"  # setup.py writes it
+    spec = importlib.util.find_spec("gpumem")
+    if "PYTEST_XDIST_WORKER" in os.environ or spec is None or not stamp.exists():
+        return
+    if not Path(str(spec.origin)).resolve().is_relative_to(ROOT):
+        return
+    files = [path for path in (ROOT / "gpumem").rglob("*") if path.suffix in SOURCES]
+    newest = max(path.stat().st_mtime for path in [*files, ROOT / "setup.py"])
+    if newest < stamp.stat().st_mtime:
+        return
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        pytest.exit("the build failed; see above", returncode=1)
+
+
+build_what_changed()
 
 from helpers.driver import pop_contexts  # noqa: E402
 from helpers.quiesce import quiesce  # noqa: E402

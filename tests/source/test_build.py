@@ -4,11 +4,9 @@ import os
 import runpy
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
-from setuptools import Distribution
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gpumem"
@@ -75,7 +73,8 @@ def has_file(paths, name):
 def test_include_folders_are_those_of_the_headers(modules):
     for module in modules.values():
         assert all((ROOT / folder).is_dir() for folder in module.include_dirs), module.name
-        assert bool(module.depends) == bool(module.include_dirs), module.name
+        headers = [path for path in module.depends if path.endswith(".h")]
+        assert bool(headers) == bool(module.include_dirs), module.name
 
 
 def refusal(tmp_path, before="", **environment):
@@ -113,65 +112,25 @@ def test_missing_headers_of_python_are_one_line_before_anything_is_built(tmp_pat
     assert "/nowhere" in line
 
 
-def test_module_made_before_setup_py_changed_is_made_anew(script, modules, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_declarations_rebuild_what_cimports_them_and_no_more(modules):
+    users = {name for name, module in modules.items() if has_file(module.depends, "plan.pxd")}
+    assert {"gpumem._copy.plan", "gpumem._copy.copy", "gpumem._native.pages.plan"} <= users
+    assert "gpumem._support.lease" not in users
+
+
+@pytest.mark.parametrize("newer", ["setup.py", "table.pyx", "atomics.pxd"])
+def test_c_is_made_anew_once_something_it_is_made_of_is_newer(
+    script, modules, tmp_path, monkeypatch, newer
+):
     module = modules["gpumem._native.bfc.table"]
-    assert not script["is_outdated"](module)  # there is nothing yet
-    made = tmp_path.joinpath(script["CYTHON"]["build_dir"], *module.name.split(".")).with_suffix(
-        ".c"
-    )
+    monkeypatch.setitem(script["is_outdated"].__globals__, "GENERATED", tmp_path)
+    monkeypatch.chdir(ROOT)
+    assert script["is_outdated"](module)  # there is nothing yet
+    made = script["generated"](module)
     made.parent.mkdir(parents=True)
     made.touch()
-    changed = os.path.getmtime(ROOT / "setup.py")
-    os.utime(made, (changed - 1, changed - 1))
-    assert script["is_outdated"](module)
-    os.utime(made, (changed + 1, changed + 1))
+    monkeypatch.setattr(os.path, "getmtime", lambda path: 0)
     assert not script["is_outdated"](module)
-
-
-@pytest.mark.parametrize(
-    ("does", "platform"),
-    [
-        ("open(sys.argv[3] + '/a-manylinux_2_34_x86_64.whl', 'w')", "manylinux_2_34_x86_64"),
-        ("sys.exit('too-recent versioned symbols')", "linux_x86_64"),
-    ],
-    ids=["renamed", "refused"],
-)
-def test_wheel_that_auditwheel_refuses_keeps_its_name(
-    script, tmp_path, monkeypatch, does, platform
-):
-    stand_in = tmp_path / "modules" / "auditwheel" / "__main__.py"
-    stand_in.parent.mkdir(parents=True)
-    stand_in.write_text(f"import sys; {does}")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    made = tmp_path / "a-linux_x86_64.whl"
-    made.touch()
-    script["name_its_linux"](made)
-    assert [path.name for path in tmp_path.glob("*.whl")] == [f"a-{platform}.whl"]
-    assert len(list(tmp_path.iterdir())) == 2  # no folder is left
-
-
-def test_source_archives_of_equal_files_are_equal(script, tmp_path, monkeypatch):
-    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    found = []
-    for number, names in enumerate((["b.py", "a.py"], ["a.py", "b.py"])):
-        monkeypatch.chdir(tmp_path)
-        folder = tmp_path / str(number) / "made-1.0"
-        folder.mkdir(parents=True)
-        monkeypatch.chdir(folder.parent)
-        for name in names:
-            (folder / name).write_text(name)
-            os.utime(folder / name, (number + 1, number + 1))
-            (folder / name).chmod(0o600 + 0o044 * number)
-        command = script["SourceArchive"](Distribution())
-        made = command.make_archive("dist/made-1.0", "gztar", base_dir="made-1.0")
-        found.append(Path(made).read_bytes())
-    assert found[0] == found[1]
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
-    assert (
-        Path(command.make_archive("dist/made-1.0", "gztar", base_dir="made-1.0")).read_bytes()
-        != found[0]
-    )
-    with tarfile.open(made) as archive:
-        assert {member.mtime for member in archive} == {1000000000}
-        assert archive.getnames() == ["made-1.0", "made-1.0/a.py", "made-1.0/b.py"]
+    later = made.stat().st_mtime + 1
+    monkeypatch.setattr(os.path, "getmtime", lambda path: later * str(path).endswith(newer))
+    assert script["is_outdated"](module)
