@@ -5,7 +5,7 @@ A block of a debugged arena lies between two guards:
     base                   address              address + requested
      | ... | front guard    | the user's bytes   | rear guard, from the first byte behind them |
 
-Its states, each change of which is one function of arena/debug_heap:
+Its states; each change is one function of arena/debug_heap/heap.pyx:
   live      handed out; guards are written and the user's bytes hold the fresh pattern
   freed     by its user, perhaps in a finalizer; not examined since, because streams were not done
             or another thread had the turn
