@@ -5,7 +5,6 @@ programs use, and the packages in it (`gpumem.observe`, `gpumem.planning`, ...),
 their first use.
 """
 
-from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,14 +27,10 @@ from gpumem._budget import Budget, Reservation
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Event, Stream
-from gpumem._buffer.transport import register as _register
-from gpumem._buffer.transport import transports as _transports
 from gpumem._defaults import get_default_resource, set_default_resource, using_resource
-from gpumem._factory import resource_from_config
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
-from gpumem._support.providers import provide
 from gpumem._tensor import (
     Tensor,
     VirtualTensor,
@@ -46,7 +41,6 @@ from gpumem._tensor import (
     full,
     zeros,
 )
-from gpumem._tensor import tensor_of as _tensor_of
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
     Capability,
@@ -141,35 +135,6 @@ def get_include() -> str:
     """
     return str(Path(__file__).parent / "include")
 
-
-def _snapshot(resource: object) -> object:
-    """Make a resource's snapshot; the first call imports its modules."""
-    from gpumem._snapshots.snapshot import snapshot
-
-    return snapshot(resource)
-
-
-def _report(resource: MemoryResource, path: str, title: str | None) -> object:
-    """Write a page of a resource's snapshot."""
-    write = import_module(f"{__name__}.report").write_report
-    return write(_snapshot(resource), path, title=title or resource.name)
-
-
-def _tag(name: str) -> AbstractContextManager[None]:
-    """Tag the calling thread's allocations in events; the first call imports `observe`."""
-    tag: AbstractContextManager[None] = import_module(f"{__name__}._events.tags").tag(name)
-    return tag
-
-
-provide(
-    snapshot=_snapshot,
-    report=_report,
-    resource_from_config=resource_from_config,
-    register=_register,
-    tag=_tag,
-    tensor_of=_tensor_of,
-    transports=_transports,
-)
 
 if TYPE_CHECKING:
     # A checker knows an attribute only if a line here names it; `_PACKAGES` serves it at run time.

@@ -653,7 +653,7 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     levels = ", within ".join(map(shown, path))
     advice = (f"the request alone is larger than the limit of {name!r}: raise it" if nbytes > limit
               else f"free some of what {name!r} holds, or raise its limit")
-    from gpumem._support.out_of_memory import OutOfMemoryReport
+    from gpumem.stats import OutOfMemoryReport
     report = numbers.get("report") or OutOfMemoryReport(**{
         "memory": "", "requested_nbytes": nbytes, "allocated_nbytes": nbytes, "in_use": used,
         "reserved": used, "largest_free": budget_left(refusing), **numbers})

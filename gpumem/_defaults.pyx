@@ -1,6 +1,7 @@
-"""The registry of default resources, one per memory, and `using_resource`, which overrides it."""
+"""The resource of a memory: made from its settings, and the default where a call names none."""
 
 import os
+import warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -10,14 +11,17 @@ from cpython.ref cimport Py_DECREF
 from gpumem._arena cimport Arena
 from gpumem._buffer cimport MemoryResource
 
-from gpumem.device import default_device, MemoryInfo
+from gpumem._resource.pool import DriverPool
+from gpumem.config import ArenaConfig, PoolConfig
+from gpumem.device import default_device, MemoryInfo, MemoryKind
+from gpumem.errors import ConfigError, ConfigWarning, DriverError, PoolFallbackWarning
 
 
 cdef extern from "Python.h":
     int PyContextVar_Get(object variable, PyObject* default, PyObject** value) except -1
 
 cdef enum:
-    MOST_LOOKUPS = 256
+    MAX_LOOKUPS = 256
 
 # In this context: the resources of the using_resource blocks that are open, the innermost last.
 cdef tuple nothing_used = ()
@@ -57,7 +61,7 @@ cdef MemoryResource look_up(object memory):
         found = None
     if found is None:
         found = _registered_for(memory)
-        if len(lookups) >= MOST_LOOKUPS:
+        if len(lookups) >= MAX_LOOKUPS:
             lookups.clear()
         lookups[memory] = found
     last_memory, last_resource = memory, found
@@ -208,3 +212,45 @@ def _forget_the_parents():
 
 
 os.register_at_fork(after_in_child=_forget_the_parents)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+def resource_from_config(memory, config=None, **options):
+    """Make the resource that `MemoryResource.from_config` describes, which has the `options`."""
+    where = MemoryInfo.parse(memory)
+    settings = ArenaConfig._given(config, {}, where)
+    if not settings.use_cuda_mempool:
+        return Arena(where, settings, **options)
+    pool_settings = PoolConfig.from_arena(settings)
+    if where.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
+        raise ConfigError(
+            f"invalid use_cuda_mempool = True for {where}: expected a device's own memory"
+        )
+    where.device._open()  # an unknown device is an error, not a device without pools
+    capability = where.device.capabilities["memory_pools"]
+    why = capability.reason
+    if capability:
+        try:
+            pool = DriverPool(where, pool_settings, **options)
+        except DriverError as error:
+            if error.name != "CUDA_ERROR_NOT_SUPPORTED":
+                raise
+            why = str(error)
+        else:
+            _warn_of_idle_settings(where, settings)
+            return pool
+    warnings.warn(
+        f"the driver has no memory pools for {where} ({why}): an arena is used instead",
+        PoolFallbackWarning,            # compiled code has no frames: it names the caller's line
+    )
+    return Arena(where, settings._without_pool(), **options)
+
+
+def _warn_of_idle_settings(memory, settings):
+    for name in settings._without_effect_on_pool():
+        warnings.warn(
+            f"{name} = {getattr(settings, name)!r} has no effect on a driver's pool on {memory}: "
+            "it applies to arenas",
+            ConfigWarning,
+        )

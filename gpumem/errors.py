@@ -65,9 +65,10 @@ class OutOfMemoryError(MemoryError, GpumemError):
 
     Attributes
     ----------
-    report : OutOfMemoryReport
+    report : OutOfMemoryReport or None
         All numbers of that moment: bytes by user, cached, pending and movable bytes, bytes of
-        other programs on the device. Its `as_dict` can be written as JSON.
+        other programs on the device. Its `as_dict` can be written as JSON. An error that was made
+        without a report has None, and 0 for each number.
     requested_nbytes : int
         Requested bytes.
     allocated_nbytes : int
@@ -90,20 +91,16 @@ class OutOfMemoryError(MemoryError, GpumemError):
 
     def __init__(self, message: str = "", report: OutOfMemoryReport | None = None) -> None:
         super().__init__(message)
-        if report is None:
-            from gpumem.stats import OutOfMemoryReport
-
-            report = OutOfMemoryReport("", 0, 0)
         self.report = report
-        self.requested_nbytes = report.requested_nbytes
-        self.allocated_nbytes = report.allocated_nbytes
-        self.in_use = report.in_use
-        self.reserved = report.reserved
-        self.limit = report.limit
-        self.stream = report.stream
-        self.device = report.memory
-        self.largest_free = report.largest_free or 0
-        self.advice = "; or ".join(report.remedies)
+        self.requested_nbytes = report.requested_nbytes if report else 0
+        self.allocated_nbytes = report.allocated_nbytes if report else 0
+        self.in_use = report.in_use if report else 0
+        self.reserved = report.reserved if report else 0
+        self.limit = report.limit if report else 0
+        self.stream = report.stream if report else 0
+        self.device = report.memory if report else ""
+        self.largest_free = (report.largest_free or 0) if report else 0
+        self.advice = "; or ".join(report.remedies) if report else ""
 
     @classmethod
     def of(cls, report: OutOfMemoryReport) -> Self:

@@ -9,8 +9,8 @@ from helpers.graph import RELAXED, Graph
 
 import gpumem
 from gpumem import observe
-from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport, find_remedies
 from gpumem.adaptors import LimitAdaptor
+from gpumem.stats import LimitInForce, OutOfMemoryReport, find_remedies
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TIGHT = {"split_rule": "tight"}

@@ -49,7 +49,6 @@ from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem._support.arguments import MISSING, refuse_keywords
-from gpumem._support.providers import provided
 from gpumem._support.releases import on_release, release_retired
 from gpumem._support.sizes import format_size
 from gpumem.device import Device, MemoryKind
@@ -722,7 +721,9 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
         >>> arena.report(os.path.join(tempfile.mkdtemp(), "arena.html")).peak_live_bytes
         1000
         """
-        return provided("report")(self, path, title)
+        from gpumem.report import write_report
+
+        return write_report(self.snapshot(), path, title=title or self.name)
 
     def check_invariants(self):
         """Check every invariant of the arena's metadata.

@@ -18,7 +18,6 @@ from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, st
 from gpumem._support.atomics cimport count_now
 from gpumem._support.events cimport event_source_name
 
-from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
@@ -146,7 +145,9 @@ cdef class GraphPool:
     def snapshot(self):
         """Return the state of this moment, every block of it, as `gpumem.observe.Snapshot`."""
         required(self)
-        return provided("snapshot")(self)
+        from gpumem._snapshots.snapshot import snapshot
+
+        return snapshot(self)
 
     def check_invariants(self):
         """Check every invariant of the pool's metadata, as `Arena.check_invariants`."""

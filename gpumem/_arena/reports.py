@@ -6,11 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport, find_remedies
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
 from gpumem.errors import InUseError
-from gpumem.stats import BlockInfo, RetainedRegion, ShrinkReport, Stats
+from gpumem.stats import (
+    BlockInfo,
+    LimitInForce,
+    OutOfMemoryReport,
+    RetainedRegion,
+    ShrinkReport,
+    Stats,
+    find_remedies,
+)
 
 if TYPE_CHECKING:
     from gpumem.debugging import OutstandingBlock

@@ -28,7 +28,6 @@ from gpumem._support.events cimport event_source_join
 from gpumem._support.lease cimport views_alive
 
 from gpumem._support.arguments import require
-from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted
 from gpumem.device import Device
@@ -45,6 +44,8 @@ cdef enum:
 
 
 cdef object tagged_as(Arena arena, object name, object asleep):
+    from gpumem._events.tags import tag as tag_events
+
     cdef Tag tag
     require_virtual(arena)
     require("name", name, str, "a str")
@@ -53,7 +54,7 @@ cdef object tagged_as(Arena arena, object name, object asleep):
         raise ValueError("a tag has at least one character")
     if asleep not in MODES:
         raise ConfigError(f"invalid asleep = {asleep!r}: expected one of 'keep', 'drop', 'stay'")
-    observed = provided("tag")(name)
+    observed = tag_events(name)
     if name == UNTAGGED:
         mode, inner = "keep", arena
     else:

@@ -32,7 +32,6 @@ from gpumem._support.tracking cimport (
     dealloc_tracked, destructor, new_tracked, track, track_some, visitproc,
 )
 
-from gpumem._support.providers import provided
 from gpumem._support.sizes import format_size
 from gpumem.device import Device, devices, MemoryKind
 from gpumem.errors import ClosedError, ConfigError
@@ -266,7 +265,9 @@ cdef class Buffer:
         >>> buffer.tensor((4, 8), "float32", offset=512).shape
         (4, 8)
         """
-        return provided("tensor_of")(self, shape, dtype, offset)
+        from gpumem._tensor import tensor_of
+
+        return tensor_of(self, shape, dtype, offset)
 
     def register(self):
         """Keep the block in place while a transport (UCX, NCCL, a network card) has it registered.
@@ -291,7 +292,9 @@ cdef class Buffer:
         ...     registration.nbytes
         4096
         """
-        return provided("register")(self)
+        from gpumem._buffer.transport import register    # it needs this module
+
+        return register(self)
 
     def transports(self):
         """Tell which ways the memory has to others, as `gpumem.interop.transports` does.
@@ -302,7 +305,9 @@ cdef class Buffer:
         >>> gpumem.Arena("host").allocate(4096, shareable=True).transports().host
         True
         """
-        return provided("transports")(self)
+        from gpumem._buffer.transport import transports
+
+        return transports(self)
 
     # ---- managed memory: hints -------------------------------------------------------------------
 

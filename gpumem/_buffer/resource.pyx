@@ -35,7 +35,6 @@ from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem._support.arguments import require, require_name
 from gpumem._support.closing import close_after_body
-from gpumem._support.providers import provided
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import format_size
@@ -183,7 +182,9 @@ cdef class MemoryResource(ResourceBase):
         ...     resource.is_arena
         False
         """
-        return provided("resource_from_config")(
+        from gpumem._defaults import resource_from_config
+
+        return resource_from_config(
             memory, config, budget=budget, count=count, default_stream=default_stream, name=name)
 
     def allocate_raw(self, nbytes, stream):
@@ -369,7 +370,9 @@ cdef class MemoryResource(ResourceBase):
         >>> [(each.name, len(each.live)) for each in arena.snapshot().resources]
         [('cache', 1)]
         """
-        return provided("snapshot")(self)
+        from gpumem._snapshots.snapshot import snapshot
+
+        return snapshot(self)
 
     @property
     def is_arena(self):
@@ -542,7 +545,7 @@ cdef Buffer serve(MemoryResource resource, uint64_t requested, uint32_t slot, ui
     if alignment > ledger.granule:
         size += alignment - ledger.granule
     if size >= ABSURD:
-        from gpumem._support.out_of_memory import absurd
+        from gpumem.stats import absurd
         now = ledger_counters(ledger)
         raise OutOfMemoryError.of(absurd(
             str(resource.memory), requested, size, resource=resource.name,

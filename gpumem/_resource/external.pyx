@@ -320,7 +320,7 @@ cdef uint64_t alignment_of(object memory, bint cpu_can_read) except 0:
 
 cdef int raise_out_of_memory(ExternalAllocator allocator, LedgerBlock* block) except -1:
     cdef LedgerCounters now = ledger_counters(allocator.ledger)
-    from gpumem._support.out_of_memory import OutOfMemoryReport
+    from gpumem.stats import OutOfMemoryReport
     raise OutOfMemoryError.of(OutOfMemoryReport(
         str(allocator.memory), block.requested, block.size, allocator.name,
         <uintptr_t>ledger_stream(block.ledger, block.slot), in_use=now.in_use,

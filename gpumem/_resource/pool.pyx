@@ -627,7 +627,7 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
     cdef uint64_t reserved = pool_attribute(pool_core(pool.ledger),
                                             CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
     from dataclasses import replace
-    from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
+    from gpumem.stats import find_remedies, LimitInForce, OutOfMemoryReport
     report = OutOfMemoryReport(
         str(pool.memory), block.requested, block.size, pool.name,
         <uintptr_t>ledger_stream(pool.ledger, block.slot),

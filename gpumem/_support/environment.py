@@ -6,6 +6,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from gpumem.errors import ConfigWarning
+
 __all__ = ["read_switch", "warn_of_variable"]
 
 _WORDS = dict.fromkeys(("", "0", "false", "no", "off"), False)
@@ -21,8 +23,6 @@ def read_switch(text: str) -> bool | None:
 
 def warn_of_variable(text: str) -> None:
     """Give a ConfigWarning about a variable, at the program's line that made gpumem read it."""
-    from gpumem.errors import ConfigWarning
-
     # Compiled code has no frames, so that `stacklevel` would count into Python's import.
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):

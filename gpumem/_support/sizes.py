@@ -7,6 +7,7 @@ from typing import Any
 
 from gpumem._support.arguments import whole_number
 from gpumem._support.texts import shown
+from gpumem.errors import ConfigError
 
 __all__ = [
     "MOST_BYTES",
@@ -67,8 +68,6 @@ def parse_size(text: str) -> int:
         nbytes, part = divmod(int(match[1] + decimals) * unit, scale)
         if part == 0 and nbytes <= MOST_BYTES:
             return nbytes
-    from gpumem.errors import ConfigError  # it needs this module to write sizes
-
     accepted = (
         "expected whole bytes from 0 to 2**63 - 1, plain or with a unit such as 512MiB or 2GB"
     )

@@ -21,7 +21,7 @@ from gpumem._support.deferred cimport (
 from gpumem._support.lease cimport Lease, lease_drop_buffer, Uses
 from gpumem._support.tracking cimport visitproc
 
-from gpumem._support.out_of_memory import larger_than, LimitInForce, OutOfMemoryReport
+from gpumem.stats import larger_than, LimitInForce, OutOfMemoryReport
 from gpumem._support.sizes import exact_size
 from gpumem.errors import ClosedError, OutOfMemoryError
 

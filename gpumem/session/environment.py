@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from gpumem._buffer.resource import MemoryResource
-from gpumem._factory import resource_from_config
+from gpumem._defaults import resource_from_config
 from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
 from gpumem.adaptors._adaptor import Adaptor

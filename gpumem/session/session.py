@@ -26,8 +26,7 @@ from typing import Any, Self
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _native_handle
 from gpumem._copy.copy import order_behind, require_awake, require_usable, retain_until_done
-from gpumem._defaults import get_default_resource
-from gpumem._factory import resource_from_config
+from gpumem._defaults import get_default_resource, resource_from_config
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.pool import DriverPool
 from gpumem._support.arguments import refuse

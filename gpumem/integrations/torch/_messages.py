@@ -6,7 +6,7 @@ before they take a smaller batch, others read the size from "Tried to allocate".
 
 from __future__ import annotations
 
-from gpumem._support.out_of_memory import OutOfMemoryReport
+from gpumem.stats import OutOfMemoryReport
 
 __all__ = ["out_of_memory"]
 
