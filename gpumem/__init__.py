@@ -31,6 +31,7 @@ from gpumem._defaults import get_default_resource, set_default_resource, using_r
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
+from gpumem._support.version import VERSION
 from gpumem._tensor import (
     Tensor,
     VirtualTensor,
@@ -56,7 +57,7 @@ from gpumem.device import (
 )
 from gpumem.errors import ConfigError, GpumemError, OutOfMemoryError
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _MODULES = ("config", "device", "errors")
 _PACKAGES = (

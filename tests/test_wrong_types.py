@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gpumem
-from gpumem import MemoryInfo, observe, planning
+from gpumem import MemoryInfo, observe
 from gpumem._events.events import HEADER_BYTES
 from gpumem.accounting import Accountants, AdHocAccountant, accountants_from_setting
 from gpumem.errors import EventFileError, ModelGraphError, SnapshotError
@@ -29,7 +29,6 @@ PLAN = plan_memory(partition(GRAPH, ["host"]))
     [
         (lambda: gpumem.empty(3, "f4", environment=5), "environment = 5: expected an Environment"),
         (lambda: observe.snapshot().diff(5), "other = 5: expected a Snapshot"),
-        (lambda: planning.plan(5), "trace = 5: expected a Trace"),
         (lambda: plan_memory(5), "placement = 5: expected a Placement.* or a CopyPlan"),
         (lambda: plan_copies(5), "placement = 5: expected a Placement"),
         (

@@ -17,6 +17,7 @@ from gpumem._support.arguments import is_same_file, require
 from gpumem._support.files import require_writable
 from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
+from gpumem._support.version import VERSION
 from gpumem.errors import ConfigError, TraceError
 from gpumem.replay.policies import Policy
 from gpumem.report import page
@@ -160,8 +161,6 @@ def write_report(
     >>> [run.name for run in both.runs]
     ['gpt2_varlen_train', 'multistream_train']
     """
-    import gpumem
-
     require("title", title, (str, type(None)), "a str or None")
     target = Path(path)
     alone = isinstance(source, Trace | Snapshot | str | os.PathLike)
@@ -187,7 +186,7 @@ def write_report(
     doing("writing the page")
     shown = next(n for n, (trace, _) in enumerate(runs) if trace is first)
     facts = {"runs": data, "shown": shown}
-    text = page.page(title or _title(first, len(found)), gpumem.__version__, facts)
+    text = page.page(title or _title(first, len(found)), VERSION, facts)
     written = page.write_page(target, text)
     figures = tuple(figures_of(trace, blocks_of(trace)) for trace, _ in runs)
     return Report(

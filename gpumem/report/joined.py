@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpumem._support.version import VERSION
 from gpumem.report import page
 from gpumem.report.data import policies_of, run_data
 from gpumem.traces import Trace
@@ -44,8 +45,6 @@ def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> No
     OSError
         The page cannot be written.
     """
-    import gpumem
-
     stopped_us = time.time_ns() // 1000
     added = []
     for trace in traces:
@@ -60,7 +59,7 @@ def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> No
         runs.sort(key=lambda run: (len(run["label"]), run["label"]))  # rank 2 before rank 10
         shown = max(range(len(runs)), key=lambda n: runs[n]["figures"]["peak_live_bytes"])
         facts = {"runs": runs, "shown": shown, "job": job}
-        page.write_page(path, page.page(path.stem, gpumem.__version__, facts))
+        page.write_page(path, page.page(path.stem, VERSION, facts))
 
 
 def job_of(path: Path) -> str | None:

@@ -7,7 +7,7 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -19,17 +19,16 @@ PICTURE = ROOT / "docs" / "layers.svg"
 # From the bottom. A folder imports from the rows below its own, and from nothing else of gpumem.
 # A module that lies in gpumem/ itself counts as a folder; "gpumem" is the package's __init__.
 LAYERS = [
-    ["_support"],
-    ["stats"],
     ["errors"],
-    ["_native/driver", "_native/bfc"],
+    ["_support"],
+    ["stats", "_native/driver", "_native/bfc"],
     ["_native/backing", "_native/budget", "device"],
     ["_native/pages", "_budget", "config"],
     ["_native/arena", "debugging", "accounting"],
     ["_buffer"],
     ["_resource", "adaptors"],
     ["_arena", "_live"],
-    ["_defaults", "_factory", "_events"],
+    ["_defaults", "_events"],
     ["_copy", "_snapshots", "traces"],
     ["_tensor", "replay"],
     ["session", "planning", "interop", "report"],
@@ -40,10 +39,9 @@ LAYERS = [
 
 # What a reader may want to know of a row; drawn beside it.
 CAPTIONS = {
-    "_support": "locks, leases, process and fork state",
-    "stats": "what allocators report",
     "errors": "every exception",
-    "_native/driver": "driver functions; best fit with coalescing",
+    "_support": "locks, leases, process and fork state",
+    "stats": "reports; driver functions; best fit",
     "_native/backing": "where regions come from; limits; devices",
     "_native/pages": "pages that move; budgets; settings",
     "_native/arena": "the allocator",
@@ -75,6 +73,7 @@ class Import(NamedTuple):
     imported: str  # dotted: a module of ours, or what stands after "from"
     compiled: bool  # a cimport
     top: bool  # at the top level of the file
+    types_only: bool = False  # under `if TYPE_CHECKING`
 
 
 def sources() -> list[Path]:
@@ -105,31 +104,35 @@ MODULES = {module_of(path) for path in sources()}
 
 
 def imports() -> list[Import]:
-    return [found for path in sources() for found in imports_of(path)]
+    return [found for path in sources() for found in imports_of(path, path.read_text())]
 
 
-def imports_of(path: Path) -> Iterator[Import]:
-    text = path.read_text()
+def imports_of(path: Path, text: str) -> Iterator[Import]:
     found = python_imports(text) if path.suffix == ".py" else cython_imports(text)
-    for imported, compiled, top in found:
-        yield Import(path, module_of(path), imported, compiled, top)
+    for each in found:
+        yield Import(path, module_of(path), *each)
 
 
-def python_imports(text: str) -> Iterator[tuple[str, bool, bool]]:
+def python_imports(text: str) -> Iterator[tuple[str, bool, bool, bool]]:
     tree = ast.parse(text)
-    late = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_checkers(node)
-        for inner in ast.walk(node)
-    }
+    late = nodes_inside(tree, is_function)
+    types_only = nodes_inside(tree, is_for_checkers)
     for node in ast.walk(tree):
+        at = node not in late and node not in types_only, node in types_only
         if isinstance(node, ast.Import):
-            yield from ((alias.name, False, node not in late) for alias in node.names)
+            yield from ((alias.name, False, *at) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             for alias in node.names:
-                yield module_named(node.module, alias.name), False, node not in late
+                yield module_named(node.module, alias.name), False, *at
+
+
+def nodes_inside(tree: ast.AST, holds: Callable[[ast.AST], bool]) -> set[ast.AST]:
+    return {inner for node in ast.walk(tree) if holds(node) for inner in ast.walk(node)}
+
+
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def is_for_checkers(node: ast.AST) -> bool:
@@ -140,15 +143,15 @@ def is_for_checkers(node: ast.AST) -> bool:
     )
 
 
-def cython_imports(text: str) -> Iterator[tuple[str, bool, bool]]:
+def cython_imports(text: str) -> Iterator[tuple[str, bool, bool, bool]]:
     for match in CYTHON_IMPORT.finditer(text):
         indent, module, kind, names, plain_indent, plain_kind, plain = match.groups()
         if plain:
-            yield plain, plain_kind == "cimport", not plain_indent
+            yield plain, plain_kind == "cimport", not plain_indent, False
             continue
         for name in re.sub(r"#[^\n]*", "", names).strip("()").split(","):
             if name.strip():
-                yield module_named(module, name.split()[0]), kind == "cimport", not indent
+                yield module_named(module, name.split()[0]), kind == "cimport", not indent, False
 
 
 def module_named(module: str, name: str) -> str:

@@ -3,8 +3,10 @@
 import graphlib
 import re
 
+import pytest
 from source import layers
 from source.layers import FOLDERS, LAYERS, MODULES, PACKAGE, folder_of, imports, ours, sources
+from source.upward import UPWARD, calls_in, upward_calls
 
 FRAMEWORKS = {"torch", "cupy", "numba", "jax", "rmm", "cuda", "onnx", "onnxruntime", "ml_dtypes"}
 FRAMEWORKS |= {"pynvml", "dask", "distributed", "tornado"}
@@ -23,7 +25,7 @@ def test_reader_of_imports_sees_each_form():
 
 
 def test_layers_are_few_and_name_each_folder_once():
-    assert len(LAYERS) <= 17
+    assert len(LAYERS) <= 16
     assert sum(len(row) for row in LAYERS) == len(FOLDERS)
     assert {folder_of(module) for module in MODULES if module != "gpumem._native"} == FOLDERS
 
@@ -37,6 +39,61 @@ def test_folder_imports_only_from_lower_rows():
         and ROW_OF[folder_of(each.imported)] >= ROW_OF[folder_of(each.module)]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_upward_calls_are_those_that_have_a_reason():
+    found = upward_calls()
+    missing = sorted({(*call.key, call.where) for call in found if call.key not in UPWARD})
+    assert not missing, "a call to an equal or higher row:\n" + "\n".join(map(str, missing))
+    unused = UPWARD.keys() - {call.key for call in found}
+    assert not unused, f"no such call is left: {unused}"
+
+
+FORMS = {
+    "late import": {"_support/forks.py": "def f():\n    from gpumem._snapshots import snapshot\n"},
+    "late import in Cython": {
+        "_support/process.pyx": "cdef f():\n    from gpumem._snapshots import snapshot\n"
+    },
+    "module by name": {"_support/forks.py": 'import_module("gpumem._snapshots")\n'},
+    "module by a name that is made": {
+        "_support/forks.py": 'PARTS = ("_snapshots",)\nimport_module(f"gpumem.{PARTS[0]}")\n'
+    },
+    "module that is loaded": {"_support/forks.py": 'sys.modules.get("gpumem._snapshots")\n'},
+    "pointer in a variable": {
+        "_support/process.pxd": "cdef void (*told)(int) noexcept nogil\n",
+        "_snapshots/columns.pyx": "from gpumem._support.process cimport told\ntold = tell\n",
+    },
+    "pointer in a struct": {
+        "_support/process.pxd": "cdef struct Hooks:\n    # Why.\n    int (*told)(int) noexcept\n",
+        "_snapshots/columns.pyx": "cdef int tell(int n): ...\nhooks = Hooks()\nhooks.told = tell\n",
+    },
+    "pointer of a named type": {
+        "_support/process.pxd": (
+            "ctypedef int (*Told)(int)\ncdef int on_told(Told told,\n                 int n)\n"
+        ),
+        "_snapshots/columns.pyx": "on_told(tell, 1)\n",
+    },
+    "pointer as an argument": {
+        "_support/process.pxd": "cdef int on_told(void (*told)(int) noexcept nogil) except -1\n",
+        "_snapshots/columns.pyx": "on_told(tell)\n",
+    },
+    "Python function": {
+        "_support/forks.py": "def on_told(phase: str, told: Callable[[int], None]) -> None: ...\n",
+        "_snapshots/snapshot.py": 'from gpumem._support.forks import on_told\non_told("", tell)\n',
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_an_upward_call_is_seen(form):
+    texts = {PACKAGE / name: text for name, text in FORMS[form].items()}
+    assert {(call.caller, call.callee) for call in calls_in(texts)} == {("_support", "_snapshots")}
+
+
+def test_downward_calls_and_imports_for_type_checkers_are_not_upward():
+    text = "if TYPE_CHECKING:\n    from gpumem.cli import main\n"
+    late = "def f():\n    from gpumem.errors import ConfigError\n"
+    assert not calls_in({PACKAGE / "_snapshots/snapshot.py": text + late})
 
 
 def test_files_do_not_import_each_other_in_a_circle():
