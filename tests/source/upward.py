@@ -29,11 +29,11 @@ UPWARD = {
     ("_buffer", "_defaults"): "MemoryResource.from_config makes an arena or a pool",
     ("_buffer", "_snapshots"): "MemoryResource.snapshot",
     ("_buffer", "_tensor"): "Buffer.tensor",
-    ("_core", "_tensor"): "Arena.virtual makes a virtual tensor",
-    ("_resource", "_copy"): "Arena.staging is the arena of copies",
-    ("_resource", "_events"): "Arena.tag labels the allocations of its tag",
-    ("_resource", "_snapshots"): "GraphPool.snapshot",
-    ("_resource", "report"): "Arena.report",
+    ("_arena", "_tensor"): "Arena.virtual makes a virtual tensor",
+    ("_arena", "_copy"): "Arena.staging is the arena of copies",
+    ("_arena", "_events"): "Arena.tag labels the allocations of its tag",
+    ("_arena", "_snapshots"): "GraphPool.snapshot",
+    ("_arena", "report"): "Arena.report",
     ("gpumem", "integrations"): "the package imports its parts when they are named",
     # Registries: what each folder has to do at a fork, when memory is released, on other threads.
     ("_support", "on_fork"): "a fork's child forgets the state of every folder",
@@ -57,7 +57,6 @@ UPWARD = {
     ("_buffer", "borrow"): "the owner of borrowed memory learns of its end",
     ("_buffer", "ledger_make"): "a ledger frees blocks to its resource",
     ("_buffer", "set_resource_hook"): "the page of gpumem top lists new resources",
-    ("_resource", "under_pressure"): "an allocation is repeated after each pressure callback",
     ("report", "write_report"): "tells the command what it is doing",
 }
 
