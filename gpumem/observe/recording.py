@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from gpumem._arena.graph_pool import GraphPool
 from gpumem._buffer.resource import MemoryResource
 from gpumem._events import recorder
 from gpumem._events.events import (
@@ -25,7 +26,6 @@ from gpumem._events.events import (
     slots_of,
     text_of_live,
 )
-from gpumem._arena.graph_pool import GraphPool
 from gpumem._snapshots.snapshot import snapshot
 from gpumem._support.arguments import is_integer, is_number, is_same_file, require
 from gpumem._support.closing import close_after_body

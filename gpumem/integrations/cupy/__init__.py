@@ -21,9 +21,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from gpumem._buffer.buffer import Buffer
-from gpumem._buffer.resource import MemoryResource
 from gpumem._arena.arena import Arena
+from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
