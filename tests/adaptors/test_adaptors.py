@@ -16,6 +16,7 @@ from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.resources import Plain
 from helpers.single_block import BLOCK, next_address, single_block_arena
+from helpers.threads import in_threads
 
 import gpumem
 from gpumem.traces.rmm_log import read_rmm_log
@@ -542,11 +543,7 @@ def test_limit_adaptor_is_exact_under_threads():
             except gpumem.OutOfMemoryError as error:
                 refused.append(error.in_use)
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 6)
     assert upstream.most <= 1000
     assert len(served) + len(refused) == 240
     assert all(in_use <= 1000 for in_use in refused)
@@ -878,11 +875,7 @@ def test_track_adaptor_is_exact_under_threads(make_arena):
             if i % 5 == 0:
                 np.from_dlpack(kept.pop()) if kept else None
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     counts = tracked.counts()
     assert (counts.current_bytes, counts.current_blocks) == (0, 0)
     assert (counts.total_bytes, counts.total_blocks) == (80000, 800)

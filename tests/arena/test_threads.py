@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.threads import in_threads
 
 import gpumem
 
@@ -24,11 +25,7 @@ def run_together(work, count=THREADS):
         except BaseException as error:  # handed to the caller below
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(run, range(count))
     if errors:
         raise errors[0]
 

@@ -1,12 +1,11 @@
 """Pinned host memory: large regions are made by several threads and registered, small are not."""
 
 import os
-import threading
 
 import numpy as np
 import pytest
 from helpers import child
-from helpers.threads import with_a_context_stack_of_its_own
+from helpers.threads import in_threads, with_a_context_stack_of_its_own
 from helpers.waiting import wait_until
 
 import gpumem
@@ -97,11 +96,7 @@ def test_several_pinned_arenas_grow_concurrently(make_arena):
                 np.frombuffer(buffer, np.uint8)[:] = number
                 seen.append((np.frombuffer(buffer, np.uint8) == number).all())
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert len(seen) == 20
     assert all(seen)
 

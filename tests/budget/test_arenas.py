@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import numpy as np
 import pytest
 from helpers.c_arena import CArena, Failed
 from helpers.child import run_quietly
 from helpers.driver import HostDriver
+from helpers.threads import in_threads
 from helpers.waiting import without_waiting
 
 import gpumem
@@ -615,11 +615,7 @@ def test_arenas_that_refuse_each_other_at_once_go_on(tenants):
                 continue
             served[number] += 1
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, (0, 1))
     assert all(served)
     tenants[0].allocate("60MiB").close()
 

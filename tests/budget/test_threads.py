@@ -6,6 +6,7 @@ import random
 import threading
 
 from helpers import child
+from helpers.threads import in_threads
 
 import gpumem
 from gpumem import Budget
@@ -24,11 +25,7 @@ def run_all(work):
         except BaseException as error:  # told below
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(run, range(THREADS))
     if errors:
         raise errors[0]
 

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from helpers.child import run_quietly
+from helpers.threads import in_threads
 
 import gpumem
 from gpumem import Budget, Reservation
@@ -331,11 +332,7 @@ def test_concurrent_steps_of_a_reservation_happen_once():
             except ReservationError:
                 pass
 
-        threads = [threading.Thread(target=step, args=(name,)) for name in ("commit", "cancel") * 4]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(step, ("commit", "cancel") * 4)
         assert len(taken) == 1
         if taken == ["commit"]:
             reservation.release()

@@ -13,6 +13,7 @@ from helpers import child
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.resources import Answers, Plain
+from helpers.threads import in_threads
 from helpers.waiting import wait_until
 
 import gpumem
@@ -313,11 +314,7 @@ def test_stats_are_exact_under_threads():
             with resource.allocate(1 + i):
                 pass
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     stats = resource.stats()
     assert (stats.num_allocs, stats.num_frees, stats.in_use) == (1200, 1200, 0)
     resource.close()

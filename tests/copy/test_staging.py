@@ -1,10 +1,9 @@
 """The ring of pageable copies: bounded, given back, right from several threads at once."""
 
-import threading
-
 import numpy as np
 import pytest
 from helpers import child
+from helpers.threads import in_threads
 
 import gpumem
 
@@ -55,11 +54,7 @@ def test_concurrent_staged_copies_in_both_directions(staged):
             if not (back[:, 5:-7] == data[:, 5:-7]).all() or back[:, :5].any():
                 failed.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert not failed
 
 

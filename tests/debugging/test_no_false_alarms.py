@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.threads import in_threads
 
 import gpumem
 
@@ -87,11 +88,7 @@ def test_threads_allocate_check_and_free_each_others_blocks(make_arena, memory):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert failures == []
     shelf.clear()
     assert arena.check_heap() == ()

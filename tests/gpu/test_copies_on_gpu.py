@@ -2,10 +2,10 @@
 
 import gc
 import itertools
-import threading
 
 import numpy as np
 import pytest
+from helpers.threads import in_threads
 from helpers.waiting import wait_until
 
 import gpumem
@@ -238,11 +238,7 @@ def test_concurrent_large_strided_staged_copies():
         if (back[cut] != data_then[cut]).any() or back[:number].any() or back[:, 1::2].any():
             failures.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(6))
     assert not failures
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,29 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
     if error:
         raise error[0]
     return outcome[0]
+
+
+def in_threads(work: Callable[..., Any], several: int | Iterable[Any]) -> None:
+    """Run work() in a number of threads at once, or work(each) in one for each of several values.
+
+    Raises the first error of a thread, once all threads have ended.
+    """
+    errors: list[BaseException] = []
+
+    def run(*arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except BaseException as raised:  # the caller's thread raises it below
+            errors.append(raised)
+
+    calls = [()] * several if isinstance(several, int) else [(each,) for each in several]
+    threads = [threading.Thread(target=run, args=arguments) for arguments in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def with_a_context_stack_of_its_own(test: Callable[..., None]) -> Callable[..., None]:

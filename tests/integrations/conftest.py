@@ -1,4 +1,4 @@
-"""What several integrations' tests share."""
+"""Fixtures of several integrations' tests."""
 
 import pytest
 from helpers import torch_library

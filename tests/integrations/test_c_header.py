@@ -2,11 +2,11 @@
 
 import importlib.util
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
+from helpers import shared_object
 
 import gpumem
 import gpumem.integrations.c
@@ -60,18 +60,9 @@ LANGUAGES = {"c99": ("c", "-std=c99"), "c++17": ("c++", "-std=c++17")}
 @pytest.fixture(scope="module", params=LANGUAGES)
 def program(request, tmp_path_factory):
     language, standard = LANGUAGES[request.param]
+    options = [standard, "-Wpedantic", f"-I{gpumem.get_include()}", "-isystem", str(INCLUDE)]
     folder = tmp_path_factory.mktemp("c_header")
-    built = folder / "c_header.so"
-    options = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-shared", "-fPIC"]
-    places = [f"-I{gpumem.get_include()}", "-isystem", str(INCLUDE)]
-    done = subprocess.run(
-        ["gcc", "-x", language, standard, *options, *places, "-", "-o", str(built)],
-        input=PROGRAM,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    built = shared_object.build(folder, PROGRAM, *options, language=language)
     spec = importlib.util.spec_from_file_location("c_header", built)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

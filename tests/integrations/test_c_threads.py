@@ -2,10 +2,9 @@
 
 import random
 import shutil
-import subprocess
 
 import pytest
-from helpers import child
+from helpers import child, shared_object
 
 import gpumem
 
@@ -44,17 +43,8 @@ int work(gpumem_arena *arena, uint64_t seed, int steps) {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    built = tmp_path_factory.mktemp("c_threads") / "work.so"
-    options = ["-O1", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{gpumem.get_include()}"]
-    done = subprocess.run(
-        ["gcc", "-x", "c", *options, "-", "-o", str(built)],
-        input=PROGRAM,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return str(built)
+    folder = tmp_path_factory.mktemp("c_threads")
+    return shared_object.build(folder, PROGRAM, "-O1", f"-I{gpumem.get_include()}")
 
 
 def test_threads_that_come_later_share_the_table_of_blocks_with_the_first(library):

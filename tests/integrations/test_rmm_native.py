@@ -3,12 +3,12 @@
 import ctypes
 import gc
 import shutil
-import subprocess
-import threading
 import weakref
 
 import pytest
+from helpers import shared_object
 from helpers.c_arena import Calls, Face
+from helpers.threads import in_threads
 
 import gpumem
 from gpumem.errors import ClosedError
@@ -124,11 +124,7 @@ def test_threads_allocate_at_once(resource, arena):
         for _ in range(2000):
             resource.deallocate(resource.allocate(4096, stream), 4096, stream)
 
-    threads = [threading.Thread(target=churn) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(churn, 4)
     assert arena.stats().in_use == 0
     arena.check_invariants()
 
@@ -164,7 +160,6 @@ def user(request, tmp_path):
     """A program in C++17 with that default stream, compiled without warnings."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not found")
-    built = tmp_path / "user.so"
     places = [
         # Only gpumem's own headers have to be without warnings.
         part if part == f"-I{gpumem.get_include()}" else part.replace("-I", "-isystem", 1)
@@ -172,16 +167,9 @@ def user(request, tmp_path):
         if part.startswith("-I")
     ]
     default = ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"] if request.param == "per thread" else []
-    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    done = subprocess.run(
-        ["g++", "-x", "c++", *options, *default, *places, "-", "-o", str(built)],
-        input=USER,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    library = ctypes.CDLL(str(built))
+    options = ["-std=c++17", *default, *places]
+    built = shared_object.build(tmp_path, USER, *options, language="c++")
+    library = ctypes.CDLL(built)
     library.user_take.argtypes = [ctypes.c_void_p]
     library.user_take.restype = ctypes.c_void_p
     library.user_free.argtypes = [ctypes.c_void_p] * 3

@@ -4,6 +4,7 @@ import os
 import threading
 
 import pytest
+from helpers.threads import in_threads
 
 import gpumem
 from gpumem._testing.integrations import Framework, PerDevice, Setting, Switch, Using
@@ -254,11 +255,7 @@ def test_concurrent_enable_and_disable_restore_the_initial_state(switch, framewo
             switch.enable(B)
             switch.disable()
 
-    threads = [threading.Thread(target=body) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(body, 4)
     switch.disable()
     assert framework.memory == OWN
     assert switch.current() is None

@@ -15,6 +15,7 @@ from helpers.driver import HostDriver
 from helpers.graph import RELAXED, Graph
 from helpers.interrupting import reaches_the_caller
 from helpers.pressure import arena_that_releases_under_pressure
+from helpers.threads import in_threads
 from helpers.torch_caller import ALL, Block, Caller, Refused
 
 import gpumem
@@ -259,11 +260,7 @@ def test_threads_that_are_first_at_once_find_one_arena(caller):
 
     torch_hooks.set_finder(find)
     try:
-        threads = [threading.Thread(target=work) for _ in range(together.parties)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, together.parties)
     finally:
         torch_hooks.set_finder(None)
     assert [arena.stats().num_allocs for arena in found] == [400]
@@ -403,11 +400,7 @@ def test_recording_has_the_stacks_of_threads_that_allocate_without_the_interpret
             caller.free(caller.alloc(4096 * number, stream=own.ptr))
 
     with gpumem.observe.record(arena, capacity=1 << 13, stacks=1.0) as recording:
-        threads = [threading.Thread(target=allocate_here, args=(i,)) for i in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(allocate_here, range(1, 5))
     events = [event for event in recording.events() if event.action == "alloc"]
     assert len(events) == 800
     for event in events:
@@ -444,11 +437,7 @@ def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
             caller.free(address)
         own.synchronize()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(6))
     for address in handed_over:
         caller.free(address)
     assert not failures

@@ -7,6 +7,7 @@ import contextvars
 import threading
 
 import pytest
+from helpers.threads import in_threads
 
 import gpumem
 
@@ -92,11 +93,7 @@ def test_using_resource_is_per_thread(arenas):
         seen[number].append(serving())
 
     with gpumem.using_resource(arenas[0]):
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, range(3))
         assert serving() is arenas[0]
     for number in range(3):
         assert seen[number] == [default, *[arenas[number]] * 200, default]

@@ -15,6 +15,7 @@ from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.interrupting import interrupted, more_calls
+from helpers.threads import in_threads
 from helpers.waiting import wait_until
 
 import gpumem
@@ -629,11 +630,7 @@ def test_stats_are_exact_under_threads(allocator, heap):
             with allocator.allocate(100 * number + i, stream), allocator.allocate(5):
                 pass
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(1, 5))
     stats = allocator.stats()
     assert (stats.in_use, stats.num_allocs, stats.num_frees) == (0, 800, 800)
     assert stats.reserved == 0

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
-from helpers.threads import in_a_thread
+from helpers.threads import in_a_thread, in_threads
 
 import gpumem
 
@@ -389,11 +389,7 @@ def test_stats_are_exact_under_threads(pool):
             with pool.allocate(1000 * number + i, stream), pool.allocate(7):
                 pass
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(1, 5))
     stats = pool.stats()
     assert (stats.num_allocs, stats.num_frees) == (1600, 1600)
     assert (stats.in_use, stats.requested_in_use) == (0, 0)

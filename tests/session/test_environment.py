@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 import warnings
 import weakref
 
 import pytest
 from helpers import child
 from helpers.resources import Plain
+from helpers.threads import in_threads
 
 import gpumem
 from gpumem.interop import HostTimeline
@@ -486,11 +486,7 @@ def test_references_are_exact_under_threads(environment):
             assert environment.acquire("host") is arena
             environment.release(arena)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert environment.references("host") == 1
 
 
@@ -501,11 +497,7 @@ def test_concurrent_replacements_leave_one_allocator(environment):
         for _ in range(10):
             made.append(environment.register("host"))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert sum(not arena.closed for arena in made) == 1
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import child, dlpack
 from helpers.driver import HostDriver
+from helpers.threads import in_threads
 
 import gpumem
 
@@ -48,11 +49,7 @@ def test_last_of_many_threads_frees_the_block(arena, rng):
             while mine:
                 mine.pop()
 
-        threads = [threading.Thread(target=drop, args=(mine,)) for mine in hands]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(drop, hands)
         assert arena.stats().in_use == 0
 
 
@@ -147,9 +144,5 @@ def test_tensors_of_threads_have_the_dtype_that_each_asked_for(arena):
             if made.dtype != np.dtype(dtype):
                 wrong.append((dtype, made.dtype))
 
-    threads = [threading.Thread(target=make, args=(dtype,)) for dtype in ("i1", "f8", "i2")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(make, ("i1", "f8", "i2"))
     assert not wrong

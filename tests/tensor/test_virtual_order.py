@@ -9,6 +9,7 @@ import pytest
 from helpers import child
 from helpers.driver import HostDriver
 from helpers.graph import RELAXED, Graph
+from helpers.threads import in_threads
 from helpers.waiting import without_waiting
 
 import gpumem
@@ -302,11 +303,7 @@ def test_many_threads_commit_and_release(arena, rng):
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert not errors
     arena.shrink()
     assert [cache.held_nbytes for cache in caches] == [2 * MIB] * 2

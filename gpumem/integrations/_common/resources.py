@@ -12,8 +12,9 @@ from gpumem._support.forks import ForkLock
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, OutOfMemoryError
+from gpumem.integrations._common.switch import Setting
 
-__all__ = ["REACHABLE", "ResourceLike", "Resources", "allocated", "pinned_resources"]
+__all__ = ["REACHABLE", "ResourceLike", "Resources", "allocated", "setting_with_pinned"]
 
 T = TypeVar("T")
 
@@ -63,9 +64,9 @@ class Resources:
         device_type: str = "cuda",
         config: ArenaConfig | None = None,
     ) -> None:
-        self._framework = framework
+        self.framework = framework
         self._kinds = kinds
-        self._type = device_type
+        self.device_type = device_type
         self._config = config
         self._given: dict[int, MemoryResource] = {}
         self._found: dict[int, MemoryResource] = {}
@@ -93,7 +94,7 @@ class Resources:
         """Return the memory that serves a device, without making its default resource."""
         if index in self._given:
             return self._given[index].memory
-        return MemoryInfo(Device(f"{self._type}:{index}"), self._kinds[0])
+        return MemoryInfo(Device(f"{self.device_type}:{index}"), self._kinds[0])
 
     @property
     def given(self) -> dict[int, MemoryResource]:
@@ -107,7 +108,7 @@ class Resources:
                 "several of them, or None"
             )
         memory = resource.memory
-        if memory.device.type != self._type or memory.kind not in self._kinds:
+        if memory.device.type != self.device_type or memory.kind not in self._kinds:
             accepted = " or ".join(kind.name.lower() for kind in self._kinds)
             hint = ""
             if memory.device.type == "host":
@@ -116,11 +117,11 @@ class Resources:
                     "with DLPack see the same bytes"
                 )
             raise ConfigError(
-                f"invalid resource = {resource!r}: {self._framework} needs {accepted} memory of a "
-                f"{self._type} device, such as {self._type}:0{hint}"
+                f"invalid resource = {resource!r}: {self.framework} needs {accepted} memory of a "
+                f"{self.device_type} device, such as {self.device_type}:0{hint}"
             )
         index = memory.device.index
-        if key is not None and _device_number(key, self._type) != index:
+        if key is not None and _device_number(key, self.device_type) != index:
             raise ConfigError(
                 f"invalid resource = {resource!r} for device {key!r}: it is of {memory}"
             )
@@ -135,7 +136,7 @@ class Resources:
         if not isinstance(other, Resources):
             return NotImplemented
         return (
-            self._type == other._type
+            self.device_type == other.device_type
             and self._config == other._config
             and self._kinds == other._kinds
             and self._given.keys() == other._given.keys()
@@ -145,21 +146,23 @@ class Resources:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Resources({self._framework!r}, {self._given!r})"
+        return f"Resources({self.framework!r}, {self._given!r})"
 
 
-def pinned_resources(
-    framework: str, pinned: bool | MemoryResource | None, device_type: str = "cuda"
-) -> Resources | None:
-    """Return the resources of a framework's pinned memory; None if `pinned` is False."""
-    if pinned is False:
-        return None
-    return Resources(
-        f"{framework}, for pinned memory,",
-        None if pinned is True else pinned,
-        kinds=(MemoryKind.HOST_ACCESSIBLE,),
-        device_type=device_type,
-    )
+def setting_with_pinned(resources: Resources, pinned: bool | MemoryResource | None) -> Setting:
+    """Return a setting with an option "pinned": the framework's resources of pinned memory.
+
+    The option is None if `pinned` is False, where the framework keeps its own.
+    """
+    chosen = None
+    if pinned is not False:
+        chosen = Resources(
+            f"{resources.framework}, for pinned memory,",
+            None if pinned is True else pinned,
+            kinds=(MemoryKind.HOST_ACCESSIBLE,),
+            device_type=resources.device_type,
+        )
+    return Setting(resources, (("pinned", chosen),))
 
 
 def allocated(

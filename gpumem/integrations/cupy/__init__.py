@@ -32,7 +32,7 @@ from gpumem.integrations._common.resources import (
     ResourceLike,
     Resources,
     allocated,
-    pinned_resources,
+    setting_with_pinned,
 )
 from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework, require_gpu
@@ -159,8 +159,7 @@ def _resources(given: ResourceLike) -> Resources:
 
 
 def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Setting:
-    chosen = pinned_resources("CuPy", pinned, _device_type)
-    return Setting(_resources(resource), (("pinned", chosen),))
+    return setting_with_pinned(_resources(resource), pinned)
 
 
 # ---- CuPy's side ---------------------------------------------------------------------------------

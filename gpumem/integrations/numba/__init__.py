@@ -22,7 +22,7 @@ from typing import Any
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem.errors import IntegrationError
-from gpumem.integrations._common.resources import ResourceLike, Resources, pinned_resources
+from gpumem.integrations._common.resources import ResourceLike, Resources, setting_with_pinned
 from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework, require_gpu
 
@@ -106,8 +106,7 @@ def status() -> Status:
 
 
 def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Setting:
-    chosen = pinned_resources("Numba", pinned)
-    return Setting(Resources("Numba", resource), (("pinned", chosen),))
+    return setting_with_pinned(Resources("Numba", resource), pinned)
 
 
 def __getattr__(name: str) -> Any:

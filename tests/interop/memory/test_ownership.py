@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 
 import pytest
 from helpers.child import run_quietly
 from helpers.descriptors import open_descriptors
+from helpers.threads import in_threads
 
 import gpumem
 from gpumem import interop
@@ -225,11 +225,7 @@ def test_concurrent_imports_and_closes(importer, describe):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert failures == []
 
 

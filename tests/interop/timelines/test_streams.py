@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers.driver import HostDriver
 from helpers.graph import Graph
+from helpers.threads import in_threads
 
 import gpumem
 from gpumem.errors import (
@@ -201,11 +202,7 @@ def test_idle_timelines_close_while_other_threads_close_theirs():
                 failed.append(error)
 
     # What one of them gives back depends on the streams of all timelines: it looks at the others'.
-    threads = [threading.Thread(target=open_and_close) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(open_and_close, 4)
     assert not failed, f"{len(failed)}, the first: {failed[0]}"
 
 
@@ -249,11 +246,7 @@ def test_concurrent_operations_on_many_streams(timeline):
             else:
                 taken.append(value)
 
-    threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, streams)
     timeline.wait(300, timeout=60)
     for stream in streams:
         stream.synchronize()

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from helpers.threads import in_threads
 from helpers.waiting import wait_for_waiters
 
 from gpumem.errors import (
@@ -112,11 +113,7 @@ def test_concurrent_signals_take_each_value_once(timeline):
                 continue
             taken.append(value)
 
-    threads = [threading.Thread(target=race) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(race, 4)
     assert len(taken) == len(set(taken))
     assert timeline.value() == timeline.pending == 2000
 
