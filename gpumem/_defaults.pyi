@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from gpumem._arena.arena import Arena
 from gpumem._buffer.resource import MemoryResource
-from gpumem._core import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
