@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from gpumem._support.arguments import is_integer, refuse_keywords, unknown, whole_number
 from gpumem._support.signatures import ClassSignature
@@ -38,8 +38,23 @@ _PAGE = 2 * MIB
 Parser: TypeAlias = Callable[[str, object], Any]
 
 # Compiled at the first use, and kept by `re`.
-_KEY = r"(?:(?:ep_factory|ep)\.([^.]+)\.)?(?:arena\.)?([a-z_0-9]+)"
+_KEY = r"(?s)(?:(ep_factory|ep)\.([^.]+)\.)?(arena\.)?(.+)"
 _FRACTION = r"[0-9]{1,4}(\.[0-9]{1,24})?(e-[0-9]{1,3})?"
+
+
+class _Key(NamedTuple):
+    """A string key of a setting: ``[ep.<name>.|ep_factory.<name>.][arena.]<setting>``."""
+
+    prefix: str | None  # "ep" or "ep_factory"
+    name: str | None
+    of_arena: bool
+    setting: str
+
+
+def _parse_key(key: object) -> _Key | None:
+    """Read a key of any mapping of settings; None of what has no such form."""
+    match = re.fullmatch(_KEY, key) if isinstance(key, str) else None
+    return _Key(match[1], match[2], match[3] is not None, match[4]) if match else None
 
 
 def _integer(low: int, high: int) -> Callable[[str, object], int]:
@@ -304,11 +319,11 @@ class _Settings:
     @classmethod
     def _field_of(cls, key: object) -> tuple[str, str | None]:
         """Return the field of a key, and the name in its prefix."""
-        match = re.fullmatch(_KEY, key) if isinstance(key, str) else None
-        field = cls._ALIASES.get(match.group(2), match.group(2)) if match else ""
-        if match is None or field not in cls._parsers() | cls._IMPLIED:
+        parsed = _parse_key(key)
+        field = cls._ALIASES.get(parsed.setting, parsed.setting) if parsed else ""
+        if parsed is None or field not in cls._parsers() | cls._IMPLIED:
             raise ConfigError(unknown("key", key, cls._OF, cls._parsers(), cls._MEANT))
-        return field, match.group(1)
+        return field, parsed.name
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from gpumem._defaults import resource_from_config
 from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
 from gpumem.adaptors._adaptor import Adaptor
-from gpumem.config import ArenaConfig
+from gpumem.config import ArenaConfig, _parse_key
 from gpumem.device import _MEMORY_NAME, Device, MemoryInfo, MemoryKind, _plain_name
 from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
 
@@ -35,7 +34,6 @@ Prefixed: TypeAlias = dict[tuple[str, str], list[tuple[str, object]]]
 
 SHARED, PRIVATE = "ep_factory", "ep"  # prefixes: of an environment's allocators, of a session's
 BARE = ("", "")
-_PREFIXED = re.compile(r"(ep_factory|ep)\.([^.]+)\.(.+)\Z", re.DOTALL)
 
 
 @dataclass(eq=False)  # one entry is not another with the same values
@@ -483,8 +481,10 @@ def read_prefixes(config: Any) -> Prefixed:
         raise TypeError(f"settings must be a mapping or an ArenaConfig, not {kind}")
     found: Prefixed = {}
     for key, value in config.items():
-        match = _PREFIXED.match(key) if isinstance(key, str) else None
-        which = (match[1], _plain_name(match[2])) if match else BARE
+        parsed = _parse_key(key)
+        which = BARE
+        if parsed and parsed.prefix and parsed.name:
+            which = parsed.prefix, _plain_name(parsed.name)
         found.setdefault(which, []).append((key, value))
     for items in found.values():
         ArenaConfig._values(items)
@@ -534,7 +534,7 @@ def without_other_devices(config: Mapping[Any, Any], device: Device) -> dict[Any
     return {
         key: value
         for key, value in config.items()
-        if not (match := _PREFIXED.match(key)) or not is_elsewhere(match[2], device)
+        if not (parsed := _parse_key(key)) or not is_elsewhere(parsed.name or "", device)
     }
 
 

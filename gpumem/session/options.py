@@ -11,7 +11,7 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
 from gpumem._support.arguments import unknown
 from gpumem._support.texts import shown, visible
-from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once
+from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once, _parse_key
 from gpumem.device import Device, _plain_name
 from gpumem.errors import ConfigError
 from gpumem.session.environment import is_elsewhere, read_prefixes
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SessionOptions"]
 
-_KEY = re.compile(r"(?:ep\.([^.]+)\.)?(gpu_external_)?([a-z_]+)\Z")
-_NAMED = re.compile(r"(?:ep_factory|ep)\.([^.]+)\.")
 _LEGACY_HANDLES = (0, 1)
 _CALLBACKS = ("alloc", "free", "empty_cache")
+_EXTERNAL = "gpu_external_"  # before a callback in a key
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,8 @@ class SessionOptions:
         own: list[tuple[str, object]] = []
         others: dict[str, list[tuple[str, object]]] = {}
         for key, value in _require_mapping(mapping).items():
-            match = _NAMED.match(key) if isinstance(key, str) else None
-            name = _plain_name(match[1]) if match else None
+            parsed = _parse_key(key)
+            name = _plain_name(parsed.name) if parsed and parsed.name else None
             if name is not None and is_elsewhere(name, device):
                 others.setdefault(name, []).append((key, value))
                 continue
@@ -254,12 +253,14 @@ _BOOLEANS = (
 
 def _option_of(key: object) -> tuple[str | None, str | None]:
     """Return the option or the callback of a key, None for a setting of an arena; and its name."""
-    match = _KEY.match(key) if isinstance(key, str) else None
-    if match is not None and match[3] in (_CALLBACKS if match[2] else _FIELDS):
-        return match[3], match[1]
-    if isinstance(key, str) and re.search(r"(?:^|\.)arena\.", key):
+    parsed = _parse_key(key)
+    if parsed and parsed.of_arena:
         return None, None
-    accepted = (*_FIELDS, *(f"gpu_external_{part}" for part in _CALLBACKS), "arena.<field>")
+    if parsed and parsed.prefix != "ep_factory":
+        callback = parsed.setting.removeprefix(_EXTERNAL)
+        if parsed.setting in _FIELDS or (callback != parsed.setting and callback in _CALLBACKS):
+            return callback, parsed.name
+    accepted = (*_FIELDS, *(_EXTERNAL + part for part in _CALLBACKS), "arena.<field>")
     raise ConfigError(unknown("key", key, "a session", accepted))
 
 
