@@ -9,7 +9,7 @@ from gpumem._native.driver.host cimport host_controls
 from gpumem._native.pages cimport budget_fill, budget_spend
 
 from gpumem._native.driver.host import (    # for the callers of this module
-    advance_clock, capacity, device_count, imports_windows_handles, load,   # no-cython-lint
+    advance_clock, capacity, device_count, load,                            # no-cython-lint
     MAX_DEVICES, open_device, set_capacity, set_device_count, set_lag,      # no-cython-lint
     use_virtual_clock,                                                      # no-cython-lint
 )
@@ -21,8 +21,6 @@ cdef extern from "hostdev/instruments/controls.h" nogil:
         HOSTDEV_WRONG_CONTEXT
         HOSTDEV_UNORDERED_ACCESS
         HOSTDEV_LEAK
-    enum:
-        HOSTDEV_MEMORY
     ctypedef struct HostdevLive:
         uint64_t streams
         uint64_t events
@@ -34,15 +32,6 @@ cdef extern from "hostdev/instruments/controls.h" nogil:
         uint64_t pools
         uint64_t imports
         uint64_t graphs
-    ctypedef struct HostdevImport:
-        uint64_t number
-        uint32_t kind
-        uint32_t type
-        uint32_t flags
-        uint32_t reserved
-        uint64_t handle
-        uint64_t size
-        char[256] name
     ctypedef struct HostdevControls:
         uint64_t (*call_count)(const char* name) nogil
         uint64_t (*total_calls)() nogil
@@ -60,8 +49,6 @@ cdef extern from "hostdev/instruments/controls.h" nogil:
         void (*find_misuse)(int on) nogil
         uint64_t (*misuse_count)(int kind) nogil
         const char* (*misuse_report)() nogil
-        void (*rehearse_windows)(int on) nogil
-        void (*last_import)(HostdevImport* latest) nogil
         int (*use_control_groups)(const char* folder) nogil
 
 cdef const HostdevControls* controls = <const HostdevControls*>host_controls()
@@ -176,29 +163,6 @@ def misuse_count(str kind):
 def misuse_report():
     """Return the latest finding in words, or ""."""
     return controls.misuse_report().decode()
-
-
-# ---- imports ----
-
-def rehearse_windows(bint on):
-    """Let host devices import external memory and semaphores by Windows' handle types, or not.
-
-    The number of a descriptor stands for an NT handle, the name of a POSIX shared memory object
-    for a name; the caller keeps ownership of both.
-    """
-    controls.rehearse_windows(on)
-
-
-def last_import():
-    """Return the arguments of the latest import of external memory or a semaphore, or None."""
-    cdef HostdevImport latest
-    controls.last_import(&latest)
-    if latest.number == 0:
-        return None
-    cdef dict found = latest
-    found["kind"] = "memory" if latest.kind == HOSTDEV_MEMORY else "semaphore"
-    found["name"] = found["name"].decode() or None
-    return found
 
 
 # ---- arenas ----

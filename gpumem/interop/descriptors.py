@@ -95,6 +95,7 @@ class SemaphoreType(enum.Enum):
     """Descriptor of the page of a `HostTimeline`."""
 
 
+NOT_ON_LINUX = "NT handles exist on Windows, and gpumem runs on Linux"
 WINDOWS_TYPES = frozenset(
     {
         MemoryHandleType.D3D12_RESOURCE,
@@ -120,7 +121,7 @@ class InteropCapability(Capability):
     reason : str
         Why it is not supported; empty if it is.
     dedicated : str
-        Which `MemoryDescriptor.dedicated` is valid: ``"required"``, ``"forbidden"`` or
+        Which `MemoryDescriptor.dedicated` is valid: ``"forbidden"`` (False), or
         ``"as_exporter"``, the value that the exporter allocated it with.
     offset_alignment : int
         `MemoryDescriptor.offset` must be a multiple of it, in bytes.
@@ -133,7 +134,7 @@ class InteropCapability(Capability):
     (True, 'forbidden')
     """
 
-    dedicated: Literal["required", "forbidden", "as_exporter"] = "forbidden"
+    dedicated: Literal["forbidden", "as_exporter"] = "forbidden"
     offset_alignment: int = 1
 
 
@@ -154,8 +155,7 @@ class MemoryDescriptor:
         Bytes of the allocation before the described memory, such as the memory offset of a Vulkan
         buffer.
     dedicated : bool, optional
-        Whether the exporter allocated it for one resource alone. None: as the type requires, else
-        False.
+        Whether the exporter allocated it for one resource alone. None: False.
     read_only : bool
         Whether this process may only read it.
     device_uuid : str, bytes or UUID, optional

@@ -30,7 +30,6 @@ SIGNATURES = {
     "hostdev_find_misuse": (None, [ctypes.c_int]),
     "hostdev_misuse_count": (U64, [ctypes.c_int]),
     "hostdev_misuse_report": (ctypes.c_char_p, []),
-    "hostdev_rehearse_windows": (None, [ctypes.c_int]),
 }
 
 

@@ -109,17 +109,6 @@ def test_misuse_is_found_through_the_module(run):
     )
 
 
-def test_import_arguments_can_be_read(run):
-    run(
-        """
-        assert host_device.last_import() is None
-        assert not host_device.imports_windows_handles()
-        host_device.rehearse_windows(True)
-        assert host_device.imports_windows_handles()
-        """
-    )
-
-
 def test_leaks_at_interpreter_exit_are_reported(run):
     told = run(
         """

@@ -29,7 +29,6 @@ cdef extern from "hostdev/device/hostdev.h" nogil:
     bint hostdev_clock_is_virtual()
     uint64_t hostdev_now()
     void hostdev_advance_clock(uint64_t nanoseconds)
-    bint hostdev_imports_windows_handles()
     const void* hostdev_controls()
     void hostdev_shutdown()
 
@@ -137,11 +136,6 @@ def advance_clock(uint64_t nanoseconds):
     """Move the virtual clock, by nanoseconds."""
     with nogil:
         hostdev_advance_clock(nanoseconds)
-
-
-def imports_windows_handles():
-    """Return whether host devices import by Windows' handle types, which tests rehearse."""
-    return hostdev_imports_windows_handles()
 
 
 cdef const void* host_controls() noexcept nogil:

@@ -171,13 +171,8 @@ cdef extern from "driver_table.h" nogil:
     enum:
         CUDA_EXTERNAL_MEMORY_DEDICATED
 
-    ctypedef struct ExternalWin32:      # has no name in C: for its fields only
-        void* handle
-        const void* name
-
     ctypedef union ExternalHandle "GMexternalHandle":
         int fd
-        ExternalWin32 win32
 
     ctypedef struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC:
         CUexternalMemoryHandleType type

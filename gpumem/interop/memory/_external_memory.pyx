@@ -546,46 +546,28 @@ def import_external(wanted, int driver_type, Handle file not None, start=0):
     `start` is how many bytes of the file come before the allocation.
     """
     cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC handle
-    memset(&handle, 0, sizeof(handle))
-    handle.type = <CUexternalMemoryHandleType>driver_type
-    handle.handle.fd = file.fileno()
-    return map_external(wanted, &handle, file, start)
-
-
-def import_windows(wanted, int driver_type, Handle handle or None):
-    """The same by an NT handle, or by a name where `handle` is None; the handle stays ours."""
-    cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC given
-    cdef bytes name
-    memset(&given, 0, sizeof(given))
-    given.type = <CUexternalMemoryHandleType>driver_type
-    if handle is None:
-        name = wanted.descriptor.handle.encode("utf-16-le") + b"\0\0"
-        given.handle.win32.name = <const char*>name
-    else:
-        given.handle.win32.handle = <void*><uintptr_t><int>handle.fileno()
-    return map_external(wanted, &given, None, 0)
-
-
-cdef object map_external(object wanted, CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle, Handle file,
-                         uint64_t start):
+    cdef uint64_t begin = start
     cdef Mapping* mapping = new_mapping(wanted, 0, None)
     cdef DeviceContext* context = mapping.context
     cdef CUDA_EXTERNAL_MEMORY_BUFFER_DESC all_of_it
     cdef CUstreamCaptureMode before
     cdef CUresult code
     cdef const char* call = "cuImportExternalMemory"
+    memset(&handle, 0, sizeof(handle))
+    handle.type = <CUexternalMemoryHandleType>driver_type
+    handle.handle.fd = file.fd
     memset(&all_of_it, 0, sizeof(all_of_it))
     # Mapped whole, once; tensors are addresses in the mapping.
-    all_of_it.offset = start
+    all_of_it.offset = begin
     all_of_it.size = mapping.nbytes
-    handle.size = start + mapping.nbytes
+    handle.size = begin + mapping.nbytes
     if wanted.dedicated:
         handle.flags = CUDA_EXTERNAL_MEMORY_DEDICATED
     with nogil:
         code = context_enter(context)
         if code == CUDA_SUCCESS:
             before = context_relax(context)
-            code = context.table.cuImportExternalMemory(&mapping.external, handle)
+            code = context.table.cuImportExternalMemory(&mapping.external, &handle)
             if code == CUDA_SUCCESS:
                 call = "cuExternalMemoryGetMappedBuffer"
                 code = context.table.cuExternalMemoryGetMappedBuffer(
@@ -593,7 +575,7 @@ cdef object map_external(object wanted, CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle
             context_restore(context, before)
             context_leave(context)
     # Also if the mapping failed: the import has succeeded.
-    if mapping.external != NULL and file is not None:
+    if mapping.external != NULL:
         file.fd = -1                # the driver owns it now
     require_success(mapping, code, call)
     mapping.address = mapping.buffer

@@ -1,4 +1,4 @@
-"""Each kind of memory handle: whether a device can import it, and how.
+"""Each kind of memory handle that Linux has: whether a device can import it, and how.
 
 A row of `KINDS` has both. Reading a capability never raises; importing raises its reason.
 """
@@ -23,6 +23,8 @@ from gpumem.errors import (
     UnsupportedHandleTypeError,
 )
 from gpumem.interop.descriptors import (
+    NOT_ON_LINUX,
+    WINDOWS_TYPES,
     InteropCapability,
     MemoryDescriptor,
     MemoryHandleType,
@@ -37,15 +39,13 @@ from gpumem.interop.memory._external_memory import ExternalMemory, release_retir
 
 __all__ = ["import_memory", "memory_capability"]
 
-NOT_ON_LINUX = "NT handles exist on Windows, and gpumem runs on Linux"
-# CUexternalMemoryHandleType
-_OPAQUE_FD, _OPAQUE_WIN32, _D3D12_HEAP, _D3D12_RESOURCE, _DMABUF_FD = 1, 2, 4, 5, 9
+_OPAQUE_FD, _DMABUF_FD = 1, 9  # CUexternalMemoryHandleType
 _INTEGRATED = "CU_DEVICE_ATTRIBUTE_INTEGRATED"
 _SAME_HOST_POINTER = "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"
 _POOL_HANDLE_TYPES = "CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES"
 _POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, a bit of that attribute
 
-# Of a file of Mesa's software Vulkan: its size, where the bytes begin, and what marks it.
+# The head of a file of Mesa's software Vulkan: its size, where the bytes begin, and a mark.
 _LAVAPIPE_HEADER = struct.Struct("<QQ16s")
 _LAVAPIPE_MARK = bytes.fromhex("6cb9ee074a0bad7b012e1be9697e530f")
 _PAGE = 4096
@@ -55,7 +55,7 @@ _DMA_BUF_SYNC, _SYNC_BEGIN_READ, _SYNC_END_READ = 0x40086200, 1, 5
 
 @dataclass(frozen=True)
 class Wanted:
-    """One import: what was described, and what it becomes here."""
+    """One import: its descriptor, and the device and memory that it becomes here."""
 
     descriptor: MemoryDescriptor
     device: Device
@@ -68,7 +68,7 @@ class Kind:
     """How one kind of handle is imported."""
 
     capability: Callable[[Device], InteropCapability]
-    open: Callable[[Wanted], ExternalMemory] | None  # None: never capable
+    open: Callable[[Wanted], ExternalMemory]
     host_pages: bool = False
 
 
@@ -76,6 +76,8 @@ def memory_capability(device: Device, handle_type: MemoryHandleType) -> InteropC
     """Tell whether the device imports memory by this kind of handle. Never raises for one."""
     if not isinstance(handle_type, MemoryHandleType):
         raise TypeError(f"handle_type must be a MemoryHandleType, not {handle_type!r}")
+    if handle_type in WINDOWS_TYPES:
+        return _no(NOT_ON_LINUX)
     try:
         return KINDS[handle_type].capability(device)
     except Exception as error:
@@ -88,26 +90,23 @@ def import_memory(
     """Map memory from outside; see `Importer.import_memory`."""
     if not isinstance(descriptor, MemoryDescriptor):
         raise TypeError(f"import_memory takes a MemoryDescriptor, not {descriptor!r}")
-    kind = KINDS[descriptor.handle_type]
     require_consumable(
         descriptor.handle,
         consume,
         is_address=descriptor.handle_type is MemoryHandleType.HOST_ALLOCATION,
     )
     capability = memory_capability(device, descriptor.handle_type)
-    if not capability or kind.open is None:
+    if not capability:
         raise UnsupportedHandleTypeError(
             f"{device} cannot import {descriptor.handle_type.name}: {capability.reason}"
         )
+    kind = KINDS[descriptor.handle_type]
     _check_against(descriptor, capability, device)
     release_retired()
     memory = MemoryInfo.parse(device)
     if kind.host_pages and device.type == "cuda":
         memory = MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
-    dedicated = descriptor.dedicated
-    if dedicated is None:
-        dedicated = capability.dedicated == "required"
-    made = kind.open(Wanted(descriptor, device, memory, dedicated))
+    made = kind.open(Wanted(descriptor, device, memory, bool(descriptor.dedicated)))
     if consume:
         consume_handle(descriptor.handle)
     return made
@@ -117,11 +116,8 @@ def _check_against(
     descriptor: MemoryDescriptor, capability: InteropCapability, device: Device
 ) -> None:
     name = descriptor.handle_type.name
-    forced = {"required": True, "forbidden": False}.get(capability.dedicated)
-    if descriptor.dedicated is not None and forced is not None and descriptor.dedicated != forced:
-        raise InvalidDescriptorError(
-            f"invalid dedicated = {descriptor.dedicated} with {name}: expected {forced}"
-        )
+    if descriptor.dedicated and capability.dedicated == "forbidden":
+        raise InvalidDescriptorError(f"invalid dedicated = True with {name}: expected False")
     if descriptor.offset % capability.offset_alignment:
         raise InvalidDescriptorError(
             f"offset {descriptor.offset} of {name} is not a multiple of "
@@ -145,24 +141,6 @@ def _by(feature: str, **details: Any) -> Callable[[Device], InteropCapability]:
         return InteropCapability(able.supported, able.reason, **details)
 
     return answer
-
-
-def _on_windows(dedicated: Any) -> Callable[[Device], InteropCapability]:
-    def answer(device: Device) -> InteropCapability:
-        if not speaks_windows(device):
-            return _no(NOT_ON_LINUX)
-        return InteropCapability(True, dedicated=dedicated)
-
-    return answer
-
-
-def speaks_windows(device: Device) -> bool:
-    """Whether the device imports by Windows' handle types: a host device, while tests enable it."""
-    if device.type != "host":
-        return False
-    from gpumem._native.driver import host as _host
-
-    return _host.imports_windows_handles()
 
 
 def _lavapipe(device: Device) -> InteropCapability:
@@ -297,28 +275,13 @@ def _open_pool(wanted: Wanted, file: Handle) -> ExternalMemory:
     return external.import_buffer(wanted, buffer)
 
 
-def _open_windows(driver_type: int) -> Callable[[Wanted], ExternalMemory]:
-    def opened(wanted: Wanted) -> ExternalMemory:
-        if isinstance(wanted.descriptor.handle, str):
-            return external.import_windows(wanted, driver_type, None)
-        # The driver makes its own reference to the object of an NT handle; the duplicate is closed.
-        with duplicate(wanted.descriptor.handle) as handle:
-            return external.import_windows(wanted, driver_type, handle)
-
-    return opened
-
-
 KINDS = {
-    MemoryHandleType.D3D12_RESOURCE: Kind(_on_windows("required"), _open_windows(_D3D12_RESOURCE)),
-    MemoryHandleType.D3D12_HEAP: Kind(_on_windows("forbidden"), _open_windows(_D3D12_HEAP)),
-    MemoryHandleType.OPAQUE_WIN32: Kind(_on_windows("as_exporter"), _open_windows(_OPAQUE_WIN32)),
     MemoryHandleType.OPAQUE_FD: Kind(
         _by("external_memory", dedicated="as_exporter"), _by_file(_open_opaque)
     ),
     MemoryHandleType.HOST_ALLOCATION: Kind(_host_pages, _open_address, host_pages=True),
     MemoryHandleType.DMABUF_FD: Kind(_dmabuf, _by_file(_open_dmabuf)),
     MemoryHandleType.CUDA_VMM_FD: Kind(_by("posix_fd_handles"), _by_file(external.import_physical)),
-    MemoryHandleType.CUDA_VMM_WIN32: Kind(lambda _: _no(NOT_ON_LINUX), None),
     MemoryHandleType.CUDA_POOL_FD: Kind(_pool, _by_file(_open_pool)),
     MemoryHandleType.MEMFD: Kind(_host_pages, _by_file(external.import_file), host_pages=True),
     MemoryHandleType.SHM_NAME: Kind(_host_pages, _open_name, host_pages=True),

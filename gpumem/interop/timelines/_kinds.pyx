@@ -12,7 +12,7 @@ from libc.string cimport memset
 
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
-    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_SUCCESS, CUexternalSemaphoreHandleType, CUresult,
+    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_SUCCESS, CUresult,
     DriverDevice, require,
 )
 from gpumem._resource cimport Handle, handle_of
@@ -165,6 +165,15 @@ def _arrived(sent, device):
             raise DeviceMismatchError(f"the timeline's device is not here: {error}") from error
 
 
+cdef bint values_are_hidden = False     # for tests
+
+
+def _hide_values(bint on):
+    """Let timelines that the host device imports from now on be unreadable, as CUDA's are."""
+    global values_are_hidden
+    values_are_hidden = on
+
+
 def _rehearse_memory_operations(bint on):
     """Let streams of the host device use memory operations, as a GPU's do, from their first use."""
     rehearse_memory_operations(on)
@@ -203,7 +212,7 @@ cdef DriverDevice open_device(object device):
 
 @cython.final
 cdef class DriverTimeline(Timeline):
-    """A timeline that another API made: Vulkan, Direct3D 12, another process's driver.
+    """A timeline that another API made: Vulkan, another process's driver.
 
     Belongs to the device that imported it. The CUDA driver cannot read the value, so `value`
     raises there, while `wait` and `signal` go through a stream of the timeline's own; on the host
@@ -248,24 +257,6 @@ def import_fd(device, int fd):
     return timeline
 
 
-def import_windows(device, int kind, handle):
-    """Import by an NT handle or a name; the driver makes its own reference.
-
-    `kind` is the driver's number of the type, `handle` an integer or a text.
-    """
-    cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
-    cdef DriverTimeline timeline = prepare(device, -1)
-    memset(&desc, 0, sizeof(desc))
-    desc.type = <CUexternalSemaphoreHandleType>kind
-    if isinstance(handle, str):
-        name = (handle + "\0").encode("utf-16-le")
-        desc.handle.win32.name = <const char*>name
-    else:
-        desc.handle.win32.handle = <void*><uintptr_t>handle
-    complete(timeline, &desc)
-    return timeline
-
-
 cdef DriverTimeline prepare(object device, int fd):
     """Make all but the import, so that nothing has to be undone after it."""
     cdef DriverTimeline timeline = DriverTimeline.__new__(DriverTimeline)
@@ -280,7 +271,7 @@ cdef DriverTimeline prepare(object device, int fd):
     timeline.driver_device = driver_device
     timeline.imported = True
     # The host device's semaphores are files of a page, which the CPU reads itself.
-    if fd >= 0 and driver_device.context.is_host:
+    if driver_device.context.is_host and not values_are_hidden:
         file = duplicate(fd)
         page = map_page(file) if is_long(file) else NULL
     timeline.core = core_new(page, -1 if page == NULL else file.fd)

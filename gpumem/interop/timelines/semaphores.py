@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpumem.device import Device
 from gpumem.errors import UnsupportedHandleTypeError
 from gpumem.interop.descriptors import (
+    NOT_ON_LINUX,
     WINDOWS_TYPES,
     InteropCapability,
     SemaphoreDescriptor,
@@ -16,18 +17,14 @@ from gpumem.interop.descriptors import (
     require_device,
 )
 from gpumem.interop.descriptors import consume as consume_handle
-from gpumem.interop.memory.kinds import NOT_ON_LINUX, speaks_windows
-from gpumem.interop.timelines._kinds import HostTimeline, import_fd, import_windows
+from gpumem.interop.timelines._kinds import HostTimeline, import_fd
 
 if TYPE_CHECKING:
     from gpumem.interop.timelines._timeline import Timeline
 
-# The driver's numbers of the types that are imported by an NT handle or a name.
-_DRIVER_TYPES = {SemaphoreType.D3D12_FENCE: 4, SemaphoreType.TIMELINE_WIN32: 10}
-
 
 def semaphore_capability(device: Device | str, kind: SemaphoreType) -> InteropCapability:
-    """Tell whether a device can import a kind of timeline and, if not, why.
+    """Return whether a device can import a kind of timeline and, if not, why.
 
     Parameters
     ----------
@@ -41,18 +38,18 @@ def semaphore_capability(device: Device | str, kind: SemaphoreType) -> InteropCa
     Raises
     ------
     TypeError
-        `kind` is not a SemaphoreType. Nothing else: a device that is not there is an answer.
+        `kind` is not a SemaphoreType. A missing device is an answer, not an error.
     """
     if not isinstance(kind, SemaphoreType):
         raise TypeError(f"kind must be a SemaphoreType, not {kind!r}")
     where = Device(device)
-    if kind in WINDOWS_TYPES and not speaks_windows(where):
+    if kind in WINDOWS_TYPES:
         return InteropCapability(False, NOT_ON_LINUX)
     name = "timeline_semaphores"
     if kind is SemaphoreType.HOST_TIMELINE and where.type != "host":
         name = "stream_memory_operations"
-    asked = where.capabilities[name]
-    return InteropCapability(asked.supported, asked.reason)
+    able = where.capabilities[name]
+    return InteropCapability(able.supported, able.reason)
 
 
 def import_semaphore(
@@ -65,13 +62,13 @@ def import_semaphore(
     device : Device or str
     descriptor : SemaphoreDescriptor
     consume : bool
-        Close the caller's handle, last of all and only after success. Else it stays the caller's,
-        who may close it at once. Either way the import has a reference of its own.
+        Close the caller's handle, last of all and only after success. Otherwise the caller keeps
+        it and may close it at once. Either way the import has a reference of its own.
 
     Returns
     -------
     Timeline
-        A HostTimeline of that device, if that is what the handle stands for.
+        A HostTimeline of that device, if the handle is of one.
 
     Raises
     ------
@@ -80,7 +77,7 @@ def import_semaphore(
     UnsupportedHandleTypeError
         The device cannot import that type; the message is the reason.
     InvalidDescriptorError
-        A name was to be consumed.
+        `consume` with a handle that is not a descriptor.
     DeviceMismatchError
         The timeline belongs to another device.
     BadHandleError
@@ -96,18 +93,13 @@ def import_semaphore(
         raise UnsupportedHandleTypeError(able.reason)
     require_device(descriptor, where)
     require_consumable(descriptor.handle, consume)
-    if isinstance(descriptor.handle, str):
-        return import_windows(where, _DRIVER_TYPES[descriptor.type], descriptor.handle)
+    is_of_host = descriptor.type is SemaphoreType.HOST_TIMELINE
+    timeline: Timeline
     with duplicate(descriptor.handle) as own:
-        timeline = _import_number(where, descriptor.type, own.fileno())
+        if is_of_host:
+            timeline = HostTimeline.from_fd(own, where)
+        else:
+            timeline = import_fd(where, own.fileno())
     if consume:
         consume_handle(descriptor.handle)
     return timeline
-
-
-def _import_number(device: Device, kind: SemaphoreType, number: int) -> Timeline:
-    if kind is SemaphoreType.HOST_TIMELINE:
-        return HostTimeline.from_fd(number, device)
-    if kind is SemaphoreType.TIMELINE_OPAQUE_FD:
-        return import_fd(device, number)
-    return import_windows(device, _DRIVER_TYPES[kind], number)

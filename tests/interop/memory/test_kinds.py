@@ -233,47 +233,6 @@ def test_memfd_is_refused_as_a_dma_buf(importer, describe):
     assert caught.value.errno == 25  # ENOTTY
 
 
-@pytest.mark.parametrize("kind", WINDOWS)
-@pytest.mark.parametrize("by", ["handle", "name"])
-def test_windows_handles_reach_the_driver_unchanged(host, importer, fd, kind, by):
-    handle_type = MemoryHandleType[kind]
-    if by == "handle":
-        given, name = fd, None
-    else:
-        shared = shared_memory.SharedMemory(create=True, size=NBYTES)
-        given = name = shared.name
-    host.rehearse_windows(True)
-    try:
-        dedicated = importer.can_import_memory(handle_type).dedicated == "required"
-        with importer.import_memory(MemoryDescriptor(given, handle_type, NBYTES)) as memory:
-            memory.tensor(4, "u1").numpy()[:] = 5
-            told = host.last_import()
-        assert (told["kind"], told["name"], told["size"]) == ("memory", name, NBYTES)
-        assert told["flags"] == int(dedicated) == (kind == "D3D12_RESOURCE")
-        assert told["type"] == {"D3D12_RESOURCE": 5, "D3D12_HEAP": 4, "OPAQUE_WIN32": 2}[kind]
-        assert not any(told["reserved"]) if isinstance(told["reserved"], list) else True
-        if by == "handle":
-            assert os.pread(fd, 4, 0) == bytes([5] * 4)  # the caller's is open still
-            assert told["handle"] != fd  # the driver was given a duplicate
-    finally:
-        host.rehearse_windows(False)
-        if by == "name":
-            shared.close()
-            shared.unlink()
-
-
-def test_committed_resource_cannot_be_marked_as_shared(host, importer, fd):
-    host.rehearse_windows(True)
-    try:
-        for kind, dedicated in (("D3D12_RESOURCE", False), ("D3D12_HEAP", True)):
-            with pytest.raises(InvalidDescriptorError, match=f"dedicated = {dedicated}"):
-                importer.import_memory(
-                    MemoryDescriptor(fd, MemoryHandleType[kind], NBYTES, dedicated=dedicated)
-                )
-    finally:
-        host.rehearse_windows(False)
-
-
 # ---- asking ----
 
 

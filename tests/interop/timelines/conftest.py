@@ -33,14 +33,6 @@ def stream():
 
 
 @pytest.fixture
-def windows():
-    """The host device takes Windows' handles."""
-    host_device.rehearse_windows(True)
-    yield host_device
-    host_device.rehearse_windows(False)
-
-
-@pytest.fixture
 def faults(host):
     """Faults of driver calls; none is left over, nor does an earlier test's end take one."""
     quiesce()

@@ -55,9 +55,6 @@ HOSTDEV_API uint64_t hostdev_now(void); /* nanoseconds on the clock in use */
 
 /* ---- instruments ---- */
 
-/* Whether external memory and semaphores import by Windows' handle types (a rehearsal of
- * instruments/windows.c). */
-HOSTDEV_API int hostdev_imports_windows_handles(void);
 /* The HostdevControls of instruments/controls.h, for gpumem/_testing. Static storage. */
 HOSTDEV_API const void *hostdev_controls(void);
 

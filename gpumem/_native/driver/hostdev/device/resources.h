@@ -97,9 +97,8 @@ typedef struct Semaphore {
     Object object;
     Timeline *timeline;
 } Semaphore;
-/* The file is the import's from then on, unless it fails. */
-CUresult host_memory_import(CUexternalMemory *out, int file, size_t size);
-CUresult host_semaphore_import(CUexternalSemaphore *out, int file, bool binary);
+
+/* Part of a file as device memory; the descriptor stays open and the caller's. */
 CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer);
 /* Of an imported pointer that is being freed: an import of it from now on is a mapping of its own. */
 void host_import_forget(uintptr_t address);

@@ -1,10 +1,9 @@
 /* External memory: a file that another program filled, mapped as device memory.
  *
- * What OPAQUE_FD means on the host device is any file that can be mapped shared: a memfd,
- * POSIX shared memory, an exported physical handle. As with CUDA, a successful import
- * takes the descriptor over and a failed one leaves it with the caller; mapped buffers
- * are freed one by one with cuMemFree and outlive the import. Windows' types are rehearsed
- * (windows.c): a Direct3D 12 resource is dedicated, a heap is not, Vulkan's memory may be.
+ * On the host device an OPAQUE_FD is any file that can be mapped shared: a memfd, POSIX
+ * shared memory, an exported physical handle. As with CUDA, a successful import acquires the
+ * descriptor and a failed one leaves it with the caller; mapped buffers are freed one by one
+ * with cuMemFree and outlive the import. Windows' types are refused.
  */
 #include "../device/internal.h"
 
@@ -29,7 +28,7 @@ static CUresult file_mappable(int file) {
 }
 
 /* The descriptor is the import's from success on. */
-CUresult host_memory_import(CUexternalMemory *out, int file, size_t size) {
+static CUresult memory_import(CUexternalMemory *out, int file, size_t size) {
     HOST_TRY(file_check(file, size));
     HOST_TRY(file_mappable(file));
     ExternalMemory *memory = host_object_take(&host.external_memories);
@@ -43,13 +42,11 @@ CUresult host_memory_import(CUexternalMemory *out, int file, size_t size) {
 }
 
 CUresult host_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
-    if (desc) rehearse_note_memory(desc);
     ENTER_CONTEXT(ImportExternalMemory);
     if (!out || !desc || desc->size == 0 || (desc->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED))
         return CUDA_ERROR_INVALID_VALUE;
-    if (desc->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
-        return host_memory_import(out, desc->handle.fd, desc->size);
-    return rehearse_windows_memory(out, desc);
+    if (desc->type != CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD) return CUDA_ERROR_NOT_SUPPORTED;
+    return memory_import(out, desc->handle.fd, desc->size);
 }
 
 /* Part of a file as device memory: from the page that the offset lies in. */

@@ -2,8 +2,7 @@
  *
  * The page is the one of include/timeline_page.h, and any process that maps it takes part;
  * one of zeros will do. TIMELINE_SEMAPHORE_FD waits for value >= and a signal raises it, never
- * lowers it; OPAQUE_FD is binary: a wait takes the one signal away. Direct3D 12 fences and Windows'
- * timelines are rehearsed (windows.c) by the same page.
+ * lowers it; OPAQUE_FD is binary: a wait takes the one signal away. Windows' types are refused.
  */
 #include "../device/internal.h"
 
@@ -55,7 +54,7 @@ static CUresult semaphore_publish(CUexternalSemaphore *out, Timeline *timeline) 
 }
 
 /* The descriptor is closed on success, since the mapping is all that is needed. */
-CUresult host_semaphore_import(CUexternalSemaphore *out, int file, bool binary) {
+static CUresult semaphore_import(CUexternalSemaphore *out, int file, bool binary) {
     Timeline *timeline = timeline_map(file, binary);
     if (!timeline) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = semaphore_publish(out, timeline);
@@ -66,16 +65,12 @@ CUresult host_semaphore_import(CUexternalSemaphore *out, int file, bool binary) 
 
 CUresult host_cuImportExternalSemaphore(CUexternalSemaphore *out,
                                         const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc) {
-    if (desc) rehearse_note_semaphore(desc);
     ENTER_CONTEXT(ImportExternalSemaphore);
     if (!out || !desc || desc->flags != 0) return CUDA_ERROR_INVALID_VALUE;
     switch (desc->type) {
-    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD: return host_semaphore_import(out, desc->handle.fd, true);
+    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD: return semaphore_import(out, desc->handle.fd, true);
     case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD:
-        return host_semaphore_import(out, desc->handle.fd, false);
-    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_D3D12_FENCE:
-    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_WIN32:
-        return rehearse_windows_semaphore(out, &desc->handle);
+        return semaphore_import(out, desc->handle.fd, false);
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
 }

@@ -79,34 +79,12 @@ HOSTDEV_API uint64_t hostdev_misuse_count(int kind);
 /* The latest finding in words, or "". Valid until the next call of this function. */
 HOSTDEV_API const char *hostdev_misuse_report(void);
 
-/* ---- imports ---- */
-
-/* While on, external memory and semaphores import by Windows' types too: the number of a
- * descriptor stands for an NT handle, the name of a POSIX shared memory object for a name.
- * The caller keeps ownership of both; the device holds a reference of its own. */
-HOSTDEV_API void hostdev_rehearse_windows(int on);
-
-enum { HOSTDEV_MEMORY = 1, HOSTDEV_SEMAPHORE = 2, HOSTDEV_NAME_BYTES = 256 };
-typedef struct HostdevImport { /* the arguments of an import, successful or not */
-    uint64_t number;   /* of the import, from 1; 0: there was none */
-    uint32_t kind;     /* HOSTDEV_MEMORY, HOSTDEV_SEMAPHORE */
-    uint32_t type;     /* the driver's handle type */
-    uint32_t flags;
-    uint32_t reserved; /* all reserved words together; 0: they were zero */
-    uint64_t handle;   /* descriptor or NT handle; 0 with a name */
-    uint64_t size;     /* bytes; of memory */
-    char name[HOSTDEV_NAME_BYTES]; /* UTF-8; empty: none */
-} HostdevImport;
-/* The latest import of external memory or semaphores that had a descriptor to read. */
-HOSTDEV_API void hostdev_last_import(HostdevImport *import);
-
 /* ---- all of them, for a module that is linked apart from the device ---- */
 
 #define HOSTDEV_CONTROLS(C)                                                           \
     C(call_count) C(total_calls) C(reset_counts) C(used) C(live) C(fail) C(fail_here) \
     C(delay_record) C(lose_device) C(separate) C(clear_faults) C(last_fault) C(use_h200_costs)    \
-    C(find_misuse) C(misuse_count) C(misuse_report) C(rehearse_windows) C(last_import)  \
-    C(use_control_groups)
+    C(find_misuse) C(misuse_count) C(misuse_report) C(use_control_groups)
 
 #define HOSTDEV_CONTROL(name) __typeof__(hostdev_##name) *name;
 typedef struct HostdevControls { HOSTDEV_CONTROLS(HOSTDEV_CONTROL) } HostdevControls;

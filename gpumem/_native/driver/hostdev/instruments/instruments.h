@@ -132,14 +132,4 @@ static inline void watch_reborn(void) {
     host_graves_reborn();
 }
 
-/* ---- Windows' handles (windows.c) ---- */
-
-/* NOT_SUPPORTED unless they are rehearsed. */
-CUresult rehearse_windows_memory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);
-CUresult rehearse_windows_semaphore(CUexternalSemaphore *out, const GMexternalHandle *handle);
-bool rehearse_windows_on(void);
-/* Keeps the arguments of an import for hostdev_last_import. */
-void rehearse_note_memory(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);
-void rehearse_note_semaphore(const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc);
-
 #endif

@@ -308,9 +308,7 @@ CUresult host_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handl
     size_t size;
     ENTER(MemImportFromShareableHandle);
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
-    bool known = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-                 (type == CU_MEM_HANDLE_TYPE_WIN32 && rehearse_windows_on());
-    if (!known) return CUDA_ERROR_NOT_SUPPORTED;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
     int given = (int)(intptr_t)shareable;
     if (!file_describe(given, &prop, &size)) return CUDA_ERROR_UNKNOWN;
     int file = fcntl(given, F_DUPFD_CLOEXEC, 3);
