@@ -77,7 +77,7 @@ cdef struct LiveCounters:
     uint64_t max_alloc_size
     uint64_t pages_moved
     uint64_t driver_calls
-    uint64_t suspended_bytes
+    uint64_t asleep_bytes
 
 cdef struct LiveResource:
     uint64_t id                 # of the resource in its process; never used again
@@ -495,7 +495,7 @@ cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept no
                              + load64(&arena.stats.events_recorded)
                              + load64(&arena.stats.events_asked)
                              + load64(&arena.stats.events_waited))
-    counters.suspended_bytes = load64(&arena.sleeper.nbytes)
+    counters.asleep_bytes = load64(&arena.sleeper.nbytes)
 
 
 cdef void subtract_caches(const ArenaCore* arena, LiveCounters* counters) noexcept nogil:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlignmentError",
+    "AsleepError",
     "BadHandleError",
     "BudgetExceededError",
     "ClosedError",
@@ -42,7 +43,6 @@ __all__ = [
     "ReservationError",
     "SnapshotError",
     "SourceError",
-    "SuspendedError",
     "TimelineLostError",
     "TimelineTimeout",
     "TraceError",
@@ -232,7 +232,7 @@ class ClosedError(GpumemError, ValueError):
     """An object was used after it was closed, or it belongs to the parent process."""
 
 
-class SuspendedError(GpumemError, ValueError):
+class AsleepError(GpumemError, ValueError):
     """An arena's memory was used between `Arena.sleep` and `Arena.wake`."""
 
 

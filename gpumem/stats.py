@@ -70,7 +70,7 @@ class Stats:
     moves_refused : int
         Pages made without a search for idle pages that could move, because `page_move_budget` was
         used up.
-    suspended_bytes : int
+    asleep_bytes : int
         Bytes of live blocks that wait elsewhere while they are asleep; not those that are dropped.
     virtual : int
         Of `reserved`, bytes that virtual tensors hold; their pages in use count in `in_use` and
@@ -103,7 +103,7 @@ class Stats:
     pages_moved: int
     driver_calls: int
     moves_refused: int = field(default=0, kw_only=True)
-    suspended_bytes: int = field(default=0, kw_only=True)
+    asleep_bytes: int = field(default=0, kw_only=True)
     virtual: int = field(default=0, kw_only=True)
 
     def __repr__(self) -> str:

@@ -70,7 +70,7 @@ def test_stats_after_a_known_history(make_arena):
         largest_free=4 * MIB,
         pages_moved=0,
         moves_refused=0,
-        suspended_bytes=0,
+        asleep_bytes=0,
         driver_calls=3,
     )
     assert stats.as_ort() == {

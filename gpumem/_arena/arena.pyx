@@ -17,7 +17,7 @@ from gpumem._arena.open cimport (
     add_peer, arena_open, extra_for, let_peer, note_registration, peers_of, region_for,
 )
 from gpumem._arena.status cimport (
-    raise_in_use, raise_status, raise_suspended, require_heap, take_under_pressure, under_pressure,
+    raise_in_use, raise_status, raise_asleep, require_heap, take_under_pressure, under_pressure,
 )
 from gpumem._arena.tags cimport (
     arena_of_tag, arenas_of_tags, close_if_idle, close_tags, named_tags, put_to_sleep, tagged_as,
@@ -350,7 +350,7 @@ cdef class Arena(MemoryResource):
 
         Raises
         ------
-        TypeError, ValueError, OutOfMemoryError, ClosedError, SuspendedError
+        TypeError, ValueError, OutOfMemoryError, ClosedError, AsleepError
             As `allocate`.
 
         Examples
@@ -500,7 +500,7 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
         ConfigError
             The memory has no pages: it is not a device's own or comes from a source, or the driver
             has no virtual memory.
-        OutOfMemoryError, DriverError, ClosedError, SuspendedError
+        OutOfMemoryError, DriverError, ClosedError, AsleepError
             As `VirtualTensor.commit`.
 
         Examples
@@ -909,7 +909,7 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
 
         - No work may touch sleeping memory: a kernel's reads and writes there are undefined,
           usually an illegal address.
-        - Python's views, copies and exports of it raise `SuspendedError`. So do allocations, and
+        - Python's views, copies and exports of it raise `AsleepError`. So do allocations, and
           commits of rows, under a tag that sleeps.
         - Blocks may be freed and rows released. Their bytes are then not copied back.
 
@@ -953,7 +953,7 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
         DriverError
             The driver refused; the arena stays awake. Tags of "drop" are put to sleep after all
             others: if it refused one of these, the bytes of "drop" tags may be lost.
-        SuspendedError
+        AsleepError
             The driver refused a step, and then refused to undo the steps before it. The tags in
             `asleep` are asleep, their bytes are safe, and some memory is still held. `wake`
             completes the undoing.
@@ -1239,7 +1239,7 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
 
     cdef int require_present(self) except -1:
         if arena_state(self.core) == STATE_ASLEEP:
-            raise_suspended(self)
+            raise_asleep(self)
         # A fork's child has no pinned pages: an access would end it.
         if (self.driver_device.context.generation != process.generation
                 and self.memory.kind is MemoryKind.HOST_ACCESSIBLE):

@@ -70,7 +70,7 @@ cdef dict counters_of(Arena arena):
         largest_free=largest,
         pages_moved=(load64(&core.spaces[LARGE_SPACE].moved)
                      + load64(&core.spaces[SMALL_SPACE].moved)),
-        suspended_bytes=load64(&core.sleeper.nbytes),
+        asleep_bytes=load64(&core.sleeper.nbytes),
         moves_refused=(load64(&core.spaces[LARGE_SPACE].spared)
                        + load64(&core.spaces[SMALL_SPACE].spared)),
         driver_calls=(backing_calls(core) + stats.events_recorded + stats.events_asked

@@ -21,7 +21,7 @@ from gpumem._support.events cimport event_source_name
 from gpumem._support.releases import release_retired
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
-from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError, SuspendedError
+from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError, AsleepError
 
 
 @cython.final
@@ -184,7 +184,7 @@ cdef class GraphPool:
     def _require_awake(self):
         required(self)
         if pool_sleeps(self.core):
-            raise SuspendedError(f"{self.name!r} is asleep: wake() of arena {self.arena.name!r} "
+            raise AsleepError(f"{self.name!r} is asleep: wake() of arena {self.arena.name!r} "
                                  "restores its memory")
 
     cdef Arena part(self, Arena tagged):

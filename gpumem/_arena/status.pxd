@@ -24,7 +24,7 @@ cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t
 # Raises for a close of an arena that has live blocks, graphs or virtual tensors.
 cdef int raise_in_use(Arena arena) except -1
 # Raises for a use of sleeping memory.
-cdef int raise_suspended(Arena arena) except -1
+cdef int raise_asleep(Arena arena) except -1
 # Raises ConfigError for an arena without a debug heap.
 cdef int require_heap(Arena arena) except -1
 

@@ -24,7 +24,7 @@ from gpumem._resource cimport device_figures
 from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.deferred cimport report_unraisable
 
-from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceError, SuspendedError
+from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceError, AsleepError
 
 
 cdef enum:
@@ -141,7 +141,7 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
                           "interpreter is ending")
     if status == ARENA_CLOSED and arena_state(arena.core) == STATE_ASLEEP:
-        raise_suspended(arena)
+        raise_asleep(arena)
     if status == ARENA_CLOSED:
         raise ClosedError(f"arena {arena.name!r} is closed")
     if status == ARENA_HALF_ASLEEP:
@@ -163,8 +163,8 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
     raise_out_of_memory(arena, asked, extra, slot, status, failure)
 
 
-cdef int raise_suspended(Arena arena) except -1:
-    raise SuspendedError(f"arena {arena.name!r} is asleep: wake() restores its memory")
+cdef int raise_asleep(Arena arena) except -1:
+    raise AsleepError(f"arena {arena.name!r} is asleep: wake() restores its memory")
 
 
 cdef int raise_in_use(Arena arena) except -1:
@@ -186,7 +186,7 @@ cdef int raise_half_asleep(Arena arena) except -1:
     try:
         raise_refusal(arena.core)
     except Exception as refusal:
-        raise SuspendedError(
+        raise AsleepError(
             f"arena {arena.name!r} is asleep in part: the driver refused a step of sleep(), and "
             f"then refused to undo the steps before it ({refusal}). The contents of live blocks "
             "are safe; call wake()") from refusal

@@ -31,7 +31,7 @@ from gpumem._support.arguments import require
 from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted
 from gpumem.device import Device
-from gpumem.errors import ConfigError, GpumemError, InUseError, SuspendedError
+from gpumem.errors import ConfigError, GpumemError, InUseError, AsleepError
 
 UNTAGGED = "default"
 MODES = ("keep", "drop", "stay")
@@ -294,7 +294,7 @@ cdef int wake_all(Arena arena, list named, object refusal) except -1:
         except (GpumemError, MemoryError):
             failed.append(name)
     if failed:
-        raise SuspendedError(f"tags {', '.join(failed)} of arena {arena.name!r} are asleep, and "
+        raise AsleepError(f"tags {', '.join(failed)} of arena {arena.name!r} are asleep, and "
                              f"could not be woken after a refusal ({refusal}); wake() can be tried"
                              ) from refusal
     return 0

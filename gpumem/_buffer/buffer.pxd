@@ -12,7 +12,7 @@ from gpumem._support.tracking cimport visitproc
 cdef enum Place:
     PLACE_FIXED
     PLACE_EXPORTABLE            # fixed, and other processes may be given it
-    PLACE_SLEEPS           # a suspend gives it back
+    PLACE_SLEEPS           # sleep unmaps it
 
 # A *slot* is a resource's own number for a stream.
 cdef class ResourceBase:
@@ -27,7 +27,7 @@ cdef class ResourceBase:
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
     # Of memory without a stream: what gpumem has queued for it, a list of QueuedUse; else None.
     cdef list queued_uses
-    cdef uint64_t registered            # registrations held, of blocks that a suspend would take
+    cdef uint64_t registered            # registrations held, of blocks that sleep would unmap
     cdef uint64_t registered_fixed      # and of others
     cdef BlockLedger* ledger            # of what takes and frees blocks one by one; else NULL
 
@@ -45,7 +45,7 @@ cdef class ResourceBase:
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1
     # Raises if the CPU would find nothing at a block's address now. Of a buffer: by its `home`.
     cdef int require_present(self) except -1
-    # Raises SuspendedError if what the calling thread would be given now is asleep.
+    # Raises AsleepError if what the calling thread would be given now is asleep.
     cdef int require_awake(self) except -1
     # What has to happen before the bytes are touched, beyond the work that gpumem queued: by the
     # CPU, which waits; by work queued on a stream of a device from now on. Of another device than

@@ -8,4 +8,4 @@ cdef class Registration:
     cdef ResourceBase home
     cdef readonly object address
     cdef readonly object nbytes
-    cdef bint holds_pages       # `home` counts it: its block would go at a suspend
+    cdef bint holds_pages       # `home` counts it: sleep would unmap its block

@@ -699,12 +699,12 @@ def order_behind(Buffer buffer not None, Stream stream not None):
 
 
 def require_usable(Buffer buffer not None):
-    """Raise ClosedError of a closed buffer, SuspendedError of one whose memory is asleep."""
+    """Raise ClosedError of a closed buffer, AsleepError of one whose memory is asleep."""
     require_open(buffer)
 
 
 def require_awake(MemoryResource resource not None):
-    """Raise SuspendedError if what this thread would be given by a resource now is asleep."""
+    """Raise AsleepError if what this thread would be given by a resource now is asleep."""
     resource.require_awake()
 
 

@@ -379,7 +379,7 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
         "max_reserved": copy.stats.max_reserved,
         "num_allocs": copy.stats.num_allocs,
         "num_frees": copy.stats.num_frees,
-        "suspended": copy.state == STATE_ASLEEP,
+        "asleep": copy.state == STATE_ASLEEP,
     }
 
 

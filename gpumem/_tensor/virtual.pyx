@@ -294,7 +294,7 @@ cdef class VirtualTensor:
             memory of the arena and the callbacks of its other virtual tensors; nothing is changed.
         DriverError
             The driver failed; nothing is changed.
-        SuspendedError
+        AsleepError
             The arena is asleep.
         ClosedError
             The tensor or its arena is closed, or belongs to the parent of a fork.
@@ -358,7 +358,7 @@ cdef class VirtualTensor:
         ------
         InUseError
             As `release`; nothing is changed.
-        TypeError, ValueError, OutOfMemoryError, DriverError, SuspendedError, ClosedError
+        TypeError, ValueError, OutOfMemoryError, DriverError, AsleepError, ClosedError
             As `commit`; nothing is changed.
 
         Examples

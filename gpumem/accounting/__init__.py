@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from gpumem.accounting.accountant import Accountant, AdHocAccountant
 from gpumem.accounting.counts import ResourceCount
-from gpumem.accounting.nodes import CostedNode, CostedValue
 from gpumem.accounting.settings import Accountants, accountants_from_setting
 from gpumem.accounting.statistics import (
     NodeStats,
@@ -27,8 +26,6 @@ __all__ = [
     "Accountant",
     "Accountants",
     "AdHocAccountant",
-    "CostedNode",
-    "CostedValue",
     "NodeStats",
     "ResourceCount",
     "StatsAccountant",

@@ -16,7 +16,7 @@ class CostedValue(Protocol):
     Examples
     --------
     >>> from dataclasses import dataclass
-    >>> from gpumem.accounting import CostedValue
+    >>> from gpumem.accounting.nodes import CostedValue
     >>> @dataclass(frozen=True, eq=False)        # hashed by identity
     ... class Weight:
     ...     name: str

@@ -93,7 +93,7 @@ def _columns(page: LivePage, before: LivePage | None) -> list[_Column]:
         _Column("peak", _size("max_in_use"), True, 3),
         _Column("reserved", _size("reserved"), True),
         _Column("peak", _size("max_reserved"), True, 5),
-        _Column("asleep", _size_if_any("suspended_bytes"), True, 2),
+        _Column("asleep", _size_if_any("asleep_bytes"), True, 2),
         _Column("limit", _size_if_any("limit"), True, 2),
         _Column("blocks", _blocks, True, 6),
         _Column("blocks/s", lambda one: _rate(one, page, before), True, 1),

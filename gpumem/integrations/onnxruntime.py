@@ -93,7 +93,7 @@ def bind(
         it and the accepted values.
     TypeError
         An input or output is not a gpumem tensor, such as `gpumem.asarray` makes.
-    ClosedError, SuspendedError
+    ClosedError, AsleepError
         The buffer of a tensor is closed, or its memory sleeps.
 
     Notes

@@ -50,7 +50,7 @@ class LiveResource:
     counters : Mapping of str to int
         Named as in `Stats`: limit (0: none), in_use, requested_in_use, reserved, max_in_use,
         max_reserved, num_allocs, num_frees, num_reserves, num_extensions, num_shrinkages,
-        max_alloc_size, pages_moved, driver_calls, suspended_bytes. For a driver's pool `reserved`
+        max_alloc_size, pages_moved, driver_calls, asleep_bytes. For a driver's pool `reserved`
         is the size of its blocks.
     source : int or None
         `LiveResource.id` of the resource that the memory of an arena comes from (`Arena` with

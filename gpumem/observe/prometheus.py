@@ -25,7 +25,7 @@ _RESOURCES = (
     _Metric("in_use_peak_bytes", "max_in_use", "Most bytes in use so far."),
     _Metric("reserved_peak_bytes", "max_reserved", "Most bytes reserved so far."),
     _Metric("largest_block_bytes", "max_alloc_size", "Largest block allocated so far."),
-    _Metric("suspended_bytes", "suspended_bytes", "Bytes of suspended arenas, kept on the host."),
+    _Metric("asleep_bytes", "asleep_bytes", "Bytes of arenas that sleep, kept on the host."),
     _Metric("allocations_total", "num_allocs", "Blocks allocated."),
     _Metric("frees_total", "num_frees", "Blocks freed."),
     _Metric("persistent_allocations_total", "num_reserves", "Persistent blocks allocated."),

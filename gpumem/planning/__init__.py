@@ -13,25 +13,20 @@ an offset to every value.
 
 from __future__ import annotations
 
-from gpumem.planning.assignment.copies import CopyPlan, PlannedCopy, plan_copies
+from gpumem.planning.assignment.copies import CopyPlan, plan_copies
 from gpumem.planning.assignment.partitioning import partition
-from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Step, Target
+from gpumem.planning.assignment.placement import Assignment, Placement, Target
 from gpumem.planning.graph import GraphBuilder, ModelGraph, Node, Value
-from gpumem.planning.memory.memory_plan import MemoryBlock, MemoryPlan, Place, plan_memory
+from gpumem.planning.memory.memory_plan import MemoryPlan, plan_memory
 
 __all__ = [
     "Assignment",
     "CopyPlan",
     "GraphBuilder",
-    "MemoryBlock",
     "MemoryPlan",
     "ModelGraph",
     "Node",
-    "Place",
     "Placement",
-    "PlannedCopy",
-    "Refusal",
-    "Step",
     "Target",
     "Value",
     "partition",

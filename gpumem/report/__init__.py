@@ -28,7 +28,7 @@ from gpumem.traces.builder import require_device
 from gpumem.traces.formats import busiest
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
 
-__all__ = ["Figures", "Report", "write_report"]
+__all__ = ["Report", "write_report"]
 
 
 @dataclass(frozen=True, repr=False)

@@ -136,7 +136,7 @@ cdef class Leases:
             self.leases.append(<uintptr_t>buffer_share(buffer))
 
     def _require_awake(self):
-        """Raise SuspendedError if the memory of one of the blocks is asleep."""
+        """Raise AsleepError if the memory of one of the blocks is asleep."""
         for home in self.homes:
             (<ResourceBase>home).require_present()
 

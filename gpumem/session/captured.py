@@ -41,7 +41,7 @@ class CapturedRun:
         self._is_captured = False
 
     def require_awake(self, key: object) -> None:
-        """Raise SuspendedError if a run would launch a graph whose own memory is asleep."""
+        """Raise AsleepError if a run would launch a graph whose own memory is asleep."""
         if self._graph is not None and key == self._key:
             self._kept._require_awake()
 

@@ -441,7 +441,7 @@ class Session:
             the stream.
         ClosedError
             The session is closed, or the buffer of a bound array is.
-        SuspendedError
+        AsleepError
             Memory of a binding, of the captured work, or the session's own arena is asleep (see
             `Arena.sleep`): under the thread's tag, where memory is still to be allocated. Nothing
             is called or queued; after `Arena.wake` the run goes on as before.

@@ -11,7 +11,7 @@ from helpers.quiesce import held_by_kind
 from helpers.refused_sleep import sleep_and_wake_refused_once
 
 import gpumem
-from gpumem.errors import InUseError, OutOfMemoryError, SuspendedError
+from gpumem.errors import AsleepError, InUseError, OutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -71,10 +71,10 @@ def test_graph_works_on_after_its_pool_has_slept(make_arena, driver, stream, hos
     assert graph.pool.stats().reserved >= 6 * MIB
     assert arena.sleep() == used - host.used(0) == graph.pool.stats().reserved + used - host.used(0)
     assert graph.pool.stats().reserved == 0
-    assert graph.pool.stats().suspended_bytes == 3 * MIB  # what was freed has no bytes to keep
-    with pytest.raises(SuspendedError):
+    assert graph.pool.stats().asleep_bytes == 3 * MIB  # what was freed has no bytes to keep
+    with pytest.raises(AsleepError):
         memoryview(graph.out)
-    with arena.capture(stream, pool=graph.pool), pytest.raises(SuspendedError):
+    with arena.capture(stream, pool=graph.pool), pytest.raises(AsleepError):
         arena.allocate(100, stream)
     arena.wake()
     assert graph.out.ptr == address
@@ -93,7 +93,7 @@ def test_blocks_of_a_pool_sleep_with_their_tags(make_arena, driver, stream, host
     held = graph.pool.stats().reserved
     arena.sleep("out")
     assert 0 < graph.pool.stats().reserved < held
-    with pytest.raises(SuspendedError):
+    with pytest.raises(AsleepError):
         memoryview(graph.out)
     assert ctypes.string_at(graph.scratch, 4) == b"\x07" * 4  # its tag is "default"
     arena.wake("out")

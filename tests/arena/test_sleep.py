@@ -61,13 +61,13 @@ def test_sleep_releases_memory_and_wake_restores_bytes_in_place(held, host):
     assert given > 0
     assert host.used(0) == used - before.reserved
     assert arena.stats().reserved == 0
-    assert arena.stats().in_use == arena.stats().suspended_bytes == before.in_use
+    assert arena.stats().in_use == arena.stats().asleep_bytes == before.in_use
     arena.check_invariants()
     arena.wake()
     assert not arena.asleep
     assert [buffer.ptr for buffer in buffers] == addresses
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
-    assert arena.stats().suspended_bytes == 0
+    assert arena.stats().asleep_bytes == 0
     assert arena.stats().reserved <= before.reserved
     arena.check_invariants()
 
@@ -129,7 +129,7 @@ def test_sleeping_arena_refuses_allocation(held):
     for call in (arena.allocate, arena.allocate_persistent, arena.prepare):
         for size in (0, 100, 5 * MIB):
             if call != arena.prepare or size:
-                with pytest.raises(gpumem.errors.SuspendedError, match="wake"):
+                with pytest.raises(gpumem.errors.AsleepError, match="wake"):
                     call(size)
     arena.sleep()  # again: nothing to do
     arena.shrink()
@@ -203,9 +203,9 @@ def test_sleep_is_refused_while_cpu_views_exist(make_arena):
         arena.sleep()
     del orphan
     arena.sleep()
-    with pytest.raises(gpumem.errors.SuspendedError):
+    with pytest.raises(gpumem.errors.AsleepError):
         memoryview(buffer)
-    with pytest.raises(gpumem.errors.SuspendedError):
+    with pytest.raises(gpumem.errors.AsleepError):
         buffer.__dlpack__()
     arena.wake()
     assert holds(buffer, 3)
@@ -218,7 +218,7 @@ def test_a_view_of_sleeping_memory_is_refused_without_a_wait(make_arena, see):
     tensor = gpumem.full(1000, 7, "u1", resource=arena, stream=stream)
     seen = tensor if see is np.from_dlpack else tensor.buffer
     arena.sleep()
-    with HostDriver().block(stream), pytest.raises(gpumem.errors.SuspendedError):
+    with HostDriver().block(stream), pytest.raises(gpumem.errors.AsleepError):
         see(seen)
     arena.wake()
     assert (tensor.numpy() == 7).all()
@@ -314,13 +314,13 @@ def test_failed_sleep_that_cannot_be_undone_is_reported(held, host):
     host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE
     host.fail("cuMemCreate", 1, 2, 1)  # OUT_OF_MEMORY, when the first page shall come back
     try:
-        with pytest.raises(gpumem.errors.SuspendedError, match=r"asleep in part.*cuMemCreate"):
+        with pytest.raises(gpumem.errors.AsleepError, match=r"asleep in part.*cuMemCreate"):
             arena.sleep()
     finally:
         host.clear_faults()
     assert arena.asleep
     arena.check_invariants()
-    with pytest.raises(gpumem.errors.SuspendedError):
+    with pytest.raises(gpumem.errors.AsleepError):
         arena.allocate(100)
     arena.wake()
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))

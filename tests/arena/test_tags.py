@@ -15,13 +15,13 @@ from helpers.child import run_quietly
 
 import gpumem
 from gpumem.errors import (
+    AsleepError,
     ClosedError,
     ConfigError,
     GpumemError,
     HeapCorruptionError,
     InUseError,
     OutOfMemoryError,
-    SuspendedError,
 )
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -61,7 +61,7 @@ def test_tag_marks_blocks_of_every_allocation_of_its_thread(arena):
     for buffer in (inner, untagged, outside):
         fill(buffer, 7)
     for buffer in made[:3]:
-        with pytest.raises(SuspendedError):
+        with pytest.raises(AsleepError):
             memoryview(buffer)
     arena.wake("weights")
     assert arena.asleep == ()
@@ -77,7 +77,7 @@ def test_tag_belongs_to_its_thread(arena):
         mine = arena.allocate(MIB)
     arena.sleep("weights")
     fill(other[0], 3)
-    with pytest.raises(SuspendedError):
+    with pytest.raises(AsleepError):
         memoryview(mine)
     arena.wake()
     other.clear()
@@ -96,7 +96,7 @@ def test_modes_keep_drop_and_stay(arena, host):
     assert host.call_count("cuMemcpyDtoHAsync") - copies == 2
     assert arena.asleep == ("default", "weights", "cache")
     assert holds(stay, 3)
-    assert arena.stats().suspended_bytes == 6 * MIB
+    assert arena.stats().asleep_bytes == 6 * MIB
     assert arena.stats().reserved == 8 * MIB
     arena.wake()
     assert [buffer.ptr for buffer in (keep, drop, stay, untagged)] == addresses
@@ -124,7 +124,7 @@ def test_tags_sleep_and_wake_in_any_order(arena, rng):
             assert not set(names) & set(arena.asleep)
         for name, each in buffers.items():
             if name in arena.asleep:
-                with pytest.raises(SuspendedError):
+                with pytest.raises(AsleepError):
                     memoryview(each)
             else:
                 assert holds(each, bytes_of[name])
@@ -136,12 +136,12 @@ def test_tags_sleep_and_wake_in_any_order(arena, rng):
 def test_sleeping_tag_refuses_allocation_and_others_go_on(arena):
     weights = in_tag(arena, "weights", MIB, 1)
     arena.sleep("weights")
-    with arena.tag("weights"), pytest.raises(SuspendedError, match="wake"):
+    with arena.tag("weights"), pytest.raises(AsleepError, match="wake"):
         arena.allocate(100)
     arena.allocate(100).close()
     arena.wake()
     arena.sleep("default")
-    with pytest.raises(SuspendedError):
+    with pytest.raises(AsleepError):
         arena.allocate(100)
     with arena.tag("weights"):
         arena.allocate(100).close()
@@ -610,7 +610,7 @@ def test_refused_call_of_the_second_tag_wakes_the_first(arena, host):
         host.fail(None, number, 1)
         try:
             arena.sleep()
-        except SuspendedError:
+        except AsleepError:
             refused += 1
         except GpumemError:
             refused += 1

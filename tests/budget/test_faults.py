@@ -37,7 +37,7 @@ class Scenario:
         except (
             gpumem.OutOfMemoryError,
             gpumem.errors.DriverError,
-            gpumem.errors.SuspendedError,
+            gpumem.errors.AsleepError,
             gpumem.ConfigError,  # the device was asked what it can, and did not tell
         ):
             self.errors += 1

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from gpumem.errors import ClosedError, SuspendedError
+from gpumem.errors import AsleepError, ClosedError
 
 
 def test_memoryview_has_the_requested_bytes(arena):
@@ -66,7 +66,7 @@ def test_asarray_of_a_buffer_without_bytes_raises(arena):
     with pytest.raises(ClosedError):
         np.asarray(closed)
     arena.sleep()
-    with pytest.raises(SuspendedError):
+    with pytest.raises(AsleepError):
         np.asarray(sleeping)
     arena.wake()
 

@@ -226,7 +226,7 @@ def columns_at(width):
     """Titles of what is shown of two resources, one with a long name."""
     counters = dict.fromkeys(gpumem._live.COUNTERS, 3 << 30) | {
         "num_frees": 0,
-        "suspended_bytes": 0,
+        "asleep_bytes": 0,
     }
     names = ("short", "a name that is much too long for the terminals of this world")
     told = tuple(

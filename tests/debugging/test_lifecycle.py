@@ -175,7 +175,7 @@ def test_suspend_and_resume_keep_guards_and_defer_frees(make_arena, write):
     arena.sleep()
     assert arena.check_heap() == ()  # there is nothing to look at
     dropped.close()
-    with pytest.raises(gpumem.errors.SuspendedError):
+    with pytest.raises(gpumem.errors.AsleepError):
         arena.allocate(1)
     arena.wake()
     assert arena.check_heap() == ()

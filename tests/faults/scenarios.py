@@ -408,7 +408,7 @@ def sleeping(stage: Stage) -> None:
         pool = stage.do("capture", capture_block, stage, arena, first)
         for _ in range(2):
             stage.do("sleep", arena.sleep)
-            stage.refuse("allocate", gpumem.errors.SuspendedError, arena.allocate, 1)
+            stage.refuse("allocate", gpumem.errors.AsleepError, arena.allocate, 1)
             stage.drop(blocks.pop(0))
             for tag in ("default", "tagged"):
                 stage.do("wake", arena.wake, tag)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gpumem
-from gpumem.errors import GpumemError, SuspendedError
+from gpumem.errors import AsleepError, GpumemError
 
 
 def sleep_and_wake_refused_once(arena: gpumem.Arena, host, number: int, *beside) -> None:
@@ -16,7 +16,7 @@ def sleep_and_wake_refused_once(arena: gpumem.Arena, host, number: int, *beside)
         host.fail(None, number, 1)
         try:
             call()
-        except SuspendedError:
+        except AsleepError:
             assert arena.asleep
         except GpumemError:
             assert bool(arena.asleep) == (call == arena.wake)

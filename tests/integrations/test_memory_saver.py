@@ -7,7 +7,7 @@ from helpers.torch_caller import Caller
 
 import gpumem
 from gpumem._testing import torch_hooks
-from gpumem.errors import IntegrationError, SuspendedError
+from gpumem.errors import AsleepError, IntegrationError
 from gpumem.integrations import memory_saver
 
 MIB = 1 << 20
@@ -63,7 +63,7 @@ def test_regions_with_different_tags_pause_by_themselves(caller, arena, saver):
             blocks.append(caller.alloc(MIB))
     saver.pause("kv_cache")
     ctypes.memset(blocks[0], 1, MIB)
-    with arena.tag("region kv_cache"), pytest.raises(SuspendedError):
+    with arena.tag("region kv_cache"), pytest.raises(AsleepError):
         arena.allocate(1)
     saver.pause()
     saver.resume("weights")

@@ -128,7 +128,7 @@ def test_limit_applies_to_shareable_blocks(make_arena):
     arena.allocate(2 * 4096, shareable=True).close()
 
 
-def test_suspend_leaves_shareable_blocks_in_place(make_arena):
+def test_sleep_leaves_shareable_blocks_in_place(make_arena):
     arena = make_arena()
     plain, shared = arena.allocate(1000), arena.allocate(4096, shareable=True)
     np.from_dlpack(plain)[:] = 1

@@ -9,7 +9,7 @@ from hypothesis.stateful import precondition
 
 import gpumem
 from gpumem._testing.arenas import release_retired
-from gpumem.errors import ConfigError, InUseError, OutOfMemoryError, SuspendedError
+from gpumem.errors import AsleepError, ConfigError, InUseError, OutOfMemoryError
 
 from .books import Arena
 from .diary import note, rule
@@ -202,7 +202,7 @@ class ArenaRules(MemoryRules):
         arena = self.some([each for each in self.arenas if each.suspended], arena)
         for block in itertools.islice(arena.live.values(), 1):
             if block.buffer is not None and not block.closed:
-                with self.refused(SuspendedError, arena=arena):
+                with self.refused(AsleepError, arena=arena):
                     memoryview(block.buffer)
 
     # ---- the end ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis.stateful import precondition
 import gpumem
 from gpumem import interop
 from gpumem._testing.arenas import release_retired
-from gpumem.errors import BudgetExceededError, ConfigError, OutOfMemoryError, SuspendedError
+from gpumem.errors import AsleepError, BudgetExceededError, ConfigError, OutOfMemoryError
 
 from .books import PAGE, QUANTUM, Arena, Block, pages_of, rounded
 from .diary import note, rule
@@ -135,7 +135,7 @@ class MemoryRules(World):
         """Allocate, and write a first byte; None: it was refused, and nothing has changed."""
         try:
             buffer = make()
-        except SuspendedError:
+        except AsleepError:
             assert arena.suspended, f"{arena} is not suspended"
             return None
         except OutOfMemoryError as error:

@@ -142,7 +142,7 @@ def test_published_counters_include_every_threads_cache():
     assert_tells_its_statistics(arena)
 
 
-def test_suspended_arena_publishes_no_reserved_bytes():
+def test_sleeping_arena_publishes_no_reserved_bytes():
     arena = gpumem.Arena("host", {"backing": "virtual"}, name="told")
     buffer = arena.allocate(MIB)
     arena.sleep()

@@ -449,7 +449,7 @@ def test_run_refuses_sleeping_memory_before_anything_is_queued(make_arena, host,
         gc.collect()
         arena.sleep()
         host.reset_counts()
-        with pytest.raises(gpumem.errors.SuspendedError, match="wake"):
+        with pytest.raises(gpumem.errors.AsleepError, match="wake"):
             session.run(work)
         assert len(calls) == 1
         assert not sum(host.call_count(f"cuMemcpy{kind}Async") for kind in ("", "DtoD"))
@@ -472,7 +472,7 @@ def test_run_under_a_tag_that_is_awake_needs_no_other_tag(make_arena):
         with arena.tag("work"):
             session.run(lambda ctx: ctx.output("y", 4, "u1").numpy().fill(5))
             assert (session.outputs()["y"].numpy() == 5).all()
-        with pytest.raises(gpumem.errors.SuspendedError):
+        with pytest.raises(gpumem.errors.AsleepError):
             session.run(lambda ctx: ctx.output("y", 4, "u1"))
         arena.wake()
 

@@ -248,7 +248,7 @@ def test_launch_over_sleeping_memory_is_refused_and_goes_on_after_a_wake(x, host
         arena.sleep()
         host.reset_counts()
         for _ in range(2):
-            with pytest.raises(gpumem.errors.SuspendedError, match="wake"):
+            with pytest.raises(gpumem.errors.AsleepError, match="wake"):
                 session.run(work)
         assert host.call_count("cuGraphLaunch") == 0
         gpumem.Stream("host").synchronize()
@@ -274,7 +274,7 @@ def test_launch_needs_the_tags_that_its_capture_allocated_under(x):
             session.run(work)
         gc.collect()
         arena.sleep("scratch")
-        with pytest.raises(gpumem.errors.SuspendedError, match="graph pool"):
+        with pytest.raises(gpumem.errors.AsleepError, match="graph pool"):
             session.run(work)
         arena.wake()
         session.run(work)

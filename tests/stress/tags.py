@@ -82,7 +82,7 @@ class Tags:
             except gpumem.OutOfMemoryError:
                 self._blocks.done["out of memory for a tag"] += 1
                 del self._held[::2]
-            except gpumem.errors.SuspendedError:
+            except gpumem.errors.AsleepError:
                 assert asleep
             else:
                 assert not asleep

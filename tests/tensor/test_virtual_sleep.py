@@ -9,7 +9,7 @@ import pytest
 from helpers.refused_sleep import sleep_and_wake_refused_once
 
 import gpumem
-from gpumem.errors import InUseError, OutOfMemoryError, SuspendedError
+from gpumem.errors import AsleepError, InUseError, OutOfMemoryError
 
 MIB = 1 << 20
 ROWS = 64
@@ -37,14 +37,14 @@ def test_virtual_tensor_sleeps_and_wakes_at_its_addresses(arena, host):
     address, used = cache.ptr, host.used(0)
     assert arena.sleep() == used - host.used(0) == 12 * MIB
     assert cache.held_nbytes == arena.stats().reserved == arena.stats().virtual == 0
-    assert arena.stats().suspended_bytes == 11 * MIB
+    assert arena.stats().asleep_bytes == 11 * MIB
     for touch in (
         cache.numpy,
         lambda: cache.commit(7),
         lambda: cache.commit(2),
         cache.tensor().numpy,
     ):
-        with pytest.raises(SuspendedError, match="wake"):
+        with pytest.raises(AsleepError, match="wake"):
             touch()
     arena.wake()
     assert (cache.ptr, cache.committed, cache.held_nbytes) == (address, 5, 6 * MIB)

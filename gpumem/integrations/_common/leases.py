@@ -12,7 +12,7 @@ def lease_on(block: Buffer) -> object:
 
     Raises
     ------
-    ClosedError, SuspendedError
+    ClosedError, AsleepError
         The buffer is closed, or its memory sleeps.
     """
     # An unconsumed capsule. DLPack's -1 means that nothing is ordered; one of CPU memory needs

@@ -100,7 +100,7 @@ class Refusal:
     Examples
     --------
     >>> import gpumem
-    >>> from gpumem.planning import Refusal
+    >>> from gpumem.planning.assignment.placement import Refusal
     >>> Refusal(gpumem.Device("cuda:0"), "it has no kernel for Einsum").why
     'it has no kernel for Einsum'
     """
