@@ -429,8 +429,7 @@ def test_adaptor_rejects_an_upstream_that_is_no_resource(make, resource):
 
 
 def test_forked_child_may_drop_but_not_use_adaptors():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import os, gpumem
         arena = gpumem.Arena("host")
         events = []
@@ -451,19 +450,16 @@ def test_forked_child_may_drop_but_not_use_adaptors():
         view.release()
         adaptor.close()
         arena.close()
-        """
-    )
+    """)
 
 
 def test_interpreter_exit_leaves_live_blocks_alone():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import gpumem
         tracked = gpumem.adaptors.track(gpumem.Arena("host"))
         adaptor = gpumem.adaptors.log(tracked, lambda event: None)
         kept = adaptor.allocate(8), memoryview(adaptor.allocate(8))
-        """
-    )
+    """)
 
 
 # ---- limit ---------------------------------------------------------------------------------------
@@ -814,8 +810,7 @@ def test_fallback_adaptor_needs_two_or_more_resources_of_one_device(make_arena):
         gpumem.adaptors.fallback(arena)
     with pytest.raises(ValueError, match="twice"):
         gpumem.adaptors.fallback(arena, make_arena(), arena)
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import gpumem
         gpumem.device.set_host_device_count(2)
         try:
@@ -824,8 +819,7 @@ def test_fallback_adaptor_needs_two_or_more_resources_of_one_device(make_arena):
             assert "one device" in str(error)
         else:
             raise AssertionError
-        """
-    )
+    """)
 
 
 # ---- track ---------------------------------------------------------------------------------------

@@ -455,8 +455,7 @@ def test_invalid_budget_arguments_make_no_arena(arguments, error):
 
 
 def test_forked_child_leaves_the_parents_charge_alone():
-    run_quietly(
-        """
+    run_quietly("""
         import os, gpumem
         for count in ("reserved", "in_use"):
             budget = gpumem.Budget(1 << 30)
@@ -478,8 +477,7 @@ def test_forked_child_leaves_the_parents_charge_alone():
             assert budget.used == used
             buffer.close(), arena.close()
             assert budget.used == 0
-        """
-    )
+    """)
 
 
 @pytest.mark.parametrize("backing", BACKINGS)

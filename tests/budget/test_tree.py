@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from helpers.child import run_quietly
-from helpers.threads import in_threads
+from helpers.threads import in_threads, run_threads
 
 import gpumem
 from gpumem import Budget, Reservation
@@ -580,10 +580,7 @@ def test_callbacks_run_on_several_threads_at_once():
     threads = [
         threading.Thread(target=lambda: errors.append(exceeded(budget, 101))) for _ in range(4)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threads)
     assert len(errors) == 4
     assert all(error.__cause__ is None for error in errors)
 
@@ -592,8 +589,7 @@ def test_callbacks_run_on_several_threads_at_once():
 
 
 def test_forked_child_has_empty_budgets():
-    run_quietly(
-        """
+    run_quietly("""
         import os, gpumem
         root = gpumem.Budget(100, name="root")
         child = gpumem.Budget(100, parent=root)
@@ -612,20 +608,17 @@ def test_forked_child_has_empty_budgets():
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         assert (child.used, root.used, child.pending) == (30, 30, 10)
-        """
-    )
+    """)
 
 
 def test_process_exits_with_live_budgets_callbacks_and_reservations():
-    run_quietly(
-        """
+    run_quietly("""
         import gpumem
         held = []
         budget = gpumem.Budget(1 << 30, soft=1, on_pressure=lambda b, n: held.append(b))
         held += [budget, budget.reserve(10), gpumem.Arena("host", budget=budget)]
         held.append(held[-1].allocate(100))
-        """
-    )
+    """)
 
 
 def test_sizes_of_a_budget_may_be_texts_with_a_unit():

@@ -371,8 +371,7 @@ def test_subclass_may_return_another_resources_buffers():
 
 
 def test_forked_child_leaves_the_parents_blocks_alone():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import os, gpumem
         from helpers.resources import Plain
         resource = Plain()
@@ -395,13 +394,11 @@ def test_forked_child_leaves_the_parents_blocks_alone():
         buffer.close()
         view.release()
         assert not resource.blocks
-        """
-    )
+    """)
 
 
 def test_interpreter_exit_calls_no_method():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import gpumem
         from helpers.resources import Plain
 
@@ -411,8 +408,7 @@ def test_interpreter_exit_calls_no_method():
 
         resource = Tells()
         kept = resource.allocate(8), memoryview(resource.allocate(8))
-        """
-    )
+    """)
 
 
 def test_resource_closes_right_after_the_runs_that_used_it():

@@ -136,8 +136,7 @@ def test_copy_between_two_devices():
 
 
 def test_copy_between_a_device_and_anothers_pinned_memory_on_any_stream():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import itertools
         import gpumem, numpy as np
         from gpumem._testing import host_device
@@ -169,8 +168,7 @@ def test_copy_between_a_device_and_anothers_pinned_memory_on_any_stream():
         assert not host_device.misuse_count("unordered access"), host_device.misuse_report()
         assert not host_device.misuse_count("wrong context"), host_device.misuse_report()
         host_device.find_misuse(False)
-        """
-    )
+    """)
 
 
 # ---- the fewest calls ----------------------------------------------------------------------------

@@ -101,8 +101,7 @@ def test_captured_training_step_gives_the_same_losses(native):
 
 
 def test_training_on_a_mem_pool_gives_the_same_losses_and_can_be_left(native):
-    said = run(
-        """
+    said = run("""
         import gpumem
         from gpumem.integrations import torch as gpumem_torch
 
@@ -119,8 +118,7 @@ def test_training_on_a_mem_pool_gives_the_same_losses_and_can_be_left(native):
         before = arena.stats().num_allocs
         torch.empty(64 << 20, device="cuda")
         print(json.dumps([losses, graphed, held > 0, arena.stats().num_allocs - before]))
-        """
-    )
+    """)
     losses, graphed, held, later = said
     assert [losses, graphed] == native
     assert held
@@ -251,8 +249,7 @@ def test_several_threads_and_streams_keep_their_bytes():
 
 
 def test_enable_after_cuda_initialisation_and_disable_are_refused():
-    said = run(
-        """
+    said = run("""
         from gpumem.errors import IntegrationError
         from gpumem.integrations import torch as gpumem_torch
         torch.cuda.init()
@@ -268,8 +265,7 @@ def test_enable_after_cuda_initialisation_and_disable_are_refused():
         gpumem_torch.disable()
         said.append(gpumem_torch.status().mode)
         print(json.dumps(said))
-        """
-    )
+    """)
     assert "initialised CUDA" in said[0]
     assert said[1:] == [None, "pool", None]
     said = run(

@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import Any
 
 
+def run_threads(threads: Iterable[threading.Thread]) -> None:
+    """Start threads, all before the first one is waited for, and wait for them."""
+    threads = list(threads)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def in_a_thread(work: Callable[[], Any]) -> Any:
     """Run work() in a thread of its own, until the system has forgotten it; as if called here."""
     outcome: list[Any] = []
@@ -45,11 +54,7 @@ def in_threads(work: Callable[..., Any], several: int | Iterable[Any]) -> None:
             errors.append(raised)
 
     calls = [()] * several if isinstance(several, int) else [(each,) for each in several]
-    threads = [threading.Thread(target=run, args=arguments) for arguments in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=run, args=arguments) for arguments in calls)
     if errors:
         raise errors[0]
 

@@ -13,8 +13,7 @@ CAPACITY = "GPUMEM_HOST_CAPACITY"
 
 
 def test_capacity_is_enforced_and_given_back(child):
-    child(
-        """
+    child("""
         from drivers import BLOCK
         assert host.set_capacity(0, 8 * BLOCK) == 0
         assert driver.cuMemGetInfo() == (8 * BLOCK, 8 * BLOCK)
@@ -25,8 +24,7 @@ def test_capacity_is_enforced_and_given_back(child):
         assert driver.error("cuMemAllocAsync", 1, stream) == "OUT_OF_MEMORY"
         driver.cuMemFree(pointers.pop())
         driver.cuMemAlloc(2 * BLOCK)
-        """
-    )
+    """)
 
 
 def test_free_bytes_count_what_other_processes_use():
@@ -168,8 +166,7 @@ assert 1 << 20 < total < 1 << 60, total
 
 
 def test_untouched_memory_costs_nothing(child):
-    child(
-        """
+    child("""
         from pathlib import Path
         driver.cuMemAlloc(8 << 30) if host.capacity(0) > 9 << 30 else None
         driver.cuMemHostAlloc(8 << 30, 0)
@@ -177,8 +174,7 @@ def test_untouched_memory_costs_nothing(child):
         status = Path("/proc/self/status").read_text()
         most = int(status.split("VmHWM:")[1].split()[0])
         assert most < 1 << 20, f"{most} KiB"
-        """
-    )
+    """)
 
 
 def test_several_devices_have_their_own_memory(child):
@@ -225,8 +221,7 @@ def test_calls_before_init_are_refused(child):
 
 
 def test_released_context_destroys_its_objects(child):
-    child(
-        """
+    child("""
         stream, event = driver.cuStreamCreate(1), driver.cuEventCreate(0)
         pointer = driver.cuMemAlloc(1 << 22)
         driver.cuMemAlloc(100)
@@ -240,13 +235,11 @@ def test_released_context_destroys_its_objects(child):
         assert driver.error("cuEventQuery", event) == "INVALID_HANDLE"
         live = host.alive()
         assert (live.streams, live.events, live.allocations) == (0, 0, 0)
-        """
-    )
+    """)
 
 
 def test_calls_are_counted_by_name(child):
-    child(
-        """
+    child("""
         host.reset_counts()
         driver.error("cuMemAlloc", 0)
         driver.cuMemGetInfo()
@@ -254,13 +247,11 @@ def test_calls_are_counted_by_name(child):
         assert (host.count("cuMemAlloc"), host.count("cuMemGetInfo")) == (1, 2)
         assert host.total_calls() == 3
         assert host.count("cuNothing") == 2**64 - 1
-        """
-    )
+    """)
 
 
 def test_ten_thousand_streams_leave_nothing_behind(child):
-    child(
-        """
+    child("""
         import os, threading
         pointer = driver.memory(1)
         for _ in range(10_000):
@@ -273,13 +264,11 @@ def test_ten_thousand_streams_leave_nothing_behind(child):
         assert host.alive().streams == 0
         while len(os.listdir("/proc/self/task")) > threading.active_count():
             pass        # a worker counts itself out a moment before its thread is gone
-        """
-    )
+    """)
 
 
 def test_host_function_may_not_call_the_driver(child):
-    child(
-        """
+    child("""
         import ctypes
         seen = []
         call = lambda _: seen.append(driver.error("cuMemAlloc", 1))
@@ -289,16 +278,14 @@ def test_host_function_may_not_call_the_driver(child):
         driver.cuLaunchHostFunc(stream, function, 0)
         driver.cuStreamSynchronize(stream)
         assert seen == ["NOT_PERMITTED"], seen
-        """
-    )
+    """)
 
 
 # ---- time ----
 
 
 def test_lag_delays_the_end_of_work(child):
-    child(
-        """
+    child("""
         host.set_lag(20_000_000)
         stream, start, end = driver.stream(), driver.event(0), driver.event(0)
         pointer = driver.memory(16)
@@ -310,13 +297,11 @@ def test_lag_delays_the_end_of_work(child):
         assert late or host.now() > enqueued + 20_000_000
         driver.cuStreamSynchronize(stream)
         assert host.now() >= enqueued + 20_000_000
-        """
-    )
+    """)
 
 
 def test_virtual_clock_decides_when_an_idle_streams_event_completes(child):
-    child(
-        """
+    child("""
         host.use_virtual_clock(1)
         host.set_lag(1000)
         stream, event = driver.stream(), driver.event()
@@ -330,13 +315,11 @@ def test_virtual_clock_decides_when_an_idle_streams_event_completes(child):
             assert driver.error("cuEventQuery", event) == "SUCCESS"
             assert driver.error("cuStreamQuery", stream) == "SUCCESS"
         assert host.alive().workers == 0
-        """
-    )
+    """)
 
 
 def test_virtual_clock_decides_when_queued_work_is_done(child):
-    child(
-        """
+    child("""
         host.use_virtual_clock(1)
         host.set_lag(1000)
         stream, pinned = driver.stream(), driver.pinned(1)
@@ -349,13 +332,11 @@ def test_virtual_clock_decides_when_queued_work_is_done(child):
             host.advance_clock(1)
             assert driver.error("cuStreamQuery", stream) == "SUCCESS"
             assert byte.value == value
-        """
-    )
+    """)
 
 
 def test_waiting_advances_the_virtual_clock_to_the_end_of_the_work(child):
-    child(
-        """
+    child("""
         host.use_virtual_clock(1)
         host.set_lag(1000)
         first, second, event = driver.stream(), driver.stream(), driver.event()
@@ -369,13 +350,11 @@ def test_waiting_advances_the_virtual_clock_to_the_end_of_the_work(child):
         driver.cuStreamSynchronize(second)
         assert host.now() == begin + 1010, host.now() - begin
         assert driver.error("cuStreamQuery", first) == "SUCCESS"
-        """
-    )
+    """)
 
 
 def test_one_query_resolves_a_chain_of_streams_on_the_virtual_clock(child):
-    child(
-        """
+    child("""
         host.use_virtual_clock(1)
         host.set_lag(1000)
         pointer = driver.memory(16)
@@ -391,41 +370,35 @@ def test_one_query_resolves_a_chain_of_streams_on_the_virtual_clock(child):
             assert driver.error("cuStreamQuery", streams[-1]) == "NOT_READY"
             host.advance_clock(1000)
             assert driver.error("cuStreamQuery", streams[-1]) == "SUCCESS"
-        """
-    )
+    """)
 
 
 def test_event_times_use_the_virtual_clock(child):
-    child(
-        """
+    child("""
         host.use_virtual_clock(1)
         stream, start, end = driver.stream(), driver.event(0), driver.event(0)
         driver.cuEventRecord(start, stream)
         host.advance_clock(5_000_000)
         driver.cuEventRecord(end, stream)
         assert driver.cuEventElapsedTime(start, end) == 5.0
-        """
-    )
+    """)
 
 
 # ---- the end ----
 
 
 def test_calls_after_shutdown_are_refused(child):
-    child(
-        """
+    child("""
         stream = driver.stream()
         host.shutdown()
         assert driver.error("cuStreamSynchronize", stream) == "DEINITIALIZED"
         assert driver.error("cuMemAlloc", 1) == "DEINITIALIZED"
         assert driver.error("cuInit", 0) == "DEINITIALIZED"
-        """
-    )
+    """)
 
 
 def test_shutdown_ends_workers_that_are_blocked_or_have_work_queued(child):
-    child(
-        """
+    child("""
         pointer, other = driver.memory(1 << 30), driver.memory(16)
         blocked, follower, busy = driver.stream(), driver.stream(), driver.stream()
         event = driver.event()
@@ -437,13 +410,11 @@ def test_shutdown_ends_workers_that_are_blocked_or_have_work_queued(child):
         assert host.alive().workers == 3
         host.shutdown()
         assert host.alive().workers == 0
-        """
-    )
+    """)
 
 
 def test_shutdown_wakes_synchronizing_threads(child):
-    child(
-        """
+    child("""
         import threading
         stream, results = driver.stream(), []
         driver.gate(stream)
@@ -457,19 +428,16 @@ def test_shutdown_wakes_synchronizing_threads(child):
         host.shutdown()
         thread.join()
         assert results == ["DEINITIALIZED"]
-        """
-    )
+    """)
 
 
 def test_process_exits_with_queued_work(child):
-    child(
-        """
+    child("""
         stream = driver.cuStreamCreate(1)
         gate = driver.gate(stream)
         for _ in range(100):
             driver.cuMemsetD8Async(gate.address, 0, 8, stream)
-        """
-    )
+    """)
 
 
 # ---- fork ----
@@ -583,8 +551,7 @@ for thread in threads:
 
 
 def test_queued_work_on_unmapped_memory_fails_typed_and_sticks(child):
-    child(
-        """
+    child("""
         from drivers import BLOCK
         pointer, handle, stream = driver.reserve(BLOCK), driver.physical(), driver.stream()
         driver.cuMemMap(pointer, BLOCK, 0, handle, 0)
@@ -595,8 +562,7 @@ def test_queued_work_on_unmapped_memory_fails_typed_and_sticks(child):
         gate.open()
         assert driver.error("cuStreamSynchronize", stream) == "ILLEGAL_ADDRESS"
         assert driver.error("cuMemAlloc", 1) == "ILLEGAL_ADDRESS"
-        """
-    )
+    """)
 
 
 def test_unmapped_hole_is_inaccessible(child):
@@ -687,11 +653,9 @@ def test_null_stream_is_per_thread_on_request(child):
 
 
 def test_null_stream_is_the_legacy_stream_by_default(child):
-    child(
-        """
+    child("""
         gate = driver.gate(0)
         assert driver.error("cuStreamQuery", 1) == "NOT_READY"
         assert driver.error("cuStreamQuery", 2) == "SUCCESS"
         gate.open()
-        """
-    )
+    """)

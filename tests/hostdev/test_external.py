@@ -45,10 +45,14 @@ def wait(semaphore, number, stream):
 """
 
 
+@pytest.fixture
+def child(child):
+    """Run code after `HEAD`."""
+    return lambda code, **more: child(HEAD + code, **more)
+
+
 def test_imported_file_is_shared_device_memory(child):
-    child(
-        HEAD
-        + """
+    child("""
 descriptor = file(65536)
 view = mmap.mmap(descriptor, 65536)
 memory = driver.cuImportExternalMemory(memory_of(descriptor, 65536))
@@ -64,14 +68,11 @@ driver.write(pointer, b"still")
 assert view[100:105] == b"still"
 driver.cuMemFree(pointer)
 assert host.alive().allocations == 0 and host.alive().imports == 0
-"""
-    )
+    """)
 
 
 def test_import_takes_the_descriptor_on_success_only(child):
-    child(
-        HEAD
-        + """
+    child("""
 descriptor = file(4096)
 assert driver.error("cuImportExternalMemory", memory_of(descriptor, 8192)) == "INVALID_VALUE"
 assert driver.error("cuImportExternalMemory", memory_of(descriptor, 4096, 9)) == "NOT_SUPPORTED"
@@ -83,27 +84,21 @@ assert not is_open(descriptor)
 small = file(8)
 assert driver.error("cuImportExternalSemaphore", semaphore_of(small)) == "INVALID_VALUE"
 assert is_open(small)
-"""
-    )
+    """)
 
 
 def test_mapped_buffer_must_lie_inside_the_memory(child):
-    child(
-        HEAD
-        + """
+    child("""
 memory = driver.cuImportExternalMemory(memory_of(file(8192), 8192))
 assert driver.error("cuExternalMemoryGetMappedBuffer", memory, part(4096, 4097)) == "INVALID_VALUE"
 assert driver.error("cuExternalMemoryGetMappedBuffer", memory, part(0, 0)) == "INVALID_VALUE"
 driver.cuDestroyExternalMemory(memory)
 assert driver.error("cuExternalMemoryGetMappedBuffer", memory, part(0, 16)) == "INVALID_HANDLE"
-"""
-    )
+    """)
 
 
 def test_stream_waits_until_the_timeline_reaches_the_value(child):
-    child(
-        HEAD
-        + """
+    child("""
 descriptor = file(4096)
 page = mmap.mmap(descriptor, 4096)
 semaphore = driver.cuImportExternalSemaphore(semaphore_of(descriptor))
@@ -117,14 +112,11 @@ assert driver.error("cuStreamQuery", waiter) == "NOT_READY"
 signal(semaphore, 7, signaller)
 driver.cuStreamSynchronize(waiter)
 assert int.from_bytes(page[64:68], "little") == 2
-"""
-    )
+    """)
 
 
 def test_another_process_signals_and_is_signalled(child):
-    child(
-        HEAD
-        + """
+    child("""
 descriptor = file(4096)
 page = mmap.mmap(descriptor, 4096)
 pid = os.fork()
@@ -140,14 +132,11 @@ wait(semaphore, 1, stream)
 signal(semaphore, 2, stream)
 driver.cuStreamSynchronize(stream)
 assert os.waitpid(pid, 0)[1] == 0
-"""
-    )
+    """)
 
 
 def test_binary_semaphore_gives_each_signal_to_one_wait(child):
-    child(
-        HEAD
-        + """
+    child("""
 semaphore = driver.cuImportExternalSemaphore(semaphore_of(file(4096), 1))
 first, second, signaller = driver.stream(), driver.stream(), driver.stream()
 signal(semaphore, 0, signaller)
@@ -157,26 +146,20 @@ wait(semaphore, 0, second)
 assert driver.error("cuStreamQuery", second) == "NOT_READY"
 signal(semaphore, 0, signaller)
 driver.cuStreamSynchronize(second)
-"""
-    )
+    """)
 
 
 def test_shutdown_ends_a_wait_for_a_timeline(child):
-    child(
-        HEAD
-        + """
+    child("""
 semaphore = driver.cuImportExternalSemaphore(semaphore_of(file(4096)))
 wait(semaphore, 1, driver.stream())
 host.shutdown()
 assert host.alive().workers == 0
-"""
-    )
+    """)
 
 
 def test_destroying_a_semaphore_leaves_queued_work_whole(child):
-    child(
-        HEAD
-        + """
+    child("""
 descriptor = file(4096)
 page = mmap.mmap(descriptor, 4096)
 semaphore = driver.cuImportExternalSemaphore(semaphore_of(descriptor))
@@ -188,8 +171,7 @@ gate.open()
 driver.cuStreamSynchronize(stream)
 assert int.from_bytes(page[:8], "little") == 3
 assert host.alive().imports == 0
-"""
-    )
+    """)
 
 
 @pytest.mark.parametrize("kind", [2, 4, 5])
@@ -200,7 +182,7 @@ def test_windows_memory_is_refused(child, kind):
 desc = memory_of(file(4096), 4096, {kind})
 assert driver.error("cuImportExternalMemory", desc) == "NOT_SUPPORTED"
 assert host.alive().imports == 0
-"""
+    """
     )
 
 

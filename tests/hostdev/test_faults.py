@@ -2,21 +2,18 @@
 
 
 def test_fault_affects_only_the_named_call(child):
-    child(
-        """
+    child("""
         assert host.fail(b"cuMemAlloc", 2, 1, 2) == 0
         driver.cuMemAlloc(16)
         used = host.used(0)
         assert driver.error("cuMemAlloc", 1 << 24) == "OUT_OF_MEMORY"
         assert host.used(0) == used
         driver.cuMemAlloc(16)
-        """
-    )
+    """)
 
 
 def test_fault_may_be_permanent(child):
-    child(
-        """
+    child("""
         host.fail(b"cuMemUnmap", 1, 0, 206)
         pointer = driver.reserve(2 << 20)
         driver.map(pointer, driver.physical())
@@ -24,18 +21,15 @@ def test_fault_may_be_permanent(child):
             assert driver.error("cuMemUnmap", pointer, 2 << 20) == "UNMAP_FAILED"
         host.clear_faults()
         driver.cuMemUnmap(pointer, 2 << 20)
-        """
-    )
+    """)
 
 
 def test_any_call_can_be_made_to_fail_by_its_number(child):
-    child(
-        """
+    child("""
         host.fail(None, 3, 2, 999)
         results = [driver.error("cuMemGetInfo") for _ in range(6)]
         assert results == ["SUCCESS"] * 2 + ["UNKNOWN"] * 2 + ["SUCCESS"] * 2, results
-        """
-    )
+    """)
 
 
 def test_fault_for_an_unknown_function_is_refused(child):
@@ -43,8 +37,7 @@ def test_fault_for_an_unknown_function_is_refused(child):
 
 
 def test_delayed_event_does_not_delay_its_stream(child):
-    child(
-        """
+    child("""
         host.use_virtual_clock(1)
         host.delay_record(2, 1000)
         stream = driver.stream()
@@ -57,13 +50,11 @@ def test_delayed_event_does_not_delay_its_stream(child):
         assert driver.error("cuStreamQuery", stream) == "SUCCESS"
         host.advance_clock(1000)
         assert driver.error("cuEventQuery", second) == "SUCCESS"
-        """
-    )
+    """)
 
 
 def test_lost_device_answers_its_error_until_its_context_is_gone(child):
-    child(
-        """
+    child("""
         stream, pointer = driver.stream(), driver.memory(16)
         assert host.lose_device(0, 719) == 0
         assert driver.error("cuStreamSynchronize", stream) == "LAUNCH_FAILED"
@@ -72,13 +63,11 @@ def test_lost_device_answers_its_error_until_its_context_is_gone(child):
         driver.cuDevicePrimaryCtxRelease(0)
         driver.start()
         driver.cuMemAlloc(1)
-        """
-    )
+    """)
 
 
 def test_lost_device_ends_what_its_streams_wait_for(child):
-    child(
-        """
+    child("""
         import threading
         pointer, streams = driver.pinned(16), [driver.stream() for _ in range(2)]
         event = driver.event()
@@ -97,13 +86,11 @@ def test_lost_device_ends_what_its_streams_wait_for(child):
         for thread in threads:
             thread.join()
         assert results == ["ILLEGAL_ADDRESS"] * 3
-        """
-    )
+    """)
 
 
 def test_call_costs_advance_the_virtual_clock(child):
-    child(
-        """
+    child("""
         from drivers import BLOCK
         host.use_virtual_clock(1)
         pointer = driver.reserve(4 * BLOCK)
@@ -114,13 +101,11 @@ def test_call_costs_advance_the_virtual_clock(child):
         before = host.now()
         driver.cuMemUnmap(pointer, 4 * BLOCK)
         assert host.now() - before == 4 * 15000
-        """
-    )
+    """)
 
 
 def test_use_of_freed_memory_is_found(child):
-    child(
-        """
+    child("""
         host.find_misuse(1)
         seen = set()
         for _ in range(50):
@@ -133,8 +118,7 @@ def test_use_of_freed_memory_is_found(child):
         assert driver.error("cuMemsetD8", pointer, 1, 100) == "INVALID_VALUE"
         assert host.misuse_count(0) == 1
         assert b"use after free: 100 bytes" in host.misuse_report()
-        """
-    )
+    """)
 
 
 def test_host_access_to_freed_memory_faults(child):
@@ -151,8 +135,7 @@ def test_host_access_to_freed_memory_faults(child):
 
 
 def test_use_of_a_freed_pool_block_is_found(child):
-    child(
-        """
+    child("""
         host.find_misuse(1)
         stream = driver.stream()
         pointer = driver.cuMemAllocAsync(4096, stream)
@@ -161,8 +144,7 @@ def test_use_of_a_freed_pool_block_is_found(child):
         assert host.misuse_count(0) == 0
         assert driver.error("cuMemsetD8Async", pointer, 1, 4096, stream) == "INVALID_VALUE"
         assert host.misuse_count(0) == 1
-        """
-    )
+    """)
 
 
 def test_stream_used_under_another_device_is_found(child):
@@ -184,8 +166,7 @@ def test_stream_used_under_another_device_is_found(child):
 
 
 def test_last_fault_is_the_function_that_failed(child):
-    child(
-        """
+    child("""
         assert host.last_fault() == b""
         host.fail(None, 2, 1, 999)
         driver.cuMemGetInfo()
@@ -194,5 +175,4 @@ def test_last_fault_is_the_function_that_failed(child):
         assert host.last_fault() == b"cuCtxSynchronize"
         host.clear_faults()
         assert host.last_fault() == b""
-        """
-    )
+    """)

@@ -16,10 +16,14 @@ def found():
 """
 
 
+@pytest.fixture
+def child(child):
+    """Run code after `HEAD`."""
+    return lambda code, **more: child(HEAD + code, **more)
+
+
 def test_unordered_writes_are_found_and_both_streams_named(child):
-    child(
-        HEAD
-        + """
+    child("""
 fill(first)
 fill(second, pointer + 100, 10)
 assert found() == 1
@@ -27,27 +31,21 @@ report = host.misuse_report().decode()
 one, two = (f"stream {driver.cuStreamGetId(stream)} (operation" for stream in (first, second))
 assert one in report and two in report, report
 assert f"writes 10 bytes at {hex(pointer + 100)}" in report and "wrote" in report, report
-"""
-    )
+    """)
 
 
 def test_unordered_write_after_a_completed_one_is_found(child):
-    child(
-        HEAD
-        + """
+    child("""
 fill(first)
 while ctypes.string_at(pointer + 4095, 1) != b"\\x01":
     pass
 fill(second)
 assert found() == 1
-"""
-    )
+    """)
 
 
 def test_unordered_read_and_write_is_found_in_both_orders(child):
-    child(
-        HEAD
-        + """
+    child("""
 fill(first)
 driver.cuMemcpyDtoDAsync(other, pointer, 64, second)
 assert found() == 1 and "reads" in host.misuse_report().decode()
@@ -56,25 +54,19 @@ driver.cuMemcpyDtoDAsync(other, pointer, 64, second)
 fill(first)
 assert found() == 2 and "that" in host.misuse_report().decode()
 assert host.misuse_report().endswith(b"read; nothing orders them")
-"""
-    )
+    """)
 
 
 def test_unordered_reads_are_allowed(child):
-    child(
-        HEAD
-        + """
+    child("""
 driver.cuMemcpyDtoDAsync(other, pointer, 64, first)
 driver.cuMemcpyDtoDAsync(other + 64, pointer, 64, second)
 assert found() == 0
-"""
-    )
+    """)
 
 
 def test_unordered_writes_to_neighbouring_bytes_are_allowed(child):
-    child(
-        HEAD
-        + """
+    child("""
 fill(first, pointer, 100)
 fill(second, pointer + 100, 100)
 driver.cuMemsetD2D8Async(pointer + 1024, 64, 1, 32, 8, first)
@@ -82,8 +74,7 @@ driver.cuMemsetD2D8Async(pointer + 1024 + 32, 64, 1, 32, 8, second)
 assert found() == 0
 fill(second, pointer + 99, 1)
 assert found() == 1
-"""
-    )
+    """)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +90,7 @@ assert found() == 1
     ],
 )
 def test_event_and_stream_waits_order_accesses(child, order):
-    child(HEAD + f"fill(first)\n{order}\nfill(second)\nassert found() == 0, host.misuse_report()\n")
+    child(f"fill(first)\n{order}\nfill(second)\nassert found() == 0, host.misuse_report()\n")
 
 
 @pytest.mark.parametrize(
@@ -112,13 +103,11 @@ def test_event_and_stream_waits_order_accesses(child, order):
     ],
 )
 def test_insufficient_waits_do_not_order_accesses(child, order):
-    child(HEAD + f"fill(first)\n{order}\nfill(second)\nassert found() == 1\n")
+    child(f"fill(first)\n{order}\nfill(second)\nassert found() == 1\n")
 
 
 def test_event_orders_only_earlier_work(child):
-    child(
-        HEAD
-        + """
+    child("""
 fill(first)
 driver.cuEventRecord(event, first)
 fill(first, other)
@@ -127,14 +116,11 @@ fill(second)
 assert found() == 0, host.misuse_report()
 fill(second, other)
 assert found() == 1
-"""
-    )
+    """)
 
 
 def test_order_is_transitive(child):
-    child(
-        HEAD
-        + """
+    child("""
 third, again = driver.stream(), driver.event()
 fill(first)
 driver.cuEventRecord(event, first)
@@ -143,14 +129,11 @@ driver.cuEventRecord(again, third)
 driver.cuStreamWaitEvent(second, again, 0)
 fill(second)
 assert found() == 0, host.misuse_report()
-"""
-    )
+    """)
 
 
 def test_default_streams_order_blocking_streams(child):
-    child(
-        HEAD
-        + """
+    child("""
 blocking = driver.stream(0), driver.stream(0)
 fill(blocking[0])
 fill(1)
@@ -162,14 +145,11 @@ fill(first)
 assert found() == 0  # the host has read since
 fill(1)
 assert found() == 1
-"""
-    )
+    """)
 
 
 def test_host_copies_are_checked(child):
-    child(
-        HEAD
-        + """
+    child("""
 fill(first)
 driver.read(pointer, 16)
 assert found() == 1 and "the host reads 16 bytes" in host.misuse_report().decode()
@@ -177,14 +157,11 @@ driver.cuStreamSynchronize(first)
 driver.write(pointer, b"x" * 16)
 fill(second)
 assert found() == 1
-"""
-    )
+    """)
 
 
 def test_page_mapped_at_two_addresses_is_checked_as_one(child):
-    child(
-        HEAD
-        + """
+    child("""
 from drivers import BLOCK
 base, handle = driver.reserve(2 * BLOCK), driver.physical()
 driver.map(base, handle)
@@ -194,27 +171,21 @@ fill(second, base + BLOCK + 128, 64)
 assert found() == 0
 fill(second, base + BLOCK + 100, 16)
 assert found() == 1 and hex(base + BLOCK + 100) in host.misuse_report().decode()
-"""
-    )
+    """)
 
 
 def test_freed_memory_is_forgotten(child):
-    child(
-        HEAD
-        + """
+    child("""
 for stream in (first, second) * 5:
     pinned = int(driver.cuMemHostAlloc(4096, 0))
     fill(stream, pinned)
     driver.cuMemFreeHost(pinned)
 assert found() == 0, host.misuse_report()
-"""
-    )
+    """)
 
 
 def test_pool_memory_used_on_an_unordered_stream_is_found(child):
-    child(
-        HEAD
-        + """
+    child("""
 block = int(driver.cuMemAllocAsync(4096, first))
 fill(second, block)
 assert found() == 1
@@ -228,26 +199,20 @@ for stream in (first, second, first):
     fill(stream, block)
     driver.cuMemFreeAsync(block, stream)
 assert found() == 2, host.misuse_report()
-"""
-    )
+    """)
 
 
 def test_plain_free_of_pool_memory_still_in_use_is_found(child):
-    child(
-        HEAD
-        + """
+    child("""
 block = int(driver.cuMemAllocAsync(4096, first))
 fill(first, block)
 driver.cuMemFree(block)
 assert found() == 1 and "the host writes" in host.misuse_report().decode()
-"""
-    )
+    """)
 
 
 def test_graph_launch_accesses_what_its_nodes_access(child):
-    child(
-        HEAD
-        + """
+    child("""
 driver.cuStreamBeginCapture(first, driver.api.CUstreamCaptureMode(2))
 fill(first)
 graph = driver.cuStreamEndCapture(first)
@@ -256,14 +221,11 @@ fill(second)
 assert found() == 0
 driver.cuGraphLaunch(executable, first)
 assert found() == 1
-"""
-    )
+    """)
 
 
 def test_memory_value_waits_order_accesses(child):
-    child(
-        HEAD
-        + """
+    child("""
 word = driver.pinned(8)
 driver.cuStreamWaitValue64(second, word, 1, 0)
 fill(second)
@@ -281,14 +243,11 @@ driver.cuStreamSynchronize(second)
 fill(first)
 fill(second)
 assert found() >= 1  # the host has synchronized: it is looked at again
-"""
-    )
+    """)
 
 
 def test_host_function_orders_the_host(child):
-    child(
-        HEAD
-        + """
+    child("""
 import threading
 done = threading.Event()
 thunk = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: done.set())
@@ -297,18 +256,15 @@ driver.cuLaunchHostFunc(first, driver.api.CUhostFn(ctypes.cast(thunk, ctypes.c_v
 done.wait()
 fill(second)
 assert found() == 0, host.misuse_report()
-"""
-    )
+    """)
 
 
 def test_misuse_is_not_checked_by_default(child):
-    child(HEAD + "host.find_misuse(0)\nfill(first)\nfill(second)\nassert found() == 0\n")
+    child("host.find_misuse(0)\nfill(first)\nfill(second)\nassert found() == 0\n")
 
 
 def test_forked_child_checks_for_itself(child):
-    child(
-        HEAD
-        + """
+    child("""
 import os
 fill(first)
 pid = os.fork()
@@ -320,16 +276,14 @@ if pid == 0:
     fill(two, fresh, 64)
     os._exit(0 if found() == before + 1 else 1)
 assert os.waitpid(pid, 0)[1] == 0
-"""
-    )
+    """)
 
 
 # ---- what is left at the end ----
 
 
 def test_leaks_at_shutdown_are_counted_and_reported(child):
-    child(
-        """
+    child("""
         import os, tempfile
         host.find_misuse(1)
         driver.cuStreamCreate(1), driver.cuEventCreate(2), driver.cuEventCreate(2)
@@ -346,13 +300,11 @@ def test_leaks_at_shutdown_are_counted_and_reported(child):
         assert told == f"gpumem host device: {expected}\\n", told
         assert host.misuse_report().decode() == expected
         assert host.misuse_count(3) == 5
-        """
-    )
+    """)
 
 
 def test_shutdown_without_leaks_reports_nothing(child):
-    child(
-        """
+    child("""
         host.find_misuse(1)
         stream, pointer = driver.cuStreamCreate(1), driver.cuMemAlloc(64)
         driver.cuMemsetD8Async(pointer, 1, 64, stream)
@@ -360,5 +312,4 @@ def test_shutdown_without_leaks_reports_nothing(child):
         driver.cuStreamDestroy(stream)
         host.shutdown()
         assert host.misuse_count(3) == 0
-        """
-    )
+    """)

@@ -25,8 +25,7 @@ def run():
 
 
 def test_call_can_be_made_to_fail(run):
-    run(
-        """
+    run("""
         arena = gpumem.Arena("host")
         host_device.fail("cuMemAlloc", 1, 2, times=0)
         host_device.fail("cuMemCreate", 1, 2, times=0)
@@ -38,13 +37,11 @@ def test_call_can_be_made_to_fail(run):
             raise AssertionError("nothing failed")
         host_device.clear_faults()
         arena.allocate(1 << 20)
-        """
-    )
+    """)
 
 
 def test_thread_fault_affects_only_calls_of_that_thread(run):
-    run(
-        """
+    run("""
         import threading
         device = gpumem.Device("host")
         device.synchronize()
@@ -58,8 +55,7 @@ def test_thread_fault_affects_only_calls_of_that_thread(run):
             assert "cuEventCreate" in str(error)
         else:
             raise AssertionError("nothing failed")
-        """
-    )
+    """)
 
 
 @pytest.mark.parametrize(
@@ -72,21 +68,18 @@ def test_thread_fault_affects_only_calls_of_that_thread(run):
     ],
 )
 def test_unknown_faults_are_refused(run, call):
-    run(
-        f"""
+    run(f"""
         try:
             host_device.{call}
         except ValueError:
             pass
         else:
             raise AssertionError("accepted")
-        """
-    )
+    """)
 
 
 def test_live_objects_and_charges_can_be_counted(run):
-    run(
-        """
+    run("""
         before = host_device.live()
         arena = gpumem.Arena("host")
         block = arena.allocate(3 << 20)
@@ -94,27 +87,22 @@ def test_live_objects_and_charges_can_be_counted(run):
         assert sum(host_device.live().values()) > sum(before.values())
         host_device.reset_counts()
         assert host_device.call_count() == 0
-        """
-    )
+    """)
 
 
 def test_misuse_is_found_through_the_module(run):
-    run(
-        """
+    run("""
         host_device.find_misuse(True)
         assert {kind: host_device.misuse_count(kind) for kind in host_device.MISUSE} == {
             "use after free": 0, "wrong context": 0, "unordered access": 0, "leak": 0}
         assert host_device.misuse_report() == ""
-        """
-    )
+    """)
 
 
 def test_leaks_at_interpreter_exit_are_reported(run):
-    told = run(
-        """
+    told = run("""
         host_device.find_misuse(True)
         arena = gpumem.Arena("host")
         block = arena.allocate(1 << 20)
-        """
-    )
+    """)
     assert "gpumem host device: left at the end: " in told

@@ -137,8 +137,7 @@ def test_frees_in_a_forked_child_are_silent(arena):
 @pytest.mark.parametrize("when", ["", "import atexit; atexit.register(globals().pop, 'held')"])
 @pytest.mark.parametrize("end", ["", "del arena", "del blocks", "del stream"])
 def test_frees_during_exit_are_silent(when, end):
-    child.run_quietly(
-        f"""
+    child.run_quietly(f"""
         import gpumem
         from gpumem._testing.integrations import Blocks
 
@@ -154,5 +153,4 @@ def test_frees_during_exit_are_silent(when, end):
         held = Held(blocks.deallocate, blocks.allocate(100, stream), stream)
         {when}
         {end}
-        """
-    )
+    """)

@@ -442,8 +442,7 @@ def test_two_capsules_of_an_arena_have_one_identity(c, arena):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_forks_child_frees_nothing_and_is_refused():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import os
         from helpers.c_arena import CLOSED, CArena, Failed
         import gpumem
@@ -459,20 +458,17 @@ def test_forks_child_frees_nothing_and_is_refused():
             os._exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         c.deallocate(address)
-        """
-    )
+    """)
 
 
 def test_blocks_and_references_may_be_left_at_exit():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         from helpers.c_arena import CArena
         import gpumem
         c = CArena(gpumem.Arena("host"))
         c.allocate(1000)
         c.retain()
-        """
-    )
+    """)
 
 
 # ---- Python --------------------------------------------------------------------------------------

@@ -176,12 +176,10 @@ def test_switch_is_per_thread(monkeypatch):
     "end", ["", "del arena", "del source", "del shown", "source.keep = source", "shown.close()"]
 )
 def test_exit_is_quiet(end):
-    child.run_quietly(
-        f"""
+    child.run_quietly(f"""
         import gpumem, gpumem.integrations.cuda_core as integration
         arena = gpumem.Arena("host")
         source = integration.allocator(arena)
         block, shown = source.allocate(100, stream=None), integration.buffer(arena.allocate(100))
         {end}
-        """
-    )
+    """)

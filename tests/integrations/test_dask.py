@@ -524,8 +524,7 @@ def test_plugin_travels_as_a_pickle():
 
 
 def test_without_dask_the_error_names_the_command_that_installs_it():
-    run_quietly(
-        """
+    run_quietly("""
         import sys
         sys.modules["distributed"] = None
         from gpumem.errors import MissingFrameworkError
@@ -537,8 +536,7 @@ def test_without_dask_the_error_names_the_command_that_installs_it():
             assert "pip install distributed" in str(error)
         else:
             raise AssertionError
-        """
-    )
+    """)
     assert issubclass(MissingFrameworkError, IntegrationError)
 
 

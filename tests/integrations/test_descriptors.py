@@ -77,8 +77,7 @@ def run(script):
 
 
 def test_server_without_a_free_descriptor_answers_once_there_is_one():
-    said = run(
-        """
+    said = run("""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         refused = threading.Event()
         descriptors.time.sleep = lambda _: refused.set()
@@ -88,8 +87,7 @@ def test_server_without_a_free_descriptor_answers_once_there_is_one():
             print(refused.wait(20))
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         print(echo())
-        """
-    )
+    """)
     assert said == ["True", "x"]
 
 
@@ -100,8 +98,7 @@ def test_server_soon_leaves_a_connection_without_a_request(name):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 def test_server_neither_answers_nor_awaits_another_users_process():
-    said = run(
-        """
+    said = run("""
         descriptors.REQUEST_SECONDS = 2 * descriptors.TIMEOUT  # longer than `echo` waits
         reads, writes = os.pipe()
         heard, hears = os.pipe()
@@ -125,15 +122,13 @@ def test_server_neither_answers_nor_awaits_another_users_process():
         print(os.read(heard, 100).decode(), echo())
         os.write(writes, b"x")
         os.waitpid(pid, 0)
-        """
-    )
+    """)
     assert said == ["300", "x"]  # before or after it was sent, each request reads the refusal
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 def test_another_users_process_with_the_name_is_not_asked():
-    said = run(
-        """
+    said = run("""
         bound, binds = os.pipe()
         if (pid := os.fork()) == 0:
             try:
@@ -154,8 +149,7 @@ def test_another_users_process_with_the_name_is_not_asked():
             text = str(error)
         os.waitpid(pid, 0)
         print(text)
-        """
-    )
+    """)
     assert said[0] == "0"  # nothing was sent to it
     assert " ".join(said[1:]) == (
         "[Errno 9] taken is a process of user 65534, and this one is of user 0: "
@@ -164,8 +158,7 @@ def test_another_users_process_with_the_name_is_not_asked():
 
 
 def test_child_keeps_neither_its_parents_server_nor_what_is_answered():
-    said = run(
-        """
+    said = run("""
         asked, forked = threading.Event(), threading.Event()
 
         def answer(what):
@@ -189,6 +182,5 @@ def test_child_keeps_neither_its_parents_server_nor_what_is_answered():
         os.waitpid(pid, 0)
         forked.set()
         thread.join()
-        """
-    )
+    """)
     assert said == ["1"]  # the asker's own

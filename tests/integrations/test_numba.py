@@ -168,8 +168,7 @@ def test_numba_simulator_is_refused():
 
 @pytest.mark.parametrize("end", ["", "del arena", "del pointer", "manager.reset()"])
 def test_exit_is_quiet(end):
-    done = child.run(
-        f"""
+    done = child.run(f"""
         import types
         import gpumem
         from gpumem._testing.integrations import Resources
@@ -182,6 +181,5 @@ def test_exit_is_quiet(end):
         manager = manager_class(resources, resources, "host")(context=context)
         pointer, memory = manager.memalloc(1000), manager.memhostalloc(1000)
         {end}
-        """
-    )
+    """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

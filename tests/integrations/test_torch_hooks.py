@@ -658,8 +658,7 @@ def test_blocks_are_restored_where_pages_have_moved_away(caller, arena, rng):
 
 
 def test_arenas_that_are_introduced_give_each_other_access_as_their_settings_allow():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import gpumem
         from gpumem._testing import torch_hooks
         gpumem.device.set_host_device_count(3)
@@ -668,5 +667,4 @@ def test_arenas_that_are_introduced_give_each_other_access_as_their_settings_all
         torch_hooks.introduce([*arenas, closed_off])
         peers = [[each.index for each in arena.peers] for arena in arenas]
         assert peers == [[1, 2], [0, 2]] and closed_off.peers == ()
-        """
-    )
+    """)

@@ -38,22 +38,19 @@ def run(script, arena=ARENA):
 
 
 def test_shared_block_is_the_same_memory_in_another_process():
-    said = run(
-        """
+    said = run("""
         for nbytes in (1000, 70 * MIB):
             torch.alloc(300)
             address = torch.alloc(nbytes)
             ctypes.memset(address, 7, nbytes)
             print(found_elsewhere(*_sharing.share_block(address), nbytes, 9))
             print(*set(bytes(bytes_at(address, nbytes))))
-        """
-    )
+    """)
     assert said == ["7", "9", "7", "9"]
 
 
 def test_shared_block_stays_in_place_while_pages_move_around_it():
-    said = run(
-        """
+    said = run("""
         import random
         random.seed(1)
         kept = torch.alloc(9 * MIB)
@@ -70,14 +67,12 @@ def test_shared_block_stays_in_place_while_pages_move_around_it():
         bytes_at(kept, 8)[3] = 6
         there = bytes(bytes_at(opened.address + offset, 9 * MIB))
         print(there[:4] == bytes([5, 5, 5, 6]), set(there[4:]) == {5})
-        """
-    )
+    """)
     assert said == ["True", "True"]
 
 
 def test_shared_block_of_a_graph_pool_is_the_same_memory_in_another_process():
-    said = run(
-        """
+    said = run("""
         stream = gpumem.Stream("host")
         pool = torch.open_pool(7)
         torch.alloc(300, stream=stream.ptr, pool=pool)
@@ -86,14 +81,12 @@ def test_shared_block_of_a_graph_pool_is_the_same_memory_in_another_process():
         print(found_elsewhere(*_sharing.share_block(address), 5 * MIB, 9))
         print(*set(bytes(bytes_at(address, 5 * MIB))))
         torch.drop_pool(pool)
-        """
-    )
+    """)
     assert said == ["7", "9"]
 
 
 def test_arena_does_not_sleep_until_shared_blocks_are_freed():
-    said = run(
-        """
+    said = run("""
         stream = gpumem.Stream("host")
         plain = torch.alloc(5000)
         pool = torch.open_pool(7)
@@ -108,14 +101,12 @@ def test_arena_does_not_sleep_until_shared_blocks_are_freed():
         arena.sleep()
         print(*arena.asleep)
         arena.wake()
-        """
-    )
+    """)
     assert said == ["default"]
 
 
 def test_tag_with_a_shared_block_stays_awake_if_sleep_is_told_so():
-    said = run(
-        """
+    said = run("""
         with arena.tag("weights"):
             address = torch.alloc(3 * MIB)
         other = torch.alloc(3 * MIB)
@@ -127,25 +118,21 @@ def test_tag_with_a_shared_block_stays_awake_if_sleep_is_told_so():
         print(bytes_at(opened.address + offset, 8)[5])
         assert "awake" in refusal(_sharing.share_block, other)
         arena.wake()
-        """
-    )
+    """)
     assert said == ["default", "6"]
 
 
 def test_each_share_has_its_own_text():
-    said = run(
-        """
+    said = run("""
         address = torch.alloc(5000)
         texts = {_sharing.share_block(address)[0] for _ in range(3)}
         print(len(texts), max(map(len, texts)) < 100)
-        """
-    )
+    """)
     assert said == ["3", "True"]
 
 
 def test_opened_block_leaves_no_descriptor_and_no_address_behind():
-    said = run(
-        """
+    said = run("""
         def held():
             # Threads come and go, with mappings of their own: only those of pages count.
             pages = Path("/proc/self/maps").read_text().count("/memfd:gpumem")
@@ -179,14 +166,12 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
             opened.close()
             _sharing.drop_idle()
             wait_until(lambda: all(map(operator.le, held(), least)))
-        """
-    )
+    """)
     assert said == []
 
 
 def test_block_that_is_sent_again_is_mapped_once():
-    said = run(
-        """
+    said = run("""
         address, other = torch.alloc(70 * MIB), torch.alloc(5000)
         beside = torch.alloc(5000)
         def opened(address):
@@ -202,14 +187,12 @@ def test_block_that_is_sent_again_is_mapped_once():
         one.close()
         _sharing.drop_idle()
         print(two.address == first, bytes_at(two.address, 1)[0] == bytes_at(address, 1)[0])
-        """
-    )
+    """)
     assert said == ["True", "False", "True", "True", "True"]
 
 
 def test_mapping_is_made_anew_after_pages_were_given_back():
-    said = run(
-        """
+    said = run("""
         address = torch.alloc(70 * MIB)
         ctypes.memset(address, 3, 70 * MIB)
         text, offset = _sharing.share_block(address)
@@ -223,14 +206,12 @@ def test_mapping_is_made_anew_after_pages_were_given_back():
         text, offset = _sharing.share_block(again)
         opened = _sharing.open_block(text)
         print(again == address, *set(bytes(bytes_at(opened.address + offset, 70 * MIB))))
-        """
-    )
+    """)
     assert said == ["3", "True", "4"]
 
 
 def test_mapping_without_a_use_is_unmapped_after_a_moment():
-    run(
-        """
+    run("""
         def mapped():
             return Path("/proc/self/maps").read_text().count("\\n")
 
@@ -243,13 +224,11 @@ def test_mapping_without_a_use_is_unmapped_after_a_moment():
             _sharing.open_block(text).close()
             wait_until(lambda: mapped() < least)
             assert not _sharing._mappings._idle
-        """
-    )
+    """)
 
 
 def test_threads_that_open_one_block_share_a_mapping():
-    said = run(
-        """
+    said = run("""
         from concurrent.futures import ThreadPoolExecutor
         text, _ = _sharing.share_block(torch.alloc(9 * MIB))
         with ThreadPoolExecutor(4) as threads:
@@ -257,14 +236,12 @@ def test_threads_that_open_one_block_share_a_mapping():
             print(len({each.address for each in opened}))
             list(threads.map(lambda each: each.close(), opened))
         print(len(_sharing._mappings._used), len(_sharing._mappings._idle))
-        """
-    )
+    """)
     assert said == ["1", "0", "1"]
 
 
 def test_forked_child_leaves_mappings_to_its_parent():
-    said = run(
-        """
+    said = run("""
         text, _ = _sharing.share_block(torch.alloc(9 * MIB))
         used, idle = _sharing.open_block(text), torch.alloc(70 * MIB)
         _sharing.open_block(_sharing.share_block(idle)[0]).close()
@@ -276,14 +253,12 @@ def test_forked_child_leaves_mappings_to_its_parent():
             os._exit(0)
         print(os.waitpid(process, 0)[1], flush=True)
         print(bytes_at(used.address, 1)[0], len(_sharing._mappings._idle))
-        """
-    )
+    """)
     assert said == ["child", "0", "0", "1"]
 
 
 def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
-    run(
-        """
+    run("""
         address = torch.alloc(5000)
         text, _ = _sharing.share_block(address)
         assert "not the text of a shared block" in refusal(_sharing.open_block, "something")
@@ -298,8 +273,7 @@ def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
         assert "no block" in refusal(_sharing.share_block, address)
         assert "no block" in refusal(_sharing.share_block, 0)
         assert arena.stats().in_use == 0
-        """
-    )
+    """)
 
 
 def test_block_outside_of_pages_is_refused():
@@ -335,8 +309,7 @@ def test_device_that_can_export_makes_its_pages_exportable():
 
 
 def test_pages_beyond_what_was_said_are_refused():
-    run(
-        """
+    run("""
         address = torch.alloc(5000)
         _, _, _, pages = pages_of(address)
         with export_page(address, pages[0][0]) as page:
@@ -344,14 +317,12 @@ def test_pages_beyond_what_was_said_are_refused():
             assert "of pages do not fit" in refusal(opened.map, page.fileno(), pages[0][1] + 1)
             opened.map(page.fileno(), pages[0][1])
             assert "of pages do not fit" in refusal(opened.map, page.fileno(), pages[0][1])
-        """
-    )
+    """)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_process_of_another_user_is_not_answered():
-    said = run(
-        """
+    said = run("""
         text, _ = _sharing.share_block(torch.alloc(5000))
         process = os.fork()
         if process == 0:
@@ -359,8 +330,7 @@ def test_process_of_another_user_is_not_answered():
             print(refusal(_sharing.open_block, text), flush=True)
             os._exit(0)
         os.waitpid(process, 0)
-        """
-    )
+    """)
     assert " ".join(said) == (
         "[Errno 9] the other process refused: descriptors are for processes of the same user"
     )
@@ -371,8 +341,7 @@ def test_process_of_another_user_is_not_answered():
     reason=f"{torch_library.VARIABLE} names no folder of an unpacked PyTorch",
 )
 def test_compiled_allocator_shares_and_opens_blocks():
-    said = run(
-        """
+    said = run("""
         from helpers import torch_library
         folder = tempfile.mkdtemp()
         driver = torch_library.load(torch_library.unpacked(), Path(folder))
@@ -391,6 +360,5 @@ def test_compiled_allocator_shares_and_opens_blocks():
                 function(given)
             except torch_library.Refused as error:
                 print("no block" in str(error))
-        """
-    )
+    """)
     assert said == ["3", "4", "True", "True"]

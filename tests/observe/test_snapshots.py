@@ -253,8 +253,7 @@ def test_snapshot_rejects_what_is_no_resource(bad):
 
 
 def test_forked_child_sees_its_own_resources_only():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import os
         import gpumem
         from gpumem import observe
@@ -273,8 +272,7 @@ def test_forked_child_sees_its_own_resources_only():
                 raise AssertionError
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        """
-    )
+    """)
 
 
 def test_closed_arena_shows_nothing():

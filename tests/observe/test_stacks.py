@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 from helpers import child
-from helpers.threads import in_a_thread
+from helpers.threads import in_a_thread, run_threads
 
 from gpumem import observe
 
@@ -237,10 +237,7 @@ def test_threads_record_their_own_stacks(make_arena):
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
     with observe.record(arena, capacity=1 << 14, stacks=True) as recording:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(threads)
     found = {}
     for event in allocations(recording.events()):
         number = event.nbytes - 1000

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.threads import run_threads
 
 import gpumem
 
@@ -112,11 +113,7 @@ def test_close_while_other_threads_allocate_leaves_nothing(backing):
 
     for _ in range(60):
         arena, start = gpumem.Arena("host", {"backing": backing}), threading.Barrier(3)
-        threads = [threading.Thread(target=t, args=(arena, start)) for t in (work, work, close)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(threading.Thread(target=t, args=(arena, start)) for t in (work, work, close))
         assert arena.stats().reserved == 0
     assert failures == []
 

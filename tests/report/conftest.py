@@ -64,14 +64,12 @@ class Page:
 
     def box(self, selector: str) -> dict[str, float]:
         """Scroll to an element; give where it is."""
-        return self.browser.evaluate(
-            f"""(() => {{
+        return self.browser.evaluate(f"""(() => {{
               const found = document.querySelector({selector!r});
               found.scrollIntoView({{block: 'center'}});
               const {{left, top, width, height}} = found.getBoundingClientRect();
               return {{left, top, width, height}};
-            }})()"""
-        )
+            }})()""")
 
     def link(self) -> str:
         """Give what stands behind the # of the address."""
@@ -83,13 +81,11 @@ class Page:
 
     def find(self, text: str) -> None:
         """Write into the search field."""
-        self.browser.evaluate(
-            f"""(() => {{
+        self.browser.evaluate(f"""(() => {{
               const field = document.getElementById('find');
               field.value = {text!r};
               field.dispatchEvent(new Event('input'));
-            }})()"""
-        )
+            }})()""")
         self.browser.settle()
 
     def click(self, selector: str, x: float, y: float) -> None:
@@ -100,13 +96,11 @@ class Page:
 
     def choose(self, selector: str, value: str) -> None:
         """Choose of a select, or press a radio button, as a person's change of it."""
-        self.browser.evaluate(
-            f"""(() => {{
+        self.browser.evaluate(f"""(() => {{
               const found = document.querySelector({selector!r});
               if (found.type === 'radio') found.click();
               else {{ found.value = {value!r}; found.dispatchEvent(new Event('change')); }}
-            }})()"""
-        )
+            }})()""")
         self.browser.settle()
 
     def press(self, selector: str) -> None:

@@ -70,15 +70,13 @@ def test_state_is_stepped_through_events(told):
 
 def test_moment_and_block_are_marked_at_their_places(told):
     told.press("#leaks tbody button")
-    places = told.browser.evaluate(
-        """['#timeline .marker', '#map .frame'].map(name => {
+    places = told.browser.evaluate("""['#timeline .marker', '#map .frame'].map(name => {
              const found = document.querySelector(name);
              const at = found.getBoundingClientRect();
              const over = found.parentElement.getBoundingClientRect();
              return [at.left - over.left, over.bottom - at.bottom, at.width, at.height].map(
                (size, i) => size / (i % 2 ? over.height : over.width));
-           })"""
-    )
+           })""")
     assert places[0] == pytest.approx([0.5, 0, 0, 1], abs=0.01)  # at 2 of 4 s
     assert places[1] == pytest.approx([0, 0, 1, 4 / 14], abs=0.01)  # 4 of 14 MiB
 

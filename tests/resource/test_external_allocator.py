@@ -15,7 +15,7 @@ from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.interrupting import interrupted, more_calls
-from helpers.threads import in_threads
+from helpers.threads import in_threads, run_threads
 from helpers.waiting import wait_until
 
 import gpumem
@@ -607,10 +607,7 @@ def test_last_view_may_be_dropped_without_the_gil(heap, python):
             threading.Thread(target=consume(allocator.allocate(10).__dlpack__()).delete)
             for _ in range(8)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(threads)
         stream.synchronize()
         assert allocator.stats().in_use == 0
         wait_until(lambda: allocator.stats().reserved == 0)

@@ -202,8 +202,7 @@ def test_environment_outlives_a_session_that_is_collected_in_a_cycle():
 
 
 def test_sessions_that_are_alive_at_the_end_say_nothing():
-    child.run_quietly(
-        """
+    child.run_quietly("""
 import sys
 import gpumem
 environment = gpumem.Environment()
@@ -216,5 +215,4 @@ from session.test_dropped_sessions import CYCLES, Engine, run_with_scratch
 kept = [Engine(how) for how in CYCLES]
 for how in CYCLES:
     kept.append(run_with_scratch(Engine(how).session, gate=True))
-"""
-    )
+    """)

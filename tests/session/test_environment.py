@@ -502,8 +502,7 @@ def test_concurrent_replacements_leave_one_allocator(environment):
 
 
 def test_devices_of_one_type_have_separate_allocators():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import gpumem
         gpumem.device.set_host_device_count(2)
         with gpumem.Environment({"ep_factory.host.arena.max_mem": "1048576"}) as environment:
@@ -516,13 +515,11 @@ def test_devices_of_one_type_have_separate_allocators():
             environment.release("host:0")
             assert first.closed and not second.closed
             assert environment.shared_allocator("host:0") is None
-        """
-    )
+    """)
 
 
 def test_forked_child_finds_the_lock_free_and_arenas_closed():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import os, signal, threading, warnings
         import gpumem
         warnings.simplefilter("ignore", DeprecationWarning)     # a fork beside threads is the point
@@ -563,5 +560,4 @@ def test_forked_child_finds_the_lock_free_and_arenas_closed():
         with environment.acquire("host").allocate(8):
             pass
         session.close()
-        """
-    )
+    """)

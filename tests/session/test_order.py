@@ -68,8 +68,7 @@ def run_on_two_devices(script):
 
 
 def test_run_comes_after_what_is_queued_on_an_inputs_stream_of_another_device():
-    run_on_two_devices(
-        """
+    run_on_two_devices("""
 x = other.allocate(4096, loader)
 def work(ctx):
     y = ctx.output("y", 4096, "u1")
@@ -84,13 +83,11 @@ with gpumem.Session("host:0") as session:
         assert_unfinished(session.compute_stream)
     session.compute_stream.synchronize()
     assert set(session.outputs()["y"].numpy().tolist()) == {7}
-"""
-    )
+    """)
 
 
 def test_output_on_another_device_is_written_after_what_used_its_memory():
-    run_on_two_devices(
-        """
+    run_on_two_devices("""
 default = gpumem.Stream.from_handle("host:1", 1)
 used = other.allocate(4096)
 with gpumem.Session("host:0") as session:
@@ -107,5 +104,4 @@ with gpumem.Session("host:0") as session:
         assert_unfinished(session.compute_stream)
     session.compute_stream.synchronize()
     assert set(session.outputs()["y"].numpy().tolist()) == {7}
-"""
-    )
+    """)

@@ -14,6 +14,7 @@ from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.resources import Plain
 from helpers.single_block import BLOCK, next_address, single_block_arena
+from helpers.threads import in_threads
 from helpers.waiting import wait_until
 from session.test_order import assert_unfinished
 
@@ -620,8 +621,7 @@ def test_stream_zero_is_the_legacy_default_stream(host):
 
 
 def test_stream_of_another_device_is_refused():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import gpumem
         gpumem.device.set_host_device_count(2)
         stream = gpumem.Stream("host:1")
@@ -631,8 +631,7 @@ def test_stream_of_another_device_is_refused():
             assert "host:0" in str(error)
         else:
             raise AssertionError
-        """
-    )
+    """)
 
 
 UNIFIED = [
@@ -901,8 +900,7 @@ def test_external_allocator_object_belongs_to_one_session_at_a_time():
 
 
 def test_devices_are_isolated():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import gpumem
         gpumem.device.set_host_device_count(2)
         with gpumem.Environment() as environment:
@@ -915,8 +913,7 @@ def test_devices_are_isolated():
                     assert session.outputs()["y"].memory.device == gpumem.Device(f"host:{i}")
                     assert session.device_for_outputs() == [gpumem.Device(f"host:{i}")]
             assert [arena.stats().num_allocs for arena in arenas] == [1, 1]
-        """
-    )
+    """)
 
 
 # ---- many at once --------------------------------------------------------------------------------
@@ -937,11 +934,7 @@ def test_concurrent_sessions():
                     if (session.outputs()["y"].numpy() != 2 * (number + i)).any():
                         wrong.append((number, i))
 
-        threads = [threading.Thread(target=work, args=(100 * n,)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, range(0, 600, 100))
         assert not wrong
         assert environment.references("host") == 1
         assert arena.stats().requested_in_use == 0

@@ -37,8 +37,7 @@ def test_tensor_of_gpumem_takes_no_other_stream(read):
 
 
 def test_stream_of_another_device_or_type_is_refused_and_leaves_the_memory_to_its_producer():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import numpy as np, gpumem
         gpumem.device.set_host_device_count(2)
         array = np.zeros(4)
@@ -51,8 +50,7 @@ def test_stream_of_another_device_or_type_is_refused_and_leaves_the_memory_to_it
                 else:
                     raise AssertionError((read, stream))
         array[:] = 1
-        """
-    )
+    """)
 
 
 @pytest.mark.parametrize("own", [None, gpumem.Stream("host")])

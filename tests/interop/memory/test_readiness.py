@@ -275,8 +275,7 @@ def test_memory_that_is_closed_under_a_queued_copy_stays_until_it_is_done(memory
 
 
 def test_frame_to_come_holds_up_the_reading_stream_of_another_device_only():
-    child.run_quietly(
-        """
+    child.run_quietly("""
         import os, gpumem
         from gpumem.interop import HostTimeline, Importer, MemoryDescriptor, MemoryHandleType
         gpumem.device.set_host_device_count(2)
@@ -294,5 +293,4 @@ def test_frame_to_come_holds_up_the_reading_stream_of_another_device_only():
         timeline.signal(1)
         assert target.numpy().tolist() == [5] * 4
         assert idle == [True, True]
-        """
-    )
+    """)
