@@ -46,13 +46,13 @@ def wait(semaphore, number, stream):
 
 
 @pytest.fixture
-def child(child):
+def run(child):
     """Run code after `HEAD`."""
-    return lambda code, **more: child(HEAD + code, **more)
+    return lambda code: child(HEAD + code)
 
 
-def test_imported_file_is_shared_device_memory(child):
-    child("""
+def test_imported_file_is_shared_device_memory(run):
+    run("""
 descriptor = file(65536)
 view = mmap.mmap(descriptor, 65536)
 memory = driver.cuImportExternalMemory(memory_of(descriptor, 65536))
@@ -71,8 +71,8 @@ assert host.alive().allocations == 0 and host.alive().imports == 0
     """)
 
 
-def test_import_takes_the_descriptor_on_success_only(child):
-    child("""
+def test_import_takes_the_descriptor_on_success_only(run):
+    run("""
 descriptor = file(4096)
 assert driver.error("cuImportExternalMemory", memory_of(descriptor, 8192)) == "INVALID_VALUE"
 assert driver.error("cuImportExternalMemory", memory_of(descriptor, 4096, 9)) == "NOT_SUPPORTED"
@@ -87,8 +87,8 @@ assert is_open(small)
     """)
 
 
-def test_mapped_buffer_must_lie_inside_the_memory(child):
-    child("""
+def test_mapped_buffer_must_lie_inside_the_memory(run):
+    run("""
 memory = driver.cuImportExternalMemory(memory_of(file(8192), 8192))
 assert driver.error("cuExternalMemoryGetMappedBuffer", memory, part(4096, 4097)) == "INVALID_VALUE"
 assert driver.error("cuExternalMemoryGetMappedBuffer", memory, part(0, 0)) == "INVALID_VALUE"
@@ -97,8 +97,8 @@ assert driver.error("cuExternalMemoryGetMappedBuffer", memory, part(0, 16)) == "
     """)
 
 
-def test_stream_waits_until_the_timeline_reaches_the_value(child):
-    child("""
+def test_stream_waits_until_the_timeline_reaches_the_value(run):
+    run("""
 descriptor = file(4096)
 page = mmap.mmap(descriptor, 4096)
 semaphore = driver.cuImportExternalSemaphore(semaphore_of(descriptor))
@@ -115,8 +115,8 @@ assert int.from_bytes(page[64:68], "little") == 2
     """)
 
 
-def test_another_process_signals_and_is_signalled(child):
-    child("""
+def test_another_process_signals_and_is_signalled(run):
+    run("""
 descriptor = file(4096)
 page = mmap.mmap(descriptor, 4096)
 pid = os.fork()
@@ -135,8 +135,8 @@ assert os.waitpid(pid, 0)[1] == 0
     """)
 
 
-def test_binary_semaphore_gives_each_signal_to_one_wait(child):
-    child("""
+def test_binary_semaphore_gives_each_signal_to_one_wait(run):
+    run("""
 semaphore = driver.cuImportExternalSemaphore(semaphore_of(file(4096), 1))
 first, second, signaller = driver.stream(), driver.stream(), driver.stream()
 signal(semaphore, 0, signaller)
@@ -149,8 +149,8 @@ driver.cuStreamSynchronize(second)
     """)
 
 
-def test_shutdown_ends_a_wait_for_a_timeline(child):
-    child("""
+def test_shutdown_ends_a_wait_for_a_timeline(run):
+    run("""
 semaphore = driver.cuImportExternalSemaphore(semaphore_of(file(4096)))
 wait(semaphore, 1, driver.stream())
 host.shutdown()
@@ -158,8 +158,8 @@ assert host.alive().workers == 0
     """)
 
 
-def test_destroying_a_semaphore_leaves_queued_work_whole(child):
-    child("""
+def test_destroying_a_semaphore_leaves_queued_work_whole(run):
+    run("""
 descriptor = file(4096)
 page = mmap.mmap(descriptor, 4096)
 semaphore = driver.cuImportExternalSemaphore(semaphore_of(descriptor))
@@ -175,15 +175,12 @@ assert host.alive().imports == 0
 
 
 @pytest.mark.parametrize("kind", [2, 4, 5])
-def test_windows_memory_is_refused(child, kind):
-    child(
-        HEAD
-        + f"""
+def test_windows_memory_is_refused(run, kind):
+    run(f"""
 desc = memory_of(file(4096), 4096, {kind})
 assert driver.error("cuImportExternalMemory", desc) == "NOT_SUPPORTED"
 assert host.alive().imports == 0
-    """
-    )
+    """)
 
 
 @pytest.mark.parametrize("kind", [4, 10])
@@ -194,5 +191,5 @@ def test_windows_semaphore_is_refused(child, kind):
 desc = semaphore_of(file(4096), {kind})
 assert driver.error("cuImportExternalSemaphore", desc) == "NOT_SUPPORTED"
 assert host.alive().imports == 0
-"""
+    """
     )

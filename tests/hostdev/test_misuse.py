@@ -17,13 +17,13 @@ def found():
 
 
 @pytest.fixture
-def child(child):
+def run(child):
     """Run code after `HEAD`."""
-    return lambda code, **more: child(HEAD + code, **more)
+    return lambda code: child(HEAD + code)
 
 
-def test_unordered_writes_are_found_and_both_streams_named(child):
-    child("""
+def test_unordered_writes_are_found_and_both_streams_named(run):
+    run("""
 fill(first)
 fill(second, pointer + 100, 10)
 assert found() == 1
@@ -34,8 +34,8 @@ assert f"writes 10 bytes at {hex(pointer + 100)}" in report and "wrote" in repor
     """)
 
 
-def test_unordered_write_after_a_completed_one_is_found(child):
-    child("""
+def test_unordered_write_after_a_completed_one_is_found(run):
+    run("""
 fill(first)
 while ctypes.string_at(pointer + 4095, 1) != b"\\x01":
     pass
@@ -44,8 +44,8 @@ assert found() == 1
     """)
 
 
-def test_unordered_read_and_write_is_found_in_both_orders(child):
-    child("""
+def test_unordered_read_and_write_is_found_in_both_orders(run):
+    run("""
 fill(first)
 driver.cuMemcpyDtoDAsync(other, pointer, 64, second)
 assert found() == 1 and "reads" in host.misuse_report().decode()
@@ -57,16 +57,16 @@ assert host.misuse_report().endswith(b"read; nothing orders them")
     """)
 
 
-def test_unordered_reads_are_allowed(child):
-    child("""
+def test_unordered_reads_are_allowed(run):
+    run("""
 driver.cuMemcpyDtoDAsync(other, pointer, 64, first)
 driver.cuMemcpyDtoDAsync(other + 64, pointer, 64, second)
 assert found() == 0
     """)
 
 
-def test_unordered_writes_to_neighbouring_bytes_are_allowed(child):
-    child("""
+def test_unordered_writes_to_neighbouring_bytes_are_allowed(run):
+    run("""
 fill(first, pointer, 100)
 fill(second, pointer + 100, 100)
 driver.cuMemsetD2D8Async(pointer + 1024, 64, 1, 32, 8, first)
@@ -89,8 +89,8 @@ assert found() == 1
         'exec(\'while driver.error("cuStreamQuery", first) == "NOT_READY": pass\')',
     ],
 )
-def test_event_and_stream_waits_order_accesses(child, order):
-    child(f"fill(first)\n{order}\nfill(second)\nassert found() == 0, host.misuse_report()\n")
+def test_event_and_stream_waits_order_accesses(run, order):
+    run(f"fill(first)\n{order}\nfill(second)\nassert found() == 0, host.misuse_report()\n")
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_event_and_stream_waits_order_accesses(child, order):
         "fill(1, other)",
     ],
 )
-def test_insufficient_waits_do_not_order_accesses(child, order):
-    child(f"fill(first)\n{order}\nfill(second)\nassert found() == 1\n")
+def test_insufficient_waits_do_not_order_accesses(run, order):
+    run(f"fill(first)\n{order}\nfill(second)\nassert found() == 1\n")
 
 
-def test_event_orders_only_earlier_work(child):
-    child("""
+def test_event_orders_only_earlier_work(run):
+    run("""
 fill(first)
 driver.cuEventRecord(event, first)
 fill(first, other)
@@ -119,8 +119,8 @@ assert found() == 1
     """)
 
 
-def test_order_is_transitive(child):
-    child("""
+def test_order_is_transitive(run):
+    run("""
 third, again = driver.stream(), driver.event()
 fill(first)
 driver.cuEventRecord(event, first)
@@ -132,8 +132,8 @@ assert found() == 0, host.misuse_report()
     """)
 
 
-def test_default_streams_order_blocking_streams(child):
-    child("""
+def test_default_streams_order_blocking_streams(run):
+    run("""
 blocking = driver.stream(0), driver.stream(0)
 fill(blocking[0])
 fill(1)
@@ -148,8 +148,8 @@ assert found() == 1
     """)
 
 
-def test_host_copies_are_checked(child):
-    child("""
+def test_host_copies_are_checked(run):
+    run("""
 fill(first)
 driver.read(pointer, 16)
 assert found() == 1 and "the host reads 16 bytes" in host.misuse_report().decode()
@@ -160,8 +160,8 @@ assert found() == 1
     """)
 
 
-def test_page_mapped_at_two_addresses_is_checked_as_one(child):
-    child("""
+def test_page_mapped_at_two_addresses_is_checked_as_one(run):
+    run("""
 from drivers import BLOCK
 base, handle = driver.reserve(2 * BLOCK), driver.physical()
 driver.map(base, handle)
@@ -174,8 +174,8 @@ assert found() == 1 and hex(base + BLOCK + 100) in host.misuse_report().decode()
     """)
 
 
-def test_freed_memory_is_forgotten(child):
-    child("""
+def test_freed_memory_is_forgotten(run):
+    run("""
 for stream in (first, second) * 5:
     pinned = int(driver.cuMemHostAlloc(4096, 0))
     fill(stream, pinned)
@@ -184,8 +184,8 @@ assert found() == 0, host.misuse_report()
     """)
 
 
-def test_pool_memory_used_on_an_unordered_stream_is_found(child):
-    child("""
+def test_pool_memory_used_on_an_unordered_stream_is_found(run):
+    run("""
 block = int(driver.cuMemAllocAsync(4096, first))
 fill(second, block)
 assert found() == 1
@@ -202,8 +202,8 @@ assert found() == 2, host.misuse_report()
     """)
 
 
-def test_plain_free_of_pool_memory_still_in_use_is_found(child):
-    child("""
+def test_plain_free_of_pool_memory_still_in_use_is_found(run):
+    run("""
 block = int(driver.cuMemAllocAsync(4096, first))
 fill(first, block)
 driver.cuMemFree(block)
@@ -211,8 +211,8 @@ assert found() == 1 and "the host writes" in host.misuse_report().decode()
     """)
 
 
-def test_graph_launch_accesses_what_its_nodes_access(child):
-    child("""
+def test_graph_launch_accesses_what_its_nodes_access(run):
+    run("""
 driver.cuStreamBeginCapture(first, driver.api.CUstreamCaptureMode(2))
 fill(first)
 graph = driver.cuStreamEndCapture(first)
@@ -224,8 +224,8 @@ assert found() == 1
     """)
 
 
-def test_memory_value_waits_order_accesses(child):
-    child("""
+def test_memory_value_waits_order_accesses(run):
+    run("""
 word = driver.pinned(8)
 driver.cuStreamWaitValue64(second, word, 1, 0)
 fill(second)
@@ -246,8 +246,8 @@ assert found() >= 1  # the host has synchronized: it is looked at again
     """)
 
 
-def test_host_function_orders_the_host(child):
-    child("""
+def test_host_function_orders_the_host(run):
+    run("""
 import threading
 done = threading.Event()
 thunk = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: done.set())
@@ -259,12 +259,12 @@ assert found() == 0, host.misuse_report()
     """)
 
 
-def test_misuse_is_not_checked_by_default(child):
-    child("host.find_misuse(0)\nfill(first)\nfill(second)\nassert found() == 0\n")
+def test_misuse_is_not_checked_by_default(run):
+    run("host.find_misuse(0)\nfill(first)\nfill(second)\nassert found() == 0\n")
 
 
-def test_forked_child_checks_for_itself(child):
-    child("""
+def test_forked_child_checks_for_itself(run):
+    run("""
 import os
 fill(first)
 pid = os.fork()

@@ -56,6 +56,12 @@ for thread in threads:
     thread.join()
 """,
 }
+# Every way in and out of arenas, buffers and tensors, without child processes.
+TESTED = (
+    *("arena/test_lifetime.py", "arena/test_threads.py", "buffer/test_dlpack.py"),
+    *("copy/test_random_copies.py", "tensor/test_tensor.py", "tensor/test_tensor_dlpack.py"),
+)
+CONFIG = ROOT / "pyproject.toml"
 REPORTS = {"address": "heap-buffer-overflow", "thread": "data race"}
 
 
@@ -127,11 +133,12 @@ def check_package(sanitizer: str, seconds: float, seeds: list[int]) -> None:
         library = build_package(sanitizer, Path(folder))
         step(f"gpumem under {sanitizer}: a planted fault is caught")
         check_planted(sanitizer, library)
+        step(f"gpumem under {sanitizer}: tests of {', '.join(TESTED)}")
+        options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+        tests = [str(TESTS / name) for name in TESTED]
+        done = run_python(sanitizer, library, *options, f"--config-file={CONFIG}", *tests)
+        require(done.returncode == 0 and "runtime error" not in done.stderr, "the tests", done)
         for seed in seeds:
-            step(f"gpumem under {sanitizer}: every way in and out of arenas, seed {seed}")
-            done = run_python(sanitizer, library, str(HERE / "stress_core.py"), str(seed))
-            require((done.returncode, done.stdout) == (0, "reached the end\n"), "stress_core", done)
-            require("runtime error" not in done.stderr, "stress_core", done)
             step(f"gpumem under {sanitizer}: a search for wrong bytes, seed {seed}")
             stress = ["-m", "tests.stress", "--seconds", str(seconds), "--seed", str(seed)]
             done = run_python(sanitizer, library, *stress)
