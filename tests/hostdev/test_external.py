@@ -184,12 +184,9 @@ assert host.alive().imports == 0
 
 
 @pytest.mark.parametrize("kind", [4, 10])
-def test_windows_semaphore_is_refused(child, kind):
-    child(
-        HEAD
-        + f"""
+def test_windows_semaphore_is_refused(run, kind):
+    run(f"""
 desc = semaphore_of(file(4096), {kind})
 assert driver.error("cuImportExternalSemaphore", desc) == "NOT_SUPPORTED"
 assert host.alive().imports == 0
-    """
-    )
+    """)
