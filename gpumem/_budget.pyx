@@ -136,7 +136,6 @@ cdef class Budget:
         if parent is not None and not isinstance(parent, Budget):
             raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
         self.parent = parent
-        # One level is left for the accounts of resources.
         if self.parent is not None and self.parent.core.depth + 3 > BUDGET_DEPTH:
             raise ValueError(f"parent {self.parent.name!r} has {self.parent.core.depth} levels "
                              f"above it: a tree has up to {BUDGET_DEPTH - 1}")
@@ -506,15 +505,25 @@ cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except
 
 # ---- pressure ------------------------------------------------------------------------------------
 
+cdef inline BudgetCore* users_level(BudgetCore* level) noexcept nogil:
+    """Find the user's budget that an account charges. An account that charges none has the limit.
+
+    An arena's account has a limit as well, max_mem, for which no budget refuses.
+    """
+    while level.is_account and level.parent != NULL:
+        level = level.parent
+    return level
+
+
 cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors) except -1:
-    cdef BudgetCore* refusing = budget_refusing(level, nbytes)
+    cdef BudgetCore* refusing = budget_refusing(users_level(level), nbytes)
     cdef BudgetCore* asked
     if refusing == NULL:
         # Room came meanwhile, or another request's charge was in the way and was rolled back.
         relief.retries += 1
         if relief.retries <= MOST_RETRIES:
             return True
-        refusing = budget_tightest(level)
+        refusing = budget_tightest(users_level(level))
     note_outcome(relief, refusing)
     asked = first_to_call(refusing, NULL, relief)
     if asked == NULL:
@@ -640,10 +649,10 @@ tell_crossed = tell_of_crossings
 # ---- failing -------------------------------------------------------------------------------------
 
 cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict numbers) except -1:
-    cdef BudgetCore* refusing = budget_refusing(level, nbytes)
+    cdef BudgetCore* refusing = budget_refusing(users_level(level), nbytes)
     cdef uint64_t used, limit
     if refusing == NULL:
-        refusing = budget_tightest(level)
+        refusing = budget_tightest(users_level(level))
     used = budget_load(&refusing.used)
     limit = budget_load(&refusing.limit)
     path = path_of(level)

@@ -29,9 +29,9 @@ from posix.unistd cimport close
 
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
-    apart_bytes, arena_extensions, arena_max_in_use, arena_shrinkages, arena_state, ArenaCore,
-    backing_calls, DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE,
-    STATE_ASLEEP, STATE_CLOSED, ThreadCache,
+    apart_bytes, arena_extensions, arena_limit, arena_max_in_use, arena_shrinkages, arena_state,
+    ArenaCore, backing_calls, DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE,
+    SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED, ThreadCache,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
 from gpumem._support.atomics cimport load32, load64, published64, published_pointer
@@ -470,7 +470,7 @@ cdef void read_once(const EventSource* source, LiveCounters* counters) noexcept 
 
 
 cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept nogil:
-    counters.limit = load64(&arena.settings.max_mem)
+    counters.limit = arena_limit(arena)
     counters.in_use = load64(&arena.table.in_use) + load64(&arena.small.in_use)
     counters.requested_in_use = (load64(&arena.table.requested_in_use)
                                  + load64(&arena.small.requested_in_use))

@@ -9,11 +9,11 @@ from libc.stdlib cimport calloc, free, qsort
 from gpumem._arena.arena cimport Arena
 from gpumem._native.arena cimport (
     APART_SHAREABLE, APART_TRANSPORT, arena_copy, arena_copy_blocks, arena_copy_free,
-    arena_extensions, arena_in_use, arena_max_in_use, arena_reserved, arena_reserved_now,
-    arena_shrinkages, arena_state, ArenaCopy, ArenaCore, ArenaStats, backing_calls, block_note,
-    BlockCopy, BlockNote, caches_flush, family_held, heap_copy, heap_counts, HEAP_LIVE, HeapBlock,
-    HeapCounts, hooks_bytes, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE, STATE_ASLEEP, StreamSlot,
-    tag_next,
+    arena_extensions, arena_in_use, arena_limit, arena_max_in_use, arena_reserved,
+    arena_reserved_now, arena_shrinkages, arena_state, ArenaCopy, ArenaCore, ArenaStats,
+    backing_calls, block_note, BlockCopy, BlockNote, caches_flush, family_held, family_limit,
+    heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, LARGE_SPACE, PageCopy,
+    root_of, SMALL_SPACE, STATE_ASLEEP, StreamSlot, tag_next,
 )
 from gpumem._native.backing cimport mapped_around
 from gpumem._native.bfc cimport (
@@ -53,7 +53,7 @@ cdef dict counters_of(Arena arena):
     if core.heap != NULL:
         heap = heap_counts(core.heap)
     return dict(
-        limit=load64(&core.settings.max_mem),
+        limit=arena_limit(core),
         in_use=in_use - min(heap.held_bytes, in_use),
         requested_in_use=heap.live_bytes + spans,
         virtual=load64(&core.spanned),
@@ -184,7 +184,7 @@ cdef struct Sums:
 cdef dict refusal_figures(Arena arena, uint32_t slot):
     cdef ArenaCore* core = arena.core
     return {"stream": <uintptr_t>core.streams[slot].handle,
-            "limit": load64(&root_of(core).settings.max_mem), "held": family_held(core),
+            "limit": family_limit(core), "held": family_held(core),
             "refused_streams": refused_streams(core), "memory": family_memory_of(core, slot)}
 
 

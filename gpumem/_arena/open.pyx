@@ -13,14 +13,17 @@ from gpumem._buffer cimport alignment_in, MemoryResource, resource_init
 from gpumem._native.arena cimport (
     APART_SHAREABLE, APART_TRANSPORT, arena_add_peer, arena_can_sleep, arena_create, ArenaCore,
     arenas_release_retired, ArenaSettings, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
-    list_for_transport, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT,
+    family_level, list_for_transport, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT,
 )
 from gpumem._native.backing cimport (
     Backing, backing_frees_in_order, backing_init, file_init, listed_init, managed_init, numa_init,
     numa_try, pinned_init, shared_init, THE_DEVICE,
 )
 from gpumem._native.bfc cimport QUANTUM, round_to_quantum
-from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
+from gpumem._native.budget cimport (
+    budget_ceiling, budget_charged, budget_drop, budget_move, budget_rename, BUDGET_UNLIMITED,
+    BudgetCore,
+)
 from gpumem._native.driver cimport (
     access_has, check, context_allow, context_is_dead, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS,
     CUresult, DeviceContext, DriverDevice,
@@ -432,19 +435,23 @@ cdef tuple peers_of(Arena arena):
 cdef int join_budget(Arena arena, object budget, object count) except -1:
     cdef bint in_use = False
     cdef BudgetCore* account = account_of(budget, count, arena.name, &in_use)
+    title = arena.name.encode("utf-8", "replace")
     arena.budget = budget
     arena.core.events.budget = budget_charged(account)
     # `detour` takes allocations off the fast path, which charges nothing.
     if in_use:
-        arena.core.in_use_account = account
+        arena.core.in_use_level = account
         arena.core.detour += 1
-    else:
-        arena.core.held_account = account
+    elif account != NULL:
+        budget_move(family_level(arena.core), account.parent)
+        budget_drop(account)
+    if not budget_rename(arena.core.level, title):
+        raise MemoryError("out of host memory while naming an arena's account")
     return 0
 
 
 cdef str count_of(Arena arena):
-    return "reserved" if arena.core.in_use_account == NULL else "in_use"
+    return "reserved" if arena.core.in_use_level == NULL else "in_use"
 
 
 cdef uint64_t ceiling_of(object budget, object count) except? 0:

@@ -13,8 +13,9 @@ from gpumem._budget cimport budget_relieve, press, raise_exceeded, Relief, tell_
 from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED,
     ARENA_HALF_ASLEEP, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_state, ArenaCore, Block, hook_allocate, last_refusal,
-    last_refused_call, MAX_STREAMS, slot_drop, slot_retain, STATE_ASLEEP,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_state, ArenaCore, Block, family_level, family_limit,
+    hook_allocate, last_refusal, last_refused_call, MAX_STREAMS, slot_drop, slot_retain,
+    STATE_ASLEEP,
 )
 from gpumem._native.bfc cimport ABSURD, round_to_quantum
 from gpumem._native.budget cimport BudgetCore
@@ -91,7 +92,7 @@ cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream 
 
 
 cdef inline BudgetCore* account(const ArenaCore* core) noexcept nogil:
-    return core.held_account if core.in_use_account == NULL else core.in_use_account
+    return family_level(core) if core.in_use_level == NULL else core.in_use_level
 
 
 cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1:
@@ -223,7 +224,7 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
     elif rounded >= ABSURD:
         reason = "absurd"
     elif status == ARENA_OVER_LIMIT:
-        has_limit = load64(&arena.core.settings.max_mem) or arena.core.parent != NULL
+        has_limit = family_limit(arena.core) != 0
         reason = "limit" if has_limit else "addresses"
     raise OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason)) from cause
 

@@ -42,8 +42,7 @@ from gpumem._native.arena.metadata_copy cimport (
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.spans cimport room_for_streams, span_release
 from gpumem._native.arena.streams cimport (
-    arena_record, arena_reset_stream, arena_stream, arena_stream_is_callers, slot_drop,
-    slot_retain,
+    arena_record, arena_reset_stream, arena_stream, arena_stream_is_callers, slot_drop, slot_retain,
 )
 from gpumem._native.arena.sleep cimport arena_sleep, arena_wake, sleep_sums, SleepSums
 from gpumem._native.arena.thread_cache cimport caches_flush
@@ -51,14 +50,14 @@ from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     apart_bytes, APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_can_sleep,
     ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions,
-    ARENA_HALF_ASLEEP, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, arena_is_open,
+    ARENA_HALF_ASLEEP, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, arena_is_open, arena_limit,
     arena_max_in_use, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
     ARENA_STALE, arena_state, ARENA_TAGGED, ArenaCore, ArenaSettings, ArenaSpan, ArenaStats,
     backing_calls, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
-    family_held, is_graph_pool, LARGE_SPACE, last_refusal, last_refused_call, MAX_STREAMS,
-    move_clock, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE, SpanView,
-    STATE_ASLEEP, STATE_CLOSED, StreamSlot, ThreadCache,
+    family_held, family_held_peak, family_level, family_limit, is_graph_pool, LARGE_SPACE,
+    last_refusal, last_refused_call, MAX_STREAMS, move_clock, REUSE_COMPLETED, REUSE_NEVER,
+    REUSE_WAIT, root_of, SMALL_SPACE, SpanView, STATE_ASLEEP, STATE_CLOSED, StreamSlot, ThreadCache,
 )
 from gpumem._native.arena.virtual cimport (
     Lack, span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,

@@ -5,9 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.types cimport (
     apart_from, ArenaCore, Block, BlockNote, IN_SMALL, index_of, table_of,
 )
-from gpumem._native.bfc cimport (
-    BFC_OK, bfc_resolve, Chunk, CHUNK_USED, MAX_CHUNKS, SLOT_RELEASED,
-)
+from gpumem._native.bfc cimport BFC_OK, bfc_resolve, Chunk, CHUNK_USED, MAX_CHUNKS, SLOT_RELEASED
 from gpumem._support.atomics cimport load8, pointer_try, publish32, version_begin, version_of
 from gpumem._support.events cimport (
     event_source_note, is_recorded, REC_ALLOC, REC_FREE, RecEvent, RecNoted,

@@ -11,20 +11,17 @@ from gpumem._native.arena.graph_pool cimport arena_allocate_range, pool_for_tag
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_STALE, ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of,
-    table_of, unlikely,
+    ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE,
+    ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of, table_of, unlikely,
 )
 from gpumem._native.bfc cimport Chunk
 from gpumem._native.driver cimport context_is_dead, CUstream
-from gpumem._support.atomics cimport (
-    count_add, count_now, count_retain_live, publish32, published32,
-)
+from gpumem._support.atomics cimport count_add, count_now, count_retain_live, publish32, published32
 from gpumem._support.events cimport is_recorded, thread_set_framework
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport (
-    first_enter, first_leave, first_lock_init, FirstLock, lock_acquire, lock_init, lock_release,
-    Lock, owner_is_biased,
+    first_enter, first_leave, first_lock_init, FirstLock, Lock, lock_acquire, lock_init,
+    lock_release, owner_is_biased,
 )
 from gpumem._support.memory cimport lines_alloc
 from gpumem._support.process cimport on_fork, process, process_is_exiting

@@ -5,7 +5,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from gpumem._native.arena.allocation_events cimport note_event, notes_free
-from gpumem._native.arena.bookkeeping cimport arena_unclaim, check_claim, check_tables
+from gpumem._native.arena.bookkeeping cimport arena_level_init, check_level, check_tables
 from gpumem._native.arena.debug_heap.guards cimport heap_counts
 from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap_drain, heap_release
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
@@ -33,15 +33,15 @@ from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches
 from gpumem._native.arena.types cimport (
     apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, arena_is_open, ARENA_OK,
     ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ArenaCore, ArenaSettings, family_held,
-    IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_SPACE, SPACES,
-    STATE_CLOSED, table_of,
+    family_level, IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_SPACE,
+    SPACES, STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport (
     Bfc, bfc_free_all, bfc_init, BFC_OK, bfc_resolve, CHUNK_HOLE, NIL, round_to_quantum,
     SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT, state_of,
 )
-from gpumem._native.budget cimport budget_drop, BudgetCore, release_idle_below
+from gpumem._native.budget cimport budget_drop, BUDGET_UNLIMITED, BudgetCore, release_idle_below
 from gpumem._native.driver cimport (
     access_init, context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
 )
@@ -131,7 +131,7 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     # Without the grow lock: a growth under way may keep to the limit before. An allocation that
     # waits for memory tries again.
-    store64(&arena.settings.max_mem, nbytes)
+    store64(&family_level(arena).limit, nbytes or BUDGET_UNLIMITED)
     lock_acquire(&arena.lock)
     store64(&arena.completions, arena.completions + 1)
     lock_release(&arena.lock)
@@ -145,7 +145,7 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     store64(&arena.span_peak, 0)
     store64(&arena.block_peak, 0)
     store64(&arena.stats.max_reserved, arena_reserved_now(arena))
-    store64(&arena.held_peak, family_held(arena))
+    store64(&family_level(arena).peak, family_held(arena))
     lock_release(&arena.lock)
 
 
@@ -173,7 +173,8 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     if settings.max_mem and first > settings.max_mem:
         first = round_to_quantum(settings.max_mem)
     arena.next_region = first
-    if (bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
+    if (not arena_level_init(arena)
+            or bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
                  settings.max_dead) != BFC_OK
             or bfc_init(&arena.small, SPLIT_TIGHT, settings.max_dead) != BFC_OK
             or bfc_init(&arena.persistent, SPLIT_TIGHT, settings.max_dead) != BFC_OK):
@@ -212,17 +213,14 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     for i in range(SPACES):
         space_destroy(&arena.spaces[i])
     spans_forget(arena)
-    if arena.parent != NULL:
-        sum_add(&arena.parent.lent, -arena.charged)
-        arena_unclaim(arena, arena.claimed)
     child_leave(arena)
     streams_free(arena)
     bfc_free_all(&arena.table)
     bfc_free_all(&arena.small)
     bfc_free_all(&arena.persistent)
     copy_forget(arena)
-    budget_drop(arena.held_account)
-    budget_drop(arena.in_use_account)
+    budget_drop(arena.level)
+    budget_drop(arena.in_use_level)
     caches_free(arena)
     free(arena)
 
@@ -391,9 +389,9 @@ cdef uint64_t unused_bytes(ArenaCore* arena) noexcept nogil:
 
 cdef bint charges(const ArenaCore* arena, const BudgetCore* level,
                   const BudgetCore* asking) noexcept nogil:
-    # Tags and pools come with the arena that they are of. In a fork's child the parent's arenas
-    # stay as they are, since another thread may have held their locks.
-    cdef const BudgetCore* account = arena.held_account
+    # Tags and pools are visited with their parent. In a fork's child the parent's arenas stay as
+    # they are, since another thread may have held their locks.
+    cdef const BudgetCore* account = family_level(arena)
     if account == asking or arena.parent != NULL or context_is_dead(arena.context):
         return False
     while account != NULL and account != level:
@@ -565,9 +563,9 @@ cdef int arena_check(ArenaCore* arena) noexcept nogil:
     broken = check_tables(arena, True)
     lock_release(&arena.lock)
     caches_thaw(arena)
-    # A thread that is making memory has claimed more.
+    # A thread that is making memory has charged more.
     if broken == 0 and lock_try(&arena.grow_lock):
-        broken = check_claim(arena)
+        broken = check_level(arena)
         lock_release(&arena.grow_lock)
     return broken
 

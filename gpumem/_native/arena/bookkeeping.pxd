@@ -61,64 +61,53 @@ cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle
 
 # After growth: updates the highest reserved so far.
 cdef void note_reserved(ArenaCore* arena) noexcept nogil
-# Memory came or went: a graph pool's counts in its parent's limit.
-cdef void charge_parent(ArenaCore* arena) noexcept nogil
 # Debug builds: stops the process at the operation that broke an invariant.
 cdef void require_sound(const ArenaCore* arena) noexcept nogil
 # 0, or the number of the first broken invariant; `folded` as for bfc_check.
 cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil
-# The same for the claim; with the grow lock, nothing under way.
-cdef int check_claim(const ArenaCore* arena) noexcept nogil
+# The same of its level. Caller holds `grow_lock`, with no growth under way.
+cdef int check_level(const ArenaCore* arena) noexcept nogil
 cdef const char* invariant_text(int number) noexcept nogil
 
 
-# ---- Keeping to max_mem, which an arena shares with its graph pools, tags and virtual tensors
+# ---- The limits of an arena: bytes that it holds, or bytes of its blocks in use
 #
-# Each of them claims what the driver will be asked for before it calls the driver, with its own
-# grow lock. The claims are one atomic sum, so threads that grow several of them at once keep to the
-# limit together. `arena_reconcile` makes the claim what the arena holds, whatever failed half-way.
-
-
-# Bytes that claims leave of the limit.
-cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
-# The limit in bytes; without one, more than any device has.
-cdef uint64_t limit_in_force(const ArenaCore* arena) noexcept nogil
-# False: the limit has no room for so many bytes more; nothing is claimed.
-cdef bint arena_claim(ArenaCore* arena, uint64_t nbytes) noexcept nogil
-cdef void arena_unclaim(ArenaCore* arena, uint64_t nbytes) noexcept nogil
-# The same for a region: as much of `wanted` as there is room for, at least `size`.
-cdef bint arena_claim_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil
-
-
-# ---- What an arena charges its budget: bytes that it holds, or bytes that it has handed out
+# A growth charges the arena's level before it calls the driver, with its grow lock: the charge is
+# added at the level that the arena shares with its tags and graph pools, which refuses to pass
+# max_mem, and at each of the user's budgets above. A refusal names the level that refused, so that
+# the status says whether max_mem or a budget did. Bytes that were released are refunded by one
+# function that compares with the metadata (`arena_reconcile`): whatever fails half-way, at rest the
+# level's `used` is what the arena holds. The fast path does not touch it.
 #
-# Held bytes are charged with the grow lock, before the driver is called, and given back when the
-# driver has them, by one function that compares with the metadata (`arena_reconcile`). So whatever
-# fails half-way, at rest the account's `used` is what the arena holds. The fast path does not touch
-# it.
-#
-# Bytes handed out are charged around taking a block and given back with its free, whatever the
+# Bytes of blocks in use are charged around an allocation and refunded with its free, whatever the
 # thread's cache then does with it: a cached block is not in use.
 
 
-# A graph pool charges what its arena charges, to an account of its own. False: out of host memory.
+# Makes the arena's level and the one above it, with max_mem as its limit. False: out of host memory.
+cdef bint arena_level_init(ArenaCore* arena) noexcept nogil
+# A fresh graph pool counts its blocks in use where its arena does. False: out of host memory.
 cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
-# Notes the bytes that a refused budget's error and callbacks name, for a tag's parent too. False.
-cdef bint refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil
-# With the grow lock: charges bytes that the driver will be asked for. False: the budget refuses.
-cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+# Caller holds `grow_lock`. Charges bytes that the driver will be asked for, or returns
+# ARENA_OVER_LIMIT or ARENA_OVER_BUDGET.
+cdef int arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # The same for a region: as much of `wanted` as there is room for, at least `size`.
-cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil
-# With the grow lock, nothing under way: gives back what it has claimed and charged beyond what it
-# holds.
+cdef int arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil
+# The same for pages, of which some are released to make others. max_mem counts the difference. The
+# user's budgets count all that are created, because those released are held until the driver has
+# them; arena_refund_pages undoes that part afterwards.
+cdef int arena_charge_pages(ArenaCore* arena, uint64_t created, uint64_t released) noexcept nogil
+cdef void arena_refund_pages(ArenaCore* arena, uint64_t created, uint64_t released) noexcept nogil
+# Notes the bytes that a refused budget's error and callbacks name, for a tag's parent too.
+cdef int refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil
+# Caller holds `grow_lock`, with no growth under way. Refunds bytes that it does not hold.
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
 
-# Charges a block in use: the request before a block is searched for, the rest of its size once it
-# is found, because only then it is known. False: the budget refuses; nothing more is charged.
+# Charges a block in use: the request before a block is searched for, the padding once the block is
+# found, because only then it is known. False: the budget refuses; nothing more is charged.
 cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil
-# Would the budget admit the rest of a block of `whole` bytes? For who has to do first what nothing
-# takes back.
+# Returns whether the budget would admit the padding of a block of `whole` bytes, before a wait is
+# queued that nothing undoes.
 cdef bint padding_has_room(ArenaCore* arena, uint64_t size, uint64_t whole) noexcept nogil
 # Bytes that a block counts for; 0: it is not counted, or the handle names no live block.
 cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil

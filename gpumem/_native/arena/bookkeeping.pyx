@@ -3,23 +3,21 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport (
-    apart_bytes, arena_reserved, arena_reserved_now, arena_state, ArenaCore, Block, family_held,
-    IN_SMALL, root_of, SPACES, STATE_ASLEEP, table_of,
+    apart_bytes, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_state,
+    ArenaCore, Block, family_level, IN_SMALL, SPACES, STATE_ASLEEP, table_of,
 )
 from gpumem._native.backing cimport Mapped
-from gpumem._native.bfc cimport (
-    Bfc, bfc_check, bfc_invariant, BFC_OK, bfc_resolve, QUANTUM, round_to_quantum,
-)
+from gpumem._native.bfc cimport Bfc, bfc_check, bfc_invariant, BFC_OK, bfc_resolve, round_to_quantum
 from gpumem._native.budget cimport (
-    budget_admit, budget_load, budget_make, budget_room, budget_uncharge, BUDGET_UNLIMITED,
-    BudgetCore,
+    budget_admit, budget_drop, budget_load, budget_make, budget_refusing, budget_rename,
+    budget_room, budget_uncharge, BUDGET_UNLIMITED, BudgetCore,
 )
 from gpumem._native.pages cimport bytes_of, pages_check, pages_invariant, Space
-from gpumem._support.atomics cimport load64, peak_try, store64, sum_add, sum_try
+from gpumem._support.atomics cimport store64
 
 
 cdef enum:
-    OF_CLAIM = 60       # the invariant's number; lower ones are of the tables and of the pages
+    OF_LEVEL = 60       # the invariant's number; lower ones are of the tables and of the pages
 
 
 cdef extern from *:
@@ -39,23 +37,6 @@ cdef void note_reserved(ArenaCore* arena) noexcept nogil:
     cdef uint64_t reserved = arena_reserved(arena) + arena.spanned
     if reserved > arena.stats.max_reserved:
         arena.stats.max_reserved = reserved
-    charge_parent(arena)
-    note_family(<ArenaCore*>root_of(arena))
-
-
-cdef void note_family(ArenaCore* root) noexcept nogil:
-    cdef uint64_t held = family_held(root)
-    cdef uint64_t peak = load64(&root.held_peak)
-    while held > peak and not peak_try(&root.held_peak, &peak, held):
-        pass
-
-
-cdef void charge_parent(ArenaCore* arena) noexcept nogil:
-    # A child's memory counts in its parent's limit. The difference to what is counted already,
-    # modulo 2**64: it is negative where memory has gone back.
-    if arena.parent != NULL:
-        sum_add(&arena.parent.lent, arena_reserved_now(arena) - arena.charged)
-        arena.charged = arena_reserved_now(arena)
 
 
 cdef void require_sound(const ArenaCore* arena) noexcept nogil:
@@ -78,123 +59,99 @@ cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:
     return broken
 
 
-cdef int check_claim(const ArenaCore* arena) noexcept nogil:
-    return OF_CLAIM if arena.claimed != arena_held(arena) else 0
+cdef int check_level(const ArenaCore* arena) noexcept nogil:
+    return OF_LEVEL if budget_load(&arena.level.used) != arena_held(arena) else 0
 
 
 cdef const char* invariant_text(int number) noexcept nogil:
-    if number == OF_CLAIM:
-        return "what is claimed of the limit is what the arena holds"
+    if number == OF_LEVEL:
+        return "the bytes charged to the arena's level are those that it holds"
     return bfc_invariant(number) if number < 40 else pages_invariant(number)
-
-
-# ---- Keeping to max_mem --------------------------------------------------------------------------
-
-cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
-    # In quanta.
-    cdef const ArenaCore* root = root_of(arena)
-    cdef uint64_t claims = load64(&root.claims)
-    cdef uint64_t limit = limit_in_force(arena)
-    return (limit - min(limit, claims)) & ~<uint64_t>(QUANTUM - 1)
-
-
-cdef uint64_t limit_in_force(const ArenaCore* arena) noexcept nogil:
-    cdef uint64_t limit = load64(&root_of(arena).settings.max_mem)
-    return limit if limit else <uint64_t>1 << 62
-
-
-cdef bint arena_claim(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    cdef ArenaCore* root = <ArenaCore*>root_of(arena)
-    if not sum_try(&root.claims, nbytes, limit_in_force(arena)):
-        return nbytes == 0
-    arena.claimed += nbytes
-    return True
-
-
-cdef void arena_unclaim(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    cdef ArenaCore* root = <ArenaCore*>root_of(arena)
-    sum_add(&root.claims, -nbytes)
-    arena.claimed -= nbytes
-
-
-# ---- Charging an arena's budget ------------------------------------------------------------------
-
-
-cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil:
-    pool.events.budget = arena.events.budget
-    if arena.held_account != NULL:
-        pool.held_account = account_beside(arena.held_account)
-        return pool.held_account != NULL
-    if arena.in_use_account != NULL:
-        pool.in_use_account = account_beside(arena.in_use_account)
-        pool.detour += 1
-        return pool.in_use_account != NULL
-    return True
-
-
-cdef BudgetCore* account_beside(const BudgetCore* account) noexcept nogil:
-    return budget_make(account.parent, account.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)
 
 
 # ---- bytes held ----------------------------------------------------------------------------------
 
-cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    return (arena.held_account == NULL or nbytes == 0
-            or admit(arena, arena.held_account, nbytes, nbytes))
+cdef bint arena_level_init(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t limit = arena.settings.max_mem or BUDGET_UNLIMITED
+    cdef BudgetCore* family = budget_make(NULL, b"", limit, BUDGET_UNLIMITED, True)
+    if family == NULL:
+        return False
+    arena.level = budget_make(family, b"", BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)
+    budget_drop(family)         # the level has a reference
+    return arena.level != NULL
 
 
-cdef bint admit(ArenaCore* arena, BudgetCore* account, uint64_t nbytes,
-                uint64_t wanted) noexcept nogil:
-    # `wanted`: the bytes that an error names if the budget refuses.
-    return budget_admit(account, nbytes) or refuse_budget(arena, wanted)
+cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil:
+    cdef const BudgetCore* counted = arena.in_use_level
+    pool.events.budget = arena.events.budget
+    if counted != NULL:
+        pool.in_use_level = budget_make(counted.parent, counted.name, BUDGET_UNLIMITED,
+                                        BUDGET_UNLIMITED, True)
+        pool.detour += 1
+        if pool.in_use_level == NULL:
+            return False
+    return budget_rename(pool.level, arena.level.name)
 
 
-cdef bint refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil:
+cdef int arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef const BudgetCore* refusing
+    while nbytes and not budget_admit(arena.level, nbytes):
+        refusing = budget_refusing(arena.level, nbytes)
+        # NULL: another thread's charge was in the way and has been rolled back.
+        if refusing == family_level(arena):
+            return ARENA_OVER_LIMIT
+        if refusing != NULL:
+            return refuse_budget(arena, nbytes)
+    return ARENA_OK
+
+
+cdef int arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
+    # Others charge the same levels: the room may shrink before the charge.
+    cdef int status = arena_charge(arena, wanted[0])
+    cdef uint64_t less
+    while status != ARENA_OK and wanted[0] != size:
+        less = min(budget_room(arena.level), wanted[0] - arena.backing.granule)
+        wanted[0] = max(size, less & ~(arena.backing.granule - 1))
+        status = arena_charge(arena, wanted[0])
+    return status
+
+
+cdef int arena_charge_pages(ArenaCore* arena, uint64_t created, uint64_t released) noexcept nogil:
+    cdef uint64_t exchanged = min(created, released)
+    cdef BudgetCore* budget = family_level(arena).parent
+    cdef int status
+    if exchanged and budget != NULL and not budget_admit(budget, exchanged):
+        return refuse_budget(arena, created)
+    status = arena_charge(arena, created - exchanged)
+    if status != ARENA_OK:
+        arena_refund_pages(arena, created, released)
+    return status
+
+
+cdef void arena_refund_pages(ArenaCore* arena, uint64_t created, uint64_t released) noexcept nogil:
+    if created and released:
+        budget_uncharge(family_level(arena).parent, min(created, released))
+
+
+cdef int refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil:
     # Callers that know only the parent of a tag's arena look there.
     store64(&arena.over_budget, wanted)
     if arena.parent != NULL:
         store64(&arena.parent.over_budget, wanted)
-    return False
-
-
-cdef bint arena_claim_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
-    # The room may shrink between the look and the claim: tags have the same limit.
-    cdef uint64_t room
-    while True:
-        room = arena_room(arena)
-        if size > room:
-            return False
-        wanted[0] = max(size, min(wanted[0], room) & ~(arena.backing.granule - 1))
-        if arena_claim(arena, wanted[0]):
-            return True
-
-
-cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
-    # As above: other arenas charge the same budget.
-    cdef uint64_t less
-    while not arena_charge(arena, wanted[0]):
-        if wanted[0] == size:
-            return False
-        less = min(budget_room(arena.held_account), wanted[0] - arena.backing.granule)
-        wanted[0] = max(size, less & ~(arena.backing.granule - 1))
-    return True
+    return ARENA_OVER_BUDGET
 
 
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
+    # Only this arena charges its level, and the grow lock keeps `used` from rising.
     cdef uint64_t held = arena_held(arena)
-    cdef uint64_t charged
-    if arena.claimed != held:
-        arena_unclaim(arena, arena.claimed - held)      # modulo 2**64: or the claim was too small
-    if arena.held_account == NULL:
-        return
-    # The account's `used` is this arena's alone, and the grow lock keeps it from rising.
-    charged = budget_load(&arena.held_account.used)
+    cdef uint64_t charged = budget_load(&arena.level.used)
     if charged > held:
-        budget_uncharge(arena.held_account, charged - held)
+        budget_uncharge(arena.level, charged - held)
 
 
 cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
-    # The tables of a sleeping arena say what it will hold again; its handles, what it holds now.
+    # The tables of a sleeping arena have the bytes that it will hold again; its handles, those that
+    # it holds now.
     cdef uint64_t held = apart_bytes(arena) + arena.spanned
     cdef const Mapped* region = arena.backing.mapped
     cdef const Space* space
@@ -216,24 +173,34 @@ cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
 
 cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef uint64_t size = round_to_quantum(nbytes)
-    return admit(arena, arena.in_use_account, size, size)
+    return admit_in_use(arena, size, size)
+
+
+cdef bint admit_in_use(ArenaCore* arena, uint64_t nbytes, uint64_t wanted) noexcept nogil:
+    # `wanted`: the bytes that an error names if the budget refuses.
+    if budget_admit(arena.in_use_level, nbytes):
+        return True
+    refuse_budget(arena, wanted)
+    return False
 
 
 cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil:
-    # A chunk that is larger than the request by less than is worth splitting off comes whole.
+    # A chunk is not split where the remainder would be too small.
     cdef uint64_t size = round_to_quantum(nbytes)
-    return block.size <= size or admit(arena, arena.in_use_account, block.size - size, block.size)
+    return block.size <= size or admit_in_use(arena, block.size - size, block.size)
 
 
 cdef bint padding_has_room(ArenaCore* arena, uint64_t size, uint64_t whole) noexcept nogil:
-    return (arena.in_use_account == NULL or whole - size <= budget_room(arena.in_use_account)
-            or refuse_budget(arena, whole))
+    if arena.in_use_level == NULL or whole - size <= budget_room(arena.in_use_level):
+        return True
+    refuse_budget(arena, whole)
+    return False
 
 
 cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil:
     cdef Bfc* table = table_of(arena, handle)
     cdef uint32_t index
-    if (arena.in_use_account == NULL
+    if (arena.in_use_level == NULL
             or bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK):
         return 0
     return table.chunks[index].size
@@ -241,4 +208,4 @@ cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil:
 
 cdef void count_out(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     if nbytes:
-        budget_uncharge(arena.in_use_account, nbytes)
+        budget_uncharge(arena.in_use_level, nbytes)

@@ -1,6 +1,7 @@
 """References of arenas, and their tags."""
 
 from gpumem._native.arena.types cimport ArenaCore, root_of
+from gpumem._native.budget cimport budget_move
 from gpumem._native.driver cimport context_is_dead
 from gpumem._support.atomics cimport count_add, count_retain_live, load64, publish_pointer
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -111,6 +112,7 @@ cdef void pool_join(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexc
 cdef void join(ArenaCore* child, ArenaCore* parent, ArenaCore** first) noexcept nogil:
     arena_retain(parent)
     child.parent = parent
+    budget_move(child.level, parent.level.parent)
     lock_acquire(&parent.lock)
     child.next_child = first[0]
     publish_pointer(<void**>first, child)       # shares_limit looks without the lock

@@ -53,7 +53,7 @@ cdef int allocate_detoured(ArenaCore* arena, uint64_t nbytes, uint32_t stream_sl
         return ARENA_TAGGED
     elif arena.heap != NULL or arena.settings.passthrough or not arena_is_open(arena):
         return ARENA_MISS
-    elif arena.in_use_account == NULL:
+    elif arena.in_use_level == NULL:
         status = allocate_fast(arena, nbytes, stream_slot, block)       # another thread's tag
     elif not charge_request(arena, nbytes):
         return ARENA_OVER_BUDGET

@@ -5,9 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.allocation_events cimport note_allocate
 from gpumem._native.arena.arena cimport arena_create
 from gpumem._native.arena.bookkeeping cimport arena_join_as, finish_allocate
-from gpumem._native.arena.family cimport (
-    arena_drop, arena_retain, part_next, pool_join, tag_now,
-)
+from gpumem._native.arena.family cimport arena_drop, arena_retain, part_next, pool_join, tag_now
 from gpumem._native.arena.release cimport give_up_views
 from gpumem._native.arena.streams cimport complete_done_streams
 from gpumem._native.arena.types cimport (
@@ -16,18 +14,14 @@ from gpumem._native.arena.types cimport (
     STATE_ASLEEP,
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
-from gpumem._native.bfc cimport (
-    Bfc, bfc_allocate_range, BFC_NO_METADATA, BFC_OK, NIL, SPLIT_NEVER,
-)
+from gpumem._native.bfc cimport Bfc, bfc_allocate_range, BFC_NO_METADATA, BFC_OK, NIL, SPLIT_NEVER
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult,
     CUuserObject,
 )
 from gpumem._native.pages cimport pages_are_exportable, Space, space_reserves, space_restore
 from gpumem._support.atomics cimport count_add
-from gpumem._support.events cimport (
-    event_source_name, event_source_open, is_recorded, OWNER_ARENA,
-)
+from gpumem._support.events cimport event_source_name, event_source_open, is_recorded, OWNER_ARENA
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 

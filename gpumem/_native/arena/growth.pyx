@@ -5,8 +5,8 @@ from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.allocation_events cimport note_region
 from gpumem._native.arena.bookkeeping cimport (
-    arena_charge, arena_charge_region, arena_claim, arena_claim_region, arena_reconcile,
-    arena_unclaim, charge_parent, finish_allocate, limit_in_force, note_reserved, refuse_budget,
+    arena_charge, arena_charge_pages, arena_charge_region, arena_reconcile, arena_refund_pages,
+    finish_allocate, note_reserved, refuse_budget,
 )
 from gpumem._native.arena.release cimport (
     release_idle_beside, release_in_other_range, release_memory_of, release_overdraft,
@@ -27,9 +27,9 @@ from gpumem._native.arena.types cimport (
     arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use, ARENA_INTERRUPTED,
     arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
     arena_reserved_now, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
-    family_held, is_graph_pool, LARGE_SPACE, last_refusal, live_peak, move_clock, PERSISTENT_SPACE,
-    REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE, SPACES, StreamSlot, table_for,
-    ThreadCache, with_share,
+    family_held, family_level, family_limit, is_graph_pool, LARGE_SPACE, last_refusal, live_peak,
+    move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE,
+    SPACES, StreamSlot, table_for, ThreadCache, with_share,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,
@@ -39,7 +39,7 @@ from gpumem._native.bfc cimport (
     Bfc, bfc_add_region, bfc_allocate, bfc_allocate_at, bfc_allocate_from, bfc_allocate_persistent,
     bfc_free, bfc_lowest, bfc_note_swap, BFC_OK, NIL, QUANTUM, round_to_quantum, SLOT_RELEASED,
 )
-from gpumem._native.budget cimport budget_ceiling, budget_room
+from gpumem._native.budget cimport budget_ceiling, budget_left, budget_room, BUDGET_UNLIMITED
 from gpumem._native.driver cimport (
     access_has, access_next, context_enter, context_leave, context_relax, context_restore,
     CU_MEM_ACCESS_FLAGS_PROT_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY,
@@ -90,10 +90,9 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     running = next_region_size(arena, size, &forced)
     wanted = running
     # Before the driver is called: a refusal must not cost a driver call.
-    if not arena_claim_region(arena, size, &wanted):
-        return ARENA_OVER_LIMIT
-    if not arena_charge_region(arena, size, &wanted):
-        return ARENA_OVER_BUDGET
+    status = arena_charge_region(arena, size, &wanted)
+    if status != ARENA_OK:
+        return status
     if not reserve_with_back_off(arena, &wanted, size, &address):
         return ARENA_DRIVER_REFUSED
     lock_acquire(&arena.lock)
@@ -175,15 +174,10 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
     if is_graph_pool(arena):
         return False
     if status == ARENA_OVER_LIMIT:
-        return round_to_quantum(nbytes) <= limit_of_pages(arena)
+        return round_to_quantum(nbytes) <= family_limit(arena)
     if status == ARENA_OVER_BUDGET:
-        return round_to_quantum(nbytes) <= budget_ceiling(arena.held_account)
+        return round_to_quantum(nbytes) <= budget_ceiling(arena.level)
     return status == ARENA_DRIVER_REFUSED
-
-
-cdef inline uint64_t limit_of_pages(const ArenaCore* arena) noexcept nogil:
-    # A graph pool has none of its own: what is idle in it may be written by its graphs.
-    return load64(&(root_of(arena) if arena.has_tag else arena).settings.max_mem)
 
 
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil:
@@ -253,12 +247,12 @@ cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept no
 cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
                      uint64_t* address) noexcept nogil:
     cdef CUresult code
+    cdef int status
     if arena.settings.paged and backing == &arena.backing:
         return persistent_reserve(arena, size, address)
-    if not arena_claim(arena, size):
-        return ARENA_OVER_LIMIT
-    if not arena_charge(arena, size):
-        return ARENA_OVER_BUDGET
+    status = arena_charge(arena, size)
+    if status != ARENA_OK:
+        return status
     code = backing_reserve(backing, size, address)
     if code == CUDA_SUCCESS:
         return ARENA_OK
@@ -441,17 +435,9 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
     demand.claim = demand.size
     demand.requested = nbytes
     demand.stream_slot = stream_slot
-    demand.hard_limit = limit_of_blocks(arena)
+    demand.hard_limit = BUDGET_UNLIMITED
     demand.by_budget = False
     demand.unfinished = arena.settings.reuse == REUSE_WAIT and stream_slot != SLOT_RELEASED
-
-
-cdef uint64_t limit_of_blocks(const ArenaCore* arena) noexcept nogil:
-    # What its parent, other children and virtual tensors claim leaves no room for blocks.
-    # A plan of another thread counts in `reserved` before it is claimed.
-    cdef uint64_t limit = limit_in_force(arena)
-    cdef uint64_t claims = load64(&root_of(arena).claims)
-    return limit - min(limit, claims - min(claims, arena_reserved(arena)))
 
 
 cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
@@ -521,27 +507,22 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
                      uint32_t* index) noexcept nogil:
     cdef Plan plan
     cdef CUresult code
-    cdef uint64_t created, more
+    cdef uint64_t created, released
     cdef bint in_order = True
     cdef int status = plan_in_ranges(arena, space, demand, &plan)
     if status != ARENA_OK:
         return status
     if plan.beyond_share and not plan.spares:
         release_in_other_range(arena, space, &plan, demand.live_peak)
-    # Pages that go back make room in the limit, but not in a budget: they are held until the driver
-    # has them.
     created = bytes_planned(space, &plan, ACTION_CREATE)
-    more = created - min(created, bytes_planned(space, &plan, ACTION_RELEASE))
-    if not arena_claim(arena, more):
+    released = bytes_planned(space, &plan, ACTION_RELEASE)
+    status = arena_charge_pages(arena, created, released)
+    if status != ARENA_OK:
+        undo_plan(arena, space, &plan)
         # Another tag was faster: a new plan moves idle pages where this one would make more.
-        undo_plan(arena, space, &plan)
-        demand.hard_limit = min(demand.hard_limit, limit_of_blocks(arena))
-        return build_claim(arena, space, demand, index)
-    if not arena_charge(arena, created):
-        undo_plan(arena, space, &plan)
-        arena_unclaim(arena, more)
-        return ARENA_OVER_BUDGET
+        return build_claim(arena, space, demand, index) if status == ARENA_OVER_LIMIT else status
     code = space_execute(space, &plan)
+    arena_refund_pages(arena, created, released)
     lock_acquire(&arena.lock)
     budget_spend(&arena.move_budget, plan.move_ns)
     if code == CUDA_SUCCESS:
@@ -562,7 +543,6 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         if code != CUDA_SUCCESS:
             driver_refused(arena, code, plan.refused)
         space_undo(space, &plan)
-        charge_parent(arena)
         arena_reconcile(arena)
     lock_release(&arena.lock)
     plan_free(&plan)
@@ -632,8 +612,7 @@ cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
         return ARENA_NO_METADATA
     if not demand.by_budget:
         return ARENA_OVER_LIMIT
-    refuse_budget(arena, round_to_granule(demand.size))
-    return ARENA_OVER_BUDGET
+    return refuse_budget(arena, round_to_granule(demand.size))
 
 
 cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
@@ -645,7 +624,7 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
         if demand.unfinished:
             cover_others(arena, demand.stream_slot)     # the lock is not released any more after it
             allow_waits(arena, demand.stream_slot)
-        bound_by_budget(arena, demand)
+        bound_by_room(arena, demand)
         set_limits(arena, space, demand)
         result = space_plan(space, demand, plan)
         forget_waits(arena)
@@ -658,11 +637,16 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
     return result
 
 
-cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil:
-    # So that idle pages move instead of new ones being refused.
-    cdef uint64_t bound = arena_reserved(arena) + budget_room(arena.held_account)
-    if arena.held_account != NULL and bound < demand.hard_limit:
-        demand.hard_limit = bound
+cdef void bound_by_room(const ArenaCore* arena, Demand* demand) noexcept nogil:
+    # So that idle pages move instead of new ones being refused, by max_mem or by a budget.
+    cdef uint64_t reserved = arena_reserved(arena)
+    cdef uint64_t within_limit = reserved + budget_left(family_level(arena))
+    cdef uint64_t within_all = reserved + budget_room(arena.level)
+    if within_limit < demand.hard_limit:
+        demand.hard_limit = within_limit
+        demand.by_budget = False
+    if within_all < demand.hard_limit:
+        demand.hard_limit = within_all
         demand.by_budget = True
 
 

@@ -6,9 +6,9 @@ from libc.string cimport memcpy, memset
 
 from gpumem._native.arena.thread_cache cimport cache_flush, caches_hold, caches_thaw
 from gpumem._native.arena.types cimport (
-    arena_extensions, arena_max_in_use, arena_reserved_now, arena_shrinkages, arena_state,
-    ArenaCore, ArenaSpan, IN_SMALL, index_of, SMALL_SPACE, SPACES, STATE_ASLEEP, table_of,
-    ThreadCache,
+    arena_extensions, arena_limit, arena_max_in_use, arena_reserved_now, arena_shrinkages,
+    arena_state, ArenaCore, ArenaSpan, IN_SMALL, index_of, SMALL_SPACE, SPACES, STATE_ASLEEP,
+    table_of, ThreadCache,
 )
 from gpumem._native.bfc cimport Bfc, bfc_region_is_idle, Chunk, NIL, Region
 from gpumem._native.pages cimport (
@@ -149,7 +149,7 @@ cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     add_unpublished(arena, copy)
     copy.reserved = arena_reserved_now(arena)
     copy.persistent_free = arena.persistent.reserved - arena.persistent.in_use
-    copy.limit = load64(&arena.settings.max_mem)
+    copy.limit = arena_limit(arena)
     copy.state = arena_state(arena)
 
 

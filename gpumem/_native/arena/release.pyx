@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.allocation_events cimport note_region
-from gpumem._native.arena.bookkeeping cimport arena_reconcile, charge_parent
+from gpumem._native.arena.bookkeeping cimport arena_reconcile
 from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
     find_idle, has_unknown_work, query_stream, release_completed,
@@ -18,9 +18,7 @@ from gpumem._native.bfc cimport (
     Bfc, bfc_add_region, bfc_free, bfc_region_is_idle, bfc_remove_region, Chunk, CHUNK_USED, NIL,
     SLOT_RELEASED,
 )
-from gpumem._native.driver cimport (
-    context_enter, context_leave, CUDA_SUCCESS, CUresult,
-)
+from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, CUresult
 from gpumem._native.pages cimport (
     budget_rested, budget_spend, GRANULE, orphans_release, Plan, plan_free, plan_note, Space,
     space_execute, space_finish, space_give_up_views, space_plan_trim, space_undo,
@@ -149,7 +147,6 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noe
             address = arena.table.regions[region].address
             size = arena.table.regions[region].size
             bfc_remove_region(&arena.table, region)
-            charge_parent(arena)
             note_region(arena, REC_RELEASE, address, size)
             if persistent:
                 store32(&arena.retired, arena.retired - 1)
@@ -162,7 +159,6 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noe
         return size
     lock_acquire(&arena.lock)
     bfc_add_region(&arena.table, address, size, persistent, &region)
-    charge_parent(arena)
     note_region(arena, REC_RESERVE, address, size)
     store32(&arena.retired, arena.retired + persistent)
     lock_release(&arena.lock)
@@ -244,7 +240,6 @@ cdef uint64_t trim_space(ArenaCore* arena, Space* space, uint32_t pages,
         space_finish(space, &plan, NULL, 0)
     else:
         space_undo(space, &plan)
-    charge_parent(arena)
     lock_release(&arena.lock)
     plan_free(&plan)
     # The driver is tried again with memory that it refused to take back earlier.

@@ -2,9 +2,7 @@
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from gpumem._native.arena.bookkeeping cimport (
-    arena_charge, arena_claim, arena_reconcile, charge_parent, note_reserved,
-)
+from gpumem._native.arena.bookkeeping cimport arena_charge, arena_reconcile, note_reserved
 from gpumem._native.arena.family cimport arena_drop, pool_next
 from gpumem._native.arena.release cimport release_idle_beside, trim_pages
 from gpumem._native.arena.spans cimport spans_settle, spans_trim
@@ -12,12 +10,12 @@ from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     apart_from, ARENA_CLOSED, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, arena_in_use, arena_is_open,
-    ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved_now, arena_state,
-    ArenaCore, ArenaSpan, driver_refused, IN_SMALL, is_graph_pool, last_refusal,
-    last_refused_call, SPACES, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, table_of,
+    ARENA_NO_COPY, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved_now, arena_state, ArenaCore,
+    ArenaSpan, driver_refused, IN_SMALL, is_graph_pool, last_refusal, last_refused_call, SPACES,
+    STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, table_of,
 )
 from gpumem._native.backing cimport Mapped
-from gpumem._native.bfc cimport Bfc, bfc_resolve, BFC_OK, CHUNK_USED, handle_of, NIL, state_of
+from gpumem._native.bfc cimport Bfc, BFC_OK, bfc_resolve, CHUNK_USED, handle_of, NIL, state_of
 from gpumem._native.driver cimport (
     context_enter, context_leave, context_relax, context_restore, CUDA_SUCCESS, CUresult,
     CUstreamCaptureMode,
@@ -178,10 +176,8 @@ cdef void end_wake(ArenaCore* arena, bint stays) noexcept nogil:
 
 
 cdef void set_state(ArenaCore* arena, int state) noexcept nogil:
-    # What sleeps does not count in the limit that tags share.
     lock_acquire(&arena.lock)
     store32(&arena.state, state)
-    charge_parent(arena)
     lock_release(&arena.lock)
 
 
@@ -285,6 +281,7 @@ cdef int wake(ArenaCore* arena) noexcept nogil:
     cdef const char* call = NULL
     cdef uint64_t lacks
     cdef CUresult code
+    cdef int status
     # What was freed meanwhile has no work queued on it, and the driver has nothing of it.
     caches_flush(arena)
     free_completed(arena)
@@ -293,13 +290,13 @@ cdef int wake(ArenaCore* arena) noexcept nogil:
         return ARENA_NO_COPY
     # Limit and budget before the driver: a refusal then leaves the arena asleep, as it was.
     lacks = sleeper_lacks(&arena.sleeper)
-    if not arena_claim(arena, lacks):
-        # Other tags have grown meanwhile; what is idle in them goes back.
+    status = arena_charge(arena, lacks)
+    if status == ARENA_OVER_LIMIT:
+        # Other tags may have grown since: their idle memory is released.
         release_idle_beside(arena)
-        if not arena_claim(arena, lacks):
-            return ARENA_OVER_LIMIT
-    if not arena_charge(arena, lacks):
-        return ARENA_OVER_BUDGET
+        status = arena_charge(arena, lacks)
+    if status != ARENA_OK:
+        return status
     code = sleeper_wake(&arena.sleeper, &call)
     if code == CUDA_SUCCESS:
         code = map_kept(arena, &call)

@@ -11,9 +11,7 @@ from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
     allocate_lower, grow, memory_is_out, release_before_growth, shrink_may_help, wait_for_streams,
 )
-from gpumem._native.arena.release cimport (
-    release_all_idle, release_retired,
-)
+from gpumem._native.arena.release cimport release_all_idle, release_retired
 from gpumem._native.arena.streams cimport (
     allocate_behind, find_idle, release_completed, share_tables, switch_stream,
 )
@@ -268,7 +266,7 @@ cdef int allocate_charged(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
                           Block* block) noexcept nogil:
     # A budget of bytes in use is charged first: a refusal must not cost any arena memory.
     cdef int status
-    if arena.in_use_account == NULL:
+    if arena.in_use_level == NULL:
         return allocate_step_by_step(arena, nbytes, stream_slot, flags, block)
     if not charge_request(arena, nbytes):
         return ARENA_OVER_BUDGET

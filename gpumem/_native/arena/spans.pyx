@@ -5,16 +5,13 @@ from libc.stdlib cimport calloc, free, realloc
 
 from gpumem._native.arena.allocation_events cimport note_event
 from gpumem._native.arena.bookkeeping cimport (
-    arena_charge, arena_claim, arena_reconcile, arena_unclaim, charge_request, count_out,
-    note_reserved,
+    arena_charge, arena_reconcile, charge_request, count_out, note_reserved,
 )
-from gpumem._native.arena.streams cimport (
-    release_completed, slot_drop, slot_retain, uses_done,
-)
+from gpumem._native.arena.streams cimport release_completed, slot_drop, slot_retain, uses_done
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, arena_in_use, arena_is_open, arena_max_in_use, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, driver_refused, SpanNote, stamp_free,
+    ARENA_OVER_BUDGET, ArenaCore, ArenaSpan, driver_refused, SpanNote, stamp_free,
 )
 from gpumem._native.bfc cimport SLOT_RELEASED
 from gpumem._native.driver cimport (
@@ -23,7 +20,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport (
     Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_at, span_page_bytes,
-    span_page_in_use, SpanPage, span_settle, SPAN_SPARE, span_unmap, SPAN_USED,
+    span_page_in_use, span_settle, SPAN_SPARE, span_unmap, SPAN_USED, SpanPage,
 )
 from gpumem._support.atomics cimport load32, locked_raise64, store64
 from gpumem._support.events cimport (
@@ -42,13 +39,14 @@ cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t las
     cdef uint64_t used = bytes_without(&span.pages, first, spare)
     cdef const char* call = "cuCtxPushCurrent"
     cdef CUresult code
+    cdef int status
     if load32(&span.closed) or not arena_is_open(arena):
         return ARENA_CLOSED
-    if not arena_claim(arena, missing):
-        return ARENA_OVER_LIMIT
-    if (arena.in_use_account != NULL and used and not charge_request(arena, used)
-            or not arena_charge(arena, missing)):
-        arena_unclaim(arena, missing)
+    status = arena_charge(arena, missing)
+    if status != ARENA_OK:
+        return status
+    if arena.in_use_level != NULL and used and not charge_request(arena, used):
+        arena_reconcile(arena)
         return ARENA_OVER_BUDGET
     code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
@@ -58,7 +56,7 @@ cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t las
         lock_acquire(&arena.lock)
         take_pages(span, first, spare, last)
         lock_release(&arena.lock)
-    elif arena.in_use_account != NULL:
+    elif arena.in_use_level != NULL:
         count_out(arena, used)
     count_spans(arena)
     arena_reconcile(arena)
@@ -140,7 +138,7 @@ cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t s
     lock_acquire(&arena.grow_lock)
     used = span.pages.used
     leave_or_free(span, first, last, spare, spare_end, uses)
-    if arena.in_use_account != NULL:
+    if arena.in_use_level != NULL:
         count_out(arena, used - span.pages.used)
     spans_poll(arena)
     lock_release(&arena.grow_lock)
@@ -306,7 +304,7 @@ cdef void finish_releases(ArenaSpan* span) noexcept nogil:
                 forget_uses(span, i)
         uses_free(uses)
     lock_release(&arena.lock)
-    if arena.in_use_account != NULL:
+    if arena.in_use_level != NULL:
         count_out(arena, used - span.pages.used)
 
 

@@ -26,7 +26,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
 from gpumem._native.backing cimport Backing, mapped_find, THE_DEVICE
 from gpumem._native.bfc cimport Bfc
-from gpumem._native.budget cimport BudgetCore
+from gpumem._native.budget cimport budget_load, BUDGET_UNLIMITED, BudgetCore
 from gpumem._native.driver cimport Access, CUevent, CUresult, CUstream, DeviceContext
 from gpumem._native.pages cimport MoveBudget, Sleeper, Space, Span
 from gpumem._support.atomics cimport (
@@ -110,7 +110,7 @@ cdef enum StreamReuse:
     REUSE_NEVER = 2             # a stream's blocks stay its own until it is reset
 
 cdef struct ArenaSettings:
-    uint64_t max_mem                # bytes; 0: unlimited
+    uint64_t max_mem                # bytes at first, see family_limit; 0: unlimited
     uint64_t initial_chunk          # bytes of the first region
     uint64_t initial_growth_chunk   # bytes of the next region after a shrink
     uint64_t max_extend             # cap of doubling, bytes
@@ -261,9 +261,11 @@ cdef struct ArenaCore:
     # and has not released since; grow_lock.
     uint64_t overdraft
     uint64_t replayed_at    # ns of the time of the trace that a replay runs; 0: none does
-    BudgetCore* held_account    # of the budget that what it holds is charged to; NULL: none
-    BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none
-    uint64_t over_budget        # bytes that were refused last (atomic)
+    # The account of the bytes that it holds: an arena's, its tags' and its graph pools' lie below
+    # one level, whose limit is max_mem and whose parent is the user's budget, if any.
+    BudgetCore* level
+    BudgetCore* in_use_level    # the account of its blocks in use, of a user's budget; NULL: none
+    uint64_t over_budget        # bytes that a user's budget refused last (atomic)
     Sleeper sleeper         # what sleeps, and where its bytes are; grow_lock
     int32_t shared_blocks   # of library hooks: other processes were given their memory (atomic)
     ViewCount views         # of all its blocks, and of rows of its virtual tensors
@@ -289,11 +291,6 @@ cdef struct ArenaCore:
     ArenaCore* sleeps_with  # of a graph pool: the arena whose tag its blocks have; a reference
     ArenaCore* part_of      # of a graph pool: the one that has it for another tag, and refers to it
     uint64_t family_peak    # bytes in use by it and its tags when one of them grew (atomic)
-    uint64_t charged        # of a child: bytes that its parent counts for it
-    uint64_t lent           # bytes that children hold of this arena's max_mem (atomic)
-    uint64_t claimed        # of `claims` of the arena whose limit holds, its part; grow_lock
-    uint64_t claims         # bytes of max_mem that it and its children hold or will make (atomic)
-    uint64_t held_peak      # the most bytes that it and its children held together (atomic)
     int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
     ArenaSpan* spans        # of virtual tensors; grow_lock
     int32_t live_spans      # of those, not closed and with references (atomic)
@@ -391,10 +388,25 @@ cdef inline bint arena_can_sleep(const ArenaCore* arena) noexcept nogil:
     return (arena.settings.paged
             or arena.backing.has_handles and arena.backing.node == THE_DEVICE)
 
+cdef inline BudgetCore* family_level(const ArenaCore* arena) noexcept nogil:
+    # The level that an arena shares with its tags and graph pools. Its limit is max_mem.
+    return arena.level.parent
+
 cdef inline uint64_t family_held(const ArenaCore* arena) noexcept nogil:
-    # What counts in that limit: the arena's own memory and its children's, without what sleeps.
-    cdef const ArenaCore* root = root_of(arena)
-    return arena_reserved_now(root) + load64(&root.lent)
+    # Bytes that count in max_mem: held, or about to be made, without bytes that sleep.
+    return budget_load(&family_level(arena).used)
+
+cdef inline uint64_t family_held_peak(const ArenaCore* arena) noexcept nogil:
+    return budget_load(&family_level(arena).peak)
+
+cdef inline uint64_t family_limit(const ArenaCore* arena) noexcept nogil:
+    # max_mem in bytes; 0: no limit.
+    cdef uint64_t limit = budget_load(&family_level(arena).limit)
+    return limit if limit != BUDGET_UNLIMITED else 0
+
+cdef inline uint64_t arena_limit(const ArenaCore* arena) noexcept nogil:
+    # The same of an arena that is not a child of another; 0 for a child.
+    return family_limit(arena) if arena.parent == NULL else 0
 
 cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
     # The epoch of a free on the stream; the stream has work now that an event must be put behind.

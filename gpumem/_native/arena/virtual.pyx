@@ -12,8 +12,8 @@ from gpumem._native.arena.spans cimport (
 )
 from gpumem._native.arena.streams cimport find_idle, slot_retain
 from gpumem._native.arena.types cimport (
-    ALLOCATE_INTERRUPTIBLE, ARENA_DEAD, ARENA_IN_USE, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, driver_refused, SpanView,
+    ALLOCATE_INTERRUPTIBLE, ARENA_DEAD, ARENA_IN_USE, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
+    ArenaCore, ArenaSpan, driver_refused, SpanView,
 )
 from gpumem._native.bfc cimport SLOT_RELEASED
 from gpumem._native.driver cimport (

@@ -17,7 +17,7 @@
 /* Above what any machine has, and far from where sums of sizes overflow. */
 #define BUDGET_UNLIMITED ((uint64_t)1 << 63)
 
-enum { BUDGET_DEPTH = 32 }; /* levels of a tree, accounts included */
+enum { BUDGET_DEPTH = 32 }; /* levels of budgets in a tree; accounts add up to two */
 
 typedef enum BudgetCharge {
     BUDGET_REFUSED = 0,
@@ -39,7 +39,7 @@ typedef struct BudgetCore {
     uint64_t padding;
     uint64_t pending; /* of `used`: in reservations that are not committed (atomic) */
     int32_t references; /* (atomic) */
-    int is_account; /* a resource's; only one without a parent has a limit of its own */
+    int is_account; /* a resource's; it may have a limit of its own */
     char *name;
     void *face; /* the Budget object; not owned, gone before it is; interpreter lock */
     /* Under the lock of the trees. */
@@ -92,20 +92,20 @@ static inline uint64_t budget_add(BudgetCore *level, uint64_t bytes) {
     return used + bytes;
 }
 
-/* Gives back at every level from here up to `end`, which is not touched; NULL: the root too. */
+/* Refunds at every level from here up to `end`, which is not touched; NULL: the root too. */
 static inline void budget_release(BudgetCore *level, const BudgetCore *end, uint64_t bytes) {
     for (; level != end; level = level->parent)
         __atomic_fetch_sub(&level->used, bytes, __ATOMIC_RELEASE);
 }
 
-static inline void budget_mark_crossed(BudgetCore *level, uint32_t over) {
+static inline void budget_mark_crossed(BudgetCore *level, uint64_t over) {
     for (; over; over >>= 1, level = level->parent)
         if (over & 1) __atomic_store_n(&level->crossed, 1, __ATOMIC_RELEASE);
 }
 
 /* More than 0 bytes. */
 static inline BudgetCharge budget_charge(BudgetCore *from, uint64_t bytes) {
-    uint32_t over = 0, bit = 1; /* levels whose soft limit this charge passed */
+    uint64_t over = 0, bit = 1; /* levels whose soft limit this charge passed */
     if (budget_refusing(from, bytes)) return BUDGET_REFUSED;
     for (BudgetCore *level = from; level; level = level->parent, bit <<= 1) {
         uint64_t used = budget_add(level, bytes), soft = budget_load(&level->soft);

@@ -2,8 +2,8 @@
 
 `budget.h` has a level and its arithmetic, which needs no lock. Changes of the tree's shape are
 here, under one lock for all trees, which is held for a few words at a time and under which nothing
-is called. A resource that charges a budget makes an *account* of it, a level without a limit of its
-own: its charges have a name, and go back once, with the account.
+is called. A resource that charges a budget makes an *account* below it: its charges have a name, and
+are refunded once, with the account.
 
 In a fork's child every budget is empty: what was charged is the parent process's.
 """
@@ -52,8 +52,12 @@ cdef struct Holding:
 # A new level with one reference; it holds one on its parent. NULL: out of host memory.
 cdef BudgetCore* budget_make(BudgetCore* parent, const char* name, uint64_t limit, uint64_t soft,
                              bint is_account) noexcept nogil
+# Puts a level that nothing is charged to below another parent.
+cdef void budget_move(BudgetCore* level, BudgetCore* parent) noexcept nogil
+# False: out of host memory; the name is as it was.
+cdef bint budget_rename(BudgetCore* level, const char* name) noexcept nogil
 cdef void budget_retain(BudgetCore* level) noexcept nogil
-# With the last reference the remaining charge goes back to the levels above. NULL: nothing to do.
+# With the last reference the remaining charge is refunded to the levels above. NULL: nothing to do.
 cdef void budget_drop(BudgetCore* level) noexcept nogil
 
 # Of a whole path: the lowest limit, and the level that leaves the least room.
@@ -68,7 +72,8 @@ cdef inline uint64_t budget_charged(const BudgetCore* account) noexcept nogil:
 cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) noexcept nogil,
                         void* context) noexcept nogil
 
-# What the children hold, the youngest first; holdings_free ends it. NULL: out of host memory.
+# The bytes that the children hold, the youngest first, for an account with children those of each;
+# holdings_free ends it. NULL: out of host memory.
 cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil
 cdef void holdings_free(Holding* holdings, uint32_t count) noexcept nogil
 

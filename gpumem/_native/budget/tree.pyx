@@ -47,6 +47,32 @@ cdef BudgetCore* budget_make(BudgetCore* parent, const char* name, uint64_t limi
     return level
 
 
+cdef void budget_move(BudgetCore* level, BudgetCore* parent) noexcept nogil:
+    cdef BudgetCore* before = level.parent
+    budget_retain(parent)
+    lock_acquire(&trees)
+    unlink(level)
+    level.previous = level.younger = level.older = NULL
+    level.parent = parent
+    level.depth = parent.depth + 1
+    link(level)
+    lock_release(&trees)
+    budget_drop(before)
+
+
+cdef bint budget_rename(BudgetCore* level, const char* name) noexcept nogil:
+    cdef char* copy = strdup(name)
+    cdef char* before
+    if copy == NULL:
+        return False
+    lock_acquire(&trees)
+    before = level.name
+    level.name = copy
+    lock_release(&trees)
+    free(before)
+    return True
+
+
 cdef void budget_retain(BudgetCore* level) noexcept nogil:
     count_add(&level.references, 1)
 
@@ -55,7 +81,7 @@ cdef void budget_drop(BudgetCore* level) noexcept nogil:
     cdef BudgetCore* parent
     while level != NULL and count_add(&level.references, -1) == 0:
         parent = level.parent
-        # The remaining charge counts in every level above, too.
+        # The remaining charge counts in every level above as well.
         budget_uncharge(parent, level.used)
         lock_acquire(&trees)
         unlink(level)
@@ -158,29 +184,38 @@ cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) no
 cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil:
     # Names are copied under the lock: their owners may end right after.
     cdef Holding* holdings
-    cdef const BudgetCore* child
-    cdef uint32_t children = 0
+    cdef uint32_t expected
     count[0] = 0
     lock_acquire(&trees)
-    child = level.child
-    while child != NULL:
-        children += 1
-        child = child.older
-    holdings = <Holding*>calloc(children + 1, sizeof(Holding))
-    child = level.child
-    # Stops where a name cannot be copied: the count then differs, and nothing is returned.
-    while child != NULL and holdings != NULL:
-        holdings[count[0]].name = strdup(child.name)
-        holdings[count[0]].used = budget_load(&child.used)
-        if holdings[count[0]].name == NULL:
-            break
-        count[0] += 1
-        child = child.older
+    expected = list_holdings(level, NULL)
+    holdings = <Holding*>calloc(expected + 1, sizeof(Holding))
+    if holdings != NULL:
+        count[0] = list_holdings(level, holdings)
     lock_release(&trees)
-    if holdings != NULL and count[0] != children:
+    # Fewer: a name could not be copied.
+    if holdings != NULL and count[0] != expected:
         holdings_free(holdings, count[0])
         return NULL
     return holdings
+
+
+cdef uint32_t list_holdings(const BudgetCore* level, Holding* holdings) noexcept nogil:
+    # An arena's account has children: the arena itself, its tags and its graph pools. NULL: counts
+    # them.
+    cdef const BudgetCore* child = level.child
+    cdef uint32_t count = 0
+    while child != NULL:
+        if child.is_account and child.child != NULL:
+            count += list_holdings(child, NULL if holdings == NULL else holdings + count)
+        else:
+            if holdings != NULL:
+                holdings[count].name = strdup(child.name)
+                holdings[count].used = budget_load(&child.used)
+                if holdings[count].name == NULL:
+                    return count
+            count += 1
+        child = child.older
+    return count
 
 
 cdef void holdings_free(Holding* holdings, uint32_t count) noexcept nogil:

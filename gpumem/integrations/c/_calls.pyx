@@ -14,16 +14,16 @@ from gpumem._arena cimport allocate_under_pressure, Arena, arena_take_on, raise_
 from gpumem._buffer cimport Buffer, Stream
 from gpumem._native.arena cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
-    arena_max_in_use, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
-    arena_reserved_now, arena_shrink, ARENA_STALE, ArenaCore, caches_flush, heap_counts, HeapCounts,
-    hook_allocate, hook_create, hook_drop, hook_free, hook_free_on, hook_live, hook_record,
-    hook_slot, last_refusal,
+    arena_limit, arena_max_in_use, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
+    ARENA_OVER_BUDGET, arena_reserved_now, arena_shrink, ARENA_STALE, ArenaCore, caches_flush,
+    heap_counts, HeapCounts, hook_allocate, hook_create, hook_drop, hook_free, hook_free_on,
+    hook_live, hook_record, hook_slot, last_refusal,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
     CUresult, CUstream, DeviceContext, stream_captures,
 )
-from gpumem._support.atomics cimport count_add, load32, load64, published32, store32
+from gpumem._support.atomics cimport count_add, load32, published32, store32
 from gpumem._support.deferred cimport defer, Deferred, interrupt_again
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process_is_exiting
@@ -247,7 +247,7 @@ cdef int stats(gpumem_arena* arena, gpumem_stats* wanted) noexcept nogil:
         heap = heap_counts(core.heap)
     now.in_use -= min(heap.held_bytes, now.in_use)
     now.frees += heap.held
-    now.limit = load64(&core.settings.max_mem)
+    now.limit = arena_limit(core)
     now.size = wanted.size
     memcpy(wanted, &now, sizeof(now))
     return GPUMEM_OK

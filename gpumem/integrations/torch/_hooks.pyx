@@ -13,11 +13,11 @@ from gpumem._native.arena cimport (
     arena_copy, arena_copy_free, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit,
     arena_shrink_after_work, arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures,
-    arenas_release_after_work, backing_calls, caches_flush, family_held, hook_allocate,
-    hook_allocate_range, hook_counts, hook_create, hook_drop, hook_find, hook_free, HOOK_KINDS,
-    HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak, hook_retain, hook_slot, HOOK_SMALL,
-    HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums, part_next, pool_begin,
-    pool_create, pool_end, TableCopy, tag_next,
+    arenas_release_after_work, backing_calls, caches_flush, family_held, family_held_peak,
+    family_limit, hook_allocate, hook_allocate_range, hook_counts, hook_create, hook_drop,
+    hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak,
+    hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of,
+    HookSums, part_next, pool_begin, pool_create, pool_end, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
@@ -293,7 +293,7 @@ cdef size_t largest(int device) noexcept nogil:
     cdef ArenaCore* arena = hook_of(device).arena
     cdef size_t free_bytes = 0
     cdef size_t total
-    cdef uint64_t limit = load64(&arena.settings.max_mem)
+    cdef uint64_t limit = family_limit(arena)
     cdef uint64_t held = family_held(arena)
     device_memory(arena.context, &free_bytes, &total)
     if limit:
@@ -321,7 +321,7 @@ cdef void stats(int device, TorchStats* now) noexcept nogil:
     fill(&now.parts[<int>TORCH_LARGE], &counts, &figures, <int>HOOK_LARGE)
     fill(&now.parts[<int>TORCH_SMALL], &counts, &figures, <int>HOOK_SMALL)
     sum_parts(now, &counts.peaks[<int>HOOK_KINDS])
-    now.peak_reserved = max(load64(&hook.arena.held_peak), now.parts[<int>TORCH_ALL].reserved)
+    now.peak_reserved = max(family_held_peak(hook.arena), now.parts[<int>TORCH_ALL].reserved)
     now.failures = load64(&failures[device])
 
 
