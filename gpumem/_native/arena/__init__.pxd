@@ -1,6 +1,9 @@
 """The allocator below the interpreter."""
 
-from gpumem._native.arena.allocation_events cimport block_note
+from gpumem._native.arena.bookkeeping cimport (
+    arena_add_figures, arena_copy, arena_copy_free, ArenaCopy, ArenaFigures, block_note, BlockCopy,
+    invariant_text, PageCopy, TableCopy,
+)
 from gpumem._native.arena.allocator_hooks cimport (
     AllocatorHook, hook_allocate, hook_allocate_range, hook_arena, hook_counts, hook_create,
     hook_drop, hook_find, hook_free, hook_free_on, HOOK_KINDS, HOOK_LARGE, hook_let_go, hook_live,
@@ -11,9 +14,9 @@ from gpumem._native.arena.arena cimport (
     arena_check, arena_close, arena_close_wait, arena_copy_blocks, arena_create, arena_debug,
     arena_is_idle, arena_lease, arena_leave, arena_move_lease, arena_prepare, arena_reset_peaks,
     arena_set_limit, arena_shrink, arena_shrink_after_work, arenas_release_after_work,
-    arenas_release_retired, arenas_release_retired_wait, devices_are_quiet,
+    arenas_release_retired, arenas_release_retired_wait, devices_are_quiet, pool_adopt, pool_begin,
+    pool_create, pool_end, pool_retain_with, pool_sleeps,
 )
-from gpumem._native.arena.bookkeeping cimport invariant_text
 from gpumem._native.arena.debug_heap.guards cimport (
     heap_copy, heap_counts, heap_findings, heap_note_stack, heap_wants_stack, HeapCounts,
 )
@@ -26,21 +29,19 @@ from gpumem._native.arena.debug_heap.types cimport (
     HEAP_NO_STACK, HEAP_OVERRUN, HEAP_QUARANTINED, HEAP_STRAY_WRITE, HEAP_STREAM_GONE,
     HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
 )
+from gpumem._native.arena.detours cimport arena_allocate_fast, arena_free, arena_free_used
 from gpumem._native.arena.family cimport (
     arena_drop, arena_retain_live, OpenTag, part_next, tag_adopt, tag_close, tag_next, tag_now,
     tag_open,
 )
-from gpumem._native.arena.fast_path cimport arena_allocate_fast, arena_free, arena_free_used
-from gpumem._native.arena.graph_pool cimport (
-    pool_adopt, pool_begin, pool_create, pool_end, pool_retain_with, pool_sleeps,
-)
 from gpumem._native.arena.growth cimport arena_add_peer, arena_page_around, list_for_transport
-from gpumem._native.arena.metadata_copy cimport (
-    arena_add_figures, arena_copy, arena_copy_free, ArenaCopy, ArenaFigures, BlockCopy, PageCopy,
-    TableCopy,
+from gpumem._native.arena.slow_path cimport (
+    arena_allocate, arena_allocate_slow, Lack, span_commit, span_wait,
 )
-from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
-from gpumem._native.arena.spans cimport room_for_streams, span_release
+from gpumem._native.arena.spans cimport (
+    room_for_streams, span_close, span_drop, span_is_held, span_open, span_record, span_release,
+    span_view, span_view_end,
+)
 from gpumem._native.arena.streams cimport (
     arena_record, arena_reset_stream, arena_stream, arena_stream_is_callers, slot_drop, slot_retain,
 )
@@ -50,7 +51,7 @@ from gpumem._native.arena.types cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     apart_bytes, APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE, arena_can_sleep,
     ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_extensions,
-    ARENA_HALF_ASLEEP, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, arena_is_open, arena_limit,
+    ARENA_HALF_ASLEEP, arena_in_use, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open, arena_limit,
     arena_max_in_use, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
     ARENA_STALE, arena_state, ARENA_TAGGED, ArenaCore, ArenaSettings, ArenaSpan, ArenaStats,
@@ -58,8 +59,4 @@ from gpumem._native.arena.types cimport (
     family_held, family_held_peak, family_level, family_limit, is_graph_pool, LARGE_SPACE,
     last_refusal, last_refused_call, MAX_STREAMS, move_clock, REUSE_COMPLETED, REUSE_NEVER,
     REUSE_WAIT, root_of, SMALL_SPACE, SpanView, STATE_ASLEEP, STATE_CLOSED, StreamSlot, ThreadCache,
-)
-from gpumem._native.arena.virtual cimport (
-    Lack, span_close, span_commit, span_drop, span_is_held, span_open, span_record, span_view,
-    span_view_end, span_wait,
 )

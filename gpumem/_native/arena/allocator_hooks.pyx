@@ -5,9 +5,9 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from gpumem._native.arena.debug_heap.heap cimport heap_bad_free
+from gpumem._native.arena.detours cimport arena_free, arena_free_used
 from gpumem._native.arena.family cimport arena_drop, arena_retain, part_next, tag_now
-from gpumem._native.arena.fast_path cimport arena_free, arena_free_used
-from gpumem._native.arena.graph_pool cimport arena_allocate_range, pool_for_tag
+from gpumem._native.arena.arena cimport arena_allocate_range, pool_for_tag
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (

@@ -1,17 +1,19 @@
-"""An arena's bookkeeping: the state changes of an allocation and a free, and its charges.
+"""An arena's bookkeeping: the state changes of an allocation and a free, its charges, its events for
+a recorder, and copies of its metadata.
 
-Every function is called with the arena lock held, unless its comment says otherwise.
+Caller holds the arena lock, unless a comment says otherwise.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.thread_cache cimport cache_publish, gm_set_home
 from gpumem._native.arena.types cimport (
-    arena_in_use, ARENA_OK, ARENA_STALE, ArenaCore, Block, IN_SMALL, stamp_free, table_of,
-    ThreadCache,
+    arena_in_use, ARENA_OK, ARENA_STALE, ArenaCore, ArenaStats, Block, BlockNote, IN_SMALL,
+    stamp_free, table_of, ThreadCache,
 )
-from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of
+from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of, Region
 from gpumem._support.atomics cimport locked_add64, locked_raise64, store32
+from gpumem._support.events cimport RecNoted
 
 cdef extern from *:
     """
@@ -112,3 +114,86 @@ cdef bint padding_has_room(ArenaCore* arena, uint64_t size, uint64_t whole) noex
 # Bytes that a block counts for; 0: it is not counted, or the handle names no live block.
 cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil
 cdef void count_out(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+
+# ---- Events of an arena, for the recorder attached to its `events` -------------------------------
+#
+# They are called only where `is_recorded(&arena.events)`, unless a comment says otherwise. Those
+# marked *locked* are called with the arena lock and do not wait; the others without it.
+
+# A block was handed out. Also notes it beside its chunk, for snapshots.
+cdef void note_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                        const Block* block) noexcept nogil
+# A block is about to be freed on a stream; a stale handle makes no event.
+cdef void note_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
+# Any event about bytes, as its kind defines them; `block`: padding included. Without `may_wait` the
+# event is lost where its file would have to grow first: so with the arena lock.
+cdef RecNoted note_event(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbytes,
+                         uint64_t block, uint32_t stream_slot, bint may_wait) noexcept nogil
+# The same about the chunk of a block.
+cdef void note_chunk(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
+                     bint may_wait) noexcept nogil
+# Locked: memory came from the driver, or goes back to it. Pages are recorded by their space.
+cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
+                      uint64_t nbytes) noexcept nogil
+# Locked, recorded or not: a region came, or goes back. One that is cut from pages is recorded page
+# by page.
+cdef void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
+                      uint64_t nbytes) noexcept nogil
+
+# Copies what was recorded of a chunk of the second table (`small`) or the first; False: nothing.
+cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_t generation,
+                     BlockNote* note) noexcept nogil
+cdef void notes_free(ArenaCore* arena) noexcept nogil
+
+# ---- An arena's metadata at one moment, copied while no thread changes it ------------------------
+#
+# No lock is held. Only the copy is made with the locks: its memory is made and touched before, and
+# readers use the copy alone.
+
+# A chunk, and the number of its region.
+cdef struct BlockCopy:
+    Chunk chunk
+    uint32_t region
+
+cdef struct TableCopy:
+    Chunk* chunks           # slots as in the table, unused ones too
+    uint32_t count
+    Region* regions
+    uint32_t region_count
+
+cdef struct PageCopy:
+    uint64_t address
+    uint64_t nbytes
+
+cdef struct ArenaCopy:
+    TableCopy tables[2]     # `table`, `small`
+    PageCopy* pages         # where physical memory counts: of blocks, none while they sleep
+    uint32_t page_count
+    PageCopy* span_pages    # of virtual tensors: those in use
+    uint32_t span_page_count
+    uint64_t* streams       # handle by slot
+    uint32_t stream_count
+    ArenaStats stats        # of that moment, with counts that caches had not published
+    uint64_t reserved       # with what virtual tensors hold, without what sleeps
+    uint64_t persistent_free    # bytes of pages that only persistent blocks may have
+    uint64_t limit
+    uint32_t state          # ArenaState
+    uint64_t held           # ns for which other threads could not allocate here
+
+# False: out of host memory, and nothing to free; else arena_copy_free ends it.
+cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
+cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil
+
+# What statistics ask of one arena, without a copy; of `table` and of `small`.
+cdef struct ArenaFigures:
+    uint64_t reserved[2]        # bytes
+    uint64_t segments[2]        # regions or pages, of blocks without one of their own
+    uint64_t pending[2]         # blocks freed that other streams still use
+    uint64_t pending_bytes[2]
+    uint64_t idle[2]            # free pieces of what is in use
+    uint64_t idle_bytes[2]
+
+# Adds those of an arena. A loop over its stream slots, its regions and its pending frees.
+cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept nogil
+
+cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil

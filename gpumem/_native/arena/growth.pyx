@@ -3,10 +3,9 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from gpumem._native.arena.allocation_events cimport note_region
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_charge_pages, arena_charge_region, arena_reconcile, arena_refund_pages,
-    finish_allocate, note_reserved, refuse_budget,
+    finish_allocate, note_region, note_reserved, refuse_budget,
 )
 from gpumem._native.arena.release cimport (
     release_idle_beside, release_in_other_range, release_memory_of, release_overdraft,

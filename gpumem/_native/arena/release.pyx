@@ -2,8 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.allocation_events cimport note_region
-from gpumem._native.arena.bookkeeping cimport arena_reconcile
+from gpumem._native.arena.bookkeeping cimport arena_reconcile, note_region
 from gpumem._native.arena.spans cimport spans_trim
 from gpumem._native.arena.streams cimport (
     find_idle, has_unknown_work, query_stream, release_completed,

@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.debug_heap.heap cimport heap_pump
-from gpumem._native.arena.fast_path cimport arena_allocate_fast
-from gpumem._native.arena.types cimport ARENA_MISS, ArenaCore, Block
+from gpumem._native.arena.detours cimport arena_allocate_fast
+from gpumem._native.arena.types cimport ARENA_MISS, ArenaCore, ArenaSpan, Block, SpanView
 from gpumem._native.bfc cimport MOST_BYTES
 
 # After ARENA_MISS from the fast path, without the interpreter lock, because it may wait.
@@ -24,3 +24,19 @@ cdef inline int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     if arena.heap != NULL:
         heap_pump(arena)
     return arena_allocate_slow(arena, nbytes, stream_slot, 0, block)
+
+# ---- A commit of pages of a virtual tensor. No lock is held --------------------------------------
+
+# What a commit lacked.
+cdef struct Lack:
+    uint64_t missing        # bytes that it had to make
+    uint64_t completions    # the arena's, when it began
+
+# Brings pages [first, spare) into use, and maps those up to `last` ahead if there is room. Makes
+# room as an allocation does, but does not wait.
+cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last,
+                     Lack* lack) noexcept nogil
+# Waits as an allocation does for work of other streams, if the commit's `status` says that memory
+# is out. ARENA_OK: commit again. Otherwise ARENA_INTERRUPTED, or `status`. `until`: 0 at the first
+# wait; the time at which all of them end.
+cdef int span_wait(ArenaSpan* span, int status, const Lack* lack, uint64_t* until) noexcept nogil

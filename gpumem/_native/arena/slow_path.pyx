@@ -1,17 +1,20 @@
-"""Allocation beyond the fast path."""
+"""Allocation after the fast path, and the commit of a virtual tensor, which makes room likewise."""
 
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free
 
-from gpumem._native.arena.allocation_events cimport note_allocate, note_event
 from gpumem._native.arena.arena cimport arenas_release_retired, release_once_quiet
-from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
+from gpumem._native.arena.bookkeeping cimport (
+    charge_request, finish_allocate, note_allocate, note_event,
+)
 from gpumem._native.arena.debug_heap.heap cimport heap_allocate
+from gpumem._native.arena.detours cimport arena_charge_block
 from gpumem._native.arena.family cimport tag_next
-from gpumem._native.arena.fast_path cimport arena_charge_block
 from gpumem._native.arena.growth cimport (
     allocate_lower, grow, memory_is_out, release_before_growth, shrink_may_help, wait_for_streams,
 )
 from gpumem._native.arena.release cimport release_all_idle, release_retired
+from gpumem._native.arena.spans cimport span_take, spans_poll
 from gpumem._native.arena.streams cimport (
     allocate_behind, find_idle, release_completed, share_tables, switch_stream,
 )
@@ -19,9 +22,10 @@ from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_flush_other_streams, cache_free_some, cache_publish, caches_flush,
 )
 from gpumem._native.arena.types cimport (
-    ALLOCATE_ALONE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_INTERRUPTED,
-    arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore,
-    Block, is_graph_pool, REUSE_WAIT, table_for, ThreadCache,
+    ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED,
+    ARENA_DEAD, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, Block, is_graph_pool, REUSE_WAIT,
+    table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_allocate, bfc_allocate_across, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, MOST_BYTES, NIL,
@@ -31,7 +35,8 @@ from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUgraph, CUresult, CUstreamCaptureMode,
     stream_captures,
 )
-from gpumem._support.atomics cimport sum_add
+from gpumem._native.pages cimport span_lacks
+from gpumem._support.atomics cimport load64, sum_add
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport is_recorded, REC_FAILURE
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -272,3 +277,52 @@ cdef int allocate_charged(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
         return ARENA_OVER_BUDGET
     status = allocate_step_by_step(arena, nbytes, stream_slot, flags, block)
     return arena_charge_block(arena, nbytes, stream_slot, status, block)
+
+
+# ---- a commit ------------------------------------------------------------------------------------
+
+cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last,
+                     Lack* lack) noexcept nogil:
+    # The steps of an allocation that reaches the driver, see slow_path.
+    cdef ArenaCore* arena = span.arena
+    cdef CUstreamCaptureMode mode
+    cdef int status
+    lack.missing = 0
+    lack.completions = load64(&arena.completions)
+    if context_is_dead(arena.context):
+        return ARENA_DEAD
+    mode = context_relax(arena.context)
+    arenas_release_retired()
+    lock_acquire(&arena.grow_lock)
+    lack.missing = span_lacks(&span.pages, first, spare)
+    status = take_ahead(span, first, spare, last)
+    if lack.missing and shrink_may_help(arena, lack.missing, status):
+        find_idle(arena)
+        release_all_idle(arena)
+        status = span_take(span, first, spare, spare)
+    lock_release(&arena.grow_lock)
+    context_restore(arena.context, mode)
+    return status
+
+
+cdef int span_wait(ArenaSpan* span, int status, const Lack* lack, uint64_t* until) noexcept nogil:
+    cdef int waited
+    if lack.missing == 0 or not memory_is_out(span.arena, lack.missing, status):
+        return status
+    # Another thread's release may have ended since the commit was refused.
+    if load64(&span.arena.completions) != lack.completions:
+        return ARENA_OK
+    waited = wait_for_streams(span.arena, lack.missing, SLOT_RELEASED, ALLOCATE_INTERRUPTIBLE,
+                              until)
+    return status if waited == ARENA_OVER_LIMIT else waited
+
+
+cdef int take_ahead(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
+    # Without the memory ahead, if that is refused. A commit that lacks nothing takes none.
+    cdef int status = ARENA_IN_USE
+    if span_lacks(&span.pages, first, spare) == 0:
+        last = spare
+    spans_poll(span.arena)
+    if last > spare:
+        status = span_take(span, first, spare, last)
+    return span_take(span, first, spare, spare) if status != ARENA_OK else status

@@ -11,7 +11,7 @@ gives its pages and addresses back, once its work is done.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.types cimport ArenaCore, ArenaSpan
+from gpumem._native.arena.types cimport ArenaCore, ArenaSpan, SpanView
 from gpumem._support.lease cimport Uses
 
 # With the grow lock: memory for pages [first, last), of which those up to `spare` come into use.
@@ -46,3 +46,24 @@ cdef bint span_note(ArenaSpan* span, uint32_t stream_slot, uint32_t first,
 cdef void spans_settle(ArenaCore* arena) noexcept nogil
 # The arena is not used any more.
 cdef void spans_forget(ArenaCore* arena) noexcept nogil
+
+# ---- Spans as virtual tensors have them: made, viewed, dropped. No lock is held ------------------
+
+# A span of `nbytes`, whole granules, for the stream of a slot; one reference, the caller's.
+cdef int span_open(ArenaCore* arena, uint64_t nbytes, uint64_t page_bytes, uint32_t stream_slot,
+                   ArenaSpan** out) noexcept nogil
+# From here on nothing is committed, and all pages leave. ARENA_IN_USE: a view holds rows.
+cdef int span_close(ArenaSpan* span) noexcept nogil
+# Ends a reference, on any thread; no wait, no driver call.
+cdef void span_drop(ArenaSpan* span) noexcept nogil
+# Another stream uses the pages of bytes [first, last), until they have left; of none: all pages, as
+# long as the span lives. ARENA_NO_METADATA: nothing changed.
+cdef int span_record(ArenaSpan* span, uint32_t stream_slot, uint64_t first,
+                     uint64_t last) noexcept nogil
+
+# A view of bytes [first, last), which are not released while it lives; of none if they are equal.
+# NULL: out of host memory, or the span is closed.
+cdef SpanView* span_view(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil
+cdef void span_view_end(void* view) noexcept nogil
+# Does a view hold any of these bytes?
+cdef bint span_is_held(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil

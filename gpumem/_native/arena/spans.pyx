@@ -1,33 +1,34 @@
-"""Spans of an arena: their charges, and releases behind queued work."""
+"""Spans of an arena: their charges, releases after queued work, their life and their views."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free, realloc
 
-from gpumem._native.arena.allocation_events cimport note_event
 from gpumem._native.arena.bookkeeping cimport (
-    arena_charge, arena_reconcile, charge_request, count_out, note_reserved,
+    arena_charge, arena_reconcile, charge_request, count_out, note_event, note_reserved,
 )
+from gpumem._native.arena.family cimport arena_drop, arena_retain
 from gpumem._native.arena.streams cimport release_completed, slot_drop, slot_retain, uses_done
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, arena_in_use, arena_is_open, arena_max_in_use, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_OVER_BUDGET, ArenaCore, ArenaSpan, driver_refused, SpanNote, stamp_free,
+    ARENA_CLOSED, arena_in_use, ARENA_IN_USE, arena_is_open, arena_max_in_use, ARENA_NO_METADATA,
+    ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, ArenaSpan, driver_refused, SpanNote, SpanView,
+    stamp_free,
 )
 from gpumem._native.bfc cimport SLOT_RELEASED
 from gpumem._native.driver cimport (
-    context_enter, context_leave, context_relax, context_restore, CUDA_SUCCESS, CUresult,
-    CUstreamCaptureMode,
+    context_enter, context_is_dead, context_leave, context_relax, context_restore, CUDA_SUCCESS,
+    CUresult, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport (
     Span, span_free, span_lacks, SPAN_LEAVING, span_map, span_page_at, span_page_bytes,
-    span_page_in_use, span_settle, SPAN_SPARE, span_unmap, SPAN_USED, SpanPage,
+    span_page_in_use, span_reserve, span_settle, SPAN_SPARE, span_unmap, SPAN_USED, SpanPage,
 )
-from gpumem._support.atomics cimport load32, locked_raise64, store64
+from gpumem._support.atomics cimport count_add, load32, locked_raise64, store32, store64
 from gpumem._support.events cimport (
     FRAMEWORK_VIRTUAL, is_recorded, REC_ALLOC, REC_FREE, thread_set_framework,
 )
 from gpumem._support.lease cimport Uses, uses_free, uses_reserve
-from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 
 
 # ---- more ----------------------------------------------------------------------------------------
@@ -425,3 +426,139 @@ cdef void span_forget(ArenaSpan* span) noexcept nogil:
     free(span.notes)
     uses_free(span.end)
     free(span)
+
+
+# ---- life ----------------------------------------------------------------------------------------
+
+cdef int span_open(ArenaCore* arena, uint64_t nbytes, uint64_t page_bytes, uint32_t stream_slot,
+                   ArenaSpan** out) noexcept nogil:
+    cdef ArenaSpan* span = <ArenaSpan*>calloc(1, sizeof(ArenaSpan))
+    cdef const char* call = NULL
+    cdef CUresult code
+    out[0] = span
+    if span == NULL:
+        return ARENA_NO_METADATA
+    if not uses_reserve(&span.end, 1):
+        free(span)
+        return ARENA_NO_METADATA
+    span.pages.context = arena.context
+    span.pages.access = &arena.access
+    span.pages.calls = &arena.backing.calls
+    span.pages.events = &arena.events
+    code = span_reserve(&span.pages, nbytes, page_bytes, &call)
+    if code != CUDA_SUCCESS:
+        uses_free(span.end)
+        free(span)
+        return driver_refused(arena, code, call) if call != NULL else ARENA_NO_METADATA
+    lock_init(&span.lock)
+    span.arena = arena
+    span.references = 1
+    span.stream_slot = stream_slot
+    slot_retain(arena, stream_slot)
+    arena_retain(arena)
+    lock_acquire(&arena.grow_lock)
+    spans_sweep(arena)
+    lock_acquire(&arena.lock)
+    span.next = arena.spans
+    arena.spans = span
+    lock_release(&arena.lock)
+    count_add(&arena.live_spans, 1)
+    lock_release(&arena.grow_lock)
+    return ARENA_OK
+
+
+cdef int span_close(ArenaSpan* span) noexcept nogil:
+    cdef int status
+    lock_acquire(&span.lock)
+    if span.views != NULL:
+        lock_release(&span.lock)
+        return ARENA_IN_USE
+    store32(&span.closed, True)
+    lock_release(&span.lock)
+    status = span_release(span, 0, span.pages.count, 0, 0, NULL)
+    if status == ARENA_OK:
+        count_add(&span.arena.live_spans, -1)
+    else:
+        store32(&span.closed, False)
+    return status
+
+
+cdef void span_drop(ArenaSpan* span) noexcept nogil:
+    cdef ArenaCore* arena = span.arena
+    if count_add(&span.references, -1) != 0 or context_is_dead(arena.context):
+        return
+    # A stamp needs no memory here: this may be a finalizer. Once it is there, another thread may
+    # forget the span. The pages of a closed one are behind the close.
+    if not load32(&span.closed):
+        count_add(&arena.live_spans, -1)
+    lock_acquire(&arena.lock)
+    span_stamp(span, span.end, OF_NOTHING if load32(&span.closed) else OF_ALL)
+    span.last = span.releases
+    span.end = NULL
+    lock_release(&arena.lock)
+    arena_drop(arena)
+
+
+cdef int span_record(ArenaSpan* span, uint32_t stream_slot, uint64_t first,
+                     uint64_t last) noexcept nogil:
+    cdef Span* pages = &span.pages
+    cdef bint done
+    cdef uint64_t behind = (last + pages.page_bytes - 1) // pages.page_bytes
+    lock_acquire(&span.arena.lock)
+    done = span_note(span, stream_slot, <uint32_t>(first // pages.page_bytes),
+                     <uint32_t>behind if last > first else <uint32_t>(first // pages.page_bytes))
+    lock_release(&span.arena.lock)
+    return ARENA_OK if done else ARENA_NO_METADATA
+
+
+# ---- views ---------------------------------------------------------------------------------------
+
+cdef SpanView* span_view(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil:
+    cdef SpanView* view = <SpanView*>calloc(1, sizeof(SpanView))
+    if view == NULL:
+        return NULL
+    view.span = span
+    view.first = first
+    view.last = last
+    lock_acquire(&span.lock)
+    if load32(&span.closed):
+        lock_release(&span.lock)
+        free(view)
+        return NULL
+    if first != last:
+        view.link = &span.views
+        view.next = span.views
+        if view.next != NULL:
+            view.next.link = &view.next
+        span.views = view
+    count_add(&span.references, 1)
+    lock_release(&span.lock)
+    return view
+
+
+cdef void span_view_end(void* ended) noexcept nogil:
+    cdef SpanView* view = <SpanView*>ended
+    cdef ArenaSpan* span = view.span
+    # In a fork's child the lock may be another thread's of the parent.
+    if context_is_dead(span.arena.context):
+        return
+    lock_acquire(&span.lock)
+    if view.link != NULL:
+        view.link[0] = view.next
+        if view.next != NULL:
+            view.next.link = view.link
+    lock_release(&span.lock)
+    free(view)
+    span_drop(span)
+
+
+cdef bint span_is_held(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil:
+    cdef const SpanView* view
+    cdef bint held = False
+    lock_acquire(&span.lock)
+    view = span.views
+    while view != NULL and not held:
+        held = view.first < last and first < view.last
+        view = view.next
+    lock_release(&span.lock)
+    return held

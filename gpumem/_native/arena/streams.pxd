@@ -41,8 +41,6 @@ cdef void leave_streams(ArenaCore* arena) noexcept nogil
 # Waits until everything queued on the device has finished.
 cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil
 
-# With the lock: was anything freed on the stream served last that no outstanding event covers?
-cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil
 # Serves another stream from now on; records the event that is needed: was one?
 cdef bint switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Several streams free blocks: from here on a mark spreads less, see bfc/table. Not where a plan has

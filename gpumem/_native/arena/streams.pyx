@@ -3,15 +3,14 @@
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
-from gpumem._native.arena.allocation_events cimport note_chunk, note_event
-from gpumem._native.arena.bookkeeping cimport padding_has_room
+from gpumem._native.arena.bookkeeping cimport note_chunk, note_event, padding_has_room
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
 )
 from gpumem._native.arena.types cimport (
     ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, IN_SMALL,
-    index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_of,
-    ThreadMark,
+    index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot,
+    switch_needs_event, table_of, ThreadMark,
 )
 from gpumem._native.bfc cimport (
     ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free, bfc_block_size,
@@ -36,12 +35,6 @@ from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 
 # ---- An event closes an epoch, behind the work whose blocks were freed ---------------------------
-
-cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
-    cdef const StreamSlot* before = &arena.streams[arena.last_stream]
-    return (load32(&before.dirty) and before.event_epoch == 0 and not before.polling
-            and arena.settings.reuse != REUSE_NEVER)
-
 
 cdef bint switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef bint due

@@ -75,6 +75,7 @@ cdef enum ArenaStatus:
     ARENA_INTERRUPTED = 14      # a signal's handler raised: the exception is set
     ARENA_TAGGED = 15           # the calling thread allocates under a tag: ask `tag_now`
     ARENA_NO_STREAM_SLOT = 16   # all are taken, and none can be vacated; nothing changed
+    ARENA_DETOUR = 17           # the fast path leaves it to detours; nothing changed
 
 cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_PERSISTENT = 1     # in a region of exactly this block
@@ -407,6 +408,13 @@ cdef inline uint64_t family_limit(const ArenaCore* arena) noexcept nogil:
 cdef inline uint64_t arena_limit(const ArenaCore* arena) noexcept nogil:
     # The same of an arena that is not a child of another; 0 for a child.
     return family_limit(arena) if arena.parent == NULL else 0
+
+cdef inline bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
+    # Caller holds `lock`, and another stream is to be served than the last one. Returns whether an
+    # event has to be recorded first, after the frees of the last one.
+    cdef const StreamSlot* before = &arena.streams[arena.last_stream]
+    return (load32(&before.dirty) and before.event_epoch == 0 and not before.polling
+            and arena.settings.reuse != REUSE_NEVER)
 
 cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
     # The epoch of a free on the stream; the stream has work now that an event must be put behind.

@@ -166,7 +166,7 @@ cdef struct Bfc:
     LineStart of_changes
     uint32_t unused         # head of the list of unused slots
     uint32_t bins_filled    # slots, but slot 0, that have free chunks
-    # cached sums, recomputed and compared by bfc/check; used here means used or cached
+    # cached sums, recomputed and compared by bfc_check; used here means used or cached
     uint64_t in_use         # bytes of used chunks, padding included
     uint64_t requested_in_use   # what caches changed is folded in when they are flushed
     uint64_t reserved       # bytes of all chunks but holes
@@ -321,3 +321,9 @@ cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size)
 # over the chunks of a region.
 cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
                                  uint32_t stream_slot, int* status) noexcept nogil
+
+# Recomputes every invariant that is stated above from the chunks and compares. 0, or the number of
+# the first broken one; bfc_invariant has its text. `folded`: no cache holds a change of
+# requested_in_use that is not in the table.
+cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil
+cdef const char* bfc_invariant(int number) noexcept nogil

@@ -700,7 +700,7 @@ cdef int check_range(const Space* space, uint32_t region, uint64_t* physical) no
 
 cdef extern from *:
     """
-    /* From number 40 on: those below are of bfc/check. */
+    /* From number 40 on: those below are of bfc/table. */
     static const char *gm_pages_invariant(unsigned number) {
         static const char *const texts[] = {
             "every granule of a page's views names the page",

@@ -3,8 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
-from gpumem._native.arena.allocation_events cimport note_event
-from gpumem._native.arena.bookkeeping cimport count_out, counted_bytes
+from gpumem._native.arena.bookkeeping cimport count_out, counted_bytes, note_event
 from gpumem._native.arena.debug_heap.guards cimport (
     block_examine, block_fill_freed, block_prepare, finding_of, guards_end, list_add, list_after,
     list_first, list_remove, note_finding, site_here, table_add, table_create, table_find,

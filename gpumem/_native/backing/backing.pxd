@@ -7,9 +7,9 @@ Addresses are multiples of 256. A refusal leaves nothing behind. A region is rel
 that the arena knows of uses it any more: the memory may have another owner next. Where the driver
 has no other free, `waits`, the release waits for everything on the device nevertheless.
 
-The family: plain driver blocks and managed memory (here), pinned host pages (pinned), physical
-handles of a NUMA node or to be shared, and files in memory to be shared (physical), regions that a
-user's callback provides (_arena/source).
+The family: plain driver blocks and managed memory, pinned host pages, physical handles of a NUMA
+node or to be shared, and files in memory to be shared. A user's callback may provide regions, too
+(_arena/source).
 """
 
 from libc.stdint cimport uint64_t
@@ -86,3 +86,48 @@ cdef CUresult managed_advise(DeviceContext* context, uint64_t address, uint64_t 
                              CUmem_advise advice, int where) noexcept nogil
 cdef CUresult managed_prefetch(DeviceContext* context, uint64_t address, uint64_t nbytes, int where,
                                CUstream stream) noexcept nogil
+
+# ---- Pinned host memory: pages made by several threads, then registered with the driver ----------
+
+cdef extern from "host_pages.h" nogil:
+    # Pages that several threads make while the caller uses those that are made.
+    ctypedef struct HostPages:
+        pass
+    # Bytes that nobody has taken.
+    size_t host_pages_left(const HostPages* pages)
+    void host_pages_end(HostPages* pages)
+
+cdef void pinned_init(Backing* backing, DeviceContext* context) noexcept nogil
+# For the owner of several regions of `nbytes` together: begins to make their pages, until
+# `host_pages_end`; without effect where the driver makes them. Each region is taken when it is
+# needed, with the device's context, in place of a reservation, and released as one.
+cdef void pinned_begin(Backing* self, HostPages* pages, uint64_t nbytes) noexcept nogil
+cdef CUresult pinned_take(Backing* self, HostPages* pages, uint64_t size,
+                          uint64_t* address) noexcept nogil
+# ---- Pages of the host, for the family -----------------------------------------------------------
+
+# Registers pages with the driver, under one address for the CPU and the device, and records them as
+# a mapping of the backing. With the device's context; a refusal leaves them unregistered.
+cdef CUresult pages_pin(Backing* self, uint64_t pages, uint64_t nbytes,
+                        uint64_t memory) noexcept nogil
+# Is every page of a range mapped in this process?
+cdef bint pages_exist(uint64_t address, uint64_t nbytes) noexcept nogil
+
+# ---- Regions of one physical handle each, mapped once, and of one file in memory each ------------
+
+cdef void numa_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
+# Makes the least of a node's memory and gives it back. A refusal names the call that refused.
+cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noexcept nogil
+# Memory of the device, or of a node, that can be exported. Regions are cleared: another process may
+# have used the memory before.
+cdef enum:
+    THE_DEVICE = -1             # in place of a node
+cdef void shared_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
+# A new descriptor of the region's memory.
+cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept nogil
+
+
+# ---- Regions of host memory that other processes may be given: a file in memory for each ---------
+
+
+cdef void file_init(Backing* backing, DeviceContext* context) noexcept nogil
