@@ -1,9 +1,11 @@
 """The allocator: blocks of regions or pages, for streams and threads.
 
 In the order of an allocation: ``fast_path`` (allocation and free), with ``thread_cache`` (the
-blocks that threads cache); ``slow_path`` (what happens, in order, when memory is out); ``streams``
-(when a freed block is reusable, also by another stream); ``growth`` (more memory and less).
-``arena`` is its life, from creation to close. Beside them: ``bookkeeping`` and ``metadata_copy``,
-``allocation_events`` for recorders, ``allocator_hooks`` that other libraries call, ``graph_pool``,
-``planned`` (offsets of a plan), ``sleep`` and ``debug_heap``.
+blocks that threads cache); ``detours`` (debug heap, tags, recorded streams, recorders, budgets of
+blocks in use, pass-through); ``slow_path`` (the steps that are taken, in order, when memory is
+out); ``streams`` (when a freed block is reusable, also by another stream); ``growth`` and
+``release`` (memory from the driver, and back to it). ``arena`` is its life, from creation to close,
+and makes graph pools; ``family`` has its tags and children. Beside them: ``bookkeeping`` (charges,
+events, copies of the metadata), ``spans`` (virtual tensors), ``allocator_hooks`` that other
+libraries call, ``sleep`` and ``debug_heap``.
 """
