@@ -1,7 +1,7 @@
 """Timelines of the host device that behave as a GPU's do."""
 
-from gpumem.interop.timelines._kinds import _hide_values as hide_values
-from gpumem.interop.timelines._kinds import (
+from gpumem.interop.timelines._timeline import _hide_values as hide_values
+from gpumem.interop.timelines._timeline import (
     _rehearse_memory_operations as rehearse_memory_operations,
 )
 

@@ -17,8 +17,12 @@ from gpumem.interop.descriptors import (
 from gpumem.interop.importer import Importer
 from gpumem.interop.memory._external_memory import ExternalMemory
 from gpumem.interop.sharing import Contents, attach, export
-from gpumem.interop.timelines._kinds import DriverTimeline, HostTimeline
-from gpumem.interop.timelines._timeline import Timeline, TimelinePoint
+from gpumem.interop.timelines._timeline import (
+    DriverTimeline,
+    HostTimeline,
+    Timeline,
+    TimelinePoint,
+)
 
 __all__ = [
     "Contents",

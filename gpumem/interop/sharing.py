@@ -35,8 +35,7 @@ from gpumem.interop.descriptors import (
 )
 from gpumem.interop.importer import Importer, ImporterLike
 from gpumem.interop.memory.placement import require_aligned
-from gpumem.interop.timelines._kinds import HostTimeline
-from gpumem.interop.timelines._timeline import Timeline
+from gpumem.interop.timelines._timeline import HostTimeline, Timeline
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from gpumem._resource.handle import received_handle
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import BadHandleError, DeviceMismatchError
 from gpumem.interop import Contents, Handle, HostTimeline, MemoryHandleType, SemaphoreType
-from gpumem.interop.timelines._kinds import _arrived as make_timeline
+from gpumem.interop.timelines._timeline import _arrived as make_timeline
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -1,6 +1,6 @@
 """Memory of other APIs and processes as tensors.
 
-``kinds`` has a row for each type of handle, ``_memory`` is `ExternalMemory`: it maps a handle and
-makes tensors in it, ``placement`` checks their bounds, ``_mapping`` counts what drivers hold for an
-import.
+``kinds`` has a row for each type of handle. ``_external_memory`` has `ExternalMemory`: it maps a
+handle, counts the driver's objects of an import, and makes tensors in it. ``placement`` checks the
+bounds of these.
 """

@@ -8,8 +8,8 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport errno as c_errno
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from gpumem._buffer cimport (
@@ -20,20 +20,18 @@ from gpumem._native.driver cimport (
     CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY,
-    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_DEDICATED, CUDA_ERROR_NOT_READY,
-    CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUdeviceptr, CUexternalMemoryHandleType,
-    CUmemAccessDesc, CUmemAllocationProp, CUresult, CUstream, CUstreamCaptureMode, DeviceContext,
-    DriverDevice,
+    CUDA_ERROR_NOT_READY, CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_DEDICATED,
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUdeviceptr, CUexternalMemory,
+    CUexternalMemoryHandleType, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUresult, CUstream, CUstreamCaptureMode, device_wait_until, DeviceContext, DriverDevice,
 )
 from gpumem._resource cimport Handle
-from gpumem._support.atomics cimport count_now
-from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, PROT_READ, PROT_WRITE
-from gpumem._support.process cimport process_is_exiting, raise_interrupt
+from gpumem._support.atomics cimport count_add, count_now, published32
+from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
+from gpumem._support.process cimport on_fork, process_is_exiting, raise_interrupt
+from gpumem._support.retired cimport retire, Retired, take_retired
 from gpumem._tensor cimport element_of, ElementType, MAX_RANK, Tensor, tensor_new
-from gpumem.interop.memory._mapping cimport (
-    Mapping, mapping_drop, mapping_drop_last, mapping_holds_caller, mapping_new, mapping_retain,
-    mapping_wait, release_retired_mappings,
-)
+from gpumem.interop.timelines._core cimport timelines_in_use
 
 from gpumem._copy.copy import wait_for_releases
 from gpumem._arena.arena import Arena
@@ -53,7 +51,25 @@ cdef enum:
     MOST_SECONDS = 1000000000       # of a clock
 
 
-# What a buffer over imported memory keeps, and releases at its end.
+cdef struct Mapping:
+    int32_t references      # atomic
+    DeviceContext* context
+    CUdeviceptr address     # of the allocation's first byte
+    uint64_t nbytes         # of the allocation
+    # What to release, in this order; 0 or NULL: nothing.
+    CUdeviceptr buffer              # a mapped buffer, to be freed
+    CUexternalMemory external
+    uint64_t range_bytes            # virtual memory: the addresses from `address` on
+    bint is_mapped                  # and they hold `physical`
+    CUmemGenericAllocationHandle physical
+    bint is_registered              # host pages from `address` on are known to the driver
+    uint64_t file_bytes             # and are a file's, mapped here
+    bint was_used                   # work on the device may still touch it
+    PyObject* owner                 # counted
+    Retired end
+
+
+# A buffer over imported memory keeps these, and releases them at its end.
 cdef struct KeptMapping:
     Mapping* mapping
     PyObject* ready         # counted; NULL: nothing to wait for
@@ -766,3 +782,174 @@ def require_bytes(Handle file not None, size):
     if there < size:
         raise BadHandleError(errno.EINVAL, f"the descriptor's file has {exact_size(there)}: fewer "
                              f"than described, {exact_size(size)}")
+
+
+# ---- Mappings: objects of the driver and the system for one import --------------------------------
+#
+# The ExternalMemory, and each buffer over it with its views, have one reference each. Dropping the
+# last one only retires the mapping, because a driver's free may wait for work that has yet to be
+# signalled; `release_retired_mappings` ends it where waiting is allowed.
+
+# Mappings without references, which `release_retired_mappings` ends.
+cdef Retired* dropped = NULL
+
+
+cdef Mapping* mapping_new(DeviceContext* context, uint64_t nbytes) noexcept nogil:
+    # With one reference; NULL: out of host memory.
+    # Zeroed: each step of an import that succeeds sets its field.
+    cdef Mapping* mapping = <Mapping*>calloc(1, sizeof(Mapping))
+    if mapping != NULL:
+        mapping.references = 1
+        mapping.context = context
+        mapping.nbytes = nbytes
+    return mapping
+
+
+cdef void mapping_retain(Mapping* mapping) noexcept nogil:
+    count_add(&mapping.references, 1)
+
+
+cdef void mapping_drop(Mapping* mapping) noexcept nogil:
+    # Safe on any thread, in any finalizer.
+    if count_add(&mapping.references, -1) == 0:
+        retire_mapping(mapping)
+
+
+cdef bint mapping_drop_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
+    # Drops the last reference and ends the mapping at once, unless that might wait for a timeline's
+    # value; `code` and `call` as of `mapping_end`. False: there are other references.
+    # If the count is one, it is this reference, and no other thread can copy it. Writes under the
+    # other references are visible.
+    if published32(<const uint32_t*>&mapping.references) > 1:
+        return False
+    mapping.references = 0
+    code[0] = end_or_retire(mapping, call)
+    return True
+
+
+cdef bint mapping_holds_caller(Mapping* mapping) noexcept nogil:
+    # Whether the end would be postponed although the pages are the caller's, who may free them
+    # then, while a stream that waits for a timeline may still use them.
+    return (mapping.is_registered and not mapping.file_bytes and mapping.owner == NULL
+            and timelines_in_use(mapping.context))
+
+
+cdef CUresult mapping_wait(Mapping* mapping, uint64_t until, bint* interrupted) noexcept nogil:
+    # Waits until no queued work of the device can use it, at most until a time of `clock_ns`; not
+    # at all if its end would be postponed. CUDA_ERROR_NOT_READY: the time is over. `interrupted`:
+    # by Ctrl-C, and the exception is set.
+    cdef CUstreamCaptureMode before
+    cdef CUresult code
+    interrupted[0] = False
+    if (not mapping.was_used or context_is_dead(mapping.context)
+            or timelines_in_use(mapping.context)):
+        return CUDA_SUCCESS
+    before = context_relax(mapping.context)
+    code = device_wait_until(mapping.context, until, interrupted)
+    context_restore(mapping.context, before)
+    return code
+
+
+cdef void release_retired_mappings() noexcept nogil:
+    cdef Retired* link = take_retired(&dropped)
+    cdef Mapping* mapping
+    cdef const char* call = NULL
+    while link != NULL:
+        mapping = <Mapping*>link.thing
+        link = link.next
+        end_or_retire(mapping, &call)       # a failure has no caller to report to
+
+
+cdef CUresult end_or_retire(Mapping* mapping, const char** call) noexcept nogil:
+    # The end may wait for the device, and the device for a signal of this thread.
+    if timelines_in_use(mapping.context):
+        retire_mapping(mapping)
+        return CUDA_SUCCESS
+    return mapping_end(mapping, call)
+
+
+cdef void retire_mapping(Mapping* mapping) noexcept nogil:
+    # A later call ends it: that may wait for a stream, which perhaps waits for this thread.
+    retire(&dropped, &mapping.end, mapping)
+
+
+cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
+    # Waits for work on the device that may use it. After a failure, returned with the call's name,
+    # `release_retired_mappings` tries again what the driver refused.
+    cdef CUresult code = CUDA_SUCCESS
+    # In a fork's child the driver's objects are the parent's; file pages were shared with it.
+    if not context_is_dead(mapping.context):
+        code = end_in_driver(mapping, call)
+    if code != CUDA_SUCCESS:
+        retire_mapping(mapping)     # the next call tries again what was refused
+        return code
+    if mapping.file_bytes:
+        munmap(<void*>mapping.address, mapping.file_bytes)
+    if mapping.owner != NULL and not process_is_exiting():
+        with gil:
+            Py_DECREF(<object>mapping.owner)
+    free(mapping)
+    return CUDA_SUCCESS
+
+
+cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
+    cdef CUresult code = context_enter(mapping.context)
+    cdef CUstreamCaptureMode before
+    if code != CUDA_SUCCESS:
+        call[0] = "cuCtxPushCurrent"
+        return code
+    before = context_relax(mapping.context)
+    code = release_all(mapping, call)
+    context_restore(mapping.context, before)
+    context_leave(mapping.context)
+    return code
+
+
+cdef CUresult release_all(Mapping* mapping, const char** call) noexcept nogil:
+    # In the reverse order of the import. A step that succeeded is noted; after a failure the
+    # remaining ones are for the next call.
+    cdef DeviceContext* context = mapping.context
+    cdef CUresult code = CUDA_SUCCESS
+    # Freeing a buffer waits by itself; an owner may allocate its memory anew at once.
+    if mapping.was_used and not mapping.buffer:
+        code = called(call, "cuCtxSynchronize", context.table.cuCtxSynchronize())
+    if code == CUDA_SUCCESS and mapping.buffer:
+        code = called(call, "cuMemFree", context.table.cuMemFree(mapping.buffer))
+        if code == CUDA_SUCCESS:
+            mapping.buffer = 0
+    if code == CUDA_SUCCESS and mapping.external != NULL:
+        code = called(call, "cuDestroyExternalMemory",
+                      context.table.cuDestroyExternalMemory(mapping.external))
+        if code == CUDA_SUCCESS:
+            mapping.external = NULL
+    if code == CUDA_SUCCESS and mapping.is_mapped:
+        code = called(call, "cuMemUnmap",
+                      context.table.cuMemUnmap(mapping.address, mapping.nbytes))
+        mapping.is_mapped = code != CUDA_SUCCESS
+    if code == CUDA_SUCCESS and mapping.range_bytes:
+        code = called(call, "cuMemAddressFree",
+                      context.table.cuMemAddressFree(mapping.address, mapping.range_bytes))
+        if code == CUDA_SUCCESS:
+            mapping.range_bytes = 0
+    if code == CUDA_SUCCESS and mapping.physical:
+        code = called(call, "cuMemRelease", context.table.cuMemRelease(mapping.physical))
+        if code == CUDA_SUCCESS:
+            mapping.physical = 0
+    if code == CUDA_SUCCESS and mapping.is_registered:
+        code = called(call, "cuMemHostUnregister",
+                      context.table.cuMemHostUnregister(<void*>mapping.address))
+        mapping.is_registered = code != CUDA_SUCCESS
+    return code
+
+
+cdef inline CUresult called(const char** call, const char* name, CUresult code) noexcept nogil:
+    call[0] = name
+    return code
+
+
+cdef void forget_after_fork() noexcept nogil:
+    global dropped
+    dropped = NULL              # the parent ends them
+
+
+on_fork(NULL, NULL, forget_after_fork)

@@ -17,7 +17,7 @@ from gpumem.interop.descriptors import (
     require_device,
 )
 from gpumem.interop.descriptors import consume as consume_handle
-from gpumem.interop.timelines._kinds import HostTimeline, import_fd
+from gpumem.interop.timelines._timeline import HostTimeline, import_fd
 
 if TYPE_CHECKING:
     from gpumem.interop.timelines._timeline import Timeline

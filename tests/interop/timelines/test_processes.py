@@ -199,7 +199,7 @@ time.sleep(600)
 def test_signal_behind_a_store_of_a_killed_process_raises_once(timeline, start):
     other = start("""
 import gpumem
-from gpumem.interop.timelines._kinds import _rehearse_memory_operations
+from gpumem.interop.timelines._timeline import _rehearse_memory_operations
 _rehearse_memory_operations(True)
 gate, stream = HostTimeline.create(), gpumem.Stream("host")
 gate.enqueue_wait(stream, 1)
