@@ -25,7 +25,7 @@ from gpumem._native.pages cimport Space
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.lock cimport lock_acquire, lock_release
 
-from gpumem._support.events import FRAMEWORKS, tag_texts
+from gpumem._support.events import FRAMEWORKS, label_texts
 
 
 # ---- counters ------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ cdef uint64_t pages_inside(const ArenaCopy* copy, uint64_t begin, uint64_t end) 
 cdef dict described(const Sums* sums, uint64_t span_used):
     cdef uint32_t number
     from gpumem._arena import reports
-    by_tag = {tag_texts[number]: sums.by_tag[number] for number in range(1, len(tag_texts))
+    by_tag = {label_texts[number]: sums.by_tag[number] for number in range(1, len(label_texts))
               if sums.by_tag[number]}
     by_framework = [(FRAMEWORKS[number], sums.through_hooks[number], sums.noted[number],
                      sums.untagged[number]) for number in range(1, len(FRAMEWORKS))]

@@ -44,7 +44,7 @@ cdef enum:
 
 
 cdef object tagged_as(Arena arena, object name, object asleep):
-    from gpumem._events.tags import tag as tag_events
+    from gpumem._events.labels import tag as label_events
 
     cdef Tag tag
     require_virtual(arena)
@@ -54,7 +54,7 @@ cdef object tagged_as(Arena arena, object name, object asleep):
         raise ValueError("a tag has at least one character")
     if asleep not in MODES:
         raise ConfigError(f"invalid asleep = {asleep!r}: expected one of 'keep', 'drop', 'stay'")
-    observed = tag_events(name)
+    observed = label_events(name)
     if name == UNTAGGED:
         mode, inner = "keep", arena
     else:

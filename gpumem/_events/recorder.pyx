@@ -18,13 +18,13 @@ from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.events cimport (
     EventSource, REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define,
     recorder_end, recorder_file, recorder_finish_file, recorder_free, recorder_read_ring,
-    recorder_ring, recorder_set_stacks, recorder_thread_id, thread_set_framework, thread_set_tag,
+    recorder_ring, recorder_set_stacks, recorder_thread_id, thread_set_framework, thread_set_label,
 )
 from gpumem._support.process cimport process, process_is_exiting
 from gpumem.adaptors._adaptor cimport Adaptor
 from gpumem._events.sources cimport source_of
 
-from gpumem._support.events import FRAMEWORKS, tag_texts
+from gpumem._support.events import FRAMEWORKS, label_texts
 from gpumem.errors import InUseError
 
 
@@ -64,9 +64,9 @@ cdef extern from "<dlfcn.h>" nogil:
     int dladdr(void* address, Dl_info* info)
 
 cdef enum:
-    MOST_NUMBERS = 65535
+    MAX_NUMBERS = 65535
     WORDS = 6                   # of one event in a ring
-    MOST_NATIVE = 32            # native frames of one stack, ours included
+    MAX_NATIVE = 32            # native frames of one stack, ours included
     OWN_FRAMES = 4              # native frames between an allocator and backtrace()
 
 # Running recordings. A new name is written into each of them, under the lock.
@@ -91,7 +91,7 @@ cdef class NameTable:
         """Return the number of a text and define it in every recorder; 0 if no number is left."""
         with lock:
             found = self.numbers.get(text)
-            if found is None and len(self.texts) <= MOST_NUMBERS:
+            if found is None and len(self.texts) <= MAX_NUMBERS:
                 found = len(self.texts)
                 self.texts.append(text)
                 self.numbers[text] = found
@@ -100,7 +100,7 @@ cdef class NameTable:
         return 0 if found is None else found
 
 
-cdef NameTable tags = NameTable(REC_TAGS, tag_texts)
+cdef NameTable labels = NameTable(REC_TAGS, label_texts)
 cdef NameTable stacks = NameTable(REC_STACKS, [""])
 # Numbers of stacks by their calls, so that a text is made only for a stack that is new, or new to a
 # recording. Guarded by the interpreter lock.
@@ -111,25 +111,25 @@ if stack_init() != 0:
     raise MemoryError("the interpreter has no index for data of code objects left")
 
 
-# ---- tag and framework of the calling thread -----------------------------------------------------
+# ---- label and framework of the calling thread ---------------------------------------------------
 
-def number_of_tag(tag):
-    """Return the number of a tag, for `set_tag`.
+def number_of_label(text):
+    """Return the number of a label, for `set_label`.
 
     Raises
     ------
     ValueError
-        There are 65535 tags already.
+        There are 65535 labels already.
     """
-    cdef uint16_t number = tags.number(str(tag))
+    cdef uint16_t number = labels.number(str(text))
     if number == 0:
-        raise ValueError(f"tag {tag!r} is one too many: a process can use {MOST_NUMBERS} tags")
+        raise ValueError(f"tag {text!r} is one too many: a process can use {MAX_NUMBERS} tags")
     return number
 
 
-def set_tag(number):
-    """Give the calling thread's events a tag; 0: none."""
-    thread_set_tag(number)
+def set_label(number):
+    """Set the label of the calling thread's events; 0: none."""
+    thread_set_label(number)
 
 
 @cython.final
@@ -195,8 +195,8 @@ cdef uint16_t number_frames(int native) noexcept:
 
 
 cdef inline void add_native_frames(Stack* stack) noexcept:
-    cdef void* addresses[MOST_NATIVE]
-    cdef int count = backtrace(addresses, MOST_NATIVE)
+    cdef void* addresses[MAX_NATIVE]
+    cdef int count = backtrace(addresses, MAX_NATIVE)
     cdef int i
     for i in range(OWN_FRAMES, count):
         stack_add_native(stack, addresses[i])
@@ -280,8 +280,8 @@ cdef class RecorderHandle:
         cdef EventSource* source
         cdef int code = 0
         with lock:
-            # Threads may have any tag already; a stack is written at its first use.
-            for number, text in enumerate(tags.texts[1:], start=1):
+            # Threads may have any label already; a stack is written at its first use.
+            for number, text in enumerate(labels.texts[1:], start=1):
                 self.define(REC_TAGS, number, text)
             for number, text in enumerate(FRAMEWORKS[1:], start=1):
                 self.define(REC_FRAMEWORKS, number, text)
@@ -377,15 +377,15 @@ cdef class RecorderHandle:
         return {
             "resources": {i: (<bytes>self.recorder.names[i]).decode("utf-8", "replace")
                           for i in range(self.recorder.resources)},
-            "tags": dict(enumerate(tags.texts[1:], start=1)),
+            "tags": dict(enumerate(labels.texts[1:], start=1)),
             "stacks": dict(enumerate(stacks.texts[1:], start=1)),
             "frameworks": dict(enumerate(FRAMEWORKS[1:], start=1)),
         }
 
 
-def tags_and_stacks():
-    """Return the texts of all tags and of all stacks, by their numbers."""
-    return tags.texts, stacks.texts
+def labels_and_stacks():
+    """Return the texts of all labels and of all stacks, by their numbers."""
+    return labels.texts, stacks.texts
 
 
 def thread_id(number):

@@ -337,9 +337,9 @@ def _names_in(found: list[dict[str, Any]]) -> Names:
         column: {n for plain in found for n in _numbers(plain["records"][column])}
         for column in ("tag", "framework", "thread", "stack")
     }
-    tags, stacks = recorder.tags_and_stacks()
+    labels, stacks = recorder.labels_and_stacks()
     return Names(
-        {n: tags[n] for n in numbers["tag"]},
+        {n: labels[n] for n in numbers["tag"]},
         {n: recorder.FRAMEWORKS[n] for n in numbers["framework"]},
         {n: recorder.thread_id(n) for n in numbers["thread"]},
         {n: stack_of(stacks[n]) for n in numbers["stack"]},

@@ -115,8 +115,8 @@ cdef inline void note_page(EventSource* source, uint32_t kind, uint64_t address,
 
 # ---- for the calling thread ----------------------------------------------------------------------
 
-# What the calling thread's events carry from now on; returns what it was before.
-cdef uint16_t (*thread_set_tag)(uint16_t tag) noexcept nogil
+# Set the label and the framework of the calling thread's next events; return the previous one.
+cdef uint16_t (*thread_set_label)(uint16_t label) noexcept nogil
 cdef uint8_t (*thread_set_framework)(uint8_t framework) noexcept nogil
 
 # ---- for recordings ------------------------------------------------------------------------------

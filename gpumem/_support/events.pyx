@@ -26,9 +26,9 @@ cdef extern from "recorder.h" nogil:
     int32_t rec_thread_id(uint16_t number)
     void rec_visit(void (*visit)(EventSource*, void*) noexcept nogil, void* context)
 
-# What numbers in events mean: tags by the order in which they were first named, frameworks by that
-# of include/recorder_types.h. 0 is none.
-tag_texts = [""]
+# The texts of the numbers in events: labels in the order in which they were first named, frameworks
+# in that of include/recorder_types.h. 0 is none.
+label_texts = [""]
 FRAMEWORKS = ("", "torch", "cupy", "numba", "jax", "rmm", "cuda.core", "c", "onnxruntime",
               "virtual tensors")
 
@@ -41,7 +41,7 @@ event_source_join = rec_source_join
 event_source_close = rec_source_close
 event_source_note = rec_note
 event_sources_visit = rec_visit
-thread_set_tag = rec_set_tag
+thread_set_label = rec_set_tag
 thread_set_framework = rec_set_framework
 recorder_ring = rec_make_ring
 recorder_file = rec_make_file

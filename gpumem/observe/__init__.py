@@ -1,7 +1,7 @@
 """Shows what memory is used for: events as they happen, and the state at one moment.
 
 `record` writes every allocation, free, growth and failure of one resource or of all into a ring or
-a file, which `read` and ``gpumem replay`` can read; `tag` names the purpose of allocations.
+a file, which `read` and ``gpumem replay`` can read; `tag` labels allocations.
 `write_report` shows a recorded run as a page of HTML. `snapshot` returns every region and block as
 they are now.
 
@@ -10,7 +10,7 @@ processes, and `prometheus_text` writes them for Prometheus.
 """
 
 from gpumem._events.events import AllocationEvent, Block, Events, Frame, RecordedResource, read
-from gpumem._events.tags import tag
+from gpumem._events.labels import tag
 from gpumem._snapshots.resources import Region, ResourceSnapshot
 from gpumem._snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
 from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
