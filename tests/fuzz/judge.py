@@ -27,7 +27,7 @@ RSS_PER_BYTE = 2000  # zlib unpacks a byte to 1032, NumPy's columns hold some co
 ADDRESS_SPACE = 1 << 30
 MIN_LEAK = 64  # bytes of each repetition
 LEAK_SHARE = 0.7  # of the first round's bytes, that a leak leaves in the last round
-LEAK_SECONDS = 0.1  # of the processor, for the repetitions of one input
+LEAK_SECONDS = 0.05  # of the processor, for the repetitions of one input
 ROUND = 1000  # examples that hypothesis draws under one seed
 
 

@@ -1,12 +1,12 @@
-/* What the host device costs, in the units of its goals. Prints one figure a line.
+/* Measures the costs of the host device, in the units of its goals. Prints one figure a line.
  *
  *   gcc -std=c11 -D_GNU_SOURCE -O2 -fvisibility=hidden \
  *       $(find gpumem -name '*.h' -printf '-I%h\n' | sort -u) \
  *       $(find gpumem/_native/driver/hostdev -name '*.c') \
- *       tests/hostdev/bench_hostdev.c -lpthread -o bench_hostdev && ./bench_hostdev
+ *       bench/native/hostdev.c -lpthread -o build/hostdev && build/hostdev
  *
- * Each figure is the median of seven rounds, then the least and the largest of them.
- * What the kernel alone takes for the same is measured in the same run, between them.
+ * Each figure is the median of seven rounds, then the smallest and the largest of them.
+ * The time of the kernel alone is measured in the same run, between them.
  * The machine should be otherwise idle.
  */
 #include <stdio.h>
