@@ -60,10 +60,7 @@ WARM = (
     "_buffer.*",
     "_arena.arena",
     "_copy.*",
-    "_tensor.create",
-    "_tensor.exchange",
-    "_tensor.imports",
-    "_tensor.tensor",
+    "_tensor.[!v]*",
     "integrations.*",
 )
 if platform.machine() == "x86_64":

@@ -1112,13 +1112,6 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
         self.asks_default = asks
         self.obtains_slowly = asks or self.extra != 0
 
-    cdef int store_stream(self, uint32_t slot, object stream) except -1:
-        MemoryResource.store_stream(self, slot, stream)
-        # A debug heap's free queues work, on a stream that the collector may have ended.
-        if self.heap is not None:
-            self.tracks_buffers = False
-        return 0
-
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         # Two streams cannot be named here: another thread's default stream, for which the legacy
         # stream waits, and a handle that was reset, with no work left to wait for.

@@ -1,6 +1,5 @@
 """Buffers, resources, streams and their order."""
 
-from gpumem._buffer.arguments cimport alignment_in, alignment_of, size_of
 from gpumem._buffer.buffer cimport (
     array_owner, Buffer, buffer_end, buffer_hand_over, buffer_lease, buffer_note_consumer,
     buffer_of, buffer_share, drop_share, empty_buffer, Place, PLACE_EXPORTABLE, PLACE_FIXED,
@@ -28,8 +27,8 @@ from gpumem._buffer.order cimport (
     wait_for_stream,
 )
 from gpumem._buffer.resource cimport (
-    BorrowedMemory, MemoryResource, resource_adapt, resource_begin, resource_charge, resource_claim,
-    resource_deliver, resource_init, set_resource_hook, watch,
+    alignment_in, alignment_of, BorrowedMemory, MemoryResource, resource_adapt, resource_begin,
+    resource_charge, resource_claim, resource_deliver, resource_init, set_resource_hook, size_of,
 )
 from gpumem._buffer.stream cimport (
     device_of_stream, is_capturing, keeps_itself, Stream, stream_handle, stream_is_capturing,

@@ -6,7 +6,6 @@ from gpumem._buffer.dlpack cimport DLDevice
 from gpumem._buffer.ledger cimport BlockLedger
 from gpumem._native.driver cimport CUstream, DriverDevice
 from gpumem._support.lease cimport Lease, lease_drop, lease_retain, Uses
-from gpumem._support.tracking cimport visitproc
 
 # What becomes of a block's memory while the block lives.
 cdef enum Place:
@@ -22,8 +21,6 @@ cdef class ResourceBase:
     cdef bint cpu_can_read              # blocks are host-accessible
     cdef bint is_read_only              # its blocks may not be written
     cdef bint is_foreign                # gpumem did not allocate them
-    # It refers to objects of users, which may refer to its buffers: the collector tracks these.
-    cdef bint tracks_buffers
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
     # Of memory without a stream: what gpumem has queued for it, a list of QueuedUse; else None.
     cdef list queued_uses
@@ -65,9 +62,7 @@ cdef class ResourceBase:
     cdef ResourceBase registrar(self)
     # A transport is about to register its block.
     cdef int before_registration(self, Buffer buffer) except -1
-    # Shows the collector of cycles what a block refers to that its open buffer alone has.
-    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept
-    # Keeps a stream's object, and may track buffers from now on.
+    # Keeps a stream's object.
     cdef int store_stream(self, uint32_t slot, object stream) except -1
     # Raises ClosedError if it belongs to the parent of a fork.
     cdef int require_own(self) except -1
@@ -87,7 +82,6 @@ cdef class Buffer:
     cdef uint32_t queued                # writes so far
     cdef uint32_t awaited               # more than `queued`: the CPU has waited for all of them
     cdef bint being_read                # reads were queued since
-    cdef bint is_tracked                # by the collector of cycles
     cdef Lease* shared                  # NULL until something shares the memory
 
 # TypeError for an object whose __init__ did not run, or did not call its base's.

@@ -23,14 +23,11 @@ from gpumem._native.driver cimport (
     CUstream,
 )
 from gpumem._support.deferred cimport note_discarded, raise_discarded
-from gpumem._support.instances cimport forbid_instantiation
+from gpumem._support.instances cimport destructor, forbid_instantiation, replace_dealloc
 from gpumem._support.lease cimport (
-    Lease, lease_drop_buffer, lease_retain, Uses, uses_add, views_alive,
+    Lease, lease_drop_buffer, lease_retain, Uses, uses_add,
 )
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
-from gpumem._support.tracking cimport (
-    dealloc_tracked, destructor, new_tracked, track, track_some, visitproc,
-)
 
 from gpumem._support.sizes import format_size
 from gpumem.device import Device, devices, MemoryKind
@@ -55,16 +52,7 @@ cdef dict ADVICE = {
 
 cdef Buffer buffer_of(ResourceBase resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot):
-    cdef Buffer buffer
-    if resource.tracks_buffers:
-        return tracked_buffer_of(resource, address, requested, nbytes, handle, slot)
-    buffer = Buffer.__new__(Buffer)
-    fill(buffer, resource, address, requested, nbytes, handle, slot)
-    return buffer
-
-
-cdef inline void fill(Buffer buffer, ResourceBase resource, uint64_t address, uint64_t requested,
-                      uint64_t nbytes, uint64_t handle, uint32_t slot) noexcept:
+    cdef Buffer buffer = Buffer.__new__(Buffer)
     buffer.resource = resource
     buffer.home = resource
     buffer.address = address
@@ -72,12 +60,15 @@ cdef inline void fill(Buffer buffer, ResourceBase resource, uint64_t address, ui
     buffer.block_bytes = nbytes
     buffer.handle = handle
     buffer.slot = slot
+    return buffer
 
 
 cdef Buffer empty_buffer(ResourceBase resource, uint32_t slot):
     return buffer_of(resource, 0, 0, 0, 0, slot)
 
 
+# Python's collector of cycles does not see buffers and tensors: a header for it and its time would
+# cost every allocation. A buffer in a cycle with its resource is freed by `close`.
 @cython.final
 @cython.no_gc
 @cython.freelist(256)
@@ -597,8 +588,6 @@ cdef Lease* buffer_lease(Buffer buffer) except NULL:
 
 cdef Lease* buffer_hand_over(Buffer buffer) noexcept:
     cdef Lease* lease = buffer.shared
-    if buffer.resource.ledger != NULL:
-        (<LedgerBlock*><uintptr_t>buffer.handle).buffer = NULL
     buffer.is_closed = True
     buffer.shared = NULL
     return lease
@@ -668,70 +657,20 @@ cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint re
 forbid_instantiation(ArrayOwner)
 
 
-# ---- what the collector of cycles sees -----------------------------------------------------------
+# ---- the end of a Buffer -------------------------------------------------------------------------
 
-# A cycle passes through a buffer only by what its resource refers to. Which class refers to what:
-#
-# Tensor -> its buffer; an element type, which refers to a dtype alone.
-# Buffer -> resource, home; and what its block refers to (`visit_block`): the resource, where a free
-#     calls functions of users; an adaptor's inner buffer and note; the owner of foreign memory.
-# MemoryResource -> streams: objects of users, but for a Stream itself without an owner. Attributes
-#     of a class that users write, callbacks of an ExternalAllocator: objects of users.
-# Stream -> owner: an object of users.
-# Views (memoryviews, NumPy arrays, capsules) -> lease -> block: no object but for what the block
-#     refers to. While a view lives, the collector is not shown that, and leaves the cycle alone:
-#     the view may be on another thread or in a library that the collector does not see.
-# Arena -> core -> source: not shown either. The end of an arena has to wait for the device, and a
-#     finalizer of the source, which the collector would call first, may take its memory back.
-#
-# So a buffer is tracked if its resource `tracks_buffers` when it is made, and so is a tensor over
-# it; each has all its fields before. The others would only cost the collector's time.
-#
-# The collector cannot clear a Buffer, a Tensor or a Stream, nor of a resource what a free needs:
-# its device and streams. As for tuples, a cycle is broken at a dict, a list or an instance of a
-# user's class; there is one in every cycle, which was closed by changing an object. Where a free
-# calls functions of users, or the driver by a stream's handle, the resource has a ledger: its
-# buffers end before any finalizer runs (`watch` in `resource.pyx`).
-
-cdef Buffer pristine = Buffer.__new__(Buffer)
-cdef destructor dealloc_untracked
-
-
-cdef Buffer tracked_buffer_of(ResourceBase resource, uint64_t address, uint64_t requested,
-                              uint64_t nbytes, uint64_t handle, uint32_t slot):
-    cdef Buffer buffer = <Buffer>new_tracked(pristine)
-    buffer.is_tracked = True
-    fill(buffer, resource, address, requested, nbytes, handle, slot)
-    track(buffer)
-    return buffer
-
-
-cdef int is_tracked(PyObject* self) noexcept:
-    return (<Buffer>self).is_tracked
-
-
-cdef int traverse(PyObject* self, visitproc visit, void* argument) noexcept:
-    cdef int stop = visit(<PyObject*>(<Buffer>self).resource, argument)
-    if stop == 0:
-        stop = visit(<PyObject*>(<Buffer>self).home, argument)
-    if (stop == 0 and not (<Buffer>self).is_closed and (<Buffer>self).block_bytes
-            and ((<Buffer>self).shared == NULL or views_alive(&(<Buffer>self).shared.views) == 0)):
-        stop = (<Buffer>self).resource.visit_block(<Buffer>self, visit, argument)
-    return stop
+# As Cython's own call of a `__dealloc__`, which saves the exception that is set also where none is.
+cdef destructor dealloc_object
 
 
 cdef void dealloc(PyObject* self) noexcept:
-    if (<Buffer>self).is_tracked:
-        dealloc_tracked(self, end)
-        return
-    set_references(self, 1)
+    set_references(self, 1)     # a free may run code of users, which may take references
     end(self)
     set_references(self, 0)
-    dealloc_untracked(self)
+    dealloc_object(self)
 
 
 cdef void end(PyObject* self) noexcept:
-    # What frees the block may run Python code while an exception is on its way.
     cdef PyObject* kind = NULL
     cdef PyObject* value = NULL
     cdef PyObject* trace = NULL
@@ -743,7 +682,7 @@ cdef void end(PyObject* self) noexcept:
     PyErr_Restore(kind, value, trace)
 
 
-dealloc_untracked = track_some(<PyTypeObject*>Buffer, is_tracked, traverse, dealloc)
+dealloc_object = replace_dealloc(<PyTypeObject*>Buffer, dealloc)
 
 
 # ---- what a buffer came from ---------------------------------------------------------------------
@@ -779,15 +718,7 @@ cdef class ResourceBase:
 
     cdef int store_stream(self, uint32_t slot, object stream) except -1:
         self.streams[slot] = stream
-        if type(stream) is not Stream or (<Stream>stream).owner is not None:
-            self.tracks_buffers = True
         return 0
-
-    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
-        cdef PyObject* owner = NULL
-        if self.ledger != NULL:
-            owner = (<LedgerBlock*><uintptr_t>buffer.handle).owner
-        return 0 if owner == NULL else visit(owner, argument)
 
     cdef bint let_access(self, DriverDevice peer) except -1:
         return False
@@ -809,7 +740,6 @@ cdef class ResourceBase:
 
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
-        block.buffer = NULL
         ledger_move(block, buffer.slot)
         block.uses = buffer.uses
         block.deferred.run(&block.deferred)

@@ -64,7 +64,6 @@ cdef struct BlockLedger:
     bint closed
     bint is_users           # of a class that users wrote, whose memory may belong to anyone
     bint default_per_thread     # the default stream is each calling thread's own
-    bint is_watched         # its resource is, by the collector of cycles
     bint counts_in_use      # a charge ends when the user frees the block, not when it is back
     uint64_t limit          # bytes that the resource may hold; 0: it sets none
     uint64_t granule        # alignment that every block has, bytes
@@ -86,7 +85,6 @@ cdef struct LedgerBlock:
     Deferred deferred       # first; its link is also that of a resource's list of waiting blocks
     BlockLedger* ledger     # counted
     PyObject* owner         # the resource object, owned, where a free needs it; else NULL
-    PyObject* buffer        # the Buffer until it ends, not owned; NULL: never delivered in one
     uint64_t base           # address, as its origin knows it
     uint64_t size           # bytes that its origin was asked for
     uint64_t requested      # bytes that the user asked for

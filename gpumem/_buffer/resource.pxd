@@ -55,6 +55,12 @@ cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
 cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, uint64_t size,
                                  uint32_t slot, bint persistent) except NULL
 cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1
-# Before a buffer of a block is made: the collector ends the resource's buffers first of all.
-cdef int watch(MemoryResource resource) except -1
 cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address)
+
+# Bytes that `resource` is asked for, 0 or more; None: of a limit. What 63 bits do not hold is
+# refused: the resource's OutOfMemoryError, of a limit a ValueError.
+cdef uint64_t size_of(object nbytes, object resource) except? <uint64_t>-1
+# Bytes, a power of two up to 2 MiB.
+cdef uint64_t alignment_of(object alignment) except? 0
+# That of a MemoryInfo, for a resource that aligns the blocks; ConfigError beyond 2 MiB.
+cdef uint64_t alignment_in(object memory) except? 0

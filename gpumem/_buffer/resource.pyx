@@ -1,43 +1,43 @@
-"""MemoryResource: the base of everything that hands out buffers."""
+"""MemoryResource: the base of all that allocates buffers; sizes and alignments that callers pass."""
 
-from weakref import ref
+from dataclasses import replace
 
 cimport cython
+from cpython.long cimport PyLong_AsSsize_t
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 
 from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
-from gpumem._buffer.arguments cimport alignment_of, size_of
 from gpumem._buffer.buffer cimport (
     Buffer, buffer_end, buffer_of, empty_buffer, ResourceBase, refuse_forgotten, require_made,
 )
 from gpumem._buffer.dlpack cimport dlpack_device_of
 from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_charge, ledger_claim,
-    ledger_close, LEDGER_CLOSED, ledger_copy_blocks, ledger_count_call, ledger_counters,
+    ledger_close, LEDGER_CLOSED, ledger_count_call, ledger_counters,
     ledger_deliver, ledger_drain, ledger_drop, ledger_end, ledger_make, ledger_note, LEDGER_OK,
     ledger_open_event_source, ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream,
     LedgerBlock, LedgerCounters, ledgers_release_retired,
 )
 from gpumem._buffer.order cimport order_host_writing, order_stream
 from gpumem._buffer.stream cimport Stream, stream_handle
-from gpumem._native.bfc cimport ABSURD
+from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
 )
-from gpumem._support.atomics cimport count_add, load32, store32
+from gpumem._support.atomics cimport load32, store32
 from gpumem._support.deferred cimport call_unraisable, defer, Deferred, run_deferred
 from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.lease cimport Lease, lease_create, Uses
 from gpumem._support.streams cimport LEGACY_STREAM
 
-from gpumem._support.arguments import require, require_name
+from gpumem._support.arguments import power_of_two, require, require_name
 from gpumem._support.closing import close_after_body
 from gpumem._support.releases import release_retired
 from gpumem._support.signatures import ClassSignature
-from gpumem._support.sizes import format_size
+from gpumem._support.sizes import format_size, whole_bytes
 from gpumem._support.texts import counted
 from gpumem.device import MemoryInfo
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
@@ -115,8 +115,8 @@ cdef class MemoryResource(ResourceBase):
     `deallocate_raw` is not called after the interpreter has begun to end, and in a fork's child
     neither is; the child makes a resource of its own.
 
-    Python's garbage collector ends a resource that keeps buffers of its own: their blocks go back
-    before it calls any ``__del__`` or clears any attribute.
+    Python's garbage collector does not see buffers. A resource that keeps buffers of its own closes
+    them; otherwise it and they live until the process ends.
     """
 
     __signature__ = ClassSignature()
@@ -131,7 +131,6 @@ cdef class MemoryResource(ResourceBase):
             self, ledger_make(sizeof(BlockLedger), sizeof(LedgerBlock), free_later, NULL),
             "user", None, budget, count)
         self.ledger.is_users = True
-        self.tracks_buffers = True
         self.ledger.granule = self.memory.alignment
         self.streams[DEFAULT_SLOT] = Stream.from_handle(self.memory.device, 0)
 
@@ -481,6 +480,53 @@ cdef class MemoryResource(ResourceBase):
         return self.require_own()
 
 
+# ---- sizes and alignments that callers pass ------------------------------------------------------
+
+cdef enum:
+    MAX_ALIGNMENT = 1 << 21    # bytes
+
+cdef uint64_t size_of(object nbytes, object resource) except? <uint64_t>-1:
+    cdef Py_ssize_t size
+    if type(nbytes) is not int:
+        nbytes = whole_bytes("nbytes", nbytes)
+    try:
+        size = PyLong_AsSsize_t(nbytes)
+    except OverflowError:
+        size = -1 if nbytes < 0 else refuse_absurd(nbytes, resource)
+    if size < 0:
+        raise ValueError(f"invalid nbytes = {nbytes}: expected 0 or more bytes")
+    return size
+
+
+cdef int refuse_absurd(object nbytes, object resource) except -2:
+    if resource is None:
+        raise ValueError(f"invalid nbytes = {nbytes}: expected 0 to 2**63 - 1 bytes")
+    try:
+        # Which none serves: its refusal has all other figures.
+        resource.allocate(<uint64_t>ABSURD)
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError.of(replace(
+            error.report, requested_nbytes=nbytes,
+            allocated_nbytes=-(-nbytes // QUANTUM) * QUANTUM)) from None
+    raise MemoryError(f"{resource!r} cannot allocate {nbytes} bytes")
+
+
+cdef uint64_t alignment_of(object alignment) except? 0:
+    cdef uint64_t number
+    if type(alignment) is int and 1 <= alignment <= MAX_ALIGNMENT:
+        number = alignment
+        if number & (number - 1) == 0:
+            return number
+    return power_of_two("alignment", alignment, MAX_ALIGNMENT, "2097152")
+
+
+cdef uint64_t alignment_in(object memory) except? 0:
+    if memory.alignment > MAX_ALIGNMENT:
+        raise ConfigError(f"invalid alignment = {memory.alignment} of {memory} for the blocks of "
+                          f"an arena or a pool: expected at most {<int>MAX_ALIGNMENT}")
+    return memory.alignment
+
+
 # ---- memory of others ----------------------------------------------------------------------------
 
 cdef class BorrowedMemory(MemoryResource):
@@ -595,66 +641,12 @@ cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64
     cdef Buffer buffer
     ledger_deliver(block)
     try:
-        watch(resource)
         buffer = buffer_of(resource, address, block.requested, block.size, <uintptr_t>block,
                            block.slot)
     except BaseException:
         block.ledger.free(block)
         raise
-    block.buffer = <PyObject*>buffer
     return buffer
-
-
-# ---- a resource in a cycle with its buffers ------------------------------------------------------
-
-# Ledger's address -> the watch of its resource; each counts a reference to the ledger.
-cdef dict watches = {}
-
-
-class _Watch(ref):
-    """A weak reference to a resource, whose callback ends the resource's buffers.
-
-    The collector calls it before finalizers, and before it clears anything: what a free needs, the
-    stream or the functions of users, is whole. The resource is garbage, so its buffers are.
-    """
-
-    __slots__ = ("ledger",)
-
-
-cdef int watch(MemoryResource resource) except -1:
-    # With each block that is delivered: the last watch may have ended, and a finalizer have
-    # brought the resource back.
-    cdef BlockLedger* ledger = resource.ledger
-    if not resource.tracks_buffers or ledger.is_watched:
-        return 0
-    made = _Watch(resource, _end_buffers)
-    made.ledger = <uintptr_t>ledger
-    watches[made.ledger] = made
-    count_add(&ledger.references, 1)
-    ledger.is_watched = True
-    return 0
-
-
-def _end_buffers(ended):
-    """End the buffers that a resource still has: those of its own cycle."""
-    cdef BlockLedger* ledger = <BlockLedger*><uintptr_t>ended.ledger
-    cdef char* blocks = NULL
-    cdef PyObject* buffer
-    cdef uint64_t i, count = 0
-    cdef list buffers = []
-    del watches[ended.ledger]
-    ledger.is_watched = False
-    if not context_is_dead(ledger.context):
-        blocks = ledger_copy_blocks(ledger, &count)
-    for i in range(count):
-        buffer = (<LedgerBlock*>(blocks + i * ledger.block_size)).buffer
-        if buffer != NULL:
-            buffers.append(<Buffer>buffer)
-    free(blocks)
-    # A free may allocate: what is made meanwhile is not ended.
-    for each in buffers:
-        buffer_end(each)
-    ledger_drop(ledger)
 
 
 cdef object stream_object(MemoryResource resource, uint32_t slot):

@@ -10,13 +10,10 @@ from gpumem._buffer cimport (
     order_read, order_stream, order_written, own_stream, require_open, Stream, stream_handle,
     stream_is_capturing, wait_for_stream,
 )
-from gpumem._copy.driver cimport (
-    call_result, CallResult, fill_by_cpu, fill_is_word, fill_queue, Peers, rows_queue,
-    spread_queue,
-)
 from gpumem._copy.plan cimport (
-    Box, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_lead, rows_make, rows_move,
-    rows_pack, rows_reach,
+    Box, call_result, CallResult, End, END_ORIGIN, END_TO, fill_by_cpu, fill_is_word, fill_queue,
+    Peers, Rows, rows_box, rows_bytes, rows_lead, rows_make, rows_move, rows_pack, rows_queue,
+    rows_reach, spread_queue,
 )
 from gpumem._copy.staged cimport (
     detach_job, Ring, ring_bytes, ring_for, ring_memory, rows_move_together, rows_stage,

@@ -1,10 +1,12 @@
-"""Strided copies as numbers: rows of adjacent bytes, and boxes of rows. No driver, no object.
+"""Strided copies: rows of adjacent bytes, boxes of rows, and their driver calls. No object.
 
 A `Rows` is one copy after all dimensions that are adjacent on both sides were merged. A `Box` is
 the part of it that one driver call copies, a `Cut` divides it into pieces of bounded size.
 """
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t, uint8_t
+
+from gpumem._native.driver cimport CUresult, CUstream, DeviceContext
 
 cdef enum:
     MOST_DIMS = 64              # NumPy's own limit since 2.0
@@ -64,3 +66,37 @@ cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil
 cdef void rows_piece(const Rows* rows, Cut cut, int64_t number, Rows* piece) noexcept nogil
 # By the CPU, in the calling thread.
 cdef void rows_move(const Rows* rows) noexcept nogil
+
+# ---- driver calls --------------------------------------------------------------------------------
+
+# The result of the last driver call, and the call's name. A failed copy may have moved some of the bytes.
+cdef struct CallResult:
+    CUresult code
+    const char* call
+
+cdef inline CallResult call_result(CUresult code, const char* call) noexcept nogil:
+    cdef CallResult result
+    result.code = code
+    result.call = call
+    return result
+
+# The devices of both ends of a copy between peers.
+cdef struct Peers:
+    DeviceContext* to
+    DeviceContext* origin
+
+# Queued on a stream of `context`, which is current. The box is that of the rows, or one row where
+# there are `peers`: a peer copy has one dimension. NULL: both ends are reachable from `context`.
+cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows, Box box,
+                           const Peers* peers) noexcept nogil
+# Fills `count` adjacent elements with one value, queued on a stream of `context`, which is current.
+cdef CallResult fill_queue(DeviceContext* context, CUstream stream, uint64_t address,
+                           const uint8_t* value, size_t itemsize, int64_t count) noexcept nogil
+# Copies the first row to all others: `rows` are of one memory, as both ends of a copy.
+cdef CallResult spread_queue(DeviceContext* context, CUstream stream,
+                             const Rows* rows) noexcept nogil
+# Whether a fill is one call, which copies nothing.
+cdef bint fill_is_word(uint64_t address, const uint8_t* value, size_t itemsize) noexcept nogil
+# The same, by the CPU at once.
+cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,
+                      int64_t count) noexcept nogil

@@ -8,8 +8,7 @@ transferred over the bus, others are filled or emptied. All bytes have arrived w
 from libc.stdint cimport int64_t, uint64_t
 
 from gpumem._buffer cimport Buffer
-from gpumem._copy.driver cimport CallResult
-from gpumem._copy.plan cimport End, Rows
+from gpumem._copy.plan cimport CallResult, End, Rows
 from gpumem._native.driver cimport CUstream, DeviceContext, DriverDevice
 
 # ---- Staged copies -------------------------------------------------------------------------------

@@ -4,10 +4,9 @@ from libc.stdint cimport int64_t, uint64_t
 
 from gpumem._arena cimport Arena
 from gpumem._buffer cimport Buffer
-from gpumem._copy.driver cimport call_result, CallResult, rows_queue
 from gpumem._copy.plan cimport (
-    Cut, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_cut, rows_move, rows_pack,
-    rows_piece,
+    call_result, CallResult, Cut, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_cut,
+    rows_move, rows_pack, rows_piece, rows_queue,
 )
 from gpumem._native.driver cimport (
     context_is_dead, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent,

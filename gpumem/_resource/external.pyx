@@ -25,7 +25,6 @@ from gpumem._support.process cimport process_interrupted, raise_interrupt
 from gpumem._support.retired cimport (
     queue_add, queue_put_first, queue_retired, retire, Retired, RetiredQueue,
 )
-from gpumem._support.tracking cimport visitproc
 
 from gpumem._support.releases import on_release
 from gpumem._support.sizes import exact_size
@@ -140,9 +139,6 @@ cdef class ExternalAllocator(MemoryResource):
         core = external(self.ledger)
         core.alignment = alignment_of(self.memory, self.cpu_can_read)
         self.callbacks = (alloc, free, empty_cache)
-        if not (function_alloc and function_free) or (empty_cache is not None
-                                                      and not function_empty):
-            self.tracks_buffers = True
         self.alloc = <ExternalAlloc><void*><uintptr_t>function_alloc
         core.free = <ExternalFree><void*><uintptr_t>function_free
         core.free_object = <PyObject*>free
@@ -275,18 +271,9 @@ cdef class ExternalAllocator(MemoryResource):
             self.streams.clear()
         return 0
 
-    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
-        cdef Uses* uses = buffer.uses if buffer.shared == NULL else buffer.shared.uses
-        # A free that has to wait for a stream may come after the finalizer of what it calls: while
-        # it might, a block keeps this object.
-        if buffer.slot != DEFAULT_SLOT or uses != NULL:
-            return 0
-        return MemoryResource.visit_block(self, buffer, visit, argument)
-
     cdef void give_back(self, Buffer buffer) noexcept:
         # With the interpreter lock, which Python callables need.
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
-        block.buffer = NULL
         ledger_move(block, buffer.slot)
         block.uses = buffer.uses
         external_free(block)

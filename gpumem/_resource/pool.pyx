@@ -206,7 +206,6 @@ cdef class DriverPool(MemoryResource):
 
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
-        block.buffer = NULL
         ledger_move(block, buffer.slot)
         # The block owns the recorded streams from here on: pool_free orders itself behind them.
         block.uses = buffer.uses

@@ -22,3 +22,15 @@ cdef extern from *:
 # that raises says what makes its objects; without one Python says that nothing does.
 cdef inline int forbid_instantiation(object cls, newfunc refusal=NULL) except -1:
     return gm_forbid_instantiation(<PyTypeObject*><PyObject*>cls, refusal)
+
+cdef extern from *:
+    """
+    static inline destructor gm_replace_dealloc(PyTypeObject *type, destructor dealloc) {
+        destructor before = type->tp_dealloc;
+        type->tp_dealloc = dealloc;
+        return before;
+    }
+    """
+    ctypedef void (*destructor)(PyObject*) noexcept
+    # Returns Cython's own `tp_dealloc`, which `dealloc` calls at its end. For a final type alone.
+    destructor replace_dealloc "gm_replace_dealloc" (PyTypeObject* type, destructor dealloc)

@@ -1,11 +1,10 @@
 """Typed views of memory.
 
 ``tensor`` has `Tensor`, ``layout`` shapes and strides as numbers. ``create`` makes tensors of new
-memory, ``imports`` of memory that others made. ``exchange`` is DLPack's C exchange API. ``virtual``
-has `VirtualTensor`: its rows are committed and released.
+memory, ``imports`` of memory that others made, with DLPack's C exchange API. ``virtual`` has
+`VirtualTensor`: its rows are committed and released.
 """
 
-import gpumem._tensor.exchange  # noqa: F401  (fills in the table that the type of Tensor shows)
 from gpumem._tensor.create import copy, empty, full, tensor_of, zeros
 from gpumem._tensor.imports import asarray, from_dlpack
 from gpumem._tensor.tensor import Tensor

@@ -6,14 +6,13 @@ from libc.stdint cimport int64_t
 from gpumem._arena cimport is_in_graph_pool
 from gpumem._buffer cimport Buffer, MemoryResource, require_open, Stream
 from gpumem._copy cimport fill_captured, fill_elements, refuse_captured, Side
-from gpumem._defaults cimport serving
 from gpumem._tensor.imports cimport tensor_seeing
 from gpumem._tensor.layout cimport (
     element_of, ElementType, layout_extent, layout_is_c, layout_is_nested, layout_size, MAX_RANK,
     numpy, shape_from,
 )
 from gpumem._tensor.tensor cimport (
-    resource_beside, Tensor, tensor_allocate, tensor_move, tensor_within,
+    resource_beside, serving, Tensor, tensor_allocate, tensor_move, tensor_within,
 )
 
 from gpumem._support.arguments import MISSING, refuse, refuse_keywords, whole_number

@@ -1,16 +1,17 @@
-"""Tensors over memory of other libraries: DLPack, the CUDA array interface, NumPy."""
+"""Tensors over memory of other libraries: DLPack and its C API, the CUDA array interface, NumPy."""
 
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, UINT64_MAX, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, INT64_MAX, int64_t, uint32_t, UINT64_MAX, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
     BorrowedMemory, Buffer, buffer_of, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_READ_ONLY,
-    DLDevice, dlpack_delete, DLPACK_MAJOR, DLPACK_NEWEST_MINOR, dlpack_peek, dlpack_take, DLTensor,
-    Incoming, order_settled, order_written, stream_handle,
+    DLDevice, DLManagedTensorVersioned, dlpack_delete, DLPACK_MAJOR, DLPACK_NEWEST_MINOR,
+    dlpack_peek, dlpack_take, DLTensor, exchange_table, Incoming, incoming_versioned, order_settled,
+    order_written, require_open, set_error, stream_handle,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_MEMORYTYPE_DEVICE,
@@ -18,14 +19,17 @@ from gpumem._native.driver cimport (
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute, CUstream, DeviceContext, DriverDevice,
     pointer_value,
 )
+from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
-from gpumem._support.tracking cimport visitproc
 from gpumem._tensor.layout cimport (
     element_named, element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_size,
     MAX_RANK, numpy, shape_from,
 )
-from gpumem._tensor.tensor cimport Tensor, tensor_new, tensor_to, tensor_whole
+from gpumem._tensor.tensor cimport (
+    export_order, serving, Tensor, tensor_allocate, tensor_describe, tensor_export,
+    tensor_find_words, tensor_flags, tensor_new, tensor_to, tensor_whole,
+)
 
 from gpumem._support.arguments import require
 from gpumem.device import _count, _open_any, Device, driver_status, MemoryInfo, MemoryKind
@@ -404,9 +408,6 @@ def _memory_at(address):
 # ---- Buffers over memory of other libraries ------------------------------------------------------
 
 
-cdef extern from "Python.h":
-    bint PyObject_IS_GC(object thing)
-
 # The owner of the memory: a DLPack producer's tensor, whose deleter is called, or an object.
 cdef struct ForeignOwner:
     void* managed
@@ -431,10 +432,6 @@ cdef class ForeignMemory(BorrowedMemory):
                     memory.kind is MemoryKind.HOST, release_owner)
         self.is_foreign = True
 
-    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
-        cdef PyObject* owner = (<ForeignOwner*><uintptr_t>buffer.handle).object
-        return 0 if owner == NULL else visit(owner, argument)
-
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         BorrowedMemory.slot_of(self, stream, slot)
         if slot[0] != 0:
@@ -455,12 +452,9 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     # Only a device's memory stays the parent's in a forked child.
     if memory.kind is not MemoryKind.HOST:
         kept.context = &resource.driver_device.context
-    if stream is None:
-        resource.tracks_buffers = False     # it is each owner's own matter
     if owner is not None:
         Py_INCREF(owner)
         kept.object = <PyObject*>owner
-        resource.tracks_buffers |= PyObject_IS_GC(owner)
     # Block bytes are never 0: an empty buffer has an owner, too.
     return buffer_of(resource, address, nbytes, nbytes or 1, <uint64_t>kept, 0)
 
@@ -485,3 +479,93 @@ cdef void release_owner(void* kept) noexcept nogil:
             with gil:
                 Py_DECREF(<object>owner.object)
     free(owner)
+
+
+# ---- DLPack's C exchange API: the five functions of `type(x).__dlpack_c_exchange_api__` ----------
+
+# None of them has to synchronise. A GPU's tensor is ordered before the legacy default stream, which
+# `current_work_stream` names; the CPU has no stream, so its tensor is waited for.
+
+cdef int make_ready(Tensor tensor) except -1:
+    # 1 is the legacy default stream, which `current_work_stream` names.
+    tensor_find_words(tensor)
+    return export_order(tensor.buffer, tensor.dl_device,
+                        1 if tensor.dl_device.device_type == DL_CUDA else None)
+
+
+cdef int from_py_object(void* given, DLManagedTensorVersioned** out) except -1:
+    cdef Tensor tensor = <object>given
+    make_ready(tensor)
+    out[0] = &tensor_export(tensor, tensor.dl_device, tensor_flags(tensor), True).managed.versioned
+    return 0
+
+
+cdef int borrow_from_py_object(void* given, DLTensor* out) except -1:
+    cdef Tensor tensor = <object>given
+    make_ready(tensor)
+    require_open(tensor.buffer)
+    # Borrowed: the consumer keeps the object while it reads, so there is no lease.
+    tensor_describe(tensor, tensor.dl_device, out)
+    out.ndim = tensor.rank
+    out.shape = tensor.lengths
+    out.strides = tensor.dl_steps
+    out.byte_offset = 0
+    return 0
+
+
+cdef int to_py_object(DLManagedTensorVersioned* managed, void** out) except -1:
+    cdef Incoming incoming
+    cdef Tensor tensor
+    incoming_versioned(managed, &incoming)
+    tensor = tensor_of_incoming(&incoming)
+    # A new reference, which the caller owns.
+    Py_INCREF(tensor)
+    out[0] = <void*>tensor
+    return 0
+
+
+cdef int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
+                  set_error report) noexcept nogil:
+    with gil:
+        try:
+            allocate_like(prototype, out)
+            return 0
+        except BaseException as error:
+            # C callers have no exception state: the error goes through their function.
+            interrupt_again(error)
+            report(context, type(error).__name__.encode(),
+                   str(error).encode("utf-8", "replace"))
+            return -1
+
+
+cdef int allocate_like(const DLTensor* prototype, DLManagedTensorVersioned** out) except -1:
+    cdef ElementType element = element_named(prototype.dtype)
+    cdef Layout layout
+    cdef Tensor tensor
+    read_shape(prototype, element.itemsize, &layout)
+    # The default resource of that memory, as `gpumem.empty` would use.
+    if prototype.device.device_type == DL_CPU:
+        memory = "host"
+    elif prototype.device.device_type == DL_CUDA:
+        memory = f"cuda:{prototype.device.device_id}"
+    else:
+        raise BufferError(f"cannot allocate a tensor on DLPack device "
+                          f"({prototype.device.device_type}, {prototype.device.device_id})")
+    tensor = tensor_allocate(serving(memory), element, layout.ndim, layout.shape, None, False)
+    return from_py_object(<void*>tensor, out)
+
+
+cdef int current_work_stream(int device_type, int32_t device_id, void** out) noexcept nogil:
+    out[0] = NULL       # the legacy default stream; nothing on the CPU
+    return 0
+
+
+# The type shows the table's address from the start; it is filled in at import, once.
+exchange_table.version.major = DLPACK_MAJOR
+exchange_table.version.minor = DLPACK_NEWEST_MINOR
+exchange_table.prev_api = NULL
+exchange_table.managed_tensor_allocator = allocate
+exchange_table.managed_tensor_from_py_object_no_sync = from_py_object
+exchange_table.managed_tensor_to_py_object_no_sync = to_py_object
+exchange_table.dltensor_from_py_object_no_sync = borrow_from_py_object
+exchange_table.current_work_stream = current_work_stream

@@ -23,7 +23,6 @@ cdef class Tensor:
     cdef int32_t rank
     cdef bint is_read_only
     cdef bint is_described          # DLPack can describe it: was checked
-    cdef bint is_tracked            # by the collector of cycles, as its buffer
     cdef DLDevice dl_device         # what it calls itself to DLPack consumers
     cdef int64_t inline_numbers[3 * INLINE_RANK]    # the three, if they fit
     cdef object __weakref__
@@ -61,6 +60,8 @@ cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
 cdef inline uint64_t tensor_flags(Tensor tensor) noexcept:
     return DL_READ_ONLY if tensor.is_read_only else 0
 
+# The default resource of a memory; None is the default device's memory. `_defaults` chooses it.
+cdef MemoryResource serving(object memory)
 # Views: another layout over the same buffer; the same layout.
 cdef Tensor tensor_view(Tensor base, ElementType element, uint64_t address, int ndim,
                         const int64_t* lengths, const int64_t* steps)

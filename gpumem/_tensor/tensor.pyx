@@ -6,7 +6,7 @@ from cpython.buffer cimport (
     PyBUF_STRIDES, PyBUF_WRITABLE,
 )
 from cpython.object cimport PyObject, PyTypeObject
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -19,19 +19,16 @@ from gpumem._buffer cimport (
     own_stream, require_open, same_device, vectorcall,
 )
 from gpumem._copy cimport copy_elements, Side
-from gpumem._defaults cimport serving
 from gpumem._native.driver cimport CUstream
 from gpumem._support.arithmetic cimport refuse_arithmetic
 from gpumem._support.deferred cimport note_discarded, raise_discarded
-from gpumem._support.instances cimport forbid_instantiation
-from gpumem._support.tracking cimport (
-    dealloc_tracked, destructor, new_tracked, track, track_some, visitproc,
-)
+from gpumem._support.instances cimport destructor, forbid_instantiation, replace_dealloc
 from gpumem._tensor.layout cimport (
     element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_index, layout_is_c,
     layout_is_f, layout_reshape, layout_size, MAX_RANK, new_shape_from, numpy,
 )
 
+from gpumem._defaults import get_default_resource, last_served, using
 from gpumem._support.arguments import require
 from gpumem.device import can_access, MemoryInfo, MemoryKind
 
@@ -647,26 +644,37 @@ cdef inline object numbers(int ndim, const int64_t* values):
     return tuple([values[i] for i in range(ndim)])
 
 
+# ---- the resource of a memory --------------------------------------------------------------------
+
+cdef extern from "Python.h":
+    int PyContextVar_Get(object variable, PyObject* default, PyObject** value) except -1
+
+# In variables of C, which cost less to look up.
+cdef object open_blocks = using
+cdef list last = last_served
+
+
+cdef MemoryResource serving(object memory):
+    cdef PyObject* value = NULL
+    PyContextVar_Get(open_blocks, NULL, &value)
+    used = <tuple>value
+    Py_DECREF(used)         # the cast took a reference of its own
+    if not used and last[0] is memory:
+        return <MemoryResource>last[1]
+    return get_default_resource(memory)
+
+
 # ---- making tensors ------------------------------------------------------------------------------
 
 cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim):
-    cdef Tensor tensor
-    if buffer.is_tracked:
-        return tracked_tensor_new(buffer, element, address, ndim)
-    tensor = Tensor.__new__(Tensor)
-    fill(tensor, buffer, element, address, ndim)
-    return tensor
-
-
-cdef inline int fill(Tensor tensor, Buffer buffer, ElementType element, uint64_t address,
-                     int ndim) except -1:
+    cdef Tensor tensor = Tensor.__new__(Tensor)
     if ndim > INLINE_RANK:
         tensor.lengths = <int64_t*>malloc(3 * ndim * sizeof(int64_t))
         if tensor.lengths == NULL:
             raise MemoryError("out of host memory while creating a tensor")
     else:
         tensor.lengths = tensor.inline_numbers
-    # Shape, strides and DLPack's strides lie in one array, behind each other.
+    # Shape, strides and DLPack's strides lie in one array, one after the other.
     tensor.steps = tensor.lengths + ndim
     tensor.dl_steps = tensor.steps + ndim
     tensor.rank = ndim
@@ -674,48 +682,21 @@ cdef inline int fill(Tensor tensor, Buffer buffer, ElementType element, uint64_t
     tensor.element = element
     tensor.address = address
     tensor.dl_device = buffer.home.dl_device
-    return 0
-
-
-# ---- what the collector of cycles sees; see _buffer/buffer ---------------------------------------
-
-cdef Tensor pristine = Tensor.__new__(Tensor)
-cdef destructor dealloc_untracked
-
-
-cdef Tensor tracked_tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim):
-    cdef Tensor tensor = <Tensor>new_tracked(pristine)
-    tensor.is_tracked = True
-    fill(tensor, buffer, element, address, ndim)
-    track(tensor)
     return tensor
 
 
-cdef int is_tracked(PyObject* self) noexcept:
-    return (<Tensor>self).is_tracked
-
-
-cdef int traverse(PyObject* self, visitproc visit, void* argument) noexcept:
-    cdef int stop = visit(<PyObject*>(<Tensor>self).buffer, argument)
-    return visit(<PyObject*>(<Tensor>self).element, argument) if stop == 0 else stop
+# Without a `__dealloc__`, around which Cython saves and restores the exception that is set.
+cdef destructor dealloc_object
 
 
 cdef void dealloc(PyObject* self) noexcept:
-    if (<Tensor>self).is_tracked:
-        dealloc_tracked(self, end)
-    else:
-        end(self)
-        dealloc_untracked(self)
-
-
-cdef void end(PyObject* self) noexcept:
     # Only more numbers than fit into the object have memory of their own.
-    cdef int64_t* lengths = (<Tensor>self).lengths
-    if lengths != NULL and lengths != (<Tensor>self).inline_numbers:
-        free(lengths)
+    if (<Tensor>self).lengths != (<Tensor>self).inline_numbers:
+        free((<Tensor>self).lengths)
+    dealloc_object(self)
 
 
-dealloc_untracked = track_some(<PyTypeObject*>Tensor, is_tracked, traverse, dealloc)
+dealloc_object = replace_dealloc(<PyTypeObject*>Tensor, dealloc)
 
 
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,

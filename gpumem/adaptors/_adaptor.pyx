@@ -10,7 +10,7 @@ from gpumem._buffer cimport (
     BlockLedger, Buffer, buffer_end, buffer_hand_over, buffer_lease, buffer_of, DEFAULT_SLOT,
     ledger_cancel, ledger_copy_blocks, ledger_counters, ledger_deliver, ledger_end, ledger_lease,
     ledger_make, ledger_reset_peaks, ledger_return, LedgerBlock, LedgerCounters, MemoryResource,
-    resource_adapt, resource_charge, resource_claim, size_of, stream_handle, watch,
+    resource_adapt, resource_charge, resource_claim, size_of, stream_handle,
 )
 from gpumem._native.budget cimport budget_load
 from gpumem._native.driver cimport context_is_dead, CUstream
@@ -19,7 +19,6 @@ from gpumem._support.deferred cimport (
     call_unraisable, defer, Deferred, report_unraisable, run_deferred,
 )
 from gpumem._support.lease cimport Lease, lease_drop_buffer, Uses
-from gpumem._support.tracking cimport visitproc
 
 from gpumem.stats import larger_than, LimitInForce, OutOfMemoryReport
 from gpumem._support.sizes import exact_size
@@ -50,7 +49,6 @@ cdef class Adaptor(MemoryResource):
                 raise TypeError(f"{upstream!r} is not a MemoryResource")
         self.upstreams = tuple(upstreams)
         self.tells = tells
-        self.tracks_buffers = True      # sinks, callbacks, attributes
         resource_adapt(self, self.upstreams[0], name)
         self.ledger = ledger_make(sizeof(BlockLedger), sizeof(AdaptedBlock), free_leased, NULL)
         if self.ledger == NULL:
@@ -228,7 +226,6 @@ cdef class Adaptor(MemoryResource):
         cdef Buffer inner = <Buffer>block.inner
         Py_DECREF(inner)        # the variable owns it now
         block.inner = NULL
-        block.block.buffer = NULL
         block.stream = buffer.home.stream_at(buffer.slot)
         if inner.shared == NULL:
             inner.slot = buffer.slot
@@ -262,15 +259,6 @@ cdef class Adaptor(MemoryResource):
 
     cdef int require_awake(self) except -1:
         return (<MemoryResource>self.upstreams[0]).require_awake()
-
-    cdef int visit_block(self, Buffer buffer, visitproc visit, void* argument) noexcept:
-        cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
-        cdef int stop = MemoryResource.visit_block(self, buffer, visit, argument)
-        if stop == 0 and block.inner != NULL:
-            stop = visit(block.inner, argument)
-        if stop == 0 and block.note != NULL:
-            stop = visit(block.note, argument)
-        return stop
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>lease.handle
@@ -321,7 +309,6 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
     if inner is None or inner.is_closed or inner.requested_bytes < asked:
         raise TypeError(f"{adaptor.upstreams!r} returned {inner!r}: expected an open Buffer of at "
                         f"least {exact_size(asked)}")
-    watch(adaptor)
     if inner.block_bytes:
         note = adaptor._note(inner, block.block.persistent)
     buffer = buffer_of(adaptor, inner.address, inner.requested_bytes, 0, 0, inner.slot)
@@ -340,7 +327,6 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
         Py_INCREF(note)
     buffer.block_bytes = inner.block_bytes
     buffer.handle = <uintptr_t>block
-    block.block.buffer = <PyObject*>buffer
     ledger_deliver(&block.block)
     return buffer
 

@@ -1,104 +1,41 @@
 """The resource of a memory: made from its settings, and the default where a call names none."""
 
+from __future__ import annotations
+
 import os
 import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, TypeVar
 
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
-
-from gpumem._arena cimport Arena
-from gpumem._buffer cimport MemoryResource
-
+from gpumem._arena.arena import Arena
+from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.pool import DriverPool
 from gpumem.config import ArenaConfig, PoolConfig
-from gpumem.device import default_device, MemoryInfo, MemoryKind
+from gpumem.device import Device, MemoryInfo, MemoryKind, default_device
 from gpumem.errors import ConfigError, ConfigWarning, DriverError, PoolFallbackWarning
 
+_Key = tuple[Device, MemoryKind]
+_R = TypeVar("_R", bound=MemoryResource)
 
-cdef extern from "Python.h":
-    int PyContextVar_Get(object variable, PyObject* default, PyObject** value) except -1
-
-cdef enum:
-    MAX_LOOKUPS = 256
+MAX_LOOKUPS = 256
 
 # In this context: the resources of the using_resource blocks that are open, the innermost last.
-cdef tuple nothing_used = ()
-_using = ContextVar("gpumem_using_resource", default=nothing_used)
+using: ContextVar[tuple[MemoryResource, ...]] = ContextVar("gpumem_using_resource", default=())
 
 # (device, kind) -> resource; the keys of arenas that were made here; and the resource for each
 # object that callers have passed as a memory, None included.
-cdef dict registered = {}
-cdef set made_here = set()
-cdef dict lookups = {}
+_registered: dict[_Key, MemoryResource] = {}
+_made_here: set[_Key] = set()
+_lookups: dict[object, MemoryResource] = {}
 
-# The last lookup, compared by identity: most callers pass the same object each time.
-cdef object last_memory = None
-cdef MemoryResource last_resource = None
-
-
-cdef MemoryResource serving(object memory):
-    """Return the default resource of a memory; None is the default device's memory."""
-    cdef PyObject* value = NULL
-    PyContextVar_Get(_using, NULL, &value)
-    used = <object>value
-    Py_DECREF(used)         # the cast took a reference of its own
-    if used is not nothing_used:
-        found = _used_for(used, memory)
-        if found is not None:
-            return <MemoryResource>found
-    if memory is last_memory and last_resource is not None:
-        return last_resource
-    return look_up(memory)
+# The memory of the last lookup and its resource. `_tensor` compares the memory by identity, since
+# most callers pass the same object each time. The first object is no memory.
+last_served: list[Any] = [object(), None]
 
 
-cdef MemoryResource look_up(object memory):
-    global last_memory, last_resource
-    try:
-        found = lookups.get(memory)
-    except TypeError:       # not hashable: parsing refuses it below
-        found = None
-    if found is None:
-        found = _registered_for(memory)
-        if len(lookups) >= MAX_LOOKUPS:
-            lookups.clear()
-        lookups[memory] = found
-    last_memory, last_resource = memory, found
-    return last_resource
-
-
-cdef void forget_lookups():
-    global last_memory, last_resource
-    lookups.clear()
-    last_memory, last_resource = None, None
-
-
-def _used_for(used, memory):
-    if memory is None:
-        return used[len(used) - 1]      # this file is compiled without wraparound
-    key = _key_of(memory)
-    return next((each for each in reversed(used) if _key_of(each.memory) == key), None)
-
-
-def _registered_for(memory):
-    key = _key_of(default_device() if memory is None else memory)
-    found = registered.get(key)
-    if found is not None:
-        return found
-    made = Arena(MemoryInfo(*key))
-    if registered.setdefault(key, made) is made:    # else another thread was faster
-        made_here.add(key)
-    return registered[key]
-
-
-def _key_of(memory):
-    # Alignment and name play no part.
-    info = MemoryInfo.parse(memory)
-    return info.device, info.kind
-
-
-def get_default_resource(memory=None):
+def get_default_resource(memory: MemoryInfo | Device | str | None = None) -> MemoryResource:
     """Return the resource for allocations on `memory` without a resource of their own.
 
     It is the one of the innermost `using_resource` for this memory; else the one registered by
@@ -124,10 +61,59 @@ def get_default_resource(memory=None):
     >>> gpumem.get_default_resource("host") is gpumem.get_default_resource("host:0")
     True
     """
-    return serving(memory)
+    used = using.get()
+    found = _used_for(used, memory) if used else None
+    return _look_up(memory) if found is None else found
 
 
-def set_default_resource(memory, resource):
+def _look_up(memory: MemoryInfo | Device | str | None) -> MemoryResource:
+    try:
+        found = _lookups.get(memory)
+    except TypeError:  # not hashable: parsing refuses it below
+        found = None
+    if found is None:
+        found = _registered_for(memory)
+        if len(_lookups) >= MAX_LOOKUPS:
+            _lookups.clear()
+        _lookups[memory] = found
+    last_served[:] = memory, found
+    return found
+
+
+def _forget_lookups() -> None:
+    _lookups.clear()
+    last_served[:] = object(), None
+
+
+def _used_for(
+    used: tuple[MemoryResource, ...], memory: MemoryInfo | Device | str | None
+) -> MemoryResource | None:
+    if memory is None:
+        return used[-1]
+    key = _key_of(memory)
+    return next((each for each in reversed(used) if _key_of(each.memory) == key), None)
+
+
+def _registered_for(memory: MemoryInfo | Device | str | None) -> MemoryResource:
+    key = _key_of(default_device() if memory is None else memory)
+    found = _registered.get(key)
+    if found is not None:
+        return found
+    made = Arena(MemoryInfo(*key))
+    if _registered.setdefault(key, made) is made:  # else another thread was faster
+        _made_here.add(key)
+    return _registered[key]
+
+
+def _key_of(memory: MemoryInfo | Device | str) -> _Key:
+    # Alignment and name play no part.
+    info = MemoryInfo.parse(memory)
+    return info.device, info.kind
+
+
+def set_default_resource(
+    memory: MemoryInfo | Device | str, resource: MemoryResource | None
+) -> None:
     """Set the default resource of a memory, in every thread and from now on.
 
     Buffers of the previous resource stay valid.
@@ -156,18 +142,19 @@ def set_default_resource(memory, resource):
     if resource is not None:
         _require_resource(resource)
         if _key_of(resource.memory) != key:
-            raise ValueError(f"{resource!r} is on {resource.memory}: it cannot serve "
-                             f"{MemoryInfo(*key)}")
-    made_here.discard(key)
+            raise ValueError(
+                f"{resource!r} is on {resource.memory}: it cannot serve {MemoryInfo(*key)}"
+            )
+    _made_here.discard(key)
     if resource is None:
-        registered.pop(key, None)
+        _registered.pop(key, None)
     else:
-        registered[key] = resource
-    forget_lookups()
+        _registered[key] = resource
+    _forget_lookups()
 
 
 @contextmanager
-def using_resource(resource):
+def using_resource(resource: _R) -> Iterator[_R]:
     """Make a resource the default of its memory, inside a ``with`` block.
 
     It applies only to the context of this thread or asynchronous task. The innermost block of a
@@ -190,25 +177,25 @@ def using_resource(resource):
     True
     """
     _require_resource(resource)
-    token = _using.set((*_using.get(), resource))
+    token = using.set((*using.get(), resource))
     try:
         yield resource
     finally:
-        _using.reset(token)
+        using.reset(token)
 
 
-def _require_resource(resource):
+def _require_resource(resource: object) -> None:
     if not isinstance(resource, MemoryResource):
         raise TypeError(f"{resource!r} is not a MemoryResource")
 
 
-def _forget_the_parents():
+def _forget_the_parents() -> None:
     # Arenas are dead in a fork's child. Those made here are made again on demand; registered ones
     # stay, and raise ClosedError.
-    for key in made_here:
-        registered.pop(key, None)
-    made_here.clear()
-    forget_lookups()
+    for key in _made_here:
+        _registered.pop(key, None)
+    _made_here.clear()
+    _forget_lookups()
 
 
 os.register_at_fork(after_in_child=_forget_the_parents)
@@ -216,7 +203,12 @@ os.register_at_fork(after_in_child=_forget_the_parents)
 
 # ---- settings ------------------------------------------------------------------------------------
 
-def resource_from_config(memory, config=None, **options):
+
+def resource_from_config(
+    memory: MemoryInfo | Device | str,
+    config: ArenaConfig | Mapping[str, object] | None = None,
+    **options: Any,
+) -> Arena | DriverPool:
     """Make the resource that `MemoryResource.from_config` describes, which has the `options`."""
     where = MemoryInfo.parse(memory)
     settings = ArenaConfig._given(config, {}, where)
@@ -242,15 +234,17 @@ def resource_from_config(memory, config=None, **options):
             return pool
     warnings.warn(
         f"the driver has no memory pools for {where} ({why}): an arena is used instead",
-        PoolFallbackWarning,            # compiled code has no frames: it names the caller's line
+        PoolFallbackWarning,
+        stacklevel=2,
     )
     return Arena(where, settings._without_pool(), **options)
 
 
-def _warn_of_idle_settings(memory, settings):
+def _warn_of_idle_settings(memory: MemoryInfo, settings: ArenaConfig) -> None:
     for name in settings._without_effect_on_pool():
         warnings.warn(
             f"{name} = {getattr(settings, name)!r} has no effect on a driver's pool on {memory}: "
             "it applies to arenas",
             ConfigWarning,
+            stacklevel=3,
         )
