@@ -25,7 +25,7 @@ __all__ = ["bench"]
 SIZES = (4 << 10, 1 << 20, 64 << 20)  # bytes of a block
 ROUNDS = 7
 RUN_SECONDS = 0.01  # of one contender in one round
-MOST_PAIRS = 20_000  # of one run
+MAX_PAIRS = 20_000  # of one run
 
 Pair = Callable[[], object]  # allocates a block and frees it
 
@@ -93,7 +93,7 @@ def _ratio(rounds: list[float], reference: list[float] | None) -> float | None:
 def _pairs_in_a_run(pair: Pair) -> int:
     pair()  # warm up: the first call also makes regions and caches
     once = max(_run(pair, 3), 1.0)
-    return max(3, min(MOST_PAIRS, int(RUN_SECONDS * 1e9 / once)))
+    return max(3, min(MAX_PAIRS, int(RUN_SECONDS * 1e9 / once)))
 
 
 def _run(pair: Pair, count: int) -> float:

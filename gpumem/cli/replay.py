@@ -21,7 +21,7 @@ from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, 
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.replay import ReplayResult
-from gpumem.replay.engine import MOST_LAG_US
+from gpumem.replay.engine import MAX_LAG_US
 from gpumem.traces import Trace, load_trace, samples
 from gpumem.traces.trace import MAX_LIVE
 
@@ -40,7 +40,7 @@ __all__ = ["replay"]
 )
 @click.option(
     "--lag-us",
-    type=within("integer", click.IntRange(0, MOST_LAG_US)),
+    type=within("integer", click.IntRange(0, MAX_LAG_US)),
     metavar="N",
     default=0,
     help="Delay of every stream's work, in microseconds (host devices only).",

@@ -37,10 +37,10 @@ from gpumem.traces.gpumem_recording import traces_of
 
 __all__ = ["Recording", "record"]
 
-MOST_EVENTS = 1 << 28
+MAX_EVENTS = 1 << 28
 _ALWAYS = (1 << 32) - 1
 _BLOCKS_OF_A_TEXT = 400  # at most 100 bytes each, and a text has up to 60,000
-_MOST_TEXTS = (1 << 16) - 1  # of 26 million blocks
+_MAX_TEXTS = (1 << 16) - 1  # of 26 million blocks
 
 
 class LiveBlocks(NamedTuple):
@@ -257,7 +257,7 @@ class Recording:
             for resource, blocks in self._resources_now():
                 for at in range(0, len(blocks), _BLOCKS_OF_A_TEXT):
                     text = text_of_live(resource, blocks[at : at + _BLOCKS_OF_A_TEXT])
-                    self._handle.define(LIVE, min(next(number), _MOST_TEXTS), text)
+                    self._handle.define(LIVE, min(next(number), _MAX_TEXTS), text)
 
     def _resources_now(self) -> Iterator[tuple[RecordedResource, list[Block]]]:
         """Yield each recorded resource and its live blocks."""
@@ -355,8 +355,8 @@ def record(
     ...  if event.action != "reserve"]
     [('alloc', 1000, 'weights'), ('free', 1000, None)]
     """
-    if not is_integer(capacity, 1, MOST_EVENTS):
-        raise ConfigError(f"invalid capacity = {capacity!r}: expected 1 to {MOST_EVENTS}")
+    if not is_integer(capacity, 1, MAX_EVENTS):
+        raise ConfigError(f"invalid capacity = {capacity!r}: expected 1 to {MAX_EVENTS}")
     if not isinstance(stacks, bool) and not is_number(stacks, 0, 1):
         raise ConfigError(f"invalid stacks = {stacks!r}: expected 0.0 to 1.0")
     require("native", native, bool, "True or False")

@@ -20,7 +20,7 @@ from gpumem.traces import Trace, load_trace
 
 __all__ = ["ReplayResult", "replay"]
 
-MOST_LAG_US = (1 << 40) - 1
+MAX_LAG_US = (1 << 40) - 1
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def replay(
     """
     recorded = trace if isinstance(trace, Trace) else load_trace(trace)
     where = default_device() if device is None else Device(device)
-    if not is_integer(lag_us, 0, MOST_LAG_US):
+    if not is_integer(lag_us, 0, MAX_LAG_US):
         raise ConfigError(f"invalid lag_us = {lag_us!r}: expected 0 to 2**40 - 1")
     if lag_us and where.type != "host":
         raise ConfigError(f"lag_us = {lag_us} needs a host device, not {where}")

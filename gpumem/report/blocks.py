@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from gpumem.errors import TraceError
 from gpumem.traces import ALLOC, Trace
 
-__all__ = ["MOST_BLOCKS", "BlockTable", "Drawn", "blocks_of", "draw_together"]
+__all__ = ["MAX_BLOCKS", "BlockTable", "Drawn", "blocks_of", "draw_together"]
 
 
-MOST_BLOCKS = 1 << 20
-"""Most blocks that a page shows one by one; of more, the smallest are only in the sums."""
-MOST_OWNERS = 1 << 12
-"""Most owners that a page distinguishes; of more, those with the fewest bytes become one."""
+MAX_BLOCKS = 1 << 20
+"""A page shows at most so many blocks one by one; of more, the smallest are only in the sums."""
+MAX_OWNERS = 1 << 12
+"""A page has at most so many owners; of more, those with the fewest bytes become one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def blocks_of(trace: Trace) -> BlockTable:
     moving = trace.moving()
     is_alloc = trace.action[moving] == ALLOC
     ordinal = np.cumsum(is_alloc) - 1
-    # A number may be given out again: side by side, each free stands behind its allocation.
+    # A block number may be used again: side by side, each free follows its allocation.
     order = np.argsort(trace.block[moving], kind="stable")
     block = np.where(is_alloc, ordinal, 0)
     sorted_block = block[order]
@@ -117,14 +117,14 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
     else:
         sizes, owner = np.unique(blocks.size, return_inverse=True)
         names = [f"{size:,} bytes" for size in sizes.tolist()]
-        if len(names) > MOST_OWNERS:  # nearly every block has its own size: use powers of two
+        if len(names) > MAX_OWNERS:  # nearly every block has its own size: use powers of two
             powers = np.floor(np.log2(sizes)).astype(np.int64)
             owner = powers[owner]
             names = [f"{1 << n:,} to {2 << n:,} bytes" for n in range(int(powers.max()) + 1)]
-    if len(names) > MOST_OWNERS:
+    if len(names) > MAX_OWNERS:
         total = np.bincount(owner, blocks.size.astype(np.float64), len(names))
-        kept = np.argsort(-total, kind="stable")[: MOST_OWNERS - 1]
-        number = np.full(len(names), MOST_OWNERS - 1)
+        kept = np.argsort(-total, kind="stable")[: MAX_OWNERS - 1]
+        number = np.full(len(names), MAX_OWNERS - 1)
         number[kept] = np.arange(kept.size)
         owner = number[owner]
         names = [names[old] for old in kept.tolist()] + [f"{len(names) - kept.size:,} others"]
@@ -134,7 +134,7 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
 # ---- addresses as they are drawn -----------------------------------------------------------------
 
 
-_LEAST_GAP = 2 << 20
+_MIN_GAP = 2 << 20
 _GAP_SHARE = 64  # a gap is drawn at most as wide as the used bytes divided by this
 
 
@@ -183,7 +183,7 @@ def draw_together(address: NDArray[np.uint64], nbytes: NDArray[np.int64]) -> Dra
     behind = begin[1:] > end[:-1]
     gap[1:][behind] = (begin[1:] - end[:-1])[behind]
     used = int(end[-1] - begin[0]) - int(gap.sum())
-    widest = max(_LEAST_GAP, used // _GAP_SHARE)
+    widest = max(_MIN_GAP, used // _GAP_SHARE)
     starts = np.flatnonzero(np.concatenate([[True], gap[1:] > widest]))
 
     ranges: list[tuple[int, int, int]] = []

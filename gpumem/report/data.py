@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpumem.errors import TraceError
 from gpumem.replay.policies import PAGES, Policy, policies, policy
-from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
+from gpumem.report.blocks import MAX_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import Curve, Segments, Trace
 from gpumem.traces.trace import Frames
 
@@ -147,7 +147,7 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
         What the page calls the run, beside others.
     """
     blocks = blocks_of(trace)
-    kept = blocks.largest(MOST_BLOCKS)
+    kept = blocks.largest(MAX_BLOCKS)
     shown = kept[blocks.block]  # moves of the blocks that are kept
     owner, names, named = owners_of(trace, blocks)
     address, segments, placed = _addresses(trace, blocks, served)

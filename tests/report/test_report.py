@@ -143,7 +143,7 @@ def test_page_columns_reproduce_the_run(rng):
 
 
 def test_smallest_of_too_many_blocks_are_only_in_the_sums(rng, monkeypatch):
-    monkeypatch.setattr(data_module, "MOST_BLOCKS", 40)
+    monkeypatch.setattr(data_module, "MAX_BLOCKS", 40)
     trace = random_run(rng)
     data = run_data(trace, [])
     blocks = blocks_of(trace)
@@ -157,7 +157,7 @@ def test_smallest_of_too_many_blocks_are_only_in_the_sums(rng, monkeypatch):
 
 
 def test_smallest_of_too_many_owners_are_grouped(monkeypatch):
-    monkeypatch.setattr(blocks_module, "MOST_OWNERS", 3)
+    monkeypatch.setattr(blocks_module, "MAX_OWNERS", 3)
     sizes = np.array([100, 7, 300, 9, 200])
     details = Details(np.zeros(5, np.uint64), np.arange(5), tuple("abcde"), ("default",))
     trace = Trace([0] * 5, range(5), sizes, [0] * 5, [0] * 5, details=details)
@@ -167,7 +167,7 @@ def test_smallest_of_too_many_owners_are_grouped(monkeypatch):
 
 
 def test_blocks_of_too_many_sizes_are_grouped_by_powers_of_two(monkeypatch):
-    monkeypatch.setattr(blocks_module, "MOST_OWNERS", 10)
+    monkeypatch.setattr(blocks_module, "MAX_OWNERS", 10)
     sizes = range(256, 268)
     trace = Trace([0] * 12, range(12), sizes, [0] * 12, [0] * 12)
     owner, names, named = owners_of(trace, blocks_of(trace))
