@@ -11,8 +11,9 @@ from gpumem._support.lease cimport Lease
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil
 cdef int arena_close(ArenaCore* arena) noexcept nogil
-# Before a close: waits for the streams that may still use what it will give back; for the device,
-# if it cannot name one of them. ARENA_INTERRUPTED: Ctrl-C ended that, and the exception is set.
+# Before a close: waits for the streams that may still use memory which it will release; for the
+# device, if it cannot name one of them. ARENA_INTERRUPTED: Ctrl-C ended that, and the exception is
+# set.
 cdef int arena_close_wait(ArenaCore* arena) noexcept nogil
 # Would a close now neither be refused nor wait for the device? Asks the driver; as an allocation,
 # only the streams that arenas know.
@@ -59,16 +60,17 @@ cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot)
 
 # ---- Graph pools: memory that a graph may write whenever it is launched --------------------------
 #
-# A *graph pool* is an arena of its own, a child of the one whose stream is captured: a slot for each
-# captured stream and no reuse between them, so that it neither records nor polls events, and memory
-# freed inside a capture stays in the pool. `max_mem` of the parent bounds both together. Beside a
-# paged arena it has pages, which move as the arena's do but keep every view: the graph's addresses
-# stay valid (see _native/pages/types.pxd). Moves have no budget of time, since a capture happens
-# once. Otherwise, and where work outside of captures uses it too, it has plain regions.
+# A *graph pool* is an arena of its own, a child of the one whose stream is captured: a slot for
+# each captured stream and no reuse between them, so that it neither records nor polls events, and
+# memory freed inside a capture stays in the pool. `max_mem` of the parent bounds both together.
+# Beside a paged arena it has pages, which move as the arena's do but keep every view: the graph's
+# addresses stay valid (see _native/pages/types.pxd). Moves have no budget of time, since a capture
+# happens once. Otherwise, and where work outside of captures uses it too, it has plain regions.
 #
 # It sleeps with its parent, or with the arena of a tag, where that can sleep: regions are physical
-# handles then. Blocks with another tag come from a further pool, which the first one has. Each graph
-# that retains it counts as a reference, dropped by the driver with the graph and its last instance.
+# handles then. Blocks with another tag come from a further pool, which the first one has. Each
+# graph that retains it counts as a reference, dropped by the driver with the graph and its last
+# instance.
 
 # A graph pool for blocks with the tag of an arena, with its reference; NULL: out of host memory, or
 # the arena's memory is not plain memory of the device and no other backing is given. `part_of`: the
@@ -78,13 +80,13 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
                             bint splits, bint captured) noexcept nogil
 # Makes a fresh arena, without a region, such a pool. No lock is held, nor the interpreter's.
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
-# What of a pool serves the tag that the calling thread has open; made at the first use, and kept by
-# the pool. NULL: out of host memory.
+# The part of a pool that serves the tag which the calling thread has open; made at the first use,
+# and kept by the pool. NULL: out of host memory.
 cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil
 # Before a capture, none being under way: what was freed earlier, and has no unfinished work behind
 # it, is free for all its streams.
 cdef void pool_begin(ArenaCore* pool) noexcept nogil
-# No graph will be launched any more: what was freed can go back to the driver, block by block.
+# No graph will be launched any more: freed blocks can be released to the driver, one by one.
 cdef void pool_end(ArenaCore* pool) noexcept nogil
 # Is a part of it asleep, so that its graphs would touch addresses without memory?
 cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil

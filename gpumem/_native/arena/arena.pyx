@@ -125,7 +125,7 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     lock_acquire(&arena.grow_lock)
     status = prepare_pages(arena, nbytes)
     if shrink_may_help(arena, nbytes, status):
-        # Also where nothing goes back: what is idle now moves.
+        # Also where nothing is released: memory that is idle now moves.
         find_idle(arena)
         release_all_idle(arena)
         status = prepare_pages(arena, nbytes)
@@ -357,8 +357,8 @@ cdef void find_arena(EventSource* source, void* context) noexcept nogil:
 
 cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
                                   const BudgetCore* asking) noexcept nogil:
-    # Of every arena but the one that asks, and of its tags. What is idle in a graph's pool stays,
-    # as the graph writes there. Nothing is waited for.
+    # Releases idle memory of every arena but the requesting one, and of their tags. Idle memory of
+    # a graph pool stays, because the graph writes there. Nothing is waited for.
     cdef uint64_t idle = 0
     cdef uint64_t released = 0
     cdef Found found
@@ -377,7 +377,7 @@ cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
 
 
 cdef uint64_t idle_bytes(ArenaCore* arena) noexcept nogil:
-    # What blocks do not use, wherever it lies: at least what could go back.
+    # Bytes that blocks do not use, wherever they lie: at least those that could be released.
     cdef uint64_t total = 0
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
@@ -507,7 +507,7 @@ cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil:
     cdef bint waits, idle
     if context_is_dead(arena.context) or not arena_is_open(arena):
         return True
-    # What a debug heap holds back counts as used, and is given up after a wait for the device.
+    # Blocks in a debug heap's quarantine count as used, and are freed after a wait for the device.
     waits = arena.heap != NULL and heap_counts(arena.heap).held != 0
     caches_flush(arena)
     lock_acquire(&arena.lock)
@@ -535,7 +535,7 @@ cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.lock)
     used = is_used(arena)
     lock_release(&arena.lock)
-    # What a debug heap holds back counts as used, and is not in use.
+    # Blocks in a debug heap's quarantine count as used, and are not in use.
     if arena.heap != NULL:
         used = heap_counts(arena.heap).live != 0 or count_now(&arena.live_spans)
     if not used:

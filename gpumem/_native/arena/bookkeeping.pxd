@@ -1,5 +1,5 @@
-"""An arena's bookkeeping: the state changes of an allocation and a free, its charges, its events for
-a recorder, and copies of its metadata.
+"""An arena's bookkeeping: the state changes of an allocation and a free, its charges, its events
+for a recorder, and copies of its metadata.
 
 Caller holds the arena lock, unless a comment says otherwise.
 """
@@ -27,7 +27,7 @@ cdef extern from *:
         GM_DEBUG
 
 # A chunk was taken for the thread whose cache is `cache`: fills in the block and the statistics. It
-# goes back to that cache, unless its region is persistent.
+# is freed to that cache, unless its region is persistent.
 cdef inline void finish_allocate(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
                                  uint32_t index, Block* block) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
@@ -52,7 +52,7 @@ cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle
     if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
         return ARENA_STALE
     cache_publish(arena, cache)
-    # Its region goes back at the next call that may block: this may be a finalizer.
+    # Its region is released by the next call that may block: this may be a finalizer.
     if table.chunks[index].persistent:
         store32(&arena.retired, arena.retired + 1)
     bfc_free(table, index, stream_slot, stamp_free(&arena.streams[stream_slot]))
@@ -85,7 +85,8 @@ cdef const char* invariant_text(int number) noexcept nogil
 # thread's cache then does with it: a cached block is not in use.
 
 
-# Makes the arena's level and the one above it, with max_mem as its limit. False: out of host memory.
+# Makes the arena's level and the one above it, with max_mem as its limit. False: out of host
+# memory.
 cdef bint arena_level_init(ArenaCore* arena) noexcept nogil
 # A fresh graph pool counts its blocks in use where its arena does. False: out of host memory.
 cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
@@ -132,11 +133,11 @@ cdef RecNoted note_event(ArenaCore* arena, uint32_t kind, uint64_t address, uint
 # The same about the chunk of a block.
 cdef void note_chunk(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
                      bint may_wait) noexcept nogil
-# Locked: memory came from the driver, or goes back to it. Pages are recorded by their space.
+# Locked: memory came from the driver, or is released to it. Pages are recorded by their space.
 cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil
-# Locked, recorded or not: a region came, or goes back. One that is cut from pages is recorded page
-# by page.
+# Locked, recorded or not: a region came, or is released. One that is cut from pages is recorded
+# page by page.
 cdef void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil
 
@@ -184,7 +185,7 @@ cdef struct ArenaCopy:
 cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
 cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil
 
-# What statistics ask of one arena, without a copy; of `table` and of `small`.
+# Figures of one arena for statistics, without a copy; of `table` and of `small`.
 cdef struct ArenaFigures:
     uint64_t reserved[2]        # bytes
     uint64_t segments[2]        # regions or pages, of blocks without one of their own

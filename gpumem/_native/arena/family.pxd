@@ -2,7 +2,7 @@
 
 Blocks of different tags share no page, so that the pages of one can sleep alone. So each tag has an
 arena of its own, a child as a graph pool is: the limit and the budget are its parent's, and idle
-memory of one goes back where another needs it. A thread opens a tag for itself; while any thread
+memory of one is released where another needs it. A thread opens a tag for itself; while any thread
 has one open, allocations of the parent leave the fast path to ask which. The blocks of a graph pool
 have tags too: it has a pool for each, and each sleeps with the arena of its tag.
 """

@@ -8,7 +8,7 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
 
-# Arenas without references; their memory goes back to the driver at the next call that may block.
+# Arenas without references; the next call that may block releases their memory to the driver.
 # Finalizers put them here, because they must neither block nor call the driver.
 cdef Retired* retired_arenas = NULL
 

@@ -21,7 +21,7 @@ cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint
                              int* status) noexcept nogil
 # The memory that an allocation with these AllocateFlags comes from.
 cdef Backing* backing_for(ArenaCore* arena, uint32_t flags) noexcept nogil
-# A block's region counts as made for transports from here on, and goes back as those do.
+# A block's region counts as made for transports from here on, and is released as those are.
 # CUDA_ERROR_OUT_OF_MEMORY: the host has no memory for that.
 cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept nogil
 # Lets a further device touch what the driver maps for the arena, now and later. A refusal of

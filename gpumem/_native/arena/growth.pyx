@@ -11,8 +11,8 @@ from gpumem._native.arena.release cimport (
     release_idle_beside, release_in_other_range, release_memory_of, release_overdraft,
 )
 from gpumem._native.arena.streams cimport (
-    allow_waits, cover_others, forget_waits, is_worth_polling, release_completed, share_rests,
-    wait_behind,
+    disable_cross_stream_search, enable_cross_stream_search, is_worth_polling,
+    mark_remainders_dirty, record_events_of_others, release_completed, wait_behind,
 )
 from gpumem._native.arena.family cimport (
     any_pool_next, arena_drop, pool_next, shares_limit, tag_next,
@@ -127,7 +127,7 @@ cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
 
 
 cdef inline bint has_size_of_block(const ArenaCore* arena, uint64_t size) noexcept nogil:
-    # What a graph pool has beyond a large block would serve no other work.
+    # The remainder of a graph pool's region after a large block would serve no other work.
     return (arena.settings.extend == EXTEND_SAME_AS_REQUESTED
             or is_graph_pool(arena) and size > arena.settings.max_extend)
 
@@ -293,8 +293,8 @@ cdef CUresult add_peer(ArenaCore* arena, CUmemAccessDesc* place) noexcept nogil:
         return code
     code = set_access(arena, place)
     if code != CUDA_SUCCESS:
-        # What has access by now loses it. Should that be refused, a device has access to pages that
-        # nothing tells it to use, until they move.
+        # Memory that has access by now loses it. Should that be refused, a device has access to
+        # pages that nothing tells it to use, until they move.
         place.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE
         set_access(arena, place)
     context_leave(arena.context)
@@ -378,9 +378,9 @@ cdef void release_before_growth(ArenaCore* arena, uint64_t nbytes,
     if arena.settings.reuse == REUSE_NEVER:
         return
     if arena.settings.paged and mostly_idle(arena, round_to_quantum(nbytes)):
-        share_rests(arena, stream_slot)
-    # The taker's stream is polled, too: views left by earlier moves can be unmapped once their work
-    # is known to be done.
+        mark_remainders_dirty(arena, stream_slot)
+    # The requesting stream is polled, too: views left by earlier moves can be unmapped once their
+    # work is known to be done.
     release_completed(arena, SLOT_RELEASED if arena.settings.paged else stream_slot)
 
 
@@ -459,7 +459,7 @@ cdef uint32_t allocate_lower(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint
 
 cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
     # The device's free memory and the arena's idle memory together: a plan for more would make and
-    # give back every page before it failed.
+    # release every page before it failed.
     cdef size_t free_bytes = 0
     cdef size_t total = 0
     cdef uint64_t idle
@@ -559,9 +559,10 @@ cdef void undo_plan(ArenaCore* arena, Space* space, Plan* plan) noexcept nogil:
     plan_free(plan)
 
 
-cdef bint wait_behind_plan(ArenaCore* arena, const Plan* plan, uint32_t taker) noexcept nogil:
-    # With the arena lock, released meanwhile: the taker's stream waits once for each stream whose
-    # work may still use the block's memory, in its place or in the pages that came there.
+cdef bint wait_behind_plan(ArenaCore* arena, const Plan* plan, uint32_t requesting) noexcept nogil:
+    # Caller holds the arena lock, which is released for the calls. The requesting stream waits once
+    # for each stream that has work which may still use the block's memory, in its place or in the
+    # pages that came there.
     cdef uint32_t slots = arena.table.stream_slot_count
     cdef uint64_t* until = <uint64_t*>calloc(slots, sizeof(uint64_t))
     cdef const Action* action
@@ -579,7 +580,7 @@ cdef bint wait_behind_plan(ArenaCore* arena, const Plan* plan, uint32_t taker) n
             until[action.stream_slot] = max(until[action.stream_slot], action.epoch)
     for i in range(1, slots):
         if until[i] and in_order:
-            in_order = wait_behind(arena, i, until[i], taker)
+            in_order = wait_behind(arena, i, until[i], requesting)
     free(until)
     return in_order
 
@@ -621,12 +622,13 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
     lock_acquire(&arena.lock)
     if arena_is_open(arena):
         if demand.unfinished:
-            cover_others(arena, demand.stream_slot)     # the lock is not released any more after it
-            allow_waits(arena, demand.stream_slot)
+            record_events_of_others(arena, demand.stream_slot)
+            # From here on the lock is not released any more.
+            enable_cross_stream_search(arena, demand.stream_slot)
         bound_by_room(arena, demand)
         set_limits(arena, space, demand)
         result = space_plan(space, demand, plan)
-        forget_waits(arena)
+        disable_cross_stream_search(arena)
     if result == PLAN_OK and plan.over_limit:
         space_undo(space, plan)
         result = PLAN_NO_MEMORY
@@ -689,7 +691,7 @@ cdef enum:
 
 cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                           uint64_t* until) noexcept nogil:
-    cdef uint32_t taker = slot_not_waited_for(arena, nbytes, stream_slot, flags)
+    cdef uint32_t requesting = slot_not_waited_for(arena, nbytes, stream_slot, flags)
     cdef uint64_t before = load64(&arena.completions)
     cdef uint64_t frees = caches_count_frees(arena)
     cdef uint64_t next_pause = FIRST_PAUSE
@@ -697,19 +699,20 @@ cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
     cdef bint in_time = until[0] == 0 or now < until[0]
     if until[0] == 0:
         until[0] = now + arena.settings.oom_wait
-        share_rests(arena, taker)
+        mark_remainders_dirty(arena, requesting)
     while True:
-        release_completed(arena, taker)
+        release_completed(arena, requesting)
         if load64(&arena.completions) != before:
             return ARENA_OK
-        # What other threads freed meanwhile. Not once the time is over: they may go on for ever.
+        # Retry if other threads freed blocks, but only before the deadline: otherwise steady frees
+        # would extend the wait without bound.
         if in_time and caches_count_frees(arena) != frees:
             return ARENA_OK
         # Out of time: these events are not waited for again until they have completed.
         if now >= until[0]:
             note_waits_in_vain(arena)
             return ARENA_OVER_LIMIT
-        if not is_worth_waiting(arena, taker):
+        if not is_worth_waiting(arena, requesting):
             # A reset of a stream since the look above leaves nothing to wait for.
             return ARENA_OK if load64(&arena.completions) != before else ARENA_OVER_LIMIT
         if pause(next_pause if next_pause < until[0] - now else until[0] - now, flags):
@@ -720,9 +723,9 @@ cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
 
 cdef uint32_t slot_not_waited_for(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                                   uint32_t flags) noexcept nogil:
-    # What a stream has freed is its own again at once, in its order. But what lies where the block
-    # cannot be has to go back first, and for that the work must be done: all of it for a block with
-    # a region of its own; a page or more of the other range of a paged arena.
+    # Memory that a stream has freed is its own again at once, in its order. But memory that lies
+    # where the block cannot be has to be released first, once its work is done: all of it for a
+    # block with a region of its own; a page or more of the other range of a paged arena.
     cdef const Bfc* other = &arena.small
     cdef bint lies_elsewhere
     if table_for(arena, nbytes) == other:
@@ -740,15 +743,15 @@ cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil:
             and flags & ALLOCATE_INTERRUPTIBLE and process_interrupted())
 
 
-cdef bint is_worth_waiting(ArenaCore* arena, uint32_t taker) noexcept nogil:
-    # Does unfinished work hold memory that the taker may have once it is done?
+cdef bint is_worth_waiting(ArenaCore* arena, uint32_t requesting) noexcept nogil:
+    # Does unfinished work hold memory that the requesting stream may have once it is done?
     cdef uint32_t stream_slot
     cdef bint hope = False
     cdef const StreamSlot* stream
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
         stream = &arena.streams[stream_slot]
-        if not stream.silent and is_worth_polling(arena, stream_slot, taker):
+        if not stream.silent and is_worth_polling(arena, stream_slot, requesting):
             if stream.event_epoch:
                 hope = hope or stream.event_epoch != stream.futile_epoch
             # A handle that names no stream never gets an event.
@@ -770,7 +773,7 @@ cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
 
 cdef void release_beyond_share(ArenaCore* arena, uint64_t size) noexcept nogil:
     # Pages of other tags, and those beside a graph pool, cannot move here: where all together would
-    # hold more than their share above the live peak, those that are idle go back first.
+    # hold more than their share above the live peak, those that are idle are released first.
     cdef ArenaCore* root = <ArenaCore*>root_of(arena)
     cdef uint64_t live, reserved, peak
     if not shares_limit(arena):
@@ -795,7 +798,7 @@ cdef void raise_family_peak(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t family_in_use(ArenaCore* arena) noexcept nogil:
-    # What a graph pool holds counts whole: its graphs use it.
+    # All memory of a graph pool counts as in use: its graphs use it.
     cdef uint64_t total = 0
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:

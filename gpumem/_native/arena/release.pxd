@@ -5,8 +5,8 @@ from libc.stdint cimport uint64_t
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.pages cimport Plan, Space
 
-# Releases memory that holds no used block and has no unfinished work; returns the bytes. Regions for
-# which the driver waits stay: see release_waiting. `tries`: 2 tries those again that the driver
+# Releases memory that holds no used block and has no unfinished work; returns the bytes. Regions
+# for which the driver waits stay: see release_waiting. `tries`: 2 tries those again that the driver
 # refused.
 cdef uint64_t release_idle(ArenaCore* arena, int tries) noexcept nogil
 # The same of the arenas that share this one's limit: its tags, or its parent and the other tags.
@@ -28,10 +28,11 @@ cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) n
 # Of a paged arena: every page that is idle and has no queued work; returns the bytes.
 cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil
 # Before a plan of this range is carried out that makes pages beyond the share above this live peak:
-# idle pages of the other range go back for them.
+# idle pages of the other range are released for them.
 cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* plan,
                                  uint64_t peak) noexcept nogil
-# Of a graph pool whose graphs are gone: from here on its pages can go back as any. Without a lock.
+# The graphs of a graph pool are gone: from here on its pages can be released as any. Without a
+# lock.
 cdef void give_up_views(ArenaCore* arena) noexcept nogil
 
 # Releases idle pages for memory that was made for lack of time to move pages, once there is time

@@ -79,7 +79,8 @@ cdef uint64_t release_idle_beside(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
-    # Reads the count without the arena lock: a block that is being freed now is found the next time.
+    # Reads the count without the arena lock: a block that is being freed now is found the next
+    # time.
     cdef uint64_t before = arena_reserved(arena)
     # A block that was passed through is found by no search, which would poll its streams.
     if load32(&arena.retired) or arena.settings.passthrough:
@@ -219,8 +220,8 @@ cdef void give_up_views(ArenaCore* arena) noexcept nogil:
 
 cdef uint64_t trim_space(ArenaCore* arena, Space* space, uint32_t pages,
                          uint64_t nbytes) noexcept nogil:
-    # Addresses stay. What the driver refuses to unmap or take back stays too, for the next time.
-    # Returns the bytes of the pages that are gone.
+    # Addresses stay. Pages that the driver refuses to unmap or to release stay too, for the next
+    # try. Returns the bytes of the pages that are gone.
     cdef Plan plan
     cdef CUresult code
     cdef bint any_idle

@@ -207,7 +207,7 @@ cdef int go_to_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
 
 
 cdef int undo(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
-    # What went back comes again. Should that be refused too, the arena stays asleep, with its
+    # Released memory is restored. Should that be refused too, the arena stays asleep, with its
     # copy, and a wake can be tried.
     cdef const char* again = NULL
     cdef bint no_store = arena.sleeper.no_store
@@ -282,7 +282,7 @@ cdef int wake(ArenaCore* arena) noexcept nogil:
     cdef uint64_t lacks
     cdef CUresult code
     cdef int status
-    # What was freed meanwhile has no work queued on it, and the driver has nothing of it.
+    # Memory that was freed during the sleep has no work queued on it, and is not held.
     caches_flush(arena)
     free_completed(arena)
     trim_pages(arena)
@@ -324,7 +324,7 @@ cdef bint list_pages(ArenaCore* arena) noexcept nogil:
     for i in range(SPACES if arena.settings.paged else 0):
         listed = listed and space_list_pages(&arena.spaces[i], &arena.sleeper)
     while region != NULL and listed:
-        # One without a handle that is not asleep is being given back: its mapping keeps the memory.
+        # One without a handle that is not asleep is being released: its mapping keeps the memory.
         if region.memory or region.asleep:
             region.asleep = True
             listed = sleeper_add_page(&arena.sleeper, region.address, region.nbytes, &region.memory)
@@ -358,7 +358,7 @@ cdef bint list_blocks(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint list_table(ArenaCore* arena, const Bfc* table, uint64_t mark) noexcept nogil:
-    # What lies apart stays where it is.
+    # Regions that lie apart stay as they are.
     cdef uint32_t region, index
     for region in range(table.region_count):
         if (table.regions[region].size == 0

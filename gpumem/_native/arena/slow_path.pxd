@@ -27,7 +27,7 @@ cdef inline int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t strea
 
 # ---- A commit of pages of a virtual tensor. No lock is held --------------------------------------
 
-# What a commit lacked.
+# The memory that a commit lacked.
 cdef struct Lack:
     uint64_t missing        # bytes that it had to make
     uint64_t completions    # the arena's, when it began

@@ -217,7 +217,7 @@ cdef int allocate_across(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot
 
 
 cdef void publish_cached(ArenaCore* arena) noexcept nogil:
-    # What this thread has cached is not in use, so it is not in the peak either.
+    # Blocks that this thread has cached are not in use, so they are not in the peak either.
     lock_acquire(&arena.lock)
     cache_publish(arena, cache_find(arena))
     lock_release(&arena.lock)

@@ -23,7 +23,8 @@ cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t s
 # Room that a release needs, made of `uses` or anew; NULL, and `uses` is freed: out of host memory.
 cdef Uses* room_for_streams(ArenaSpan* span, Uses* uses) noexcept nogil
 
-# With the grow lock: lets spare pages leave, and gives back those whose work is done; the bytes.
+# Caller holds `grow_lock`. Lets spare pages leave, and releases those that have no unfinished work;
+# returns the bytes.
 cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil
 # With the grow lock: records events behind releases, and gives back the pages whose work is done.
 cdef void spans_poll(ArenaCore* arena) noexcept nogil

@@ -10,7 +10,7 @@ from gpumem._native.arena.family cimport arena_drop, arena_retain
 from gpumem._native.arena.streams cimport release_completed, slot_drop, slot_retain, uses_done
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, arena_in_use, ARENA_IN_USE, arena_is_open, arena_max_in_use, ARENA_NO_METADATA,
+    ARENA_CLOSED, ARENA_IN_USE, arena_in_use, arena_is_open, arena_max_in_use, ARENA_NO_METADATA,
     ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, ArenaSpan, driver_refused, SpanNote, SpanView,
     stamp_free,
 )
@@ -173,7 +173,7 @@ cdef void leave_or_free(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t
 
 cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
                 uint32_t spare_end, uint64_t release) noexcept nogil:
-    # Does any page? With the arena lock.
+    # Returns whether any page is now leaving. Caller holds the arena lock.
     cdef Span* pages = &span.pages
     cdef uint32_t i
     cdef bint any_page = False
@@ -407,7 +407,7 @@ cdef void spans_settle(ArenaCore* arena) noexcept nogil:
 
 
 cdef void spans_forget(ArenaCore* arena) noexcept nogil:
-    # What the driver did not take back is lost, as the arena's own memory is.
+    # Memory that the driver refused to release is lost, as the arena's own memory is.
     cdef ArenaSpan* span
     while arena.spans != NULL:
         span = arena.spans

@@ -3,7 +3,7 @@
 A free is stamped with the running epoch of its stream. An event recorded behind the work closes the
 epoch; when the event has completed, what was freed in the epoch is free for every stream. A block
 with recorded uses is pending free until its epoch on each of those streams is done. Where nothing
-has completed, the taker's stream waits on the device, or at last the host waits. arena/types has
+has completed, the requesting stream waits on the device, or at last the host waits. arena/types has
 the rules.
 
 "With the lock": the caller holds `arena.lock`. A function that calls the driver releases it
@@ -48,11 +48,11 @@ cdef bint switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 cdef void share_tables(ArenaCore* arena) noexcept nogil
 # Polls the event of every other stream once; what has completed becomes free for every stream,
 # pending-free blocks for their own.
-cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil
-cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil
-# With the lock: may a look at the stream's event free something for the taker?
+cdef bint release_completed(ArenaCore* arena, uint32_t requesting) noexcept nogil
+cdef void mark_remainders_dirty(ArenaCore* arena, uint32_t requesting) noexcept nogil
+# With the lock: may a look at the stream's event free something for the requesting stream?
 cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
-                           uint32_t taker) noexcept nogil
+                           uint32_t requesting) noexcept nogil
 # What threads have cached, and what no stream is at work with any more, becomes free for every
 # stream, so that regions and pages without a block are seen to be idle.
 cdef void find_idle(ArenaCore* arena) noexcept nogil
@@ -66,25 +66,25 @@ cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Has every stream ended its work that a block is marked with, or whose work has no known end? Asks
 # the driver now; a stream that is being captured counts as idle.
 cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil
-# With the lock: takes another stream's unfinished block and makes the taker's stream wait for
+# With the lock: takes another stream's unfinished block and makes the requesting stream wait for
 # that stream on the device; a pending-free block, too. NIL if none fits; *status is set where a
 # budget refuses what fits.
-cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t taker,
+cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t requesting,
                               int* status) noexcept nogil
 # With the lock, released meanwhile: is the epoch done, or does an event lie behind it? Records it.
 cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil
-# With the lock, released meanwhile: makes the taker's stream wait on the device for an epoch of
+# With the lock, released meanwhile: makes the requesting stream wait on the device for an epoch of
 # another that is done or has an event behind it. After this an allocation is not refused any more:
 # nothing takes the wait back. False: the driver refused.
 cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
-                      uint32_t taker) noexcept nogil
-# With the lock, released meanwhile: puts events behind what was freed on all streams but the
-# taker's.
-cdef void cover_others(ArenaCore* arena, uint32_t taker) noexcept nogil
+                      uint32_t requesting) noexcept nogil
+# Caller holds the lock, which is released for the driver. Records an event on every other stream
+# that has freed memory.
+cdef void record_events_of_others(ArenaCore* arena, uint32_t requesting) noexcept nogil
 # With the lock, until it is released: lets a plan take other streams' memory in front of an event;
-# forget_waits ends that. Whoever takes it has to wait_behind.
-cdef void allow_waits(ArenaCore* arena, uint32_t taker) noexcept nogil
-cdef void forget_waits(ArenaCore* arena) noexcept nogil
+# disable_cross_stream_search ends that. Whoever takes it has to wait_behind.
+cdef void enable_cross_stream_search(ArenaCore* arena, uint32_t requesting) noexcept nogil
+cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil
 # Destroys the pooled events; no thread uses the arena any more.
 cdef void destroy_events(ArenaCore* arena) noexcept nogil
 

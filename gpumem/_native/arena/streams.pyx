@@ -105,12 +105,12 @@ cdef CUresult record_event(DeviceContext* context, CUstream stream, CUevent* eve
 
 # ---- An event that has completed makes the blocks of its epoch free for every stream -------------
 
-cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil:
+cdef bint release_completed(ArenaCore* arena, uint32_t requesting) noexcept nogil:
     cdef bint completed = False
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if is_worth_polling(arena, stream_slot, taker) and end_epochs(arena, stream_slot):
+        if is_worth_polling(arena, stream_slot, requesting) and end_epochs(arena, stream_slot):
             completed = True
     if arena.pending_free != NULL and free_completed(arena):
         completed = True
@@ -121,28 +121,28 @@ cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil:
 cdef void find_idle(ArenaCore* arena) noexcept nogil:
     # Caches first: their blocks count as used, and carry epochs too.
     caches_flush(arena)
-    share_rests(arena, SLOT_RELEASED)
+    mark_remainders_dirty(arena, SLOT_RELEASED)
     release_completed(arena, SLOT_RELEASED)
 
 
-cdef void share_rests(ArenaCore* arena, uint32_t taker) noexcept nogil:
-    # What a new place has beyond its block is its stream's, so that the stream's next blocks lie
+cdef void mark_remainders_dirty(ArenaCore* arena, uint32_t requesting) noexcept nogil:
+    # The remainder of a new place is its stream's, so that the stream's next blocks lie
     # side by side. Nothing was freed, so no event is recorded for it; here it is said to be freed.
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if arena.streams[stream_slot].rest and stream_slot != taker:
+        if arena.streams[stream_slot].rest and stream_slot != requesting:
             store32(&arena.streams[stream_slot].dirty, True)
     lock_release(&arena.lock)
 
 
 cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
-                           uint32_t taker) noexcept nogil:
+                           uint32_t requesting) noexcept nogil:
     # With reuse="never" no epoch is released, but pending frees that wait for the stream end, and
-    # regions without a block go back. They may wait for the taker's own work.
+    # regions without a block go back. They may wait for the requesting stream's own work.
     if arena.streams[stream_slot].pending_frees or arena.streams[stream_slot].holds_region:
         return True
-    return arena.settings.reuse != REUSE_NEVER and stream_slot != taker and (
+    return arena.settings.reuse != REUSE_NEVER and stream_slot != requesting and (
         has_free(arena, stream_slot) or dormant_views_wait(arena, stream_slot))
 
 
@@ -263,7 +263,7 @@ cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil:
         if arena.streams[stream_slot].thread != NULL:
             handle = <CUstream><uint64_t>LEGACY_STREAM      # which waits for it
         lock_release(&arena.lock)
-        # What is captured now does not run.
+        # Work that is being captured does not run.
         idle = may_capture(arena.context, handle) or stream_is_idle(arena.context, handle)
         lock_acquire(&arena.lock)
         if not idle:
@@ -274,54 +274,54 @@ cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil:
 
 
 cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
-    # What was freed on the stream up to this epoch becomes free for every stream.
+    # Memory that was freed on the stream up to this epoch becomes free for every stream.
     bfc_release_completed(&arena.table, stream_slot, epoch)
     bfc_release_completed(&arena.small, stream_slot, epoch)
 
 
-# ---- A taker's stream waits on the device for blocks that are not done ---------------------------
+# ---- A requesting stream waits on the device for unfinished blocks -------------------------------
 
 cdef enum:
     SHORT_PAUSE = 20000         # ns; longer than most calls of the driver
 
 
-cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t taker,
+cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t requesting,
                               int* status) noexcept nogil:
-    # A wait that is queued cannot be taken back, and queueing it releases the lock. So the memory
-    # is the taker's first: no other thread can take it, and no wait is queued for nothing.
+    # A queued wait cannot be undone, and queueing it releases the lock. So the memory is allocated
+    # to the requesting stream first: no other thread can take it, and no wait is queued in vain.
     cdef uint64_t size = round_to_quantum(nbytes)
     cdef uint32_t index = NIL
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if index == NIL and stream_slot != taker and bfc_has(table, size, stream_slot):
-            index = take_behind(arena, table, size, nbytes, stream_slot, taker, status)
+        if index == NIL and stream_slot != requesting and bfc_has(table, size, stream_slot):
+            index = take_behind(arena, table, size, nbytes, stream_slot, requesting, status)
     if index == NIL and arena.pending_free != NULL:
-        index = take_pending_behind(arena, table, size, nbytes, taker, status)
+        index = take_pending_behind(arena, table, size, nbytes, requesting, status)
     return index
 
 
 cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t size, uint64_t nbytes,
-                          uint32_t stream_slot, uint32_t taker, int* status) noexcept nogil:
+                          uint32_t stream_slot, uint32_t requesting, int* status) noexcept nogil:
     cdef uint32_t index
     cdef uint64_t epoch
     cdef int found = BFC_OK
-    cover_frees(arena, stream_slot)
+    record_event_if_dirty(arena, stream_slot)
     # The chunk's own epoch may be an earlier one, which ends with the same event.
     epoch = arena.streams[stream_slot].event_epoch
-    index = bfc_allocate_from(table, size, nbytes, stream_slot, epoch, taker, &found)
+    index = bfc_allocate_from(table, size, nbytes, stream_slot, epoch, requesting, &found)
     if index == NIL:
         return NIL
     if not padding_has_room(arena, size, table.chunks[index].size):
         status[0] = ARENA_OVER_BUDGET
-    elif wait_behind(arena, stream_slot, epoch, taker):
+    elif wait_behind(arena, stream_slot, epoch, requesting):
         return index
     bfc_free(table, index, stream_slot, epoch)      # as it was
     return NIL
 
 
 cdef uint32_t take_pending_behind(ArenaCore* arena, Bfc* table, uint64_t size, uint64_t nbytes,
-                                  uint32_t taker, int* status) noexcept nogil:
-    # A pending-free block becomes the taker's, whose stream waits for everything that uses it.
+                                  uint32_t requesting, int* status) noexcept nogil:
+    # A pending-free block is allocated to the requesting stream, which waits for all its uses.
     cdef Uses* uses = pending_free_best(arena, table, size)
     cdef uint64_t handle
     cdef int found = BFC_OK
@@ -333,9 +333,10 @@ cdef uint32_t take_pending_behind(ArenaCore* arena, Bfc* table, uint64_t size, u
         status[0] = ARENA_OVER_BUDGET
         return NIL
     uses.taken = True       # others neither free nor take it; only the arena's end frees it
-    if cover_uses(arena, uses, handle) and wait_behind_uses(arena, uses, handle, taker):
-        free_pending_behind(arena, uses, taker)
-        return bfc_allocate_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &found)
+    if cover_uses(arena, uses, handle) and wait_behind_uses(arena, uses, handle, requesting):
+        free_pending_behind(arena, uses, requesting)
+        return bfc_allocate_from(table, size, nbytes, requesting, <uint64_t>ANY_EPOCH, requesting,
+                                 &found)
     if is_pending_free(arena, uses, handle):
         uses.taken = False
     return NIL
@@ -356,14 +357,14 @@ cdef bint cover_uses(ArenaCore* arena, const Uses* uses, uint64_t handle) noexce
 
 
 cdef bint wait_behind_uses(ArenaCore* arena, const Uses* uses, uint64_t handle,
-                           uint32_t taker) noexcept nogil:
+                           uint32_t requesting) noexcept nogil:
     cdef uint32_t i = 0
-    if not wait_behind(arena, uses.stream_slot, uses.epoch, taker):
+    if not wait_behind(arena, uses.stream_slot, uses.epoch, requesting):
         return False
     while is_pending_free(arena, uses, handle):
         if i == uses.count:
             return True
-        if not wait_behind(arena, uses.at[i].slot, uses.at[i].until, taker):
+        if not wait_behind(arena, uses.at[i].slot, uses.at[i].until, requesting):
             return False
         i += 1
     return False
@@ -376,48 +377,48 @@ cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) no
     return stream.done >= epoch or stream.event_epoch >= epoch
 
 
-cdef void cover_frees(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+cdef void record_event_if_dirty(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].polling:
         close_epoch(arena, stream_slot)
 
 
 cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
-                      uint32_t taker) noexcept nogil:
+                      uint32_t requesting) noexcept nogil:
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     while stream.polling:       # another thread is at the driver for it, which does not wait
         lock_release(&arena.lock)
         sleep_ns(SHORT_PAUSE)
         lock_acquire(&arena.lock)
-    return (stream_slot == taker or stream.done >= epoch
-            or enqueue_wait(arena, stream_slot, taker))
+    return (stream_slot == requesting or stream.done >= epoch
+            or enqueue_wait(arena, stream_slot, requesting))
 
 
-cdef void cover_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
+cdef void record_events_of_others(ArenaCore* arena, uint32_t requesting) noexcept nogil:
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if stream_slot != taker and has_free(arena, stream_slot):
-            cover_frees(arena, stream_slot)
+        if stream_slot != requesting and has_free(arena, stream_slot):
+            record_event_if_dirty(arena, stream_slot)
 
 
-cdef void allow_waits(ArenaCore* arena, uint32_t taker) noexcept nogil:
+cdef void enable_cross_stream_search(ArenaCore* arena, uint32_t requesting) noexcept nogil:
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if stream_slot != taker:
+        if stream_slot != requesting:
             arena.table.bins[stream_slot].behind = arena.streams[stream_slot].event_epoch
             arena.small.bins[stream_slot].behind = arena.streams[stream_slot].event_epoch
 
 
-cdef void forget_waits(ArenaCore* arena) noexcept nogil:
+cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
         arena.table.bins[stream_slot].behind = 0
         arena.small.bins[stream_slot].behind = 0
 
 
-cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) noexcept nogil:
+cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t requesting) noexcept nogil:
     # With the lock, released for the driver; `polling` keeps others from recording the event anew.
     cdef CUevent event = arena.streams[stream_slot].event
-    cdef CUstream stream = arena.streams[taker].handle
+    cdef CUstream stream = arena.streams[requesting].handle
     cdef CUresult code
     arena.streams[stream_slot].polling = True
     lock_release(&arena.lock)
@@ -520,7 +521,8 @@ cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
     if is_recorded(&arena.events):
         note_chunk(arena, REC_FREE_COMPLETED, uses.handle, uses.stream_slot, False)
     bfc_end_pending_free(table, index, stream_slot, epoch)
-    # A persistent region goes back to the driver at the next growth or shrink, not under the lock.
+    # A persistent region is released to the driver at the next growth or shrink, not under the
+    # lock.
     if table.chunks[index].persistent:
         arena.retired += 1
     uses_free(uses)
@@ -563,13 +565,13 @@ cdef bint is_pending_free(const ArenaCore* arena, const Uses* uses, uint64_t han
     return False
 
 
-cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noexcept nogil:
-    # As if it had been freed on the taker's stream now.
+cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t requesting) noexcept nogil:
+    # As if it had been freed on the requesting stream now.
     cdef Uses** link = &arena.pending_free
     while link[0] != uses:
         link = &link[0].next
     link[0] = uses.next
-    free_pending(arena, uses, taker, stamp_free(&arena.streams[taker]))
+    free_pending(arena, uses, requesting, stamp_free(&arena.streams[requesting]))
 
 
 # ---- The host has waited: everything is free -----------------------------------------------------

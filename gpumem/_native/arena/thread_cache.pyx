@@ -249,7 +249,7 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 
 
 cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
-    # Cached to free, with both locks. What it still counts as requested goes with it.
+    # Cached to free, with both locks. The bytes that it still counts as requested go with it.
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t epoch = chunk.epoch
     chunk.requested = chunk.bin_prev
@@ -426,7 +426,7 @@ cdef bint flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     # With the cache's lock. Was there any block?
     cdef bint held = cache.cached_bytes != 0 or load64(&cache.remote) != 0
     cdef uint32_t stream_slot
-    # What other threads freed joins the stacks, so that one pass over those frees everything.
+    # Blocks that other threads freed join the stacks, so that one pass over those frees everything.
     collect(arena, cache)
     lock_acquire(&arena.lock)
     cache_publish(arena, cache)

@@ -11,9 +11,9 @@ Locks, in this order: the interpreter's, `grow_lock`, `caches_lock`, a cache's, 
   grow_lock    one thread at a time reserves or releases regions. Held across driver calls.
 
 Streams have slots, the same in the arena and in its chunk tables; slot 0 is "released".
-A block freed on stream s is stamped with the running epoch of s. When the taker changes, one
-event is recorded on the stream that was served last, if anything was freed on it; that closes
-its epoch. A miss polls each outstanding event once. One stream alone needs no event.
+A block freed on stream s is stamped with the running epoch of s. When the requesting stream
+changes, one event is recorded on the stream that was served last, if anything was freed on it;
+that closes its epoch. A miss polls each outstanding event once. One stream alone needs no event.
 
 A block with recorded streams is *pending free* after its free, see arena/streams.
 
@@ -70,7 +70,8 @@ cdef enum ArenaStatus:
     ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
     ARENA_NO_COPY = 10          # out of host memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
-    ARENA_HALF_ASLEEP = 12   # a page could not go back, nor the others come again
+    # The driver refused to release a page, and then to restore those already released.
+    ARENA_HALF_ASLEEP = 12
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
     ARENA_INTERRUPTED = 14      # a signal's handler raised: the exception is set
     ARENA_TAGGED = 15           # the calling thread allocates under a tag: ask `tag_now`
@@ -107,7 +108,7 @@ cdef enum ExtendStrategy:
 
 cdef enum StreamReuse:
     REUSE_COMPLETED = 0         # another stream's block, once its event is known to be done
-    REUSE_WAIT = 1              # at once: the taker's stream waits for the event on the device
+    REUSE_WAIT = 1              # at once: the requesting stream waits for the event on the device
     REUSE_NEVER = 2             # a stream's blocks stay its own until it is reset
 
 cdef struct ArenaSettings:
@@ -135,7 +136,7 @@ cdef struct ArenaStats:
     uint64_t num_frees
     uint64_t num_reserves
     uint64_t num_extensions         # regions added for ordinary blocks; spaces count their pages
-    uint64_t num_shrinkages         # of those, given back by shrink
+    uint64_t num_shrinkages         # of those, released to the driver since
     uint64_t events_recorded
     uint64_t events_asked
     uint64_t events_waited          # device-side waits enqueued
@@ -145,7 +146,8 @@ cdef struct StreamSlot:
     CUstream handle
     ThreadMark* thread      # of a per-thread default stream, retained; NULL for all others
     uint32_t dirty          # something was freed in the running epoch; set without the lock
-    bint rest               # memory beside a new block is free in the running epoch: share_rests
+    # Memory after a new block is free in the running epoch: see mark_remainders_dirty.
+    bint rest
     bint polling            # a thread is at the driver for this slot, without the lock
     CUevent event           # pooled: created at the first need, recorded again and again
     uint64_t epoch          # running; starts at 1; read without the lock
@@ -231,7 +233,8 @@ cdef struct ArenaSpan:
     Lock lock               # of `views`
     SpanView* views
 
-# What the fast path reads without the lock comes first; a cache line apart, what threads change.
+# Fields that the fast path reads without the lock come first; a cache line apart, those that
+# threads change.
 cdef struct ArenaCore:
     uint64_t serial         # of this arena, never used again
     DeviceContext* context
@@ -283,7 +286,7 @@ cdef struct ArenaCore:
     uint32_t reclaim_at     # slots from which on unused ones are looked for before adding one
     uint64_t completions    # how often work had ended, or the limit changed: a wait looks again
     Uses* pending_free      # freed blocks that wait for the streams recorded for them
-    uint32_t retired        # persistent regions whose block is gone, to be given back
+    uint32_t retired        # persistent regions to release: their block is gone
     ArenaCore* parent       # of a graph pool and of a tag's arena; a reference; NULL for all others
     ArenaCore* tagged       # the first arena of a tag; with `lock`
     ArenaCore* pools        # the first graph pool; with `lock`
@@ -306,7 +309,7 @@ cdef struct ArenaCore:
     DebugHeap* heap         # a reference; NULL: none. Only where there is a `detour`
 
 cdef inline uint32_t arena_state(const ArenaCore* arena) noexcept nogil:
-    # Without a lock it may change behind this; who hands out memory asks again with the arena lock.
+    # An unlocked read; allocation re-checks it under the arena lock.
     return load32(&arena.state)
 
 cdef inline bint arena_is_open(const ArenaCore* arena) noexcept nogil:
@@ -349,7 +352,7 @@ cdef inline uint64_t live_peak(const ArenaCore* arena) noexcept nogil:
     return max(load64(&arena.stats.max_in_use), load64(&arena.block_peak))
 
 cdef inline uint64_t with_share(const ArenaCore* arena, uint64_t peak) noexcept nogil:
-    # What may be reserved for this live peak before idle pages move.
+    # Bytes that may be reserved for this live peak before idle pages move.
     return peak + <uint64_t>(<double>peak * arena.settings.move_share)
 
 cdef inline uint64_t move_clock(const ArenaCore* arena) noexcept nogil:
@@ -357,7 +360,7 @@ cdef inline uint64_t move_clock(const ArenaCore* arena) noexcept nogil:
     return arena.replayed_at or arena.context.now()
 
 cdef inline uint64_t arena_reserved_now(const ArenaCore* arena) noexcept nogil:
-    # What the driver has given it now: of a sleeping arena's pages nothing.
+    # Bytes that it holds from the driver now: none of a sleeping arena's pages.
     return load64(&arena.spanned) + (
         apart_bytes(arena) if arena_state(arena) == STATE_ASLEEP else arena_reserved(arena))
 
@@ -372,7 +375,7 @@ cdef inline uint64_t arena_extensions(const ArenaCore* arena) noexcept nogil:
             + load64(&arena.spaces[SMALL_SPACE].created))
 
 cdef inline uint64_t arena_shrinkages(const ArenaCore* arena) noexcept nogil:
-    # Of those, given back.
+    # Of those, released to the driver.
     return (load64(&arena.stats.num_shrinkages) + load64(&arena.spaces[LARGE_SPACE].released)
             + load64(&arena.spaces[SMALL_SPACE].released))
 

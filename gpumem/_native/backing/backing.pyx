@@ -267,10 +267,10 @@ cdef CUresult managed_prefetch(DeviceContext* context, uint64_t address, uint64_
 
 # ---- pinned host memory --------------------------------------------------------------------------
 #
-# cuMemHostAlloc makes its pages one by one on one core. Pages that several cores make, in huge pages
-# (host_pages.h), and that are registered afterwards are several times faster (bench/pinned.py), from
-# about one huge page on. cuMemHostAlloc serves smaller regions, and devices that cannot use the
-# host's addresses for registered memory or whose driver does not register it.
+# cuMemHostAlloc makes its pages one by one on one core. Pages that several cores make, in huge
+# pages (host_pages.h), and that are registered afterwards are several times faster
+# (bench/pinned.py), from about one huge page on. cuMemHostAlloc serves smaller regions, devices
+# that cannot use the host's addresses for registered memory, and drivers that do not register it.
 
 cdef extern from "host_pages.h" nogil:
     bint host_pages_begin(HostPages* pages, size_t nbytes, int node)

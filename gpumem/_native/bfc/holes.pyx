@@ -152,7 +152,7 @@ cdef uint32_t bfc_allocate_across(Bfc* table, uint64_t size, uint64_t requested,
 
 cdef uint32_t detach(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
     # Takes a free chunk or a hole out of its list, and cuts off what lies outside [begin, end):
-    # that hangs where the whole did. What is returned is free in slot 0, and hangs nowhere.
+    # that hangs where the whole did. The returned chunk is free in slot 0, and hangs nowhere.
     cdef uint32_t lower
     cdef bint hole = table.chunks[index].state == CHUNK_HOLE
     if hole:

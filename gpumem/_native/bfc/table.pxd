@@ -77,7 +77,7 @@ cdef enum ChunkState:
     CHUNK_HOLE = 4          # address space without memory, see bfc/holes; never found or merged
 
 cdef enum SplitRule:
-    SPLIT_TIGHT = 0         # give back whatever is left of at least one quantum
+    SPLIT_TIGHT = 0         # split off any remainder of at least one quantum
     SPLIT_ORT = 1           # ONNX Runtime: if the chunk is twice the request or wastes max_dead
     SPLIT_NEVER = 2         # a block is the whole chunk
 
@@ -141,7 +141,8 @@ cdef struct StreamBins:
     uint32_t head[BINS]
     uint32_t place[BINS]            # place_of the head, so that a search need not look at it
 
-# What is read without the lock comes first; a cache line apart, what every operation changes.
+# Fields that are read without the lock come first; a cache line apart, those that every operation
+# changes.
 cdef struct Bfc:
     Chunk* chunks           # MAX_CHUNKS reserved, capacity usable; the first count were ever used
     uint32_t count
@@ -251,7 +252,7 @@ cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32
                            int* status) noexcept nogil
 # Where the table packs: the chunk that bfc_allocate chooses, whatever swaps may give; NIL: none.
 cdef uint32_t bfc_lowest(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil
-# What a search for a place that swaps fill came to.
+# The results of searches for a place that swaps fill.
 cdef inline void bfc_note_swap(Bfc* table, uint64_t size, bint found) noexcept nogil:
     table.swaps_skipped = 0
     table.swapless = <uint64_t>-1 if found else size

@@ -12,8 +12,8 @@ from gpumem._support.memory cimport lines_alloc, reserved_close, reserved_grow
 
 cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
                            int* status) noexcept nogil:
-    # What needs no event: the stream's own blocks, which are warm, and those that every stream may
-    # have (slot 0).
+    # Memory that needs no event: the stream's own blocks, which are warm, and those that every
+    # stream may have (slot 0).
     cdef uint32_t index
     if packs_low(table, size, stream_slot):
         index = bfc_lowest(table, size, stream_slot)

@@ -1,1 +1,1 @@
-"""Limits in a tree, charged and given back by atomic operations alone."""
+"""Limits in a tree, charged and refunded by atomic operations alone."""

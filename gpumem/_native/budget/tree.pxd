@@ -2,8 +2,8 @@
 
 `budget.h` has a level and its arithmetic, which needs no lock. Changes of the tree's shape are
 here, under one lock for all trees, which is held for a few words at a time and under which nothing
-is called. A resource that charges a budget makes an *account* below it: its charges have a name, and
-are refunded once, with the account.
+is called. A resource that charges a budget makes an *account* below it: its charges have a name,
+and are refunded once, with the account.
 
 In a fork's child every budget is empty: what was charged is the parent process's.
 """

@@ -171,7 +171,7 @@ cdef void release_unmapped(Space* space, Plan* plan) noexcept nogil:
 
 
 cdef void release_page(Space* space, Page* page) noexcept nogil:
-    # Memory without a view goes back; where that is refused, it is tried again later.
+    # Memory without a view is released; where that is refused, it is tried again later.
     if page.memory == 0:
         return                          # it sleeps
     sum_add(space.calls, 1)
@@ -201,7 +201,7 @@ cdef void plan_note(const Space* space, const Plan* plan) noexcept nogil:
 cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
                        uint64_t epoch) noexcept nogil:
     # The claimed block shrinks to the size demanded, and the slots of released pages become free.
-    # True: what is left of its place is free in the taker's epoch.
+    # True: what is left of its place is free in the requesting stream's epoch.
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_CREATE:

@@ -14,8 +14,8 @@ cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
 # Swaps pages until [begin, end) has memory again, as when a block lay there; no driver call, and no
 # grow lock. False: no page has a view there, one is in use elsewhere, or host memory is out.
 cdef bint space_restore(Space* space, uint64_t begin, uint64_t end) noexcept nogil
-# Plans to give back pages that are idle and have no queued work: at most so many, of at most so
-# many bytes together. Execute and finish as any.
+# Plans to release idle pages without queued work: at most `pages`, of at most `nbytes` bytes
+# together, the longest idle first. Execute and finish as any.
 cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
                           uint64_t nbytes) noexcept nogil
 cdef void plan_free(Plan* plan) noexcept nogil

@@ -316,7 +316,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
         if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
             return plan_create(space, plan, at, granules, demand)
     # 5. Every idle page is larger than the gap: give the smallest back and make one granule.
-    # 6. None can go back: one granule beyond the share, as what is free lies in parts of larger
+    # 6. None can be released: one granule above the share, as what is free lies in parts of larger
     # pages.
     chosen = smallest_releasable(space, begin, end)
     if chosen != NIL:
@@ -385,7 +385,7 @@ cdef uint32_t longest_idle(const Space* space, Plan* plan, uint32_t wanted, uint
 
 cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
                                   uint64_t end) noexcept nogil:
-    # A page goes back only when no work is queued through it: unmapping does not wait.
+    # A page is released only when no work is queued through it: unmapping does not wait.
     cdef uint32_t best = NIL
     cdef uint32_t i
     cdef const Page* page

@@ -607,7 +607,7 @@ cdef uint64_t store_bytes(const Store* store) noexcept nogil:
 
 
 cdef void store_close(Store* store, uint64_t keep) noexcept nogil:
-    # What the driver refuses to take back is kept.
+    # Memory that the driver refuses to release is kept.
     cdef uint64_t held = store_bytes(store)
     cdef StoreChunk* last
     while store.count and held > keep:

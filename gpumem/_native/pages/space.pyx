@@ -503,7 +503,7 @@ cdef void budget_earn(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
 
 
 cdef void budget_add(MoveBudget* budget, double nanoseconds, double most) noexcept nogil:
-    # What is above `most` already stays.
+    # An excess over `most` stays.
     budget.saved = max(budget.saved, min(budget.saved + nanoseconds, most))
 
 

@@ -115,7 +115,7 @@ cdef struct Space:
 cdef enum ActionKind:
     ACTION_CREATE = 0           # new memory at granule `to`
     ACTION_MOVE = 1             # an idle page from `origin` to `to`
-    ACTION_RELEASE = 2          # an idle page given back to the driver
+    ACTION_RELEASE = 2          # an idle page is released to the driver
     ACTION_DROP = 3             # a dormant view that is in the way is unmapped
     ACTION_DROP_RETIRED = 4     # a retired view is unmapped
 
