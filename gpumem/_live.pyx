@@ -28,13 +28,11 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.unistd cimport close
 
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
-from gpumem._native.arena cimport (
-    apart_bytes, arena_extensions, arena_limit, arena_max_in_use, arena_shrinkages, arena_state,
-    ArenaCore, backing_calls, DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE,
-    SMALL_SPACE, STATE_ASLEEP, STATE_CLOSED, ThreadCache,
+from gpumem._native.arena.api cimport (
+    arena_counts_now, arena_state, ArenaCore, ArenaCounts, STATE_CLOSED,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
-from gpumem._support.atomics cimport load32, load64, published64, published_pointer
+from gpumem._support.atomics cimport load32, load64
 from gpumem._support.clock cimport clock_ns, time_of_day_ns
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
@@ -470,66 +468,23 @@ cdef void read_once(const EventSource* source, LiveCounters* counters) noexcept 
 
 
 cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept nogil:
-    counters.limit = arena_limit(arena)
-    counters.in_use = load64(&arena.table.in_use) + load64(&arena.small.in_use)
-    counters.requested_in_use = (load64(&arena.table.requested_in_use)
-                                 + load64(&arena.small.requested_in_use))
-    # Before the caches' parts of them: see move_count in arena/thread_cache.
-    counters.num_allocs = published64(&arena.stats.num_allocs)
-    counters.num_frees = published64(&arena.stats.num_frees)
-    subtract_caches(arena, counters)
-    if arena.heap != NULL:
-        subtract_quarantine(arena.heap, counters)
-    counters.in_use += load64(&arena.span_used)
-    counters.requested_in_use += load64(&arena.span_used)
-    counters.reserved = reserved(arena) + load64(&arena.spanned)
-    counters.max_in_use = max(arena_max_in_use(arena), counters.in_use)
-    counters.max_reserved = load64(&arena.stats.max_reserved)
-    counters.num_reserves = load64(&arena.stats.num_reserves)
-    counters.num_extensions = arena_extensions(arena)
-    counters.num_shrinkages = arena_shrinkages(arena)
-    counters.max_alloc_size = load64(&arena.stats.max_alloc_size)
-    counters.pages_moved = (load64(&arena.spaces[LARGE_SPACE].moved)
-                            + load64(&arena.spaces[SMALL_SPACE].moved))
-    counters.driver_calls = (backing_calls(arena)
-                             + load64(&arena.stats.events_recorded)
-                             + load64(&arena.stats.events_asked)
-                             + load64(&arena.stats.events_waited))
-    counters.asleep_bytes = load64(&arena.sleeper.nbytes)
-
-
-cdef void subtract_caches(const ArenaCore* arena, LiveCounters* counters) noexcept nogil:
-    # Cached blocks are not in use, and what caches served is not in the arena's counts yet.
-    # Caches are never taken off the list while the arena lives.
-    cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
-    cdef uint64_t cached = 0
-    cdef uint64_t requested = counters.requested_in_use
-    while cache != NULL:
-        cached += load64(&cache.cached_bytes)
-        requested += load64(&cache.requested) + load64(&cache.requested_small)
-        counters.num_allocs += load64(&cache.allocs)
-        counters.num_frees += load64(&cache.frees)
-        cache = cache.next
-    # Sums of different moments: neither may wrap below zero.
-    counters.in_use -= min(cached, counters.in_use)
-    counters.requested_in_use = min(requested, counters.in_use)
-
-
-cdef void subtract_quarantine(const DebugHeap* heap, LiveCounters* counters) noexcept nogil:
-    # Blocks in a debug heap's quarantine are in use for the arena, and free for its users.
-    cdef uint64_t held = (load64(&heap.held[<int>HEAP_FREED])
-                          + load64(&heap.held[<int>HEAP_QUARANTINED]))
-    counters.in_use -= min(held, counters.in_use)
-    counters.requested_in_use = min(load64(&heap.requested[<int>HEAP_LIVE]), counters.in_use)
-    counters.num_frees += (load64(&heap.count[<int>HEAP_FREED])
-                           + load64(&heap.count[<int>HEAP_QUARANTINED]))
-
-
-cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:
-    if arena_state(arena) == STATE_ASLEEP:
-        return apart_bytes(arena)
-    return (load64(&arena.table.reserved) + load64(&arena.small.reserved)
-            + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))
+    cdef ArenaCounts now
+    arena_counts_now(arena, &now)
+    counters.limit = now.limit
+    counters.in_use = now.in_use
+    counters.requested_in_use = now.requested_in_use
+    counters.reserved = now.reserved
+    counters.max_in_use = now.max_in_use
+    counters.max_reserved = now.max_reserved
+    counters.num_allocs = now.num_allocs
+    counters.num_frees = now.num_frees
+    counters.num_reserves = now.num_reserves
+    counters.num_extensions = now.num_extensions
+    counters.num_shrinkages = now.num_shrinkages
+    counters.max_alloc_size = now.max_alloc_size
+    counters.pages_moved = now.pages_moved
+    counters.driver_calls = now.driver_calls
+    counters.asleep_bytes = now.asleep_bytes
 
 
 cdef void read_ledger(const BlockLedger* ledger, LiveCounters* counters) noexcept nogil:

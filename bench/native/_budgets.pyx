@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free
 
 from gpumem._arena cimport Arena
 from gpumem._budget cimport Budget
-from gpumem._native.arena cimport ARENA_OK, arena_allocate, arena_free, Block
+from gpumem._native.arena.api cimport arena_allocate, arena_free, ARENA_OK, Block
 from gpumem._native.budget.tree cimport budget_charge, BUDGET_REFUSED, budget_uncharge, BudgetCore
 from gpumem._support.clock cimport clock_ns
 

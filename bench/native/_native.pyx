@@ -7,11 +7,11 @@ from libc.stdlib cimport calloc, free
 import numpy as np
 
 from gpumem._arena cimport Arena
-from gpumem._native.arena cimport (
-    AllocatorHook, ARENA_OK, arena_allocate, arena_free, ArenaCore, Block, hook_allocate,
+from gpumem._native.arena.api cimport (
+    AllocatorHook, arena_allocate, arena_free, ARENA_OK, ArenaCore, Block, hook_allocate,
     hook_create, hook_drop, hook_free_on,
 )
-from gpumem._native.arena.types cimport SPACES
+from gpumem._native.arena.types cimport ArenaCore as Core, SPACES
 from gpumem._native.bfc cimport Chunk
 from gpumem._native.driver cimport CUstream
 from gpumem._native.pages cimport Page
@@ -273,7 +273,7 @@ def chunk_bytes():
 
 def chunk_records(Arena arena not None):
     """Return the records of chunks ever used at once, of both tables of an arena."""
-    return arena.core.table.count + arena.core.small.count
+    return (<Core*>arena.core).table.count + (<Core*>arena.core).small.count
 
 
 def page_table_bytes(Arena arena not None):
@@ -281,6 +281,6 @@ def page_table_bytes(Arena arena not None):
     cdef uint64_t nbytes = 0
     cdef int i
     for i in range(SPACES):
-        nbytes += arena.core.spaces[i].page_count * sizeof(Page)
-        nbytes += arena.core.spaces[i].granules * sizeof(uint32_t)
+        nbytes += (<Core*>arena.core).spaces[i].page_count * sizeof(Page)
+        nbytes += (<Core*>arena.core).spaces[i].granules * sizeof(uint32_t)
     return nbytes

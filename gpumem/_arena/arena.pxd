@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._arena.debug_heap cimport Heap
 from gpumem._arena.source cimport Source
 from gpumem._buffer cimport Buffer, MemoryResource, Stream
-from gpumem._native.arena cimport ArenaCore, Block
+from gpumem._native.arena.api cimport ArenaCore, Block
 
 # Where a block lies: in a region with others; in a region of its own; in memory that other
 # processes may map; in memory that transports can register.

@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._arena.figures cimport counters_of, heap_blocks_of, is_apart, is_apart_as, rows_of
 from gpumem._arena.graph_pool cimport (
-    capture_into, capture_on, children_of, close_pools, end_finished_captures, GraphPool, pool_for,
+    capture_into, capture_on, children_of, close_pools, end_finished_captures, pool_for,
     reset_pools, take_captured,
 )
 from gpumem._arena.open cimport (
@@ -28,22 +28,22 @@ from gpumem._buffer cimport (
     alignment_of, Buffer, buffer_of, empty_buffer, keeps_itself, MemoryResource, Place,
     PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, size_of, Stream, stream_handle,
 )
-from gpumem._native.arena cimport (
+from gpumem._native.arena.api cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_can_sleep,
     ARENA_CAPTURING, arena_check, arena_close, arena_close_wait, ARENA_CLOSED, ARENA_DEAD,
-    arena_drop, arena_free, arena_free_used, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED,
-    arena_is_open, arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK,
+    arena_drop, arena_free, arena_free_used, arena_in_use, ARENA_IN_USE, ARENA_INTERRUPTED,
+    arena_is_open, arena_is_paged, arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
     arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream,
-    arena_stream_is_callers, ARENA_TAGGED, arenas_release_retired, arenas_release_retired_wait,
-    Block, caches_flush, heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP,
-    STATE_CLOSED, tag_now,
+    arena_stream_handle, arena_stream_is_callers, arena_stream_is_silent, arena_stream_is_vacant,
+    ARENA_TAGGED, arena_takes_detours, arenas_release_retired, arenas_release_retired_wait, Block,
+    caches_flush, heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED,
+    tag_now,
 )
 from gpumem._native.bfc cimport MOST_BYTES
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, DriverDevice
-from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.lease cimport Lease, Uses, uses_free
 from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
@@ -178,10 +178,9 @@ cdef class Arena(MemoryResource):
         # Cached blocks would count as in use. A fork's child leaves its parent's locks alone.
         if self.driver_device.context.generation == process.generation:
             caches_flush(self.core)
-        used = arena_in_use(self.core) + load64(&self.core.span_used)
-        held = arena_reserved(self.core) + load64(&self.core.spanned)
         return (f"<gpumem.Arena {self.name!r} on {self.memory}: "
-                f"{format_size(used)} in use, {format_size(held)} reserved>")
+                f"{format_size(arena_in_use(self.core))} in use, "
+                f"{format_size(arena_reserved(self.core))} reserved>")
 
     # ---- blocks ----------------------------------------------------------------------------------
 
@@ -304,7 +303,7 @@ cdef class Arena(MemoryResource):
             return ARENA_TAGGED
         if status == ARENA_MISS:
             status = self.take_slow(nbytes, slot, region, block)
-        elif count_now(&self.core.detour) and budget_has_crossed():
+        elif arena_takes_detours(self.core) and budget_has_crossed():
             tell_of_crossings()
         if status != ARENA_OK and status != ARENA_CAPTURING and status != ARENA_TAGGED:
             return take_under_pressure(self, asked, extra, slot, region, status, block)
@@ -365,7 +364,7 @@ cdef class Arena(MemoryResource):
         """
         cdef uint64_t size = size_of(nbytes, self)
         cdef int status
-        if not self.core.settings.paged or size == 0 or size > MOST_BYTES:
+        if not arena_is_paged(self.core) or size == 0 or size > MOST_BYTES:
             self.allocate(nbytes).close()
             return
         if not arena_is_open(self.core):
@@ -558,7 +557,7 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
     @property
     def backing(self):
         """The backing in force, "virtual" or "regions"; where the setting is "auto", its choice."""
-        return "virtual" if self.core.settings.paged else "regions"
+        return "virtual" if arena_is_paged(self.core) else "regions"
 
     @property
     def is_arena(self):
@@ -1079,7 +1078,7 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
             stream = PER_THREAD_STREAM
         elif stream is None and self.asks_default:
             # Reset, so that the arena has to be told that the raw handle is named again.
-            stream = <uintptr_t>self.core.streams[self.default_slot].handle
+            stream = <uintptr_t>arena_stream_handle(self.core, self.default_slot)
             self.ask_default(False)
         elif stream is None:
             slot[0] = self.default_slot
@@ -1115,14 +1114,15 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         # Two streams cannot be named here: another thread's default stream, for which the legacy
         # stream waits, and a handle that was reset, with no work left to wait for.
-        if self.core.streams[slot].silent or not arena_stream_is_callers(self.core, slot):
+        if (arena_stream_is_silent(self.core, slot)
+                or not arena_stream_is_callers(self.core, slot)):
             return LEGACY_STREAM
-        return <uintptr_t>self.core.streams[slot].handle
+        return <uintptr_t>arena_stream_handle(self.core, slot)
 
     cdef int before_stream(self, Buffer buffer, CUstream stream,
                            DriverDevice driver_device) except -1:
         # The queued work is then joined into the legacy stream; the block is free after that.
-        if self.core.streams[buffer.slot].silent and not buffer.is_closed:
+        if arena_stream_is_silent(self.core, buffer.slot) and not buffer.is_closed:
             buffer.record_stream(LEGACY_STREAM)
         return MemoryResource.before_stream(self, buffer, stream, driver_device)
 
@@ -1169,7 +1169,7 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
         if arena_reset_stream(self.core, slot, may_end(self, slot)):
             self.streams.pop(slot, None)
             self.last_stream = None
-        elif slot == self.default_slot and self.core.streams[slot].silent:
+        elif slot == self.default_slot and arena_stream_is_silent(self.core, slot):
             self.ask_default(True)
         for each in arenas_of_tags(self):
             each.reset_stream(stream)
@@ -1311,7 +1311,7 @@ cdef void release_vacant(Arena arena, uint32_t fresh) noexcept:
     # The object of the stream that a fresh or vacant slot named before is not needed any more.
     arena.last_stream = None
     for slot in list(arena.streams):
-        if slot == fresh or arena.core.streams[<uint32_t>slot].vacant:
+        if slot == fresh or arena_stream_is_vacant(arena.core, slot):
             arena.stale.append(arena.streams.pop(slot))
 
 

@@ -7,7 +7,7 @@ them, between two instructions of Python.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena cimport ArenaCore, Block, DebugHeap
+from gpumem._native.arena.api cimport ArenaCore, Block, DebugHeap
 
 cdef class Heap:
     cdef DebugHeap* heap            # a reference

@@ -12,12 +12,12 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from gpumem._native.arena cimport (
-    arena_debug, arena_free, ArenaCore, Block, heap_bad_free, heap_check, heap_copy, heap_create,
-    HEAP_DOUBLE_FREE, heap_drop, heap_findings, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
-    heap_narrow, HEAP_NO_STACK, heap_note_stack, HEAP_OVERRUN, heap_pump, HEAP_STRAY_WRITE,
-    HEAP_STREAM_GONE, HEAP_UNDERRUN, heap_wants_stack, HeapBlock, HeapFinding, HeapHooks,
-    HeapSettings, HeapSite,
+from gpumem._native.arena.api cimport (
+    arena_context, arena_debug, arena_free, ArenaCore, Block, heap_bad_free, heap_check, heap_copy,
+    heap_create, HEAP_DOUBLE_FREE, heap_drop, heap_findings, heap_has_findings, HEAP_INVALID_FREE,
+    heap_is_gone, HEAP_LATE_WRITE, HEAP_LIVE, heap_narrow, HEAP_NO_STACK, heap_note_stack,
+    HEAP_OVERRUN, heap_pump, heap_settings, HEAP_STRAY_WRITE, HEAP_STREAM_GONE, HEAP_UNDERRUN,
+    heap_wants_stack, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite,
 )
 from gpumem._native.driver cimport (
     check as check_code, context_enter, context_leave, context_relax, context_restore, CUDA_SUCCESS,
@@ -128,7 +128,7 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
 cdef int forget_heaps() except -1:
     """Drop heaps whose arena is gone and that have no findings."""
     heaps[:] = [heap for heap in heaps
-                if not (<Heap>heap).heap.gone or (<Heap>heap).heap.findings != NULL]
+                if not heap_is_gone((<Heap>heap).heap) or heap_has_findings((<Heap>heap).heap)]
     return 0
 
 
@@ -149,7 +149,7 @@ cdef class Heap:
         self.tell()
         # A stack costs a microsecond or more, so that only every n-th block has one.
         if heap_wants_stack(self.heap):
-            heap_note_stack(number_of_stack(self.heap.settings.stack_depth))
+            heap_note_stack(number_of_stack(heap_settings(self.heap).stack_depth))
         else:
             heap_note_stack(HEAP_NO_STACK)
         return 0
@@ -165,7 +165,7 @@ cdef class Heap:
         if code != CUDA_SUCCESS:
             # The block was not delivered yet: its caller gets the exception instead.
             arena_free(core, block.handle, slot)
-            check_code(core.context.table, code, "cuMemsetD8Async")
+            check_code(arena_context(core).table, code, "cuMemsetD8Async")
         return 0
 
     cdef int bad_free(self, uint64_t address) except -1:
@@ -177,14 +177,14 @@ cdef class Heap:
         if wait:
             with nogil:
                 code = wait_for_device(core)
-        check_code(core.context.table, code, "cuCtxSynchronize")
+        check_code(arena_context(core).table, code, "cuCtxSynchronize")
         with nogil:
             code = heap_check(core)
-        check_code(core.context.table, code, "cuMemcpyDtoHAsync")
+        check_code(arena_context(core).table, code, "cuMemcpyDtoHAsync")
         return tell_of(self, take_reports(self))
 
     cdef int tell(self) except -1:
-        if self.heap.findings != NULL:
+        if heap_has_findings(self.heap):
             tell_of(self, take_reports(self))
         return 0
 
@@ -214,13 +214,13 @@ cdef class Heap:
 cdef CUresult wait_for_device(ArenaCore* core) noexcept nogil:
     # Relaxed: another stream's capture of this thread does not forbid it.
     cdef CUstreamCaptureMode mode
-    cdef CUresult code = context_enter(core.context)
+    cdef CUresult code = context_enter(arena_context(core))
     if code != CUDA_SUCCESS:
         return code
-    mode = context_relax(core.context)
-    code = core.context.table.cuCtxSynchronize()
-    context_restore(core.context, mode)
-    context_leave(core.context)
+    mode = context_relax(arena_context(core))
+    code = arena_context(core).table.cuCtxSynchronize()
+    context_restore(arena_context(core), mode)
+    context_leave(arena_context(core))
     return code
 
 
@@ -386,10 +386,10 @@ cdef void ask_to_tell() noexcept nogil:
 cdef void tell_all() noexcept:
     # Findings that are to be raised wait for a call that may raise, unless the arena is gone.
     for heap in list(heaps):
-        if (<Heap>heap).heap.findings == NULL:
+        if not heap_has_findings((<Heap>heap).heap):
             continue
         # Read before the delivery, which runs user code that may drop the arena.
-        gone = (<Heap>heap).heap.gone
+        gone = heap_is_gone((<Heap>heap).heap)
         try:
             if (<Heap>heap).options.on_error != "raise":
                 tell_of(heap, take_reports(heap))
@@ -423,7 +423,7 @@ cdef int tell_last(Heap heap) except -1:
         arena._check_last()
     tell_each(heap, take_reports(heap), how)
     # An arena that is gone has no live blocks.
-    if heap.heap.gone or not heap.options.leaks:
+    if heap_is_gone(heap.heap) or not heap.options.leaks:
         return 0
     leaks = [debugging.HeapReport(kind="leak", arena=heap.arena, memory=heap.memory, ptr=block.ptr,
                                   nbytes=block.nbytes, number=block.number,

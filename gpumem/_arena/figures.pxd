@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena.arena cimport Arena
-from gpumem._native.arena cimport ArenaCore
+from gpumem._native.arena.api cimport ArenaCore
 
 # The fields of its own `Stats`, without those of its tags.
 cdef dict counters_of(Arena arena)

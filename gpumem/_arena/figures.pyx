@@ -7,23 +7,19 @@ from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free, qsort
 
 from gpumem._arena.arena cimport Arena
-from gpumem._native.arena cimport (
-    APART_SHAREABLE, APART_TRANSPORT, arena_copy, arena_copy_blocks, arena_copy_free,
-    arena_extensions, arena_in_use, arena_limit, arena_max_in_use, arena_reserved,
-    arena_reserved_now, arena_shrinkages, arena_state, ArenaCopy, ArenaCore, ArenaStats,
-    backing_calls, block_note, BlockCopy, BlockNote, caches_flush, family_held, family_limit,
-    heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, LARGE_SPACE, PageCopy,
-    root_of, SMALL_SPACE, STATE_ASLEEP, StreamSlot, tag_next,
+from gpumem._native.arena.api cimport (
+    APART_SHAREABLE, APART_TRANSPORT, arena_context, arena_copy, arena_copy_blocks, arena_copy_free,
+    arena_counts, arena_counts_now, arena_events, arena_find_apart, arena_heap, arena_held_by_pools,
+    arena_in_use, arena_parent, arena_reserved, arena_rows_in_use, arena_sleeping_bytes,
+    arena_state, arena_stream_count, arena_stream_handle, arena_stream_refusal, ArenaCopy,
+    ArenaCore, ArenaCounts, block_note, BlockCopy, BlockNote, family_held, family_limit, heap_copy,
+    HEAP_LIVE, HeapBlock, hooks_bytes, PageCopy, STATE_ASLEEP, tag_next,
 )
-from gpumem._native.backing cimport mapped_around
+from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
-    bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
-    SLOT_RELEASED,
+    Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED, SLOT_RELEASED,
 )
-from gpumem._native.driver cimport CUDA_SUCCESS, error_name
-from gpumem._native.pages cimport Space
-from gpumem._support.atomics cimport load32, load64
-from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._native.driver cimport CUDA_SUCCESS, CUresult, error_name
 
 from gpumem._support.events import FRAMEWORKS, label_texts
 
@@ -32,64 +28,12 @@ from gpumem._support.events import FRAMEWORKS, label_texts
 
 
 cdef dict counters_of(Arena arena):
-    cdef ArenaCore* core = arena.core
-    cdef ArenaStats stats
-    cdef HeapCounts heap
-    cdef uint64_t spans, in_use, reserved, most, largest, regions, extensions, shrinkages
-    # Cached blocks would count as in use; afterwards the figures under the lock are consistent.
-    caches_flush(core)
-    lock_acquire(&core.lock)
-    stats = core.stats
-    spans = core.span_used
-    in_use = arena_in_use(core) + spans
-    reserved = arena_reserved_now(core)
-    most = arena_max_in_use(core)
-    regions = regions_held(core)
-    extensions, shrinkages = arena_extensions(core), arena_shrinkages(core)
-    largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
-    heap = HeapCounts(0, core.table.requested_in_use + core.small.requested_in_use, 0, 0)
-    lock_release(&core.lock)
-    # Blocks in quarantine are free for users, though the table counts them as used.
-    if core.heap != NULL:
-        heap = heap_counts(core.heap)
-    return dict(
-        limit=arena_limit(core),
-        in_use=in_use - min(heap.held_bytes, in_use),
-        requested_in_use=heap.live_bytes + spans,
-        virtual=load64(&core.spanned),
-        reserved=reserved,
-        max_in_use=most,
-        max_reserved=stats.max_reserved,
-        num_allocs=stats.num_allocs,
-        num_frees=stats.num_frees + heap.held,
-        num_reserves=stats.num_reserves,
-        num_extensions=extensions,
-        num_regions=regions,
-        num_shrinkages=shrinkages,
-        max_alloc_size=stats.max_alloc_size,
-        largest_free=largest,
-        pages_moved=(load64(&core.spaces[LARGE_SPACE].moved)
-                     + load64(&core.spaces[SMALL_SPACE].moved)),
-        asleep_bytes=load64(&core.sleeper.nbytes),
-        moves_refused=(load64(&core.spaces[LARGE_SPACE].spared)
-                       + load64(&core.spaces[SMALL_SPACE].spared)),
-        driver_calls=(backing_calls(core) + stats.events_recorded + stats.events_asked
-                      + stats.events_waited),
-    )
-
-
-cdef uint64_t regions_held(const ArenaCore* arena) noexcept:
-    # All pages for ordinary blocks count as one region.
-    cdef uint64_t held = arena.table.regions_live + arena.small.regions_live
-    cdef const Space* space
-    cdef bint paged = False
-    cdef uint32_t i
-    # Reserved ranges for pages are regions in the tables, too: they are taken off here.
-    for i in (LARGE_SPACE, SMALL_SPACE):
-        space = &arena.spaces[i]
-        held -= space.range_count
-        paged = paged or space.physical != 0
-    return held + paged
+    cdef ArenaCounts counts
+    cdef dict found
+    arena_counts(arena.core, &counts)
+    found = counts
+    found["virtual"] = found.pop("spanned")
+    return found
 
 
 cdef uint64_t virtual_in_use(ArenaCore* arena) noexcept nogil:
@@ -97,7 +41,7 @@ cdef uint64_t virtual_in_use(ArenaCore* arena) noexcept nogil:
     cdef uint64_t total = 0
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
-        total += load64(&each.span_used)
+        total += arena_rows_in_use(each)
         each = tag_next(arena, each)
     return total
 
@@ -124,7 +68,7 @@ cdef tuple row_of(ArenaCore* core, const BlockCopy* copy):
     stream = 0
     # A released chunk belongs to any stream: 0.
     if used or chunk.stream_slot != SLOT_RELEASED:
-        stream = <uintptr_t>core.streams[chunk.stream_slot].handle
+        stream = <uintptr_t>arena_stream_handle(core, chunk.stream_slot)
     return (chunk.address, chunk.requested if used else 0, chunk.size, used, copy.region, stream,
             pending_free)
 
@@ -133,9 +77,9 @@ cdef dict heap_blocks_of(Arena arena):
     cdef uint64_t count = 0
     cdef uint64_t i
     cdef HeapBlock* known
-    if arena.core.heap == NULL:
+    if arena_heap(arena.core) == NULL:
         return {}
-    known = heap_copy(arena.core.heap, True, &count)
+    known = heap_copy(arena_heap(arena.core), True, &count)
     if known == NULL:
         raise MemoryError("out of host memory while copying a debug heap's metadata")
     try:
@@ -146,11 +90,10 @@ cdef dict heap_blocks_of(Arena arena):
 
 
 cdef bint is_apart_as(Arena arena, int kind, uint64_t address) noexcept:
+    cdef Mapped memory
     cdef bint found
     with nogil:
-        lock_acquire(&arena.core.grow_lock)
-        found = mapped_around(&arena.core.apart[kind], address) != NULL
-        lock_release(&arena.core.grow_lock)
+        found = arena_find_apart(arena.core, kind, address, &memory)
     return found
 
 
@@ -183,22 +126,23 @@ cdef struct Sums:
 
 cdef dict refusal_figures(Arena arena, uint32_t slot):
     cdef ArenaCore* core = arena.core
-    return {"stream": <uintptr_t>core.streams[slot].handle,
+    return {"stream": <uintptr_t>arena_stream_handle(core, slot),
             "limit": family_limit(core), "held": family_held(core),
             "refused_streams": refused_streams(core), "memory": family_memory_of(core, slot)}
 
 
 cdef tuple refused_streams(ArenaCore* arena):
-    # Of all tags: handles that freed memory waits for, and why the driver recorded no event there.
-    cdef const StreamSlot* stream
+    # In all tags: handles that freed memory waits for, and why the driver recorded no event there.
     cdef ArenaCore* each = tag_next(arena, NULL)
-    cdef uint32_t stream_slot
+    cdef CUresult refusal
+    cdef uint32_t slot
     found = {}
     while each != NULL:
-        for stream_slot in range(1, each.table.stream_slot_count):
-            stream = &each.streams[stream_slot]
-            if stream.refusal != CUDA_SUCCESS and (load32(&stream.dirty) or stream.pending_frees):
-                found[<uintptr_t>stream.handle] = error_name(each.context.table, stream.refusal)
+        for slot in range(1, arena_stream_count(each)):
+            refusal = arena_stream_refusal(each, slot)
+            if refusal != CUDA_SUCCESS:
+                handle = <uintptr_t>arena_stream_handle(each, slot)
+                found[handle] = error_name(arena_context(each).table, refusal)
         each = tag_next(arena, each)
     return tuple(sorted(found.items()))
 
@@ -208,44 +152,29 @@ cdef dict family_memory_of(ArenaCore* arena, uint32_t slot):
     from gpumem._arena import reports
     total = {} if arena_state(arena) == STATE_ASLEEP else memory_of(arena, slot)
     if total is None:           # out of host memory: the figures that need no copy
-        return {"in_use": arena_in_use(arena) + load64(&arena.span_used),
-                "reserved": arena_reserved(arena) + load64(&arena.spanned)}
-    root = arena_name(root_of(arena))
+        return {"in_use": arena_in_use(arena), "reserved": arena_reserved(arena)}
+    root = arena_name(arena if arena_parent(arena) == NULL else arena_parent(arena))
     asleep = {}
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
         tag = arena_name(each)[len(root):].removeprefix(", tag ") or "default"
         if arena_state(each) == STATE_ASLEEP:
-            asleep[tag] = load64(&each.sleeper.nbytes)
+            asleep[tag] = arena_sleeping_bytes(each)
         elif each != arena:
             # Memory that is free on its streams serves no stream of this one.
             reports.add_memory(total, memory_of(each, SLOT_RELEASED) or {}, tag)
         each = tag_next(arena, each)
-    return {**total, "asleep": asleep, "graph_pools": held_by_pools(arena)}
+    return {**total, "asleep": asleep, "graph_pools": arena_held_by_pools(arena)}
 
 
-cdef uint64_t held_by_pools(ArenaCore* arena) noexcept nogil:
-    # Of all tags. With its lock none of them ends.
-    cdef ArenaCore* root = <ArenaCore*>root_of(arena)
-    cdef ArenaCore* pool
-    cdef uint64_t held = 0
-    lock_acquire(&root.lock)
-    pool = root.pools
-    while pool != NULL:
-        if pool != arena:
-            held += arena_reserved_now(pool)
-        pool = pool.next_child
-    lock_release(&root.lock)
-    return held
-
-
-cdef str arena_name(const ArenaCore* arena):
-    return (<bytes>arena.events.name).decode("utf-8", "replace")
+cdef str arena_name(ArenaCore* arena):
+    return (<bytes>arena_events(arena).name).decode("utf-8", "replace")
 
 
 cdef dict memory_of(ArenaCore* arena, uint32_t slot):
     # Sums in bytes as the stream of `slot` sees them. None: out of host memory.
     cdef ArenaCopy copy
+    cdef ArenaCounts counts
     cdef Sums* sums = <Sums*>calloc(1, sizeof(Sums))
     cdef bint done = False
     if sums == NULL:
@@ -261,10 +190,10 @@ cdef dict memory_of(ArenaCore* arena, uint32_t slot):
                     sum_up(arena, &copy, sums)
         if not done:
             return None
-        found = described(sums, load64(&arena.span_used))
+        arena_counts_now(arena, &counts)
+        found = described(sums, arena_rows_in_use(arena))
         found["reserved"] = copy.reserved
-        found["free"] += load64(&arena.spanned) - min(load64(&arena.span_used),
-                                                      load64(&arena.spanned))
+        found["free"] += counts.spanned - min(arena_rows_in_use(arena), counts.spanned)
         return found
     finally:
         if done:

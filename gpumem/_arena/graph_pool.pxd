@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena.arena cimport Arena
 from gpumem._buffer cimport Buffer
-from gpumem._native.arena cimport ArenaCore
+from gpumem._native.arena.api cimport ArenaCore
 from gpumem._native.driver cimport CUgraph
 
 cdef class GraphPool:

@@ -10,12 +10,12 @@ from gpumem._arena.arena cimport Arena
 from gpumem._arena.open cimport count_of
 from gpumem._arena.tags cimport arena_of_tag, arenas_of_tags, close_if_idle
 from gpumem._buffer cimport Buffer
-from gpumem._native.arena cimport (
-    ArenaCore, is_graph_pool, pool_adopt, pool_begin, pool_retain_with, pool_sleeps, slot_drop,
-    slot_retain,
+from gpumem._native.arena.api cimport (
+    arena_context, arena_events, arena_graphs, arena_is_graph_pool, arena_stream_handle,
+    arena_stream_is_silent, ArenaCore, pool_adopt, pool_begin, pool_retain_with, pool_sleeps,
+    slot_drop, slot_retain,
 )
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, stream_captures
-from gpumem._support.atomics cimport count_now
 from gpumem._support.events cimport event_source_name
 
 from gpumem._support.releases import release_retired
@@ -80,7 +80,7 @@ cdef class GraphPool:
     def num_graphs(self):
         """How many graphs it is retained with: each, with its instances, counts once."""
         required(self)
-        return count_now(&self.core.graphs)
+        return arena_graphs(self.core)
 
     def add_stream(self, stream):
         """Serve another stream, which joined the capture by waiting for an event of it.
@@ -412,15 +412,15 @@ cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) n
     cdef uint64_t capture = 0
     cdef CUresult refusal
     # A silent handle may name nothing any more.
-    if core.streams[slot].silent or not stream_captures(
-            core.context, core.streams[slot].handle, &capture, graph, &refusal):
+    if arena_stream_is_silent(core, slot) or not stream_captures(
+            arena_context(core), arena_stream_handle(core, slot), &capture, graph, &refusal):
         return 0
     return capture
 
 
 cdef int require_idle(GraphPool pool) except -1:
     # A fork's child may close what its parent has in use.
-    if context_is_dead(pool.core.context):
+    if context_is_dead(arena_context(pool.core)):
         return 0
     if pool.serving:
         raise InUseError(f"{pool.name!r} cannot be closed: a capture uses it; end the "
@@ -450,7 +450,7 @@ cdef object required(GraphPool pool):
 
 
 cdef bint is_in_graph_pool(Buffer buffer) noexcept:
-    return isinstance(buffer.home, Arena) and is_graph_pool((<Arena>buffer.home).core)
+    return isinstance(buffer.home, Arena) and arena_is_graph_pool((<Arena>buffer.home).core)
 
 
 cdef GraphPool make_pool(Arena arena, Arena inner):
@@ -471,7 +471,7 @@ cdef int adopt(Arena inner, Arena owner, GraphPool pool) except -1:
         pool_adopt(inner.core, owner.core, whole)
     for peer in owner.peers:
         inner.enable_peer(peer)
-    event_source_name(&inner.core.events, owner.core.events.memory, b"graph pool",
+    event_source_name(arena_events(inner.core), arena_events(owner.core).memory, b"graph pool",
                       inner.name.encode("utf-8", "replace"))
     if whole != NULL:
         pool.parts[owner] = inner
@@ -482,7 +482,7 @@ cdef int retain_with(GraphPool pool, uint64_t graph) except -1:
     cdef CUresult code
     with nogil:
         code = pool_retain_with(pool.core, <CUgraph><uintptr_t>graph)
-    return check(pool.core.context.table, code, "cuGraphRetainUserObject")
+    return check(arena_context(pool.core).table, code, "cuGraphRetainUserObject")
 
 
 cdef uint64_t graph_handle(object graph) except? 0:

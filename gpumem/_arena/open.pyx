@@ -5,27 +5,26 @@ import warnings
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from gpumem._arena.arena cimport Arena, OWN_REGION, REGION_OF_MANY, SHARED_REGION, TRANSPORT_REGION
+from gpumem._arena.arena cimport Arena, REGION_OF_MANY, SHARED_REGION, TRANSPORT_REGION
 from gpumem._arena.debug_heap cimport make_heap
 from gpumem._arena.source cimport make_source, source_init, source_keep
 from gpumem._budget cimport account_of, Budget
 from gpumem._buffer cimport alignment_in, MemoryResource, resource_init
-from gpumem._native.arena cimport (
-    APART_SHAREABLE, APART_TRANSPORT, arena_add_peer, arena_can_sleep, arena_create, ArenaCore,
-    arenas_release_retired, ArenaSettings, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
-    family_level, list_for_transport, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT,
+from gpumem._native.arena.api cimport (
+    APART_SHAREABLE, APART_TRANSPORT, arena_access, arena_add_peer, arena_apart, arena_backing,
+    arena_can_sleep, arena_charges_in_use, arena_context, arena_create, arena_events,
+    arena_is_paged, arena_join_budget, arena_set_apart, ArenaCore, arenas_release_retired,
+    ArenaSettings, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, list_for_transport,
+    REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT,
 )
 from gpumem._native.backing cimport (
     Backing, backing_frees_in_order, backing_init, file_init, listed_init, managed_init, numa_init,
     numa_try, pinned_init, shared_init, THE_DEVICE,
 )
-from gpumem._native.bfc cimport QUANTUM, round_to_quantum
-from gpumem._native.budget cimport (
-    budget_ceiling, budget_charged, budget_drop, budget_move, budget_rename, BUDGET_UNLIMITED,
-    BudgetCore,
-)
+from gpumem._native.bfc cimport round_to_quantum
+from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
 from gpumem._native.driver cimport (
-    access_has, check, context_allow, context_is_dead, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS,
+    Access, access_has, check, context_allow, context_is_dead, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS,
     CUresult, DeviceContext, DriverDevice,
 )
 from gpumem._resource cimport no_way_between, peer_is_reached
@@ -72,7 +71,7 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     add_listed_peers(arena)
     join_budget(arena, budget, count)
     if arena.source is not None:
-        source_keep(&arena.core.backing, arena.source)
+        source_keep(arena_backing(arena.core), arena.source)
     open_event_source(arena)
     arena.heap = make_heap(arena.core, debug_heap, arena)
     return 0
@@ -82,8 +81,8 @@ cdef int open_event_source(Arena arena) except -1:
     memory, name = str(arena.memory).encode(), arena.name.encode("utf-8", "replace")
     if arena.source is not None:
         name_upstream(arena)
-    event_source_name(&arena.core.events, memory, b"arena", name)
-    event_source_open(&arena.core.events, arena.core, OWNER_ARENA)
+    event_source_name(arena_events(arena.core), memory, b"arena", name)
+    event_source_open(arena_events(arena.core), arena.core, OWNER_ARENA)
     return 0
 
 
@@ -95,12 +94,12 @@ cdef void name_upstream(Arena arena) noexcept:
     while hasattr(resource, "upstreams"):
         resource = resource.upstreams[0]
     if isinstance(resource, Arena):
-        below = &(<Arena>resource).core.events
+        below = arena_events((<Arena>resource).core)
     elif isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
         below = &(<MemoryResource>resource).ledger.events
     if below != NULL:
-        arena.core.events.upstream = below.serial
-        arena.core.events.upstream_owner = below.owner
+        arena_events(arena.core).upstream = below.serial
+        arena_events(arena.core).upstream_owner = below.owner
 
 
 # ---- Settings ------------------------------------------------------------------------------------
@@ -227,7 +226,7 @@ cdef int require_shareable(Arena arena) except -1:
     cdef DeviceContext* context = &arena.driver_device.context
     cdef Backing backing
     node = arena.config.numa_node
-    if core.apart[APART_SHAREABLE].reserve != NULL:
+    if arena_apart(core, APART_SHAREABLE) != NULL:
         return 0
     reason = why_not_shareable(arena)
     if reason:
@@ -237,9 +236,8 @@ cdef int require_shareable(Arena arena) except -1:
         shared_init(&backing, context, THE_DEVICE if node is None else node)
     else:
         file_init(&backing, context)
-    backing.access = &core.access
-    if core.apart[APART_SHAREABLE].reserve == NULL:      # else another thread was faster
-        core.apart[APART_SHAREABLE] = backing
+    backing.access = arena_access(core)
+    arena_set_apart(core, APART_SHAREABLE, &backing)
     return 0
 
 
@@ -258,11 +256,11 @@ cdef int make_for_transport(Arena arena) except -1:
     # Not needed where the arena's own regions are released only when no process can use them.
     cdef ArenaCore* core = arena.core
     cdef Backing backing
-    if not core.settings.paged and not backing_frees_in_order(&core.backing):
+    if not arena_is_paged(core) and not backing_frees_in_order(arena_backing(core)):
         return 0
-    if core.apart[APART_TRANSPORT].reserve == NULL:
+    if arena_apart(core, APART_TRANSPORT) == NULL:
         listed_init(&backing, &arena.driver_device.context)
-        core.apart[APART_TRANSPORT] = backing
+        arena_set_apart(core, APART_TRANSPORT, &backing)
         for device in peers_of(arena):
             allow_context(core, device._open())
     return 0
@@ -272,7 +270,7 @@ cdef int note_registration(Arena arena, uint64_t address) except -1:
     cdef ArenaCore* core = arena.core
     cdef CUresult code
     make_for_transport(arena)
-    if core.settings.paged or core.apart[APART_TRANSPORT].reserve == NULL:
+    if arena_is_paged(core) or arena_apart(core, APART_TRANSPORT) == NULL:
         return 0
     with nogil:
         code = list_for_transport(core, address)
@@ -371,7 +369,7 @@ cdef int add_peer(Arena arena, object device) except -1:
     cdef int number = device.index       # the driver's number of it, too
     cdef CUresult code
     cdef bint is_reached = peer_is_reached(arena, device)
-    if access_has(&core.access, number) or every_device_reaches(arena):
+    if access_has(arena_access(core), number) or every_device_reaches(arena):
         return 0
     if not is_reached:
         raise no_way_between(device, arena.memory.device)
@@ -380,7 +378,7 @@ cdef int add_peer(Arena arena, object device) except -1:
         allow_context(core, device._open())
     with nogil:
         code = arena_add_peer(core, number)
-    check(core.context.table, code, "cuMemSetAccess")
+    check(arena_context(core).table, code, "cuMemSetAccess")
     # Another thread may have made the first region without knowing of this peer.
     if has_pages_alone and has_regions(core):
         allow_context(core, device._open())
@@ -390,9 +388,9 @@ cdef int add_peer(Arena arena, object device) except -1:
 cdef bint let_peer(Arena arena, DriverDevice peer) except -1:
     # A source may have memory that a context's access does not extend to, such as a pool's.
     cdef bint is_own = arena.source is None
-    if access_has(&arena.core.access, peer.context.device):
+    if access_has(arena_access(arena.core), peer.context.device):
         return is_own
-    if (arena.config.peers != "on_use" or context_is_dead(arena.core.context)
+    if (arena.config.peers != "on_use" or context_is_dead(arena_context(arena.core))
             or not is_own and arena.source.is_inside()):
         return False
     # Without access the driver copies too, at a tenth of the speed.
@@ -403,29 +401,29 @@ cdef bint let_peer(Arena arena, DriverDevice peer) except -1:
     return is_own
 
 
-cdef inline bint has_regions(const ArenaCore* core) noexcept:
-    return not arena_can_sleep(core) or core.apart[APART_TRANSPORT].reserve != NULL
+cdef inline bint has_regions(ArenaCore* core) noexcept:
+    return not arena_can_sleep(core) or arena_apart(core, APART_TRANSPORT) != NULL
 
 
 cdef int allow_context(ArenaCore* core, DriverDevice peer) except -1:
     cdef CUresult code
     with nogil:
-        code = context_allow(core.context, &peer.context)
-    return check(core.context.table, code, "cuCtxEnablePeerAccess")
+        code = context_allow(arena_context(core), &peer.context)
+    return check(arena_context(core).table, code, "cuCtxEnablePeerAccess")
 
 
 cdef bint every_device_reaches(Arena arena):
     # Every device reaches pinned and managed memory, except memory that the driver maps for a node.
     return (arena.memory.kind in (MemoryKind.HOST_ACCESSIBLE, MemoryKind.MANAGED)
-            and not arena.core.backing.has_handles)
+            and not arena_backing(arena.core).has_handles)
 
 
 cdef tuple peers_of(Arena arena):
-    cdef ArenaCore* core = arena.core
+    cdef Access* access = arena_access(arena.core)
     cdef uint32_t i
     own = arena.memory.device
-    found = [core.access.places[i].location.id for i in range(1, published32(&core.access.count))
-             if core.access.places[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE]
+    found = [access.places[i].location.id for i in range(1, published32(&access.count))
+             if access.places[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE]
     return tuple([Device(f"{own.type}:{number}") for number in found])
 
 
@@ -437,21 +435,14 @@ cdef int join_budget(Arena arena, object budget, object count) except -1:
     cdef BudgetCore* account = account_of(budget, count, arena.name, &in_use)
     title = arena.name.encode("utf-8", "replace")
     arena.budget = budget
-    arena.core.events.budget = budget_charged(account)
-    # `detour` takes allocations off the fast path, which charges nothing.
-    if in_use:
-        arena.core.in_use_level = account
-        arena.core.detour += 1
-    elif account != NULL:
-        budget_move(family_level(arena.core), account.parent)
-        budget_drop(account)
-    if not budget_rename(arena.core.level, title):
+    arena_events(arena.core).budget = budget_charged(account)
+    if not arena_join_budget(arena.core, account, in_use, title):
         raise MemoryError("out of host memory while naming an arena's account")
     return 0
 
 
 cdef str count_of(Arena arena):
-    return "reserved" if arena.core.in_use_level == NULL else "in_use"
+    return "in_use" if arena_charges_in_use(arena.core) else "reserved"
 
 
 cdef uint64_t ceiling_of(object budget, object count) except? 0:

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from gpumem._buffer cimport MemoryResource
-from gpumem._native.arena cimport ArenaCore
+from gpumem._native.arena.api cimport ArenaCore
 from gpumem._native.backing cimport Backing
 from gpumem._native.driver cimport CUresult, DeviceContext, DriverDevice
 
@@ -38,4 +38,4 @@ cdef void source_init(Backing* backing, DeviceContext* context) noexcept
 # The arena's backing refers to its source until the arena is closed or gone.
 cdef void source_keep(Backing* backing, Source source) noexcept
 # The exception of this thread's latest call of the arena's source, once; None: it did not raise.
-cdef object source_error(const ArenaCore* core)
+cdef object source_error(ArenaCore* core)

@@ -11,7 +11,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
 
 from gpumem._buffer cimport MemoryResource
-from gpumem._native.arena cimport ArenaCore
+from gpumem._native.arena.api cimport arena_backing, ArenaCore
 from gpumem._native.backing cimport Backing, backing_init, pages_exist
 from gpumem._native.bfc cimport QUANTUM
 from gpumem._native.driver cimport (
@@ -288,11 +288,11 @@ cdef void source_forget(Backing* self) noexcept nogil:
         self.source = NULL
 
 
-cdef object source_error(const ArenaCore* core):
-    if core.backing.source == NULL:
+cdef object source_error(ArenaCore* core):
+    if arena_backing(core).source == NULL:
         return None
     # Once: an exception would keep its frames alive.
-    return (<Source>core.backing.source).errors.pop(threading.get_ident(), None)
+    return (<Source>arena_backing(core).source).errors.pop(threading.get_ident(), None)
 
 
 forbid_instantiation(Source)

@@ -7,7 +7,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena.arena cimport Arena, Region
 from gpumem._budget cimport Relief
-from gpumem._native.arena cimport AllocatorHook, ArenaCore, Block
+from gpumem._native.arena.api cimport AllocatorHook, ArenaCore, Block
 from gpumem._native.driver cimport CUstream
 
 # Progress of one request in calling its arena's virtual tensors; zeros at first.

@@ -10,19 +10,18 @@ from gpumem._arena.graph_pool cimport end_finished_captures
 from gpumem._arena.open cimport pages_problem
 from gpumem._arena.source cimport source_error
 from gpumem._budget cimport budget_relieve, press, raise_exceeded, Relief, tell_errors
-from gpumem._native.arena cimport (
-    AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED,
-    ARENA_HALF_ASLEEP, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_state, ArenaCore, Block, family_level, family_limit,
-    hook_allocate, last_refusal, last_refused_call, MAX_STREAMS, slot_drop, slot_retain,
-    STATE_ASLEEP,
+from gpumem._native.arena.api cimport (
+    AllocatorHook, arena_account, arena_backing, ARENA_CAPTURING, ARENA_CLOSED, arena_context,
+    ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_graphs, ARENA_HALF_ASLEEP, arena_heap, arena_is_paged,
+    arena_live_spans, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
+    arena_over_budget, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_refusal, arena_refused_call,
+    arena_state, ArenaCore, Block, family_limit, heap_settings, hook_allocate, hook_core,
+    MAX_STREAMS, slot_drop, slot_retain, STATE_ASLEEP,
 )
 from gpumem._native.bfc cimport ABSURD, round_to_quantum
-from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport check, CUDA_ERROR_OUT_OF_MEMORY, CUstream
 from gpumem._native.pages cimport GRANULE
 from gpumem._resource cimport device_figures
-from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.deferred cimport report_unraisable
 
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceError, AsleepError
@@ -83,20 +82,16 @@ cdef int under_pressure(Arena arena,
 cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
                                  uint32_t flags, uint64_t* address) noexcept nogil:
     cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
-    cdef ArenaCore* core = hook.arena
+    cdef ArenaCore* core = hook_core(hook)
     cdef int status = ARENA_OVER_BUDGET
-    while status == ARENA_OVER_BUDGET and budget_relieve(account(core), load64(&core.over_budget),
+    while status == ARENA_OVER_BUDGET and budget_relieve(arena_account(core), arena_over_budget(core),
                                                          &relief):
         status = hook_allocate(hook, nbytes, stream, flags, address)
     return status
 
 
-cdef inline BudgetCore* account(const ArenaCore* core) noexcept nogil:
-    return family_level(core) if core.in_use_level == NULL else core.in_use_level
-
-
 cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1:
-    return press(account(core), load64(&core.over_budget), relief, errors)
+    return press(arena_account(core), arena_over_budget(core), relief, errors)
 
 
 cdef bint tensors_relieve(Arena arena, int status, uint64_t nbytes, object but,
@@ -158,7 +153,7 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
             "reset_stream() for those that were given as raw handles")
     # Taken off in any case, so that a later failure is not attributed to it.
     failure = source_error(arena.core)
-    if status == ARENA_DRIVER_REFUSED and last_refusal(arena.core) != CUDA_ERROR_OUT_OF_MEMORY:
+    if status == ARENA_DRIVER_REFUSED and arena_refusal(arena.core) != CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
         raise_refusal(arena.core)
     raise_out_of_memory(arena, asked, extra, slot, status, failure)
@@ -171,8 +166,8 @@ cdef int raise_asleep(Arena arena) except -1:
 cdef int raise_in_use(Arena arena) except -1:
     from gpumem._arena import reports
     live = arena.heap.live_text() if arena.heap is not None else ""
-    raise reports.in_use_error(arena.name, arena.stats(), count_now(&arena.core.graphs),
-                               count_now(&arena.core.live_spans), live)
+    raise reports.in_use_error(arena.name, arena.stats(), arena_graphs(arena.core),
+                               arena_live_spans(arena.core), live)
 
 
 cdef int require_heap(Arena arena) except -1:
@@ -194,10 +189,7 @@ cdef int raise_half_asleep(Arena arena) except -1:
 
 
 cdef int raise_refusal(ArenaCore* core) except -1:
-    # Without a call of the arena's own it was the backing that called.
-    cdef const char* own = last_refused_call(core)
-    cdef const char* call = own if own != NULL else core.backing.call
-    return check(core.context.table, last_refusal(core), call.decode())
+    return check(arena_context(core).table, arena_refusal(core), arena_refused_call(core).decode())
 
 
 cdef int raise_source_error(Arena arena, object failure) except -1:
@@ -215,8 +207,8 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
                              int status, object cause) except -1:
     cdef uint64_t rounded = round_to_quantum(asked + extra)
     # The block has a guard before and one behind the user's bytes.
-    if arena.core.heap != NULL:
-        rounded += 2 * arena.core.heap.settings.guard
+    if arena.heap is not None:
+        rounded += 2 * heap_settings(arena_heap(arena.core)).guard
     # The remedies depend on which limit was reached.
     reason = "driver"
     if status == ARENA_NO_COPY:
@@ -232,16 +224,16 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
 cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
                            list errors) except -1:
     report = report_of(arena, asked, round_to_quantum(asked + extra), slot, "budget")
-    raise_exceeded(account(arena.core), load64(&arena.core.over_budget), errors, {"report": report})
+    raise_exceeded(arena_account(arena.core), arena_over_budget(arena.core), errors, {"report": report})
 
 
 cdef object report_of(Arena arena, uint64_t asked, uint64_t rounded, uint32_t slot, str reason):
     cdef ArenaCore* core = arena.core
     from gpumem._arena import reports
     # Would pages, which can move, have helped? Then the report suggests them.
-    could_move = (not core.settings.paged and core.backing.source == NULL
+    could_move = (not arena_is_paged(core) and arena_backing(core).source == NULL
                   and not pages_problem(arena.memory))
     return reports.out_of_memory(
         str(arena.memory), asked, rounded, arena.name, refusal_figures(arena, slot),
-        device_figures(arena, core.context, core), reason, could_move,
-        GRANULE if core.settings.paged else 0)
+        device_figures(arena, arena_context(core), core), reason, could_move,
+        GRANULE if arena_is_paged(core) else 0)

@@ -16,14 +16,14 @@ from gpumem._arena.figures cimport counters_of
 from gpumem._arena.graph_pool cimport children_of
 from gpumem._arena.open cimport count_of, why_regions
 from gpumem._arena.status cimport raise_status, under_pressure
-from gpumem._native.arena cimport (
-    arena_can_sleep, ARENA_DEAD, arena_is_idle, arena_is_open, ARENA_OK, ARENA_OVER_BUDGET,
-    arena_sleep, arena_state, arena_wake, ArenaCore, devices_are_quiet, heap_hold, heap_let_go,
-    OpenTag, sleep_sums, SleepSums, STATE_ASLEEP, tag_adopt, tag_close, tag_now, tag_open,
+from gpumem._native.arena.api cimport (
+    arena_can_sleep, ARENA_DEAD, arena_events, arena_heap, arena_is_idle, arena_is_open,
+    arena_live_spans, ARENA_OK, ARENA_OVER_BUDGET, arena_rows_in_use, arena_sleep,
+    arena_sleeps_with, arena_views, arena_wake, ArenaCore, devices_are_quiet, heap_hold,
+    heap_let_go, OpenTag, sleep_sums, SleepSums, tag_adopt, tag_close, tag_now, tag_open,
 )
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
 from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
-from gpumem._support.atomics cimport count_now, load64
 from gpumem._support.events cimport event_source_join
 from gpumem._support.lease cimport views_alive
 
@@ -89,7 +89,7 @@ cdef Arena open_tag(Arena arena, str name):
         inner.enable_peer(peer)
     # From here on the limit and the counters of the tag's arena include the tag's.
     tag_adopt(inner.core, arena.core)
-    event_source_join(&inner.core.events, &arena.core.events)
+    event_source_join(arena_events(inner.core), arena_events(arena.core))
     return inner
 
 
@@ -138,8 +138,8 @@ cdef int close_tags(Arena arena) except -1:
     release_retired()
     for name, each in named_tags(arena, None):
         # Virtual tensors that have ended count as used until their pages are looked for.
-        if (counters_of(each)["in_use"] > load64(&each.core.span_used)
-                or count_now(&each.core.live_spans)):
+        if (counters_of(each)["in_use"] > arena_rows_in_use(each.core)
+                or arena_live_spans(each.core)):
             raise InUseError(f"arena {arena.name!r} cannot be closed: blocks or virtual tensors "
                              f"with tag {name!r} are in use; close them and drop their views "
                              "first")
@@ -241,7 +241,7 @@ cdef list find_sleepers(Arena arena, object tags, bint registered_stay):
     sleepers = []
     for name, each in named_tags(arena, tags):
         parts = [each, *[part for part in children_of(arena)
-                         if part.core.sleeps_with == each.core]]
+                         if arena_sleeps_with(part.core) == each.core]]
         shared = sleep_sums(each.core).shared_blocks
         if not arena_is_open(each.core) or mode_of(arena, name) == "stay":
             continue
@@ -263,10 +263,10 @@ cdef int sleep_one(Arena arena, SleepPlace place) except -1:
     cdef StorePlace* to = NULL if place is None else place.make_room(sleep_sums(arena.core).room)
     cdef int status
     with nogil:
-        if arena.core.heap != NULL:
+        if arena_heap(arena.core) != NULL:
             heap_hold(arena.core)
         status = arena_sleep(arena.core, to)
-        if arena.core.heap != NULL:
+        if arena_heap(arena.core) != NULL:
             heap_let_go(arena.core)
     if status != ARENA_OK:
         raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
@@ -345,7 +345,7 @@ cdef int require_untouched(Arena arena) except -1:
                          f"{counted(arena.registered, 'registration')}; release them, or call "
                          "sleep(registered=\"stay\")")
     # A registration counts as a view; those left are of blocks that a sleep leaves.
-    views = views_alive(&arena.core.views) - arena.registered_fixed
+    views = views_alive(arena_views(arena.core)) - arena.registered_fixed
     if arena.cpu_can_read and views:
         raise InUseError(f"{what}: the CPU could read {counted(views, 'view')} of its blocks; drop "
                          "these views first")

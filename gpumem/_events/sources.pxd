@@ -2,15 +2,16 @@
 
 from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport MemoryResource
+from gpumem._native.arena.api cimport arena_events
 from gpumem._support.events cimport EventSource
 
 
 # NULL: it was never initialised, or is none of gpumem's.
 cdef inline EventSource* find_source(object resource) noexcept:
     if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
-        return &(<GraphPool>resource).core.events
+        return arena_events((<GraphPool>resource).core)
     if isinstance(resource, Arena):
-        return &(<Arena>resource).core.events
+        return arena_events((<Arena>resource).core)
     if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
         return &(<MemoryResource>resource).ledger.events
     return NULL

@@ -11,9 +11,9 @@ from errno import EINVAL
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
-from gpumem._native.arena cimport (
-    arena_drop, ARENA_NO_METADATA, ARENA_OK, arena_page_around, ArenaCore, backing_calls,
-    hook_arena, hook_share,
+from gpumem._native.arena.api cimport (
+    arena_context, arena_driver_calls, arena_drop, ARENA_NO_METADATA, ARENA_OK, arena_page_around,
+    arena_serial, ArenaCore, hook_arena, hook_share,
 )
 from gpumem._native.driver cimport (
     Access, access_apply, access_init, check, context_enter, context_is_dead, context_leave,
@@ -65,7 +65,7 @@ def pages_of(uint64_t address):
                 before = address - page.begin
             pages.append((page.begin, page.nbytes))
             at = page.begin + page.nbytes
-        return arena.context.device, bool(arena.context.is_host), before, pages
+        return arena_context(arena).device, bool(arena_context(arena).is_host), before, pages
     finally:
         arena_drop(arena)
 
@@ -86,7 +86,7 @@ def mapping_of(uint64_t address):
     if arena == NULL:
         raise no_block(address)
     try:
-        return f"{arena.serial:x}.{backing_calls(arena):x}"
+        return f"{arena_serial(arena):x}.{arena_driver_calls(arena):x}"
     finally:
         arena_drop(arena)
 
@@ -133,14 +133,14 @@ def export_page(uint64_t address, uint64_t at):
         with nogil:
             found = arena_page_around(arena, at, &page)
             if found:
-                code = context_enter(arena.context)
+                code = context_enter(arena_context(arena))
                 if code == CUDA_SUCCESS:
-                    code = arena.context.table.cuMemExportToShareableHandle(
+                    code = arena_context(arena).table.cuMemExportToShareableHandle(
                         &fd, page.memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                    context_leave(arena.context)
+                    context_leave(arena_context(arena))
         if not found:
             raise not_pages(address)
-        check(arena.context.table, code, "cuMemExportToShareableHandle")
+        check(arena_context(arena).table, code, "cuMemExportToShareableHandle")
     finally:
         arena_drop(arena)
     return handle_of(fd, None, None)

@@ -4,9 +4,10 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy, strcmp
 
 from gpumem._buffer cimport BlockLedger, ledger_counters, LedgerCounters, MemoryResource
-from gpumem._native.arena cimport arena_in_use, arena_reserved, ArenaCore
+from gpumem._native.arena.api cimport (
+    arena_backing, arena_in_use, arena_is_graph_pool, arena_reserved, ArenaCore,
+)
 from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, DeviceContext
-from gpumem._support.atomics cimport load64
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 
 from gpumem._resource.nvml import processes_on
@@ -52,20 +53,19 @@ cdef void add_held(EventSource* source, void* context) noexcept nogil:
     cdef Held* held = <Held*>context
     if strcmp(source.memory, held.memory) == 0:
         if source.owner_is == OWNER_ARENA:
-            add_arena(<const ArenaCore*>source.owner, held)
+            add_arena(<ArenaCore*>source.owner, held)
         elif source.owner_is == OWNER_LEDGER:
             add_blocks(<BlockLedger*>source.owner, held)
 
 
-cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:
-    cdef uint64_t reserved = arena_reserved(arena) + load64(&arena.spanned)
-    cdef uint64_t in_use = arena_in_use(arena) + load64(&arena.span_used)
-    if arena.backing.source != NULL:
+cdef void add_arena(ArenaCore* arena, Held* held) noexcept nogil:
+    cdef uint64_t reserved = arena_reserved(arena)
+    cdef uint64_t in_use = arena_in_use(arena)
+    if arena_backing(arena).source != NULL:
         return              # its source is counted, if that is a resource of gpumem
     held.here += reserved
-    # Not of a child that is a graph pool: a graph may write wherever that has memory.
-    if (arena != held.owner and reserved > in_use
-            and (arena.parent == NULL or arena.has_tag)):
+    # Not of a graph pool: a graph may write wherever that has memory.
+    if arena != held.owner and reserved > in_use and not arena_is_graph_pool(arena):
         held.idle += reserved - in_use
 
 

@@ -10,10 +10,10 @@ from gpumem._buffer cimport (
     BlockLedger, ledger_copy_blocks, ledger_counters, ledger_drop, ledger_stream, LedgerBlock,
     LedgerCounters, MemoryResource,
 )
-from gpumem._native.arena cimport (
-    arena_copy, arena_copy_free, arena_drop, arena_retain_live, ArenaCopy, ArenaCore, block_note,
-    BlockNote, DebugHeap, heap_copy, HEAP_FREED, HEAP_LIVE, HeapBlock, HeapState, hooks_blocks,
-    STATE_ASLEEP, TableCopy,
+from gpumem._native.arena.api cimport (
+    arena_context, arena_copy, arena_copy_free, arena_drop, arena_heap, arena_is_paged,
+    arena_parent, arena_retain_live, ArenaCopy, ArenaCore, block_note, BlockNote, DebugHeap,
+    heap_copy, HEAP_FREED, HEAP_LIVE, HeapBlock, HeapState, hooks_blocks, STATE_ASLEEP, TableCopy,
 )
 from gpumem._native.bfc cimport (
     Chunk, CHUNK_CACHED, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED, CHUNK_USED, NIL,
@@ -156,7 +156,7 @@ def parts_of(resource):
 cdef int require_own(resource) except -1:
     cdef DeviceContext* context = NULL
     if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
-        context = (<GraphPool>resource).core.context
+        context = arena_context((<GraphPool>resource).core)
     elif isinstance(resource,
                     MemoryResource) and (<MemoryResource>resource).driver_device is not None:
         context = &(<MemoryResource>resource).driver_device.context
@@ -199,23 +199,23 @@ cdef dict describe_arena(ArenaCore* arena):
     cdef ArenaCopy copy
     cdef bint copied
     with nogil:
-        copied = not context_is_dead(arena.context) and arena_copy(arena, &copy)
+        copied = not context_is_dead(arena_context(arena)) and arena_copy(arena, &copy)
     if not copied:
         return described({}, np.empty(0, BLOCK))
     try:
         blocks = block_rows(arena, &copy)
         begins = blocks["address"].copy()
-        freed = 0 if arena.heap == NULL else show_heap(arena.heap, blocks, begins)
+        freed = 0 if arena_heap(arena) == NULL else show_heap(arena_heap(arena), blocks, begins)
         note_frameworks(arena, blocks, begins)
-        found = described(arena_counts(&copy, blocks), blocks)
+        found = described(counts_of_copy(&copy, blocks), blocks)
         found["counts"]["num_frees"] += freed
-        found["backing"] = "virtual" if arena.settings.paged else "regions"
+        found["backing"] = "virtual" if arena_is_paged(arena) else "regions"
         found["limit"] = copy.limit
         found["regions"] = region_rows(&copy)
         found["pages"] = page_rows(&copy)
         found["held"] = copy.held
-        if arena.parent != NULL:
-            found["parent"] = <uintptr_t>arena.parent
+        if arena_parent(arena) != NULL:
+            found["parent"] = <uintptr_t>arena_parent(arena)
         return found
     finally:
         arena_copy_free(&copy)
@@ -359,7 +359,7 @@ cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
     return 0
 
 
-cdef dict arena_counts(const ArenaCopy* copy, blocks):
+cdef dict counts_of_copy(const ArenaCopy* copy, blocks):
     free_, used, cached, pending_free, holes = [
         int(blocks["allocated_nbytes"][blocks["state"] == state].sum())
         for state in range(len(STATES))]

@@ -15,15 +15,14 @@ from gpumem._buffer cimport (
     Buffer, buffer_of, empty_buffer, MemoryResource, Place, PLACE_SLEEPS, resource_init,
     ResourceBase,
 )
-from gpumem._native.arena cimport (
-    ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ArenaSpan,
-    Lack, room_for_streams, slot_drop, slot_retain, span_close, span_commit, span_drop,
-    span_is_held, span_open, span_record, span_release, span_view, span_view_end, span_wait,
-    SpanView,
+from gpumem._native.arena.api cimport (
+    ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, arena_views,
+    ArenaSpan, Lack, room_for_streams, slot_drop, slot_retain, span_arena, span_close, span_commit,
+    span_drop, span_figures, span_is_held, span_open, span_record, span_release, span_view,
+    span_view_end, span_view_first, span_view_last, span_wait, SpanView,
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
-from gpumem._support.atomics cimport load32, load64
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._support.process cimport raise_interrupt
@@ -53,7 +52,7 @@ cdef class SpanMemory(MemoryResource):
     @property
     def closed(self):
         """Whether the tensor was closed."""
-        return bool(load32(&self.span.closed))
+        return bool(span_figures(self.span).closed)
 
     def allocate(self, nbytes, stream=None, **settings):
         """Hand out a block of the tensor's arena."""
@@ -76,19 +75,19 @@ cdef class SpanMemory(MemoryResource):
                                          buffer.slot, NULL, release_view)
         if lease == NULL:
             raise MemoryError("out of host memory while sharing a virtual tensor")
-        lease.owner_views = &self.span.arena.views
+        lease.owner_views = arena_views(span_arena(self.span))
         return lease
 
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
         # The span has the notes: they outlast the view, until its rows are released.
         cdef const SpanView* view = <const SpanView*><uintptr_t>buffer.handle
-        return note_stream(self.span, slot, view.first, view.last)
+        return note_stream(self.span, slot, span_view_first(view), span_view_last(view))
 
     cdef bint let_access(self, DriverDevice peer) except -1:
         return (<MemoryResource>self.arena).let_access(peer)
 
     cdef int require_present(self) except -1:
-        if load32(&self.span.closed):
+        if span_figures(self.span).closed:
             raise ClosedError(f"{self.name} is closed")
         return (<MemoryResource>self.arena).require_present()
 
@@ -100,7 +99,7 @@ cdef class SpanMemory(MemoryResource):
 
     cdef int before_registration(self, Buffer buffer) except -1:
         cdef const SpanView* view = <const SpanView*><uintptr_t>buffer.handle
-        if view.first == view.last:
+        if span_view_first(view) == span_view_last(view):
             raise ValueError(f"{self.name}: expected a tensor of committed rows, which cannot be "
                              "released while it is registered")
         return 0
@@ -210,7 +209,7 @@ cdef class VirtualTensor:
     @property
     def ptr(self):
         """Address of row 0; it never changes."""
-        return self.span.pages.base
+        return span_figures(self.span).base
 
     @property
     def memory(self):
@@ -236,12 +235,12 @@ cdef class VirtualTensor:
     @property
     def held_nbytes(self):
         """Bytes of memory it holds: its pages, those ahead and those that leave included."""
-        return load64(&self.span.pages.held)
+        return span_figures(self.span).held
 
     @property
     def used_nbytes(self):
         """Bytes of the pages that committed rows lie in."""
-        return load64(&self.span.pages.used)
+        return span_figures(self.span).used
 
     @property
     def on_pressure(self):
@@ -263,17 +262,17 @@ cdef class VirtualTensor:
     @property
     def closed(self):
         """Whether `close` was called."""
-        return bool(load32(&self.span.closed))
+        return bool(span_figures(self.span).closed)
 
     def __len__(self):
         return self.max_rows
 
     def __repr__(self):
-        if load32(&self.span.closed):
+        if span_figures(self.span).closed:
             return f"<gpumem.VirtualTensor {self.name!r}, closed>"
         return (f"<gpumem.VirtualTensor {self.name!r} {self.shape} {self.dtype} at {self.ptr:#x} "
                 f"in {self.memory}: {format_size(self.held_nbytes)} of "
-                f"{format_size(self.span.pages.nbytes)} held>")
+                f"{format_size(span_figures(self.span).nbytes)} held>")
 
     # ---- more and fewer rows ---------------------------------------------------------------------
 
@@ -475,7 +474,7 @@ cdef class VirtualTensor:
 
     cdef int require_usable(self) except -1:
         self.arena.require_own()
-        if load32(&self.span.closed):
+        if span_figures(self.span).closed:
             raise ClosedError(f"{self.name} is closed")
         return 0
 
@@ -526,7 +525,7 @@ cdef class VirtualTensor:
 
     cdef Tensor tensor_of(self, uint64_t first, uint64_t last, uint64_t count):
         # `count` rows, of which those from `first` to `last` are held.
-        cdef uint64_t address = self.span.pages.base + first * self.row_nbytes
+        cdef uint64_t address = span_figures(self.span).base + first * self.row_nbytes
         cdef uint64_t nbytes = count * self.row_nbytes
         cdef SpanView* view
         cdef Buffer buffer
@@ -654,7 +653,7 @@ cdef class VirtualTensor:
         0
         """
         cdef int status
-        if load32(&self.span.closed):
+        if span_figures(self.span).closed:
             return
         self.arena.require_own()
         with self.lock:

@@ -4,7 +4,9 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena cimport Arena
 from gpumem._buffer cimport Buffer, MemoryResource
-from gpumem._native.arena cimport arena_free, ARENA_OK, move_clock
+from gpumem._native.arena.api cimport (
+    arena_clock, arena_free, arena_move_budget, ARENA_OK, arena_stream_count,
+)
 from gpumem._native.driver.host cimport host_controls
 from gpumem._native.pages cimport budget_fill, budget_spend
 
@@ -170,7 +172,7 @@ def misuse_report():
 def stream_slots(MemoryResource resource not None):
     """Return how many stream slots it has made, those of ended streams included."""
     if isinstance(resource, Arena):
-        return (<Arena>resource).core.table.stream_slot_count - 1
+        return arena_stream_count((<Arena>resource).core) - 1
     return resource.ledger.stream_count - 1
 
 
@@ -186,10 +188,10 @@ def free_block(Arena arena not None, uint64_t handle):
 
 def spend_move_time(Arena arena not None, uint64_t nanoseconds):
     """Let moves of an arena's pages have taken so much time; no other thread uses the arena."""
-    budget_fill(&arena.core.move_budget, move_clock(arena.core))      # adds what is saved up now
-    budget_spend(&arena.core.move_budget, nanoseconds)
+    budget_fill(arena_move_budget(arena.core), arena_clock(arena.core))      # adds what is saved up now
+    budget_spend(arena_move_budget(arena.core), nanoseconds)
 
 
 def saved_move_time(Arena arena not None):
     """Return how many nanoseconds of moves were saved up at the latest look; below 0: overdrawn."""
-    return arena.core.move_budget.saved
+    return arena_move_budget(arena.core).saved

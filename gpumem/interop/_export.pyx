@@ -7,12 +7,11 @@ from libc.stdint cimport uint64_t
 
 from gpumem._arena cimport Arena
 from gpumem._buffer cimport Buffer, buffer_share, drop_share
-from gpumem._native.arena cimport APART_SHAREABLE, ArenaCore
-from gpumem._native.backing cimport Mapped, mapped_around, shared_export
+from gpumem._native.arena.api cimport APART_SHAREABLE, arena_apart, arena_find_apart, ArenaCore
+from gpumem._native.backing cimport Mapped, shared_export
 from gpumem._native.driver cimport check, CUresult
 from gpumem._resource cimport Handle, handle_of
 from gpumem._support.lease cimport Lease
-from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem._resource.pool import DriverPool
 from gpumem.errors import UnsupportedHandleTypeError
@@ -44,14 +43,14 @@ def export_block(Buffer buffer not None, bint read_only):
         if arena.source is not None or not find_memory(arena.core, buffer.address, &memory):
             raise not_shareable(buffer)
         offset = buffer.address - memory.address
-        if arena.core.apart[APART_SHAREABLE].has_files:
+        if arena_apart(arena.core, APART_SHAREABLE).has_files:
             return open_file(<int>memory.memory, read_only), memory.nbytes, offset
         if read_only:
             raise UnsupportedHandleTypeError(
                 f"memory of {arena.memory} cannot be exported to be read only: the receiver of the "
                 "handle may map it to write")
         with nogil:
-            code = shared_export(&arena.core.apart[APART_SHAREABLE], memory.memory, &fd)
+            code = shared_export(arena_apart(arena.core, APART_SHAREABLE), memory.memory, &fd)
         check(arena.driver_device.context.table, code, "cuMemExportToShareableHandle")
         return handle_of(fd, MemoryHandleType.CUDA_VMM_FD, None), memory.nbytes, offset
     finally:
@@ -79,11 +78,7 @@ cdef object not_shareable(Buffer buffer):
 
 cdef bint find_memory(ArenaCore* core, uint64_t address, Mapped* found) noexcept:
     # The caller's share keeps the block, so that its memory stays after the lock.
-    cdef Mapped* mapped
+    cdef bint is_shareable
     with nogil:
-        lock_acquire(&core.grow_lock)
-        mapped = mapped_around(&core.apart[APART_SHAREABLE], address)
-        if mapped != NULL:
-            found[0] = mapped[0]
-        lock_release(&core.grow_lock)
-    return mapped != NULL
+        is_shareable = arena_find_apart(core, APART_SHAREABLE, address, found)
+    return is_shareable

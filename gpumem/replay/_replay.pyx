@@ -5,8 +5,9 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from gpumem._arena cimport Arena
-from gpumem._native.arena cimport (
-    arena_allocate, arena_free, ARENA_OK, ArenaCore, Block, slot_retain,
+from gpumem._native.arena.api cimport (
+    arena_allocate, arena_free, ARENA_OK, arena_set_clock, arena_set_oom_wait, ArenaCore, Block,
+    slot_retain,
 )
 from gpumem._native.driver.host cimport host_advance_clock
 from gpumem._support.clock cimport clock_ns
@@ -72,7 +73,7 @@ def run(Arena arena not None, list streams, trace, bint virtual_clock):
         if handles == NULL or sizes == NULL or live == NULL or slots == NULL:
             raise MemoryError("out of host memory while preparing a replay")
         if virtual_clock:
-            arena.core.settings.oom_wait = 0    # no work ends while the trace stands still
+            arena_set_oom_wait(arena.core, 0)   # no work ends while the trace stands still
         for i in range(<uint32_t>len(streams)):
             arena.slot_of(streams[i], &slots[i])
             slot_retain(arena.core, slots[i])
@@ -128,7 +129,7 @@ cdef bint replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
             if virtual_clock:
                 host_advance_clock(<uint64_t>(columns.time_us[event] - now) * 1000)
             now = columns.time_us[event]
-            arena.replayed_at = <uint64_t>now * 1000
+            arena_set_clock(arena, <uint64_t>now * 1000)
         slot = slots[columns.stream[event]]
         if columns.action[event] == ALLOC:
             size = columns.size[event]

@@ -19,7 +19,7 @@ ROW_OF = {name: number for number, row in enumerate(LAYERS) for name in row}
 
 def test_reader_of_imports_sees_each_form():
     seen = {(each.module, each.imported, each.compiled, each.top) for each in IMPORTS}
-    assert ("gpumem._arena.arena", "gpumem._native.arena", True, True) in seen
+    assert ("gpumem._arena.arena", "gpumem._native.arena.api", True, True) in seen
     assert ("gpumem._arena.open", "gpumem.config", False, True) in seen
     assert ("gpumem.device", "gpumem._native.driver.host", False, False) in seen
 
@@ -115,7 +115,7 @@ def test_private_folder_is_cimported_through_its_own_pxd():
         for path in PACKAGE.rglob("__init__.pxd")
         if "cimport" in path.read_text()
     }
-    assert "gpumem._native.arena" in faces
+    assert "gpumem._native.pages" in faces
     wrong = [
         f"{each.path.relative_to(PACKAGE.parent)} cimports {each.imported}"
         for each in ours(IMPORTS)
@@ -126,6 +126,31 @@ def test_private_folder_is_cimported_through_its_own_pxd():
         and not f"{each.module}.".startswith(f"{face}.")
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_arena_is_cimported_through_its_face_alone():
+    arena = "gpumem._native.arena"
+    wrong = [
+        f"{each.path.relative_to(PACKAGE.parent)} cimports {each.imported}"
+        for each in ours(IMPORTS)
+        if each.compiled
+        and f"{each.imported}.".startswith(f"{arena}.")
+        and each.imported != f"{arena}.api"
+        and not f"{each.module}.".startswith(f"{arena}.")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "struct", ["AllocatorHook", "ArenaCore", "ArenaSpan", "DebugHeap", "SpanView"]
+)
+def test_face_of_the_arena_shows_no_field_of(struct):
+    names = [path for path in sources() if f"struct {struct}:\n        pass\n" in path.read_text()]
+    assert names == [PACKAGE / "_native/arena/values.pxd"]
+    for face in ("api.pxd", "values.pxd"):
+        text = (PACKAGE / "_native/arena" / face).read_text()
+        assert "_native.arena.types" not in text
+        assert f"cdef struct {struct}" not in text
 
 
 def test_chunk_table_needs_only_libc():

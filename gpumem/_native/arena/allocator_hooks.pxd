@@ -14,6 +14,9 @@ calls hooks, a pair of calls has no atomic operation.
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.arena.types cimport ArenaCore
+from gpumem._native.arena.values cimport (
+    HOOK_KINDS, HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts, HookKind, HookLive, HookSums,
+)
 from gpumem._native.driver cimport CUstream
 from gpumem._support.lock cimport FirstLock, Lock
 
@@ -25,30 +28,7 @@ cdef struct StreamName:
     uint64_t handle
     uint32_t slot           # of the arena; retained by the hook
 
-cdef enum HookKind:         # of blocks
-    HOOK_LARGE              # all others
-    HOOK_SMALL              # in the range for small blocks
-    HOOK_KINDS
-
-cdef struct HookSums:       # so far
-    uint64_t allocs
-    uint64_t frees
-    uint64_t requested      # bytes
-    uint64_t requested_freed
-    uint64_t allocated      # the same, with padding
-    uint64_t allocated_freed
-
-cdef struct HookLive:       # differences of those sums
-    uint64_t blocks
-    uint64_t requested
-    uint64_t allocated
-
-# Counts of one hook, of all that its arena serves.
-cdef struct HookCounts:
-    HookSums sums[2]        # by HookKind
-    HookLive peaks[3]       # the highest, by HookKind; the last: of both together
-
-cdef struct AllocatorHook:
+cdef struct AllocatorHook "AllocatorHook":
     ArenaCore* arena        # a reference
     int32_t owners          # who may allocate (atomic); the last one's end hands over to the blocks
     # To its memory: the owners' one, those of `hooks_of`, of calls that free; once the owners have
@@ -65,14 +45,6 @@ cdef struct AllocatorHook:
     uint32_t count          # of `names`; only rises, read without the lock
     Lock lock               # of adding one
     StreamName names[HOOK_STREAMS]
-
-cdef struct HookBlock:
-    uint64_t address
-    uint64_t nbytes         # requested
-    uint64_t size           # with padding
-    uint64_t stream         # handle of the stream it was allocated for
-    uint64_t label[2]       # of its hook
-    int32_t device          # ordinal
 
 # NULL: out of host memory. `hook_drop` ends an owner's reference. `counts`: whether sums and peaks
 # of its blocks are kept, for which each call takes one more lock; `counted`: the hook that keeps

@@ -11,6 +11,9 @@ from gpumem._native.arena.types cimport (
     arena_in_use, ARENA_OK, ARENA_STALE, ArenaCore, ArenaStats, Block, BlockNote, IN_SMALL,
     stamp_free, table_of, ThreadCache,
 )
+from gpumem._native.arena.values cimport (
+    ArenaCopy, ArenaFigures, BlockCopy, PageCopy, TableCopy, ArenaCounts,
+)
 from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of, Region
 from gpumem._support.atomics cimport locked_add64, locked_raise64, store32
 from gpumem._support.events cimport RecNoted
@@ -151,50 +154,16 @@ cdef void notes_free(ArenaCore* arena) noexcept nogil
 # No lock is held. Only the copy is made with the locks: its memory is made and touched before, and
 # readers use the copy alone.
 
-# A chunk, and the number of its region.
-cdef struct BlockCopy:
-    Chunk chunk
-    uint32_t region
-
-cdef struct TableCopy:
-    Chunk* chunks           # slots as in the table, unused ones too
-    uint32_t count
-    Region* regions
-    uint32_t region_count
-
-cdef struct PageCopy:
-    uint64_t address
-    uint64_t nbytes
-
-cdef struct ArenaCopy:
-    TableCopy tables[2]     # `table`, `small`
-    PageCopy* pages         # where physical memory counts: of blocks, none while they sleep
-    uint32_t page_count
-    PageCopy* span_pages    # of virtual tensors: those in use
-    uint32_t span_page_count
-    uint64_t* streams       # handle by slot
-    uint32_t stream_count
-    ArenaStats stats        # of that moment, with counts that caches had not published
-    uint64_t reserved       # with what virtual tensors hold, without what sleeps
-    uint64_t persistent_free    # bytes of pages that only persistent blocks may have
-    uint64_t limit
-    uint32_t state          # ArenaState
-    uint64_t held           # ns for which other threads could not allocate here
-
 # False: out of host memory, and nothing to free; else arena_copy_free ends it.
 cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
 cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil
-
-# Figures of one arena for statistics, without a copy; of `table` and of `small`.
-cdef struct ArenaFigures:
-    uint64_t reserved[2]        # bytes
-    uint64_t segments[2]        # regions or pages, of blocks without one of their own
-    uint64_t pending[2]         # blocks freed that other streams still use
-    uint64_t pending_bytes[2]
-    uint64_t idle[2]            # free pieces of what is in use
-    uint64_t idle_bytes[2]
 
 # Adds those of an arena. A loop over its stream slots, its regions and its pending frees.
 cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept nogil
 
 cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil
+
+# The counters of one arena, its caches flushed; blocks in a debug heap's quarantine are free.
+cdef void arena_counts(ArenaCore* arena, ArenaCounts* counts) noexcept nogil
+# The same without a lock, so of different moments; without `num_regions` and `largest_free`.
+cdef void arena_counts_now(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil

@@ -4,17 +4,20 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from gpumem._native.arena.thread_cache cimport cache_flush, caches_hold, caches_thaw
+from gpumem._native.arena.debug_heap.guards cimport heap_counts
+from gpumem._native.arena.thread_cache cimport cache_flush, caches_flush, caches_hold, caches_thaw
 from gpumem._native.arena.types cimport (
-    apart_bytes, apart_from, arena_extensions, arena_limit, arena_max_in_use, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, arena_shrinkages,
-    arena_state, ArenaCore, ArenaSpan, Block, BlockNote, family_level, IN_SMALL, index_of,
-    SMALL_SPACE, SPACES, STATE_ASLEEP, table_of, ThreadCache,
+    apart_bytes, apart_from, arena_extensions, arena_in_use, arena_limit, arena_max_in_use,
+    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,
+    arena_shrinkages, arena_state, ArenaCore, ArenaSpan, backing_calls, Block, BlockNote,
+    family_level, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE, SMALL_SPACE, SPACES,
+    STATE_ASLEEP, table_of, ThreadCache,
 )
+from gpumem._native.arena.values cimport HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, HeapCounts
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
-    Bfc, bfc_check, bfc_invariant, BFC_OK, bfc_region_is_idle, bfc_resolve, Chunk, CHUNK_USED,
-    MAX_CHUNKS, NIL, Region, round_to_quantum, SLOT_RELEASED,
+    Bfc, bfc_check, bfc_invariant, bfc_largest_free, BFC_OK, bfc_region_is_idle, bfc_resolve, Chunk,
+    CHUNK_USED, MAX_CHUNKS, NIL, Region, round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport (
     budget_admit, budget_drop, budget_load, budget_make, budget_refusing, budget_rename,
@@ -25,7 +28,8 @@ from gpumem._native.pages cimport (
     span_page_bytes, span_page_in_use,
 )
 from gpumem._support.atomics cimport (
-    load32, load64, load8, pointer_try, publish32, published64, store64, version_begin, version_of,
+    load32, load64, load8, pointer_try, publish32, published64, published_pointer, store64,
+    version_begin, version_of,
 )
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport (
@@ -552,6 +556,10 @@ cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept no
             table_of(arena, freed.handle).chunks[index_of(freed.handle)].size)
         freed = freed.next
     lock_release(&arena.lock)
+    figures.retries += load64(&arena.num_retries)
+    figures.waits += load64(&arena.num_waits)
+    figures.extensions += arena_extensions(arena)
+    figures.shrinkages += arena_shrinkages(arena)
 
 
 cdef void add_idle(const Bfc* table, uint64_t* pieces, uint64_t* nbytes) noexcept nogil:
@@ -574,3 +582,111 @@ cdef void add_unpublished(const ArenaCore* arena, ArenaCopy* copy) noexcept nogi
         copy.stats.num_allocs += cache.allocs
         copy.stats.num_frees += cache.frees
         cache = cache.next
+
+
+# ---- counters ------------------------------------------------------------------------------------
+
+
+cdef void arena_counts(ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
+    cdef HeapCounts heap
+    # Cached blocks would count as in use; afterwards the figures under the lock are consistent.
+    caches_flush(arena)
+    lock_acquire(&arena.lock)
+    counts.in_use = arena_in_use(arena)
+    counts.requested_in_use = arena.table.requested_in_use + arena.small.requested_in_use
+    counts.num_allocs = arena.stats.num_allocs
+    counts.num_frees = arena.stats.num_frees
+    counts.num_regions = regions_held(arena)
+    counts.largest_free = max(bfc_largest_free(&arena.table), bfc_largest_free(&arena.small))
+    add_others(arena, counts)
+    lock_release(&arena.lock)
+    if arena.heap != NULL:
+        heap = heap_counts(arena.heap)
+        take_off(&heap, counts)
+    add_spans(arena, counts)
+
+
+cdef void arena_counts_now(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
+    cdef HeapCounts heap
+    memset(counts, 0, sizeof(ArenaCounts))
+    counts.in_use = load64(&arena.table.in_use) + load64(&arena.small.in_use)
+    counts.requested_in_use = (load64(&arena.table.requested_in_use)
+                               + load64(&arena.small.requested_in_use))
+    # Before the caches' parts of them: see move_count in thread_cache.
+    counts.num_allocs = published64(&arena.stats.num_allocs)
+    counts.num_frees = published64(&arena.stats.num_frees)
+    subtract_caches(arena, counts)
+    add_others(arena, counts)
+    if arena.heap != NULL:
+        heap.live_bytes = load64(&arena.heap.requested[<int>HEAP_LIVE])
+        heap.held = (load64(&arena.heap.count[<int>HEAP_FREED])
+                     + load64(&arena.heap.count[<int>HEAP_QUARANTINED]))
+        heap.held_bytes = (load64(&arena.heap.held[<int>HEAP_FREED])
+                           + load64(&arena.heap.held[<int>HEAP_QUARANTINED]))
+        take_off(&heap, counts)
+    add_spans(arena, counts)
+    counts.max_in_use = max(counts.max_in_use, counts.in_use)
+
+
+cdef void add_others(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
+    counts.limit = arena_limit(arena)
+    counts.reserved = arena_reserved_now(arena)
+    counts.max_in_use = arena_max_in_use(arena)
+    counts.max_reserved = load64(&arena.stats.max_reserved)
+    counts.num_reserves = load64(&arena.stats.num_reserves)
+    counts.num_extensions = arena_extensions(arena)
+    counts.num_shrinkages = arena_shrinkages(arena)
+    counts.max_alloc_size = load64(&arena.stats.max_alloc_size)
+    counts.pages_moved = (load64(&arena.spaces[LARGE_SPACE].moved)
+                          + load64(&arena.spaces[SMALL_SPACE].moved))
+    counts.moves_refused = (load64(&arena.spaces[LARGE_SPACE].spared)
+                            + load64(&arena.spaces[SMALL_SPACE].spared))
+    counts.asleep_bytes = load64(&arena.sleeper.nbytes)
+    counts.driver_calls = (backing_calls(arena) + load64(&arena.stats.events_recorded)
+                           + load64(&arena.stats.events_asked)
+                           + load64(&arena.stats.events_waited))
+
+
+cdef void add_spans(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
+    counts.spanned = load64(&arena.spanned)
+    counts.in_use += load64(&arena.span_used)
+    counts.requested_in_use += load64(&arena.span_used)
+
+
+cdef void take_off(const HeapCounts* heap, ArenaCounts* counts) noexcept nogil:
+    # Blocks in quarantine are in use for the arena, and free for its users.
+    counts.in_use -= min(heap.held_bytes, counts.in_use)
+    counts.requested_in_use = min(heap.live_bytes, counts.in_use)
+    counts.num_frees += heap.held
+
+
+cdef void subtract_caches(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
+    # Cached blocks are not in use, and blocks that caches served are not in the arena's counts yet.
+    # Caches are never taken off the list while the arena lives.
+    cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
+    cdef uint64_t cached = 0
+    cdef uint64_t requested = counts.requested_in_use
+    while cache != NULL:
+        cached += load64(&cache.cached_bytes)
+        requested += load64(&cache.requested) + load64(&cache.requested_small)
+        counts.num_allocs += load64(&cache.allocs)
+        counts.num_frees += load64(&cache.frees)
+        cache = cache.next
+    # Sums of different moments: neither may wrap below zero.
+    counts.in_use -= min(cached, counts.in_use)
+    counts.requested_in_use = min(requested, counts.in_use)
+
+
+cdef uint64_t regions_held(const ArenaCore* arena) noexcept nogil:
+    # Caller holds `lock`. All pages for ordinary blocks count as one region.
+    cdef uint64_t held = arena.table.regions_live + arena.small.regions_live
+    cdef const Space* space
+    cdef bint paged = False
+    cdef uint32_t i
+    # Reserved ranges for pages are regions in the tables, too: they are subtracted here, for
+    # LARGE_SPACE and SMALL_SPACE.
+    for i in range(PERSISTENT_SPACE):
+        space = &arena.spaces[i]
+        held -= space.range_count
+        paged = paged or space.physical != 0
+    return held + paged

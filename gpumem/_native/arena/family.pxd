@@ -8,6 +8,7 @@ have tags too: it has a pool for each, and each sleeps with the arena of its tag
 """
 
 from gpumem._native.arena.types cimport ArenaCore, is_graph_pool, root_of
+from gpumem._native.arena.values cimport ArenaFront, OpenTag
 from gpumem._support.atomics cimport published_pointer
 from gpumem._support.retired cimport Retired
 
@@ -18,12 +19,6 @@ cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef void arena_drop(ArenaCore* arena) noexcept nogil
 cdef void arena_retire(ArenaCore* arena) noexcept nogil
 cdef Retired* arenas_take_retired() noexcept nogil
-
-# One opened tag of the calling thread, in the opener's memory until it is closed.
-cdef struct OpenTag:
-    ArenaCore* arena        # what is asked of it
-    ArenaCore* tagged       # comes from here; `arena` itself: untagged
-    OpenTag* outer
 
 cdef void tag_open(OpenTag* tag) noexcept nogil
 # False: another thread opened it; it stays open there.

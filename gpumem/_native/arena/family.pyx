@@ -63,7 +63,7 @@ on_fork(NULL, NULL, forget_after_fork)
 cdef void tag_open(OpenTag* tag) noexcept nogil:
     tag.outer = <OpenTag*>gm_opened_tags()
     gm_set_opened_tags(tag)
-    count_add(&tag.arena.detour, 1)
+    count_add(&(<ArenaFront*>tag.arena).detour, 1)
 
 
 cdef bint tag_close(OpenTag* tag) noexcept nogil:
@@ -77,7 +77,7 @@ cdef bint tag_close(OpenTag* tag) noexcept nogil:
         if each == NULL:
             return False
         each.outer = tag.outer
-    count_add(&tag.arena.detour, -1)
+    count_add(&(<ArenaFront*>tag.arena).detour, -1)
     return True
 
 

@@ -15,6 +15,7 @@ be tried again. Where the undoing fails too, the arena is half asleep, and a wak
 from libc.stdint cimport uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore
+from gpumem._native.arena.values cimport SleepSums
 from gpumem._native.pages cimport StorePlace
 
 # An arena that can sleep, with its graph pools. No lock is held, but for its debug heap's turn, nor
@@ -22,15 +23,6 @@ from gpumem._native.pages cimport StorePlace
 # NULL: nowhere, they are dropped.
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int arena_wake(ArenaCore* arena) noexcept nogil
-# Of an arena and its graph pools: the bytes that they hold from the driver, those that wait in
-# stores, the room in a file that all of them need at most, and how many blocks other processes
-# have.
-cdef struct SleepSums:
-    uint64_t held
-    uint64_t copied
-    uint64_t room
-    uint64_t shared_blocks
-
 cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil
 # Frees the copy; no thread uses the arena any more.
 cdef void copy_forget(ArenaCore* arena) noexcept nogil

@@ -5,6 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.debug_heap.heap cimport heap_pump
 from gpumem._native.arena.detours cimport arena_allocate_fast
 from gpumem._native.arena.types cimport ARENA_MISS, ArenaCore, ArenaSpan, Block, SpanView
+from gpumem._native.arena.values cimport Lack
 from gpumem._native.bfc cimport MOST_BYTES
 
 # After ARENA_MISS from the fast path, without the interpreter lock, because it may wait.
@@ -26,11 +27,6 @@ cdef inline int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     return arena_allocate_slow(arena, nbytes, stream_slot, 0, block)
 
 # ---- A commit of pages of a virtual tensor. No lock is held --------------------------------------
-
-# The memory that a commit lacked.
-cdef struct Lack:
-    uint64_t missing        # bytes that it had to make
-    uint64_t completions    # the arena's, when it began
 
 # Brings pages [first, spare) into use, and maps those up to `last` ahead if there is room. Makes
 # room as an allocation does, but does not wait.

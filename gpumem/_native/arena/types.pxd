@@ -24,6 +24,17 @@ pending-free block, no recorded use, and no epoch that may have work left. Epoch
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
+from gpumem._native.arena.values cimport (
+    ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_NO_WAIT, ALLOCATE_PERSISTENT,
+    ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, AllocateFlags, APART_KINDS, APART_SHAREABLE,
+    APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DETOUR,
+    ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
+    ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ARENA_TAGGED, ArenaSettings, ArenaState, ArenaStats,
+    ArenaStatus, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
+    ExtendStrategy, MAX_STREAMS, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, STATE_ASLEEP,
+    STATE_CLOSED, STATE_OPEN, StreamReuse, unlikely,
+)
 from gpumem._native.backing cimport Backing, mapped_find, THE_DEVICE
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport budget_load, BUDGET_UNLIMITED, BudgetCore
@@ -38,11 +49,6 @@ from gpumem._support.lock cimport Lock, OwnerLock
 from gpumem._support.memory cimport LineStart
 from gpumem._support.retired cimport Retired
 
-# A macro of every C file that Cython writes: code behind a condition that hardly ever holds is laid
-# out of the way.
-cdef extern from *:
-    bint unlikely(bint condition) noexcept nogil
-
 cdef extern from *:
     """
     typedef struct ThreadMark ThreadMark;       /* see thread_cache.h */
@@ -55,91 +61,12 @@ cdef enum:
     # pages.
     SMALL_BLOCK = 262144
     IN_SMALL = 0x80000000       # bit of a handle's chunk index: it is a chunk of `small`
-    MAX_STREAMS = 65536         # slots of one arena
-
-cdef enum ArenaStatus:
-    ARENA_OK = 0
-    ARENA_OVER_LIMIT = 1        # max_mem leaves no room for the block
-    ARENA_DRIVER_REFUSED = 2    # the driver has no memory left, or failed: see `last_code`
-    ARENA_NO_METADATA = 3       # out of host memory for metadata
-    ARENA_STALE = 4             # the handle names no live block
-    ARENA_DEAD = 5              # the arena belongs to the parent process
-    ARENA_IN_USE = 6
-    ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
-    ARENA_CLOSED = 8            # closed, or asleep: `arena_state` says which
-    ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
-    ARENA_NO_COPY = 10          # out of host memory for a copy of the live bytes
-    ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
-    # The driver refused to release a page, and then to restore those already released.
-    ARENA_HALF_ASLEEP = 12
-    ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
-    ARENA_INTERRUPTED = 14      # a signal's handler raised: the exception is set
-    ARENA_TAGGED = 15           # the calling thread allocates under a tag: ask `tag_now`
-    ARENA_NO_STREAM_SLOT = 16   # all are taken, and none can be vacated; nothing changed
-    ARENA_DETOUR = 17           # the fast path leaves it to detours; nothing changed
-
-cdef enum AllocateFlags:        # of the slow path
-    ALLOCATE_PERSISTENT = 1     # in a region of exactly this block
-    ALLOCATE_SHAREABLE = 2      # the same, and other processes may be given it
-    ALLOCATE_TRANSPORT = 16     # the same, in one driver allocation, which never moves
-    ALLOCATE_ALONE = 19         # any of these three
-    ALLOCATE_NO_WAIT = 4        # does not wait for other streams' work
-    ALLOCATE_INTERRUPTIBLE = 8  # Ctrl-C ends that wait, with ARENA_INTERRUPTED
-
-cdef enum:                      # memory beside the arena's regions or pages; a sleep leaves it
-    APART_SHAREABLE             # other processes may be given it
-    APART_TRANSPORT             # of a paged arena: legacy IPC and network cards can register it
-    APART_KINDS
-
-cdef enum ArenaState:           # unless open, nothing is handed out
-    STATE_OPEN = 0
-    STATE_CLOSED = 1
-    STATE_ASLEEP = 2            # its bytes are in a copy, or dropped; frees are allowed
 
 cdef enum:
     LARGE_SPACE = 0
     SMALL_SPACE = 1
     PERSISTENT_SPACE = 2
     SPACES = 3
-
-cdef enum ExtendStrategy:
-    EXTEND_NEXT_POWER_OF_TWO = 0
-    EXTEND_SAME_AS_REQUESTED = 1
-
-cdef enum StreamReuse:
-    REUSE_COMPLETED = 0         # another stream's block, once its event is known to be done
-    REUSE_WAIT = 1              # at once: the requesting stream waits for the event on the device
-    REUSE_NEVER = 2             # a stream's blocks stay its own until it is reset
-
-cdef struct ArenaSettings:
-    uint64_t max_mem                # bytes at first, see family_limit; 0: unlimited
-    uint64_t initial_chunk          # bytes of the first region
-    uint64_t initial_growth_chunk   # bytes of the next region after a shrink
-    uint64_t max_extend             # cap of doubling, bytes
-    uint64_t max_dead               # bytes, "ort" split rule
-    ExtendStrategy extend
-    StreamReuse reuse
-    bint ort_split
-    bint paged                      # blocks live in address ranges backed by pages that move
-    double move_share               # reserved memory may pass the live peak by this share unmoved
-    double move_budget              # of the time may go into moving; 1: no bound
-    uint64_t oom_wait               # ns to wait for other streams' work before memory is out
-    bint passthrough                # every block is a driver allocation of its own
-
-# Copied as a whole with the arena lock, so it changes with that lock alone; by locked_add64 and its
-# like, since a single word is loaded without it.
-cdef struct ArenaStats:
-    uint64_t max_in_use
-    uint64_t max_reserved
-    uint64_t max_alloc_size
-    uint64_t num_allocs
-    uint64_t num_frees
-    uint64_t num_reserves
-    uint64_t num_extensions         # regions added for ordinary blocks; spaces count their pages
-    uint64_t num_shrinkages         # of those, released to the driver since
-    uint64_t events_recorded
-    uint64_t events_asked
-    uint64_t events_waited          # device-side waits enqueued
 
 cdef struct StreamSlot:
     LineStart of_the_slot
@@ -187,20 +114,11 @@ cdef struct ThreadCache:
     ThreadMark* owner
     ThreadCache* next
 
-cdef struct ArenaCore       # below
-cdef struct ArenaSpan
-
-# What was recorded of a block when it was handed out; of no block if the generation is not its
-# chunk's.
-cdef struct BlockNote:
-    uint64_t number         # of the allocation in its recording
-    uint64_t time           # ns, of the monotonic clock
-    uint64_t seal           # as in include/recorder.h: framework, thread, tag, stack
-    uint32_t recorder       # serial, low half
-    uint32_t generation     # of the chunk; 0 while the others are written
+cdef struct ArenaCore "ArenaCore"       # below
+cdef struct ArenaSpan "ArenaSpan"
 
 # A range of addresses, of rows that a view shows: they are not released while it lives.
-cdef struct SpanView:
+cdef struct SpanView "SpanView":
     ArenaSpan* span         # a reference
     uint64_t first          # bytes from the span's base
     uint64_t last
@@ -216,7 +134,7 @@ cdef struct SpanNote:
 
 # The memory of a virtual tensor: pages that its user commits and releases. grow_lock, but for what
 # names another; which pages are in use, and the list of spans, change with the arena lock, too.
-cdef struct ArenaSpan:
+cdef struct ArenaSpan "ArenaSpan":
     Span pages
     ArenaCore* arena        # a reference, as long as `references` is not 0
     ArenaSpan* next         # of the arena
@@ -233,18 +151,18 @@ cdef struct ArenaSpan:
     Lock lock               # of `views`
     SpanView* views
 
-# Fields that the fast path reads without the lock come first; a cache line apart, those that
-# threads change.
-cdef struct ArenaCore:
+# The fast path reads the first fields without the lock; fields that threads change are a cache line
+# apart. The first two are those of an ArenaFront.
+cdef struct ArenaCore "ArenaCore":
+    uint32_t state          # ArenaState; stored with both locks, read by arena_state alone
+    # Reasons to leave the fast path: passed through, counted one by one, a debug heap, tags that
+    # are open on some thread (atomic).
+    int32_t detour
     uint64_t serial         # of this arena, never used again
     DeviceContext* context
     StreamSlot* streams     # parallel to the stream slots of both tables; never moves
     uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     ArenaSettings settings
-    uint32_t state          # ArenaState; stored with both locks, read by arena_state alone
-    # Reasons to leave the fast path: passed through, counted one by one, a debug heap, tags that
-    # are open on some thread (atomic).
-    int32_t detour
     EventSource events      # where a recorder is attached
     BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
     LineStart of_locks
@@ -307,13 +225,6 @@ cdef struct ArenaCore:
     Retired end             # in the list of arenas that nothing refers to any more
     uint64_t end_wait       # a wait for the device of that number has seen the end of its work
     DebugHeap* heap         # a reference; NULL: none. Only where there is a `detour`
-
-cdef inline uint32_t arena_state(const ArenaCore* arena) noexcept nogil:
-    # An unlocked read; allocation re-checks it under the arena lock.
-    return load32(&arena.state)
-
-cdef inline bint arena_is_open(const ArenaCore* arena) noexcept nogil:
-    return arena_state(arena) == STATE_OPEN
 
 # The backing of a region that lies apart, by its first address; NULL: the arena's own.
 cdef inline Backing* apart_from(ArenaCore* arena, uint64_t address) noexcept nogil:
@@ -443,8 +354,3 @@ cdef inline CUresult last_refusal(const ArenaCore* arena) noexcept nogil:
 
 cdef inline const char* last_refused_call(const ArenaCore* arena) noexcept nogil:
     return <const char*>published_pointer(&arena.last_call)
-
-cdef struct Block:
-    uint64_t address
-    uint64_t handle         # generation and chunk index
-    uint64_t size           # bytes, padding included

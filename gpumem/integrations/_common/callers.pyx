@@ -17,6 +17,7 @@ from libc.string cimport memcmp
 
 from gpumem._arena cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._buffer cimport Buffer, MemoryResource, ResourceBase, size_of, Stream
+from gpumem._native.arena.api cimport arena_events
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.events cimport FRAMEWORK_CUPY, is_recorded, thread_set_framework
 from gpumem._support.streams cimport LEGACY_STREAM
@@ -374,7 +375,7 @@ cdef class CupyAllocator:
             resource = <MemoryResource>self.quick[device]
         else:
             resource = self.resource_of(device)
-        if type(resource) is Arena and not is_recorded(&(<Arena>resource).core.events):
+        if type(resource) is Arena and not is_recorded(arena_events((<Arena>resource).core)):
             return self.allocate_from(resource, nbytes, device, handle)
         before = thread_set_framework(FRAMEWORK_CUPY)
         try:

@@ -12,12 +12,11 @@ from libc.string cimport memcpy, strdup
 
 from gpumem._arena cimport allocate_under_pressure, Arena, arena_take_on, raise_status
 from gpumem._buffer cimport Buffer, Stream
-from gpumem._native.arena cimport (
-    AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_in_use,
-    arena_limit, arena_max_in_use, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
-    ARENA_OVER_BUDGET, arena_reserved_now, arena_shrink, ARENA_STALE, ArenaCore, caches_flush,
-    heap_counts, HeapCounts, hook_allocate, hook_create, hook_drop, hook_free, hook_free_on,
-    hook_live, hook_record, hook_slot, last_refusal,
+from gpumem._native.arena.api cimport (
+    AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, arena_context, arena_counts, ARENA_DEAD,
+    ARENA_DRIVER_REFUSED, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
+    arena_refusal, arena_shrink, ARENA_STALE, ArenaCore, ArenaCounts, hook_allocate, hook_core,
+    hook_create, hook_drop, hook_free, hook_free_on, hook_live, hook_record, hook_slot,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
@@ -25,7 +24,6 @@ from gpumem._native.driver cimport (
 )
 from gpumem._support.atomics cimport count_add, load32, published32, store32
 from gpumem._support.deferred cimport defer, Deferred, interrupt_again
-from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
 
@@ -123,7 +121,7 @@ cdef int allocate(gpumem_arena* arena, size_t nbytes, size_t alignment, void* st
     if status == ARENA_OVER_BUDGET:
         status = allocate_under_pressure(hook, nbytes, <CUstream>stream, 0, <uint64_t*>address)
     store32(&(<Handed*>arena).refused, status)
-    return status_of(hook.arena, status)
+    return status_of(hook_core(hook), status)
 
 
 cdef int deallocate(gpumem_arena* arena, void* address) noexcept nogil:
@@ -158,9 +156,9 @@ cdef bint is_capturing(AllocatorHook* hook, CUstream stream) noexcept nogil:
     cdef CUgraph graph
     cdef CUresult refusal
     # The legacy stream cannot capture.
-    if <uint64_t>stream <= LEGACY_STREAM or context_is_dead(hook.arena.context):
+    if <uint64_t>stream <= LEGACY_STREAM or context_is_dead(arena_context(hook_core(hook))):
         return False
-    return stream_captures(hook.arena.context, stream, &capture, &graph, &refusal)
+    return stream_captures(arena_context(hook_core(hook)), stream, &capture, &graph, &refusal)
 
 
 cdef int allocate_captured(Handed* given, uint64_t nbytes, CUstream stream,
@@ -225,36 +223,28 @@ cdef object stream_of(Arena arena, CUstream stream):
 # ---- streams, figures and texts ------------------------------------------------------------------
 
 cdef int stats(gpumem_arena* arena, gpumem_stats* wanted) noexcept nogil:
-    cdef ArenaCore* core = (<Handed*>arena).hook.arena
-    cdef HeapCounts heap = HeapCounts(0, 0, 0, 0)
+    cdef ArenaCore* core = hook_core((<Handed*>arena).hook)
+    cdef ArenaCounts counts
     cdef gpumem_stats now
     if wanted.size < sizeof(gpumem_stats):
         return GPUMEM_INVALID
-    if context_is_dead(core.context):
+    if context_is_dead(arena_context(core)):
         return GPUMEM_CLOSED
-    # Cached blocks would count as in use.
-    caches_flush(core)
-    lock_acquire(&core.lock)
-    now.in_use = arena_in_use(core) + core.span_used
-    now.max_in_use = arena_max_in_use(core)
-    now.reserved = arena_reserved_now(core)
-    now.max_reserved = core.stats.max_reserved
-    now.allocations = core.stats.num_allocs
-    now.frees = core.stats.num_frees
-    lock_release(&core.lock)
-    # Blocks in quarantine are free for users, though the table counts them as used.
-    if core.heap != NULL:
-        heap = heap_counts(core.heap)
-    now.in_use -= min(heap.held_bytes, now.in_use)
-    now.frees += heap.held
-    now.limit = arena_limit(core)
+    arena_counts(core, &counts)
+    now.in_use = counts.in_use
+    now.max_in_use = counts.max_in_use
+    now.reserved = counts.reserved
+    now.max_reserved = counts.max_reserved
+    now.allocations = counts.num_allocs
+    now.frees = counts.num_frees
+    now.limit = counts.limit
     now.size = wanted.size
     memcpy(wanted, &now, sizeof(now))
     return GPUMEM_OK
 
 
 cdef int shrink(gpumem_arena* arena, uint64_t* released) noexcept nogil:
-    cdef ArenaCore* core = (<Handed*>arena).hook.arena
+    cdef ArenaCore* core = hook_core((<Handed*>arena).hook)
     cdef uint64_t nbytes = 0
     cdef int status = arena_shrink(core, &nbytes)
     if released != NULL:
@@ -275,7 +265,7 @@ cdef int status_of(const ArenaCore* core, int status) noexcept nogil:
     if status == ARENA_NO_METADATA or status == ARENA_NO_STREAM_SLOT:
         return GPUMEM_NO_HOST_MEMORY
     if (status == ARENA_DRIVER_REFUSED and core != NULL
-            and last_refusal(core) != CUDA_ERROR_OUT_OF_MEMORY):
+            and arena_refusal(core) != CUDA_ERROR_OUT_OF_MEMORY):
         return GPUMEM_DRIVER_ERROR
     return GPUMEM_OUT_OF_MEMORY
 
@@ -287,7 +277,7 @@ cdef const char* text(int status) noexcept nogil:
 
 
 cdef int synchronize(gpumem_arena* arena, void* stream) noexcept nogil:
-    cdef DeviceContext* context = (<Handed*>arena).hook.arena.context
+    cdef DeviceContext* context = arena_context(hook_core((<Handed*>arena).hook))
     cdef CUresult code
     if context_is_dead(context):
         return GPUMEM_CLOSED
@@ -303,7 +293,7 @@ cdef char* report(gpumem_arena* arena, size_t nbytes, void* stream, int status) 
     cdef int refused = load32(&given.refused)
     # It may be about another call: an earlier one, another thread's, or one of `synchronize`.
     if (process_is_exiting() or status == GPUMEM_OK or status == GPUMEM_CAPTURING
-            or status_of(given.hook.arena, refused) != status):
+            or status_of(hook_core(given.hook), refused) != status):
         return NULL
     return explain(given, nbytes, <CUstream>stream, refused)
 

@@ -8,21 +8,20 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from gpumem._arena cimport allocate_under_pressure, Arena, raise_status
-from gpumem._native.arena cimport (
+from gpumem._native.arena.api cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
-    arena_copy, arena_copy_free, ARENA_DRIVER_REFUSED, arena_drop, arena_extensions, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reset_peaks, arena_set_limit,
-    arena_shrink_after_work, arena_shrinkages, ArenaCopy, ArenaCore, ArenaFigures,
-    arenas_release_after_work, backing_calls, caches_flush, family_held, family_held_peak,
-    family_limit, hook_allocate, hook_allocate_range, hook_counts, hook_create, hook_drop,
-    hook_find, hook_free, HOOK_KINDS, HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak,
+    arena_context, arena_copy, arena_copy_free, arena_driver_calls, ARENA_DRIVER_REFUSED,
+    arena_drop, arena_largest_free, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_parent,
+    arena_reset_peaks, arena_set_limit, arena_shrink_after_work, ArenaCopy, ArenaCore, ArenaFigures,
+    arenas_release_after_work, caches_flush, family_held, family_held_peak, family_limit,
+    hook_allocate, hook_allocate_range, hook_core, hook_counts, hook_create, hook_drop, hook_find,
+    hook_free, HOOK_KINDS, hook_label, HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak,
     hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of,
     HookSums, part_next, pool_begin, pool_create, pool_end, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
-    bfc_largest_free, Chunk, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_USED, NIL, QUANTUM, Region,
-    SLOT_RELEASED,
+    Chunk, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_USED, NIL, QUANTUM, Region, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
@@ -32,7 +31,6 @@ from gpumem._support.atomics cimport load64, publish_pointer, published_pointer,
 from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
-from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process_is_exiting
 
 from threading import RLock
@@ -225,14 +223,14 @@ cdef void shrink() noexcept nogil:
     release_ended_pools()
     for device in range(TORCH_DEVICES):
         if hook_of(device) != NULL:
-            each_tag(hook_of(device).arena, shrink_part, NULL, NULL)
+            each_tag(hook_core(hook_of(device)), shrink_part, NULL, NULL)
     if not process_is_exiting():
         drop_idle_mappings()
 
 
 cdef void shrink_pinned() noexcept nogil:
     if hook_of(TORCH_PINNED) != NULL:
-        each_tag(hook_of(TORCH_PINNED).arena, shrink_part, NULL, NULL)
+        each_tag(hook_core(hook_of(TORCH_PINNED)), shrink_part, NULL, NULL)
 
 
 cdef void drop_idle_mappings() noexcept with gil:
@@ -245,9 +243,9 @@ cdef void shrink_pool(const uint64_t* id) noexcept nogil:
     cdef uint64_t count = hooks_of(FRAMEWORK_TORCH, found, MAX_HOOKS)
     cdef uint64_t i
     for i in range(count):
-        if found[i].label[0] == id[0] and found[i].label[1] == id[1]:
-            pool_end(found[i].arena)
-            each_part(found[i].arena, shrink_part, NULL, NULL)
+        if hook_label(found[i])[0] == id[0] and hook_label(found[i])[1] == id[1]:
+            pool_end(hook_core(found[i]))
+            each_part(hook_core(found[i]), shrink_part, NULL, NULL)
         hook_let_go(found[i])
     release_ended_pools()
 
@@ -268,10 +266,10 @@ cdef void shrink_part(ArenaCore* pool, void* unused, void* also_unused) noexcept
 
 
 cdef void limit(int device, double fraction) noexcept nogil:
-    cdef ArenaCore* arena = hook_of(device).arena
+    cdef ArenaCore* arena = hook_core(hook_of(device))
     cdef size_t free_bytes, total
     cdef uint64_t nbytes
-    if not device_memory(arena.context, &free_bytes, &total):
+    if not device_memory(arena_context(arena), &free_bytes, &total):
         return
     nbytes = max(<uint64_t>(fraction * total), 1)   # 0 bytes would be no limit
     if configured[device] != 0:
@@ -290,19 +288,16 @@ cdef bint device_memory(DeviceContext* context, size_t* free_bytes, size_t* tota
 
 cdef size_t largest(int device) noexcept nogil:
     # It is a free block, or the memory that the driver and the arena's limit leave.
-    cdef ArenaCore* arena = hook_of(device).arena
+    cdef ArenaCore* arena = hook_core(hook_of(device))
     cdef size_t free_bytes = 0
     cdef size_t total
     cdef uint64_t limit = family_limit(arena)
     cdef uint64_t held = family_held(arena)
-    device_memory(arena.context, &free_bytes, &total)
+    device_memory(arena_context(arena), &free_bytes, &total)
     if limit:
         free_bytes = min(free_bytes, limit - min(limit, held))
     caches_flush(arena)         # cached blocks are free too, and merge
-    lock_acquire(&arena.lock)
-    free_bytes = max(free_bytes, bfc_largest_free(&arena.table))
-    lock_release(&arena.lock)
-    return free_bytes
+    return max(free_bytes, arena_largest_free(arena))
 
 
 cdef void stats(int device, TorchStats* now) noexcept nogil:
@@ -315,23 +310,16 @@ cdef void stats(int device, TorchStats* now) noexcept nogil:
     counts = hook_counts(hook)
     memset(&figures, 0, sizeof(figures))
     if device == TORCH_PINNED:
-        each_tag(hook.arena, add_to_stats, now, &figures)
+        each_tag(hook_core(hook), add_figures, &figures, NULL)
     else:
-        each_arena(device, add_to_stats, now, &figures)
+        each_arena(device, add_figures, &figures, NULL)
     fill(&now.parts[<int>TORCH_LARGE], &counts, &figures, <int>HOOK_LARGE)
     fill(&now.parts[<int>TORCH_SMALL], &counts, &figures, <int>HOOK_SMALL)
     sum_parts(now, &counts.peaks[<int>HOOK_KINDS])
-    now.peak_reserved = max(family_held_peak(hook.arena), now.parts[<int>TORCH_ALL].reserved)
+    now.peak_reserved = max(family_held_peak(hook_core(hook)), now.parts[<int>TORCH_ALL].reserved)
+    now.retries, now.waits = figures.retries, figures.waits
+    now.device_allocs, now.device_frees = figures.extensions, figures.shrinkages
     now.failures = load64(&failures[device])
-
-
-cdef void add_to_stats(ArenaCore* arena, void* stats, void* figures) noexcept nogil:
-    cdef TorchStats* now = <TorchStats*>stats
-    arena_add_figures(arena, <ArenaFigures*>figures)
-    now.retries += load64(&arena.num_retries)
-    now.waits += load64(&arena.num_waits)
-    now.device_allocs += arena_extensions(arena)
-    now.device_frees += arena_shrinkages(arena)
 
 
 cdef void fill(TorchFigures* part, const HookCounts* counts, const ArenaFigures* figures,
@@ -367,22 +355,24 @@ cdef void sum_parts(TorchStats* now, const HookLive* peaks) noexcept nogil:
 cdef void reset_peaks(int device) noexcept nogil:
     if hook_of(device) != NULL:
         hook_reset_peak(hook_of(device))
-        arena_reset_peaks(hook_of(device).arena)
+        arena_reset_peaks(hook_core(hook_of(device)))
 
 
 cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t capacity) noexcept nogil:
     cdef AllocatorHook* hooks[MAX_HOOKS]
     cdef uint64_t many = hooks_of(FRAMEWORK_TORCH, hooks, MAX_HOOKS)
+    cdef ArenaCore* arena
     cdef ArenaFigures figures
     cdef size_t count = 0
     cdef uint64_t i
     for i in range(many):
-        if hooks[i].arena.parent != NULL and hooks[i].arena.context.ordinal == device:
+        arena = hook_core(hooks[i])
+        if arena_parent(arena) != NULL and arena_context(arena).ordinal == device:
             if count < capacity:
                 memset(&figures, 0, sizeof(figures))
-                each_part(hooks[i].arena, add_figures, &figures, NULL)
-                found[count].pool[0] = hooks[i].label[0]
-                found[count].pool[1] = hooks[i].label[1]
+                each_part(arena, add_figures, &figures, NULL)
+                found[count].pool[0] = hook_label(hooks[i])[0]
+                found[count].pool[1] = hook_label(hooks[i])[1]
                 found[count].reserved = figures.reserved[0] + figures.reserved[1]
             count += 1
         hook_let_go(hooks[i])
@@ -404,9 +394,9 @@ cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcep
     cdef ArenaCore* arena
     cdef uint64_t i
     for i in range(count):
-        arena = found[i].arena
-        if (device < 0 or arena.context.ordinal == device) and not seen(found, i):
-            if arena.parent != NULL:
+        arena = hook_core(found[i])
+        if (device < 0 or arena_context(arena).ordinal == device) and not seen(found, i):
+            if arena_parent(arena) != NULL:
                 each_part(arena, visit, first, second)
             else:
                 each_tag(arena, visit, first, second)
@@ -420,7 +410,7 @@ cdef uint64_t hooks_of_devices(AllocatorHook** found) noexcept nogil:
     cdef uint64_t count = 0
     cdef uint64_t i
     for i in range(many):
-        if found[i].label[0] == <uint64_t>PINNED_LABEL:
+        if hook_label(found[i])[0] == <uint64_t>PINNED_LABEL:
             hook_let_go(found[i])
         else:
             found[count] = found[i]
@@ -432,7 +422,7 @@ cdef bint seen(AllocatorHook** found, uint64_t number) noexcept nogil:
     # An arena that serves a second time has two hooks.
     cdef uint64_t i
     for i in range(number):
-        if found[i].arena == found[number].arena:
+        if hook_core(found[i]) == hook_core(found[number]):
             return True
     return False
 
@@ -452,7 +442,7 @@ cdef uint64_t changes() noexcept nogil:
 
 
 cdef void add_changes(ArenaCore* arena, void* count, void* unused) noexcept nogil:
-    (<uint64_t*>count)[0] += backing_calls(arena)
+    (<uint64_t*>count)[0] += arena_driver_calls(arena)
 
 
 cdef void each_part(ArenaCore* pool, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
@@ -473,7 +463,7 @@ cdef struct Addresses:
 
 cdef size_t live(void* pool, uint64_t* addresses, size_t capacity) noexcept nogil:
     cdef Addresses found = Addresses(addresses, capacity, 0)
-    each_part((<AllocatorHook*>pool).arena, add_live, &found, NULL)
+    each_part(hook_core(<AllocatorHook*>pool), add_live, &found, NULL)
     return found.count
 
 
@@ -500,10 +490,10 @@ cdef TorchBlock* blocks(size_t* count) noexcept nogil:
     for i in range(many):
         if seen(hooks, i):
             pass
-        elif hooks[i].arena.parent != NULL:
-            each_part(hooks[i].arena, add_blocks, &found, hooks[i])
+        elif arena_parent(hook_core(hooks[i])) != NULL:
+            each_part(hook_core(hooks[i]), add_blocks, &found, hooks[i])
         else:
-            each_tag(hooks[i].arena, add_blocks, &found, hooks[i])
+            each_tag(hook_core(hooks[i]), add_blocks, &found, hooks[i])
     for i in range(many):
         hook_let_go(hooks[i])
     if found.failed:
@@ -566,8 +556,8 @@ cdef void write_block(TorchBlock* at, const ArenaCopy* copy, const Chunk* chunk,
     at.address = chunk.address
     at.size = chunk.size
     at.stream = copy.streams[chunk.stream_slot] if chunk.stream_slot != SLOT_RELEASED else 0
-    at.pool[0], at.pool[1] = hook.label[0], hook.label[1]
-    at.device = hook.arena.context.ordinal
+    at.pool[0], at.pool[1] = hook_label(hook)[0], hook_label(hook)[1]
+    at.device = arena_context(hook_core(hook)).ordinal
     at.state = (TORCH_USED if chunk.state == CHUNK_USED else
                 TORCH_PENDING if chunk.state == CHUNK_PENDING_FREE else TORCH_FREE)
     at.requested = chunk.requested if at.state == TORCH_USED else 0
@@ -595,21 +585,21 @@ cdef void* open_pool(void* hook, const uint64_t* id, TorchSource* source, int sp
     cdef Backing backing
     cdef ArenaCore* pool
     if source != NULL:
-        backing_init(&backing, beside.arena.context)
+        backing_init(&backing, arena_context(hook_core(beside)))
         backing.reserve = source_reserve
         backing.release = source_release
         backing.forget = source_forget
         backing.waits = True
         backing.call = b"a MemPool's allocator"
         backing.source = source
-    pool = pool_create(beside.arena, NULL, &backing if source != NULL else NULL, splits,
+    pool = pool_create(hook_core(beside), NULL, &backing if source != NULL else NULL, splits,
                        captured)
     if pool == NULL:
         return NULL
     opened = hook_create(pool, beside, True, FRAMEWORK_TORCH)
     arena_drop(pool)        # the hook has a reference of its own
     if opened != NULL:
-        opened.label[0], opened.label[1] = id[0], id[1]
+        hook_label(opened)[0], hook_label(opened)[1] = id[0], id[1]
     return opened
 
 
@@ -639,7 +629,7 @@ cdef void source_forget(Backing* self) noexcept nogil:
 
 
 cdef void begin_pool(void* pool) noexcept nogil:
-    pool_begin((<AllocatorHook*>pool).arena)
+    pool_begin(hook_core(<AllocatorHook*>pool))
 
 
 cdef void retain_pool(void* pool) noexcept nogil:
@@ -660,8 +650,8 @@ cdef int restore(void* pool, const TorchBlock* block) noexcept nogil:
 cdef int copy(void* to, void* dst, void* origin, const void* src, size_t nbytes,
               void* stream) noexcept nogil:
     # PyTorch has made the context of the stream current.
-    cdef DeviceContext* target = (<AllocatorHook*>to).arena.context
-    cdef DeviceContext* source = (<AllocatorHook*>origin).arena.context
+    cdef DeviceContext* target = arena_context(hook_core(<AllocatorHook*>to))
+    cdef DeviceContext* source = arena_context(hook_core(<AllocatorHook*>origin))
     return target.table.cuMemcpyPeerAsync(<uint64_t>dst, target.primary, <uint64_t>src,
                                           source.primary, nbytes, <CUstream>stream)
 
@@ -827,7 +817,7 @@ def serve(device, Arena arena not None):
         drop(alone)
         raise MemoryError("out of host memory while making an allocator hook")
     if device == TORCH_PINNED:
-        hook.label[0] = alone.label[0] = <uint64_t>PINNED_LABEL
+        hook_label(hook)[0] = hook_label(alone)[0] = <uint64_t>PINNED_LABEL
     before = hook_of(device)
     configured[device] = arena.config.max_mem
     served[device] = arena

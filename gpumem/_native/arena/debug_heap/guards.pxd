@@ -11,6 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.debug_heap.types cimport (
     DebugHeap, HeapBlock, HeapFault, HeapFinding, HeapSite, HeapState,
 )
+from gpumem._native.arena.values cimport HeapCounts
 from gpumem._native.driver cimport CUresult, DeviceContext
 
 # Writes the guards, and the fresh pattern between them.
@@ -28,12 +29,6 @@ cdef void guards_end(DebugHeap* heap, DeviceContext* context) noexcept nogil
 
 
 # ---- metadata: lists, the table of handles, findings, sites of calls -----------------------------
-
-cdef struct HeapCounts:
-    uint64_t live           # blocks, and the bytes requested for them
-    uint64_t live_bytes
-    uint64_t held           # freed by their users, but not yet to the arena
-    uint64_t held_bytes     # guards and padding included
 
 # With `lock` held: a block's list is that of its state, in which it is the last at first.
 cdef void list_add(DebugHeap* heap, HeapBlock* block, HeapState state) noexcept nogil
