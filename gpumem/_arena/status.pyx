@@ -14,7 +14,7 @@ from gpumem._native.arena.api cimport (
     AllocatorHook, arena_account, arena_backing, ARENA_CAPTURING, ARENA_CLOSED, arena_context,
     ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_graphs, ARENA_HALF_ASLEEP, arena_heap, arena_is_paged,
     arena_live_spans, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
-    arena_over_budget, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_refusal, arena_refused_call,
+    ARENA_OVER_BUDGET, arena_over_budget, ARENA_OVER_LIMIT, arena_refusal, arena_refused_call,
     arena_state, ArenaCore, Block, family_limit, heap_settings, hook_allocate, hook_core,
     MAX_STREAMS, slot_drop, slot_retain, STATE_ASLEEP,
 )
