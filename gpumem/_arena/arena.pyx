@@ -92,7 +92,7 @@ cdef class Arena(MemoryResource):
     source : optional
         Where regions come from instead of the driver: an object with ``allocate(nbytes)``, which
         returns an address or None, and ``free(address, nbytes)``; a `MemoryResource` of the same
-        memory, in whose buffers the arena allocates blocks; or a pair of addresses of C functions,
+        memory: the arena allocates blocks in its buffers; or a pair of addresses of C functions,
         ``void *(size_t)`` and ``void (void *, size_t)``. Addresses are multiples of 256; a region
         that overlaps one that the arena has is refused, and not freed.
         None is a refusal: the arena requests less, then releases idle regions and tries again.
@@ -417,7 +417,8 @@ cdef class Arena(MemoryResource):
         if self.heap is not None:
             self.heap.tell()
         from gpumem._arena import reports
-        return reports.shrink_report(released, reports.blocks_of(rows_of(self), heap_blocks_of(self)),
+        left = reports.blocks_of(rows_of(self), heap_blocks_of(self))
+        return reports.shrink_report(released, left,
                                      [each.shrink() for each in arenas_of_tags(self)])
 
     def set_limit(self, nbytes):
@@ -457,7 +458,7 @@ cdef class Arena(MemoryResource):
                 on_pressure=None, name=None, **others):
         """virtual($self, shape, dtype, *, committed=0, step=None, ahead=0, stream=None, \
 on_pressure=None, name=None)\n--\n\n\
-Make a tensor whose rows get memory and release it, while its addresses stay.
+Make a tensor: its rows get memory and release it, while its addresses stay.
 
         It has memory of the device's own, by the driver's virtual memory, also in an arena of
         regions. It belongs to the tag that the calling thread has open (see `tag`), and sleeps
@@ -1070,7 +1071,7 @@ Make a tensor whose rows get memory and release it, while its addresses stay.
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         # From finding the slot to using it no code runs that could vacate it: objects that are
-        # released meanwhile are kept until the next call.
+        # released by this call are kept until the next one.
         cdef CUstream handle = NULL
         cdef bint fresh
         cdef int status

@@ -71,14 +71,14 @@ KINDS = {
 }
 BAD_FREES = ("double_free", "invalid_free")
 
-# Heaps whose arena lives, or that have findings.
+# Heaps of live arenas, and heaps that have findings.
 cdef list heaps = []
 # Every stack that was kept, as (code object, offset) of each call; its number is its index. The
 # same calls have the same number, so this grows with what a program does, not with how often.
 cdef list stacks = [None]
 # Numbers by identities and offsets: equal code objects may be of different files.
 cdef dict numbers = {}
-# gpumem.debugging: imported with the first arena, not with gpumem, whose import it would lengthen.
+# gpumem.debugging: imported with the first arena; `import gpumem` would take longer with it.
 cdef object debugging = None
 
 
@@ -126,7 +126,7 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
 
 
 cdef int forget_heaps() except -1:
-    """Drop heaps whose arena is gone and that have no findings."""
+    """Drop heaps of arenas that have ended, if they have no findings."""
     heaps[:] = [heap for heap in heaps
                 if not heap_is_gone((<Heap>heap).heap) or heap_has_findings((<Heap>heap).heap)]
     return 0
@@ -298,7 +298,7 @@ cdef object site_of(const HeapSite* site, uint64_t stream):
 
 cdef list take_reports(Heap heap):
     """Return what was found since the last time as `HeapReport`."""
-    # All at once: making a report runs Python code, between whose instructions `tell_all` may run.
+    # All at once: making a report runs Python code, and `tell_all` may run between two instructions.
     cdef uint64_t lost = 0
     cdef HeapFinding* oldest = heap_findings(heap.heap, &lost)
     cdef HeapFinding* finding = oldest

@@ -17,7 +17,7 @@ cdef class GraphPool:
     cdef uint64_t capture                   # that it was opened for by itself; 0: by the user
     cdef object __weakref__
 
-    # What serves allocations under the tag of an arena; None: none is open.
+    # The arena that serves allocations under the tag of `tagged`; None: no tag is open.
     cdef Arena part(self, Arena tagged)
     cdef list members(self)
 

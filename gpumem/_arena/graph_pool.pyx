@@ -68,7 +68,7 @@ cdef class GraphPool:
 
     @property
     def closed(self):
-        """Whether `close` has given everything back."""
+        """Whether `close` has released all memory."""
         return required(self).closed
 
     @property
@@ -202,7 +202,7 @@ cdef class GraphPool:
         return f"<gpumem.GraphPool {self.name!r}{', closed' if self.closed else ''}>"
 
 
-@cython.embedsignature(False)     # its functions have theirs
+@cython.embedsignature(False)     # its functions have signatures
 class Capture:
     """The context in which a pool serves a stream; made by `Arena.capture`."""
 
@@ -271,7 +271,7 @@ cdef class Captures:
                 break
         else:
             pool = open_pool(arena)
-            # First, so that a driver without user objects leaves no pool behind.
+            # First, so that no pool is left where the driver has no user objects.
             retain_with(pool, graph)
             pool.capture = capture
         self.serve(arena, slot, None, pool)

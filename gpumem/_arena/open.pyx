@@ -24,8 +24,8 @@ from gpumem._native.backing cimport (
 from gpumem._native.bfc cimport round_to_quantum
 from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
 from gpumem._native.driver cimport (
-    Access, access_has, check, context_allow, context_is_dead, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS,
-    CUresult, DeviceContext, DriverDevice,
+    Access, access_has, check, context_allow, context_is_dead, CU_MEM_LOCATION_TYPE_DEVICE,
+    CUDA_SUCCESS, CUresult, DeviceContext, DriverDevice,
 )
 from gpumem._resource cimport no_way_between, peer_is_reached
 from gpumem._support.atomics cimport published32

@@ -218,7 +218,7 @@ def owners_of(
 
     Each row of `by_framework` has its name, the bytes that hooks counted, the recorded bytes, and
     those of them that were recorded without a tag. Hooks count also without a recording; recorded
-    bytes are among theirs.
+    bytes are among those of hooks.
     """
     owners, frameworks = dict(by_tag), {}
     for name, through_hooks, recorded, untagged in by_framework:

@@ -35,7 +35,7 @@ from gpumem.errors import ConfigError, GpumemError, SourceError
 cdef uint64_t END_OF_ADDRESSES = <uint64_t>1 << 56
 
 
-# ---- what users give -----------------------------------------------------------------------------
+# ---- the argument of Arena -------------------------------------------------------------------------
 
 cdef Source make_source(MemoryResource arena, object config, object given):
     cdef Source source
@@ -62,9 +62,9 @@ cdef Source make_source(MemoryResource arena, object config, object given):
 
 
 cdef object upstream_of(MemoryResource arena, MemoryResource resource):
-    theirs, ours = resource.memory, arena.memory
-    if (theirs.device, theirs.kind) != (ours.device, ours.kind):
-        raise ConfigError(f"invalid source = {resource!r} for an arena on {ours}: expected "
+    below, memory = resource.memory, arena.memory
+    if (below.device, below.kind) != (memory.device, memory.kind):
+        raise ConfigError(f"invalid source = {resource!r} for an arena on {memory}: expected "
                           "a resource of the same memory")
     return Upstream(resource)
 
@@ -86,7 +86,7 @@ cdef object callable_of(object given, str name):
     return method
 
 
-@cython.embedsignature(False)     # its functions have theirs
+@cython.embedsignature(False)     # its functions have signatures
 class Upstream:
     """A resource as a source: each region of the arena is one of its buffers.
 
@@ -103,13 +103,13 @@ class Upstream:
         """Return the address of a new buffer of the resource."""
         buffer = self.resource.allocate(nbytes, self.stream)
         self.stream.synchronize()
-        # More than one only if the resource gives an address twice: the first is in use. Held,
+        # More than one only if the resource returns an address twice: the first is in use. Held,
         # because the resource does not know of the blocks in it, and may be an arena that sleeps.
         self.buffers.setdefault(buffer.ptr, []).append((buffer, hold(buffer)))
         return buffer.ptr
 
     def free(self, address, nbytes):
-        """Close the buffer, whose users are done."""
+        """Close the buffer: its users are done."""
         for buffer, held in self.buffers.pop(address):
             held.release()
             buffer.close()
@@ -159,12 +159,12 @@ cdef class Source:
             return 0
         wrong = self.overlap_of(given, size)
         if wrong:
-            # It is not freed: the source would take back memory that the arena hands out.
+            # It is not freed: the source would release memory that the arena allocates from.
             raise SourceError(f"{self.given!r} gave {given:#x} for {exact_size(size)}, which "
                               f"{wrong}")
         wrong = self.what_is_wrong(given, size)
         if wrong:
-            # The source keeps its own count, so what it handed out is freed also if it is unusable.
+            # The source keeps its own count, so a region is freed also if it is unusable.
             self.give_unusable(given, size)
             raise SourceError(f"{self.given!r} gave {given:#x} for {exact_size(size)}, which "
                               f"{wrong}")
@@ -216,7 +216,7 @@ cdef class Source:
         self.caller = before
 
     cdef bint is_inside(self) except -1:
-        # Another thread may call the arena meanwhile; it waits for the grow lock.
+        # Another thread may call the arena at the same time; it waits for the grow lock.
         return self.caller is not None and self.caller == threading.get_ident()
 
     cdef int require_outside(self) except -1:
@@ -251,7 +251,7 @@ cdef uint64_t attribute_of(DriverDevice driver_device, CUpointer_attribute which
 # ---- the backing ---------------------------------------------------------------------------------
 
 cdef void source_init(Backing* backing, DeviceContext* context) noexcept:
-    # What a source does not provide stays the driver's.
+    # The driver keeps the functions that a source does not provide.
     backing_init(backing, context)
     backing.reserve = source_reserve
     backing.release = source_release

@@ -84,8 +84,8 @@ cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream 
     cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
     cdef ArenaCore* core = hook_core(hook)
     cdef int status = ARENA_OVER_BUDGET
-    while status == ARENA_OVER_BUDGET and budget_relieve(arena_account(core), arena_over_budget(core),
-                                                         &relief):
+    while status == ARENA_OVER_BUDGET and budget_relieve(arena_account(core),
+                                                         arena_over_budget(core), &relief):
         status = hook_allocate(hook, nbytes, stream, flags, address)
     return status
 
@@ -105,7 +105,7 @@ cdef bint tensors_relieve(Arena arena, int status, uint64_t nbytes, object but,
         if tensor is not None and tensor is not but:
             asking.calls += 1
             call_reliever(tensor, nbytes)
-        # It is asked again as long as it gives something.
+        # Its callback is called again as long as it releases rows.
         if virtual_in_use(arena.core) < used:
             return True
         asking.reliever += 1
@@ -178,7 +178,7 @@ cdef int require_heap(Arena arena) except -1:
 
 
 cdef int raise_half_asleep(Arena arena) except -1:
-    """Raise for a sleep that was refused half-way, and whose undoing was refused too."""
+    """Raise for a sleep that was refused half-way, where undoing it was refused too."""
     try:
         raise_refusal(arena.core)
     except Exception as refusal:
@@ -196,7 +196,7 @@ cdef int raise_source_error(Arena arena, object failure) except -1:
     """Raise the failure of a source's call; None: the driver failed."""
     if failure is None:
         return 0
-    # Neither is wrapped: a program must be able to end, and ours says enough.
+    # Neither is wrapped: a program must be able to end, and gpumem's own error says enough.
     if isinstance(failure, SourceError) or not isinstance(failure, Exception):
         raise failure           # raised by gpumem, or an interrupt of the program
     raise SourceError(f"the source of arena {arena.name!r} raised "
@@ -206,7 +206,7 @@ cdef int raise_source_error(Arena arena, object failure) except -1:
 cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
                              int status, object cause) except -1:
     cdef uint64_t rounded = round_to_quantum(asked + extra)
-    # The block has a guard before and one behind the user's bytes.
+    # The block has a guard before and one after the user's bytes.
     if arena.heap is not None:
         rounded += 2 * heap_settings(arena_heap(arena.core)).guard
     # The remedies depend on which limit was reached.

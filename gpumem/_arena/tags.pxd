@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 
 from gpumem._arena.arena cimport Arena
 
-# The memory of one tag: an arena beside the one that it belongs to.
+# The memory of one tag: a child of the arena that has the tag.
 cdef class Tag:
     cdef str asleep                     # "keep", "drop" or "stay"
     cdef Arena arena

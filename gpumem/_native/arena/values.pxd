@@ -28,8 +28,8 @@ cdef extern from *:
     ctypedef struct SpanView:
         pass
 
-# A macro of every C file that Cython writes: code behind a condition that hardly ever holds is laid
-# out of the way.
+# A macro of every C file that Cython writes: the compiler lays code for a rare condition out of the
+# way.
 cdef extern from *:
     bint unlikely(bint condition) noexcept nogil
 
@@ -65,12 +65,12 @@ cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_NO_WAIT = 4        # does not wait for other streams' work
     ALLOCATE_INTERRUPTIBLE = 8  # Ctrl-C ends that wait, with ARENA_INTERRUPTED
 
-cdef enum:                      # memory beside the arena's regions or pages; a sleep leaves it
+cdef enum:                      # memory apart from regions and pages; a sleep leaves it
     APART_SHAREABLE             # other processes may be given it
     APART_TRANSPORT             # of a paged arena: legacy IPC and network cards can register it
     APART_KINDS
 
-cdef enum ArenaState:           # unless open, nothing is handed out
+cdef enum ArenaState:           # unless open, no allocation succeeds
     STATE_OPEN = 0
     STATE_CLOSED = 1
     STATE_ASLEEP = 2            # its bytes are in a copy, or dropped; frees are allowed
@@ -131,8 +131,7 @@ cdef struct ArenaStats:
     uint64_t events_asked
     uint64_t events_waited          # device-side waits enqueued
 
-# What was recorded of a block when it was handed out; of no block if the generation is not its
-# chunk's.
+# The record of a block's allocation; of no block if the generation is not its chunk's.
 cdef struct BlockNote:
     uint64_t number         # of the allocation in its recording
     uint64_t time           # ns, of the monotonic clock
@@ -145,7 +144,7 @@ cdef struct BlockNote:
 
 # One opened tag of the calling thread, in the opener's memory until it is closed.
 cdef struct OpenTag:
-    ArenaCore* arena        # what is asked of it
+    ArenaCore* arena        # requests to it
     ArenaCore* tagged       # comes from here; `arena` itself: untagged
     OpenTag* outer
 
@@ -318,7 +317,7 @@ cdef struct HeapBlock:
     HeapBlock* after
 
 cdef enum HeapFault:
-    HEAP_OVERRUN            # a byte behind the block was written
+    HEAP_OVERRUN            # a byte after the block was written
     HEAP_UNDERRUN           # a byte before it
     HEAP_LATE_WRITE         # a byte of a freed block
     HEAP_STRAY_WRITE        # the same of one that was freed on a stream not its own nor recorded
@@ -339,7 +338,7 @@ cdef struct HeapFinding:
     HeapFinding* next
 
 cdef struct HeapSettings:
-    uint64_t guard          # bytes before and behind each block, a multiple of 256
+    uint64_t guard          # bytes before and after each block, a multiple of 256
     uint64_t quarantine     # bytes in quarantine at most, guards and padding included
     int guard_byte
     int fresh_byte          # in a new block; -1: not written
