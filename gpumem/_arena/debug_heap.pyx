@@ -298,7 +298,8 @@ cdef object site_of(const HeapSite* site, uint64_t stream):
 
 cdef list take_reports(Heap heap):
     """Return what was found since the last time as `HeapReport`."""
-    # All at once: making a report runs Python code, and `tell_all` may run between two instructions.
+    # All at once: making a report runs Python code, and `tell_all` may run between two
+    # instructions.
     cdef uint64_t lost = 0
     cdef HeapFinding* oldest = heap_findings(heap.heap, &lost)
     cdef HeapFinding* finding = oldest

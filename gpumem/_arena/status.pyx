@@ -224,7 +224,8 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
 cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
                            list errors) except -1:
     report = report_of(arena, asked, round_to_quantum(asked + extra), slot, "budget")
-    raise_exceeded(arena_account(arena.core), arena_over_budget(arena.core), errors, {"report": report})
+    raise_exceeded(arena_account(arena.core), arena_over_budget(arena.core), errors,
+                   {"report": report})
 
 
 cdef object report_of(Arena arena, uint64_t asked, uint64_t rounded, uint32_t slot, str reason):

@@ -238,8 +238,8 @@ cdef void arena_set_oom_wait(ArenaCore* arena, uint64_t nanoseconds) noexcept no
 # Figures in bytes, read without a lock.
 cdef uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil
 cdef uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil
-# The limit of an arena, its tags and its graph pools, 0 for none; the bytes that they hold together,
-# and their maximum.
+# The limit of an arena, its tags and its graph pools, 0 for none; the bytes that they hold
+# together, and their maximum.
 cdef uint64_t family_limit(const ArenaCore* arena) noexcept nogil
 cdef uint64_t family_held(const ArenaCore* arena) noexcept nogil
 cdef uint64_t family_held_peak(const ArenaCore* arena) noexcept nogil
@@ -290,8 +290,8 @@ cdef bint arena_find_apart(ArenaCore* arena, int kind, uint64_t address,
 # ---- Its budget ----------------------------------------------------------------------------------
 
 
-# Before its first block: charges an account, if any, for the bytes it holds or for its blocks in use,
-# and names its own level. False: out of host memory.
+# Before its first block: charges an account, if any, for the bytes it holds or for its blocks in
+# use, and names its own level. False: out of host memory.
 cdef bint arena_join_budget(ArenaCore* arena, BudgetCore* account, bint in_use,
                             const char* name) noexcept nogil
 cdef BudgetCore* arena_account(const ArenaCore* arena) noexcept nogil
