@@ -35,7 +35,7 @@ from gpumem.errors import ConfigError, GpumemError, SourceError
 cdef uint64_t END_OF_ADDRESSES = <uint64_t>1 << 56
 
 
-# ---- the argument of Arena -------------------------------------------------------------------------
+# ---- the argument of Arena -----------------------------------------------------------------------
 
 cdef Source make_source(MemoryResource arena, object config, object given):
     cdef Source source
