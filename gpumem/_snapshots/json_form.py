@@ -33,7 +33,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-# Keys whose values are the attributes as they are.
+# These keys hold the attributes of the same names, unchanged.
 _SAME = ("key", "name", "kind", "memory", "parent", "backing", "limit")
 
 

@@ -35,7 +35,7 @@ class Region:
     address, nbytes : int
     kind : str
         ``"region"``; ``"persistent"``: of a single block; ``"range"``: addresses for pages;
-        ``"virtual"``: a page of a virtual tensor, whose block is all of it.
+        ``"virtual"``: a page of a virtual tensor, all of it one block.
 
     Examples
     --------

@@ -41,14 +41,14 @@ VERSION = 1
 SCHEMA = Path(__file__).with_name("snapshot.schema.json")
 """The JSON schema of saved snapshots."""
 
-# What a dict of other keys, types or numbers raises.
+# A dict of other keys, types or numbers raises one of these.
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _COUNTS = ("in_use", "requested_in_use", "reserved", "free", "cached", "pending_free", "num_allocs")
 
 
 @dataclass(frozen=True)
 class SnapshotDiff:
-    """What changed from one snapshot to a later one of the same process.
+    """The changes from one snapshot to a later one of the same process.
 
     Attributes
     ----------
@@ -283,8 +283,8 @@ def snapshot(resource: object = None) -> Snapshot:
     ----------
     resource : MemoryResource or GraphPool, optional
         The resource; for an adaptor, also everything below it; for an arena or a graph pool, also
-        the memory of each of its tags, as a resource of its own whose `parent` is the arena. None:
-        every live resource of the process, also arenas of which only views are left, but not
+        the memory of each of its tags, as a resource of its own with the arena as its `parent`.
+        None: every live resource of the process, also arenas of which only views are left, but not
         adaptors.
 
     Returns

@@ -45,7 +45,7 @@ enum gpumem_status {
     GPUMEM_NOT_FOUND = 3,       /* no live block begins at the address */
     GPUMEM_CLOSED = 4,          /* the arena is closed, asleep, or belongs to a fork's parent */
     GPUMEM_CAPTURING = 5,       /* the stream captures a graph */
-    GPUMEM_NO_HOST_MEMORY = 6,  /* for what describes a block */
+    GPUMEM_NO_HOST_MEMORY = 6,  /* malloc failed for the record that describes a block */
     GPUMEM_DRIVER_ERROR = 7,
     GPUMEM_STATUSES             /* how many there are */
 };

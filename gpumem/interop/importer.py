@@ -238,7 +238,7 @@ class Importer:
 
 
 class ImporterLike(Protocol):
-    """What a factory given to `Importer.register` makes; `Importer` documents the methods."""
+    """An importer made by a factory of `Importer.register`; `Importer` documents the methods."""
 
     def can_import_memory(self, handle_type: MemoryHandleType) -> InteropCapability: ...
     def can_import_semaphore(self, type: SemaphoreType) -> InteropCapability: ...

@@ -45,12 +45,12 @@ __all__ = ["Contents", "attach", "export"]
 
 @dataclass(frozen=True)
 class Contents:
-    """What a handle of memory stands for.
+    """Description of the memory behind a handle.
 
     Attributes
     ----------
     memory : MemoryInfo
-        What it is for the process that exported it.
+        Its memory, as the exporting process names it.
     device_uuid : str or None
         Identity of the device that it lies on; None of host memory, which lies on none.
     size : int
@@ -253,7 +253,7 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
         ) from error
 
 
-# What drivers answer to a descriptor of something else, and to a size that is not its memory's:
+# Drivers return these for a descriptor of something else, and for a size other than its memory's:
 # INVALID_VALUE, OPERATING_SYSTEM, INVALID_HANDLE, NOT_SUPPORTED, UNKNOWN.
 _REFUSALS = (1, 304, 400, 801, 999)
 

@@ -30,7 +30,7 @@ cdef struct Columns:
     const int64_t* time_us
     size_t count            # of events
 
-# What one pass counts.
+# Counters of one pass.
 cdef struct Pass:
     uint64_t executed       # allocations, failed ones included, and frees
     uint64_t failed         # allocations

@@ -77,7 +77,7 @@ def caching_allocator_curve(trace: Trace) -> Curve:
     """Return the bytes that PyTorch's caching allocator would reserve at each event of `trace`."""
     pools: dict[tuple[int, bool], _Heap] = {}
     home: dict[int, tuple[_Heap, _Block]] = {}  # by block number, while it lives
-    reserved = 0  # nothing is ever given back
+    reserved = 0  # no memory is ever released
     held = array("q")
     for is_alloc, number, size, stream in _allocs_and_frees(trace):
         if not is_alloc:

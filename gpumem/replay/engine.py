@@ -36,8 +36,8 @@ class ReplayResult:
     peak_requested_bytes : int
         Most bytes live at once, as requested by the program, failed allocations included.
     peak_live_or_unfinished_bytes : int
-        Most bytes live at once, or freed by a stream whose work on them was not finished: no other
-        stream could have those. The same as peak_requested_bytes without lag.
+        Largest number of bytes live at once, or freed by a stream before its work on them finished:
+        no other stream could use those. The same as peak_requested_bytes without lag.
     peak_in_use_bytes : int
         Most bytes in use at once, padding included.
     peak_reserved_bytes : int

@@ -10,7 +10,7 @@ __all__ = ["peak_live_or_unfinished"]
 
 
 def peak_live_or_unfinished(trace: Trace, lag_us: int) -> int:
-    """Return the most bytes that are live, or freed on a stream whose work is not finished.
+    """Return the peak of bytes that are live, or freed on a stream before its work has finished.
 
     Work of a stream finishes `lag_us` after it was queued. A stream uses its own unfinished memory
     again, what was freed last first: that leaves the least for other streams to miss. So no
@@ -51,7 +51,7 @@ def peak_live_or_unfinished(trace: Trace, lag_us: int) -> int:
 
 
 class _Unfinished:
-    """What was freed on one stream and not used again, in the order of the frees."""
+    """Blocks freed on one stream and not used again, in the order of the frees."""
 
     def __init__(self) -> None:
         self.nbytes = 0

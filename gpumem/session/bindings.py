@@ -61,7 +61,7 @@ class RunContext:
     stream : Stream
         The stream of the work; inputs are ready for work on it.
     allocator : MemoryResource
-        Allocator of the device's memory, for scratch space. A block whose stream is not named
+        Allocator of the device's memory, for scratch space. A block allocated without a stream
         belongs to the run's stream, so it may be freed while work there still uses it.
 
     Examples
@@ -99,7 +99,7 @@ class RunContext:
 
     @property
     def allocator(self) -> MemoryResource:
-        """Allocator of the device's memory; it hands out blocks of the run's stream."""
+        """Allocator of the device's memory; its blocks belong to the run's stream."""
         if self._allocator is None:
             self._allocator = _OfStream(self._resource, self.stream)
         return self._allocator
@@ -212,7 +212,7 @@ class Forwarding(MemoryResource):
         """Allocate a long-lived block of the resource, which belongs to its default stream."""
         return self._resource.allocate_persistent(nbytes)
 
-    # What the base defines, too, so that no call of it would come to __getattr__.
+    # The base class defines these, so calls of them would not reach __getattr__.
     def stats(self) -> Stats:
         """Return the resource's statistics."""
         return self._resource.stats()
@@ -252,7 +252,7 @@ def _behind(resource: object) -> object:
 
 
 class _OfStream(Forwarding):
-    """A resource whose blocks belong to one stream where the caller names none."""
+    """Allocates another resource's blocks, on one stream where the caller names none."""
 
     def __init__(self, resource: MemoryResource, stream: Stream) -> None:
         super().__init__(resource)

@@ -41,7 +41,7 @@ class CapturedRun:
         self._is_captured = False
 
     def require_awake(self, key: object) -> None:
-        """Raise AsleepError if a run would launch a graph whose own memory is asleep."""
+        """Raise AsleepError if a run would launch a graph of memory that is asleep."""
         if self._graph is not None and key == self._key:
             self._kept._require_awake()
 
@@ -80,7 +80,7 @@ class CapturedRun:
             self._kept = keep(graph.handle)
             graph.instantiate()
             self._graph, self._context = graph, context
-            context.inputs = {}  # an input whose binding is replaced does not live as long as this
+            context.inputs = {}  # else a replaced input would live as long as this object
         return context
 
 

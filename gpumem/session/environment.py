@@ -526,7 +526,7 @@ def is_elsewhere(name: str, device: Device) -> bool:
 
 
 def without_other_devices(config: Mapping[Any, Any], device: Device) -> dict[Any, Any]:
-    """Return the settings without those whose keys name another device; their values are checked.
+    """Return the settings without those of other devices; the values of those are checked.
 
     So one mapping may hold the settings of several devices' sessions.
     """

@@ -218,12 +218,12 @@ class SessionOptions:
         arena_keys: dict[str, object] = {}
         given: dict[str, str] = {}
         for key, value in items:
-            option, whose = _option_of(key)
+            option, name = _option_of(key)
             if option is None:
                 arena_keys[key] = value
                 continue
             parsed = _parse(key, option, value)
-            if _applies(key, whose, names):
+            if _applies(key, name, names):
                 text = f"{visible(key)} = {shown(value)}"
                 _enter_once(values, given, option, parsed, text)
         if callbacks := {part: values.pop(part) for part in _CALLBACKS if part in values}:

@@ -184,8 +184,8 @@ class Session:
         if isinstance(resource, DriverPool):
             self._release()
             raise ConfigError(
-                f"invalid enable_cuda_graph = True with {resource!r}, whose blocks a graph "
-                "cannot retain: expected an arena"
+                f"invalid enable_cuda_graph = True with {resource!r}: a graph cannot retain its "
+                "blocks; expected an arena"
             )
 
     @property
@@ -631,7 +631,7 @@ class Session:
             return {name: self._results[name] for name in self._outputs if name in self._results}
 
     def device_for_outputs(self) -> list[Device | None]:
-        """Return the device whose memory each output lives in, in the order of binding.
+        """Return the device of the memory that each output lives in, in the order of binding.
 
         None: an output in ordinary host memory, of a session on a GPU.
 

@@ -144,9 +144,9 @@ def _live_before(
 ) -> list[_Before]:
     """Return the blocks that were live at the first event.
 
-    The first event about an address tells whether it was in use before; an address without an event
-    is in use now exactly if it was in use then. What the events do not tell of a block that was
-    freed, the file may begin with.
+    The first event about an address shows whether it was in use before; an address without an event
+    is in use now exactly if it was in use then. The beginning of the file may describe a freed
+    block with attributes that no event has.
     """
     at_first = {(resource, block.address): block for resource, block in events.began_with}
     found: list[_Before] = []

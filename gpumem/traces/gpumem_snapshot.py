@@ -38,7 +38,7 @@ def read_snapshot(file: IO[bytes], name: str, device: int | None = None) -> list
 def traces_of_snapshot(plain: object, name: str, device: int | None = None) -> list[Trace]:
     """Make a trace of each memory, which allocates the blocks in use of a snapshot, and frees none.
 
-    Blocks are in the order of their age. Blocks whose age was not recorded count as the oldest.
+    Blocks are in the order of their age. Blocks of unrecorded age count as the oldest.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def _traces(plain: dict[str, Any], name: str, device: int | None) -> list[Trace]
 def _trace(memory: str, sources: list[dict[str, Any]], stacks: list[Frames], name: str) -> Trace:
     """Make the trace of the resources of one memory."""
     origins = {found["key"]: found.get("source") for found in sources}
-    # What an arena has of another resource is held there, and is no block of it.
+    # Memory that an arena has of another resource is held there, and is not one of its blocks.
     regions = {
         found["key"]: [address for address, nbytes in _segments(found) if nbytes]
         for found in sources

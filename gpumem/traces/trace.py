@@ -39,7 +39,7 @@ IntArray: TypeAlias = NDArray[np.integer[Any]]
 ACTION_NAMES = ("allocated", "asked to be freed", "freed")
 _NEVER_SEEN = -1
 
-# What may happen to a block, by the last thing that did: row = last action + 1, column = next.
+# Valid successions of a block's actions: row = last action + 1, column = next action.
 _MAY_FOLLOW = np.array(
     [
         [True, False, False],  # never seen: it can only be allocated
@@ -152,7 +152,7 @@ class Trace:
         Returns
         -------
         ndarray of int64, shape (events,)
-            Bytes in blocks that are allocated and whose free has not completed.
+            Bytes in blocks that are allocated and not completely freed.
         """
         live: NDArray[np.int64] = np.cumsum(self._held_sign() * self.size)
         return live
@@ -286,7 +286,7 @@ def _impossible(last: int, action: int) -> str:
 
 
 def _check_live_bytes(trace: Trace) -> None:
-    """Refuse traces whose sums would not fit a signed 64-bit integer."""
+    """Refuse traces with sums that would not fit a signed 64-bit integer."""
     if trace.allocs * int(np.max(trace.size, initial=0)) <= MAX_LIVE:
         return
     # Wrapped prefix sums are exact wherever the true sum fits; doubles show where it does not.

@@ -2,8 +2,9 @@
 
 cuda-python is the loader: it finds libcuda (WSL included) and answers cuGetProcAddress, so the
 library instance and the handle types are the same that the rest of the process uses. Entries
-are asked for by name and by the CUDA version whose signature the table declares, and only of a
-driver of that version, lest it answers with another signature; what it does not have stays NULL.
+are requested by name and by the CUDA version of the signature that the table declares, and only
+from a driver of at least that version, since an older one would return another signature. Entries
+that the driver does not have stay NULL.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What compiled modules need of the host device beyond the driver table."""
+"""The host device for compiled modules: the functions that are not in the driver table."""
 
 from libc.stdint cimport uint64_t
 

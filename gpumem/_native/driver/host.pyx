@@ -1,7 +1,7 @@
-"""Fill the driver table from the host device, and set what no driver has a function for.
+"""Fill the driver table from the host device, and set the options that no driver has.
 
 The host device itself is plain C (hostdev/): worker threads and ordinary memory, no Python.
-What only tests use is in gpumem/_testing.
+Functions for tests alone are in gpumem/_testing.
 """
 
 import atexit

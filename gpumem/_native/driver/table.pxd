@@ -409,7 +409,7 @@ cdef CUresult access_apply(const DeviceContext* context, const Access* access, u
 # Lets kernels and copies of `peer` reach what cuMemAlloc gives out in `context`, then and later.
 cdef CUresult context_allow(DeviceContext* context, DeviceContext* peer) noexcept nogil
 # While any thread captures a graph, calls that may block or allocate invalidate the capture unless
-# this thread has relaxed itself. Returns the mode to go back to. Every relax has its restore.
+# this thread has relaxed itself. Returns the mode to restore. Every relax has its restore.
 cdef CUstreamCaptureMode context_relax(const DeviceContext* context) noexcept nogil
 cdef void context_restore(const DeviceContext* context, CUstreamCaptureMode before) noexcept nogil
 # An attribute of an address, 4 or 8 bytes; 0 where the driver has none.
@@ -433,9 +433,9 @@ cdef inline bint ends_with_capture(CUresult refusal) noexcept nogil:
 cdef inline bint context_is_dead(const DeviceContext* context) noexcept nogil:
     return process.exiting or context.generation != process.generation
 
-# Waits that Ctrl-C ends on the main thread: the exception is raised, and the work goes on. What the
-# device may still use then must be alive and owned by nobody else: queue nothing before such a wait
-# that only the wait's end makes safe.
+# Waits that Ctrl-C ends on the main thread: the exception is raised, and the work goes on. Memory
+# that the device may still use then must be alive and have no other owner: queue nothing before
+# such a wait that only the wait's end makes safe.
 cdef int synchronize_stream(DeviceContext* context, CUstream stream) except -1
 cdef int synchronize_event(DeviceContext* context, CUevent event) except -1
 # Everything queued on the device, on whatever stream. A driver before CUDA 12.5 has no query for

@@ -132,7 +132,7 @@ cdef CUresult context_allow(DeviceContext* context, DeviceContext* peer) noexcep
 # Python runs handlers of signals between its own steps, so a thread inside of a driver's wait does
 # not see Ctrl-C. The main thread therefore queries the driver until the work is done, and looks for
 # signals after each slice. Other threads, which handle no signals, wait in the driver. The driver's
-# own wait ends both: pools give memory back when it returns.
+# own wait ends both: pools release memory when it returns.
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -185,7 +185,7 @@ cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept no
             if code == CUDA_SUCCESS:
                 code = point_wait(context, AWAIT_EVENT, event, interrupted)
             context.table.cuEventDestroy(event)
-        # A driver's pool gives memory back only after this call (seen on an H200). It returns at
+        # A driver's pool releases memory only after this call (seen on an H200). It returns at
         # once unless other threads have queued more.
         if code == CUDA_SUCCESS and not interrupted[0]:
             code = context_synchronize(context)
@@ -218,7 +218,8 @@ cdef CUresult device_wait_until(DeviceContext* context, uint64_t until,
 
 
 cdef CUresult context_synchronize(DeviceContext* context) noexcept nogil:
-    # What began after a moment, and has ended, has seen the end of all work queued before it.
+    # A wait that began after a moment, and has ended, has seen the end of all work queued before
+    # that moment.
     cdef uint64_t number = sum_add(&context.waits_begun, 1)
     cdef CUresult code = context.table.cuCtxSynchronize()
     if code == CUDA_SUCCESS:
@@ -308,7 +309,7 @@ cdef int require(const void* entry, str call, str what) except -1:
     return 0
 
 
-# What reports the errors that end threads; None until the process ends.
+# The object that reports the errors that end threads; None until the process ends.
 cdef object report_of_threads = None
 
 

@@ -101,8 +101,8 @@ cdef class ImportedMemory(BorrowedMemory):
         cdef KeptMapping* kept = <KeptMapping*><uintptr_t>buffer.handle
         if kept == NULL or kept.ready == NULL:
             return 0
-        # On the device: the CPU goes on. What the point's device alone can wait for, the own stream
-        # waits for.
+        # The wait is queued on the device; the CPU goes on. If only the point's device can wait
+        # for the point, the wait is queued on this object's own stream.
         device = self.memory.device
         if driver_device is not self.driver_device:
             if getattr((<object>kept.ready).timeline, "device", None) is None:
@@ -390,8 +390,8 @@ cdef class ExternalMemory:
     def close(self, *, timeout=None):
         """Release the mapping, after the device's work that is queued now. Idempotent.
 
-        Waits for that work. While a stream of the device waits for a timeline, whose value may be
-        the caller's to signal, it does not: a later call of gpumem releases the mapping then.
+        Waits for that work. While a stream of the device waits for a timeline, it does not, since
+        the caller may have to signal the value: a later call of gpumem releases the mapping then.
 
         Parameters
         ----------
@@ -721,7 +721,7 @@ cdef object register(object wanted, Mapping* mapping):
         if code == CUDA_SUCCESS:
             before = context_relax(context)
             code = context.table.cuMemHostRegister(<void*>mapping.address, mapping.nbytes, flags)
-            # What succeeded is noted at once, so that a failure releases just that.
+            # Each success is noted at once, so that a failure releases exactly the finished steps.
             mapping.is_registered = code == CUDA_SUCCESS
             if code == CUDA_SUCCESS:
                 call = "cuMemHostGetDevicePointer"

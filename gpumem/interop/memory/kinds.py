@@ -200,7 +200,7 @@ def _open_lavapipe(wanted: Wanted, file: Handle) -> ExternalMemory:
     if start % _PAGE or start + wanted.descriptor.size > size:
         raise BadHandleError(
             errno.EINVAL,
-            f"lavapipe's file of {exact_size(size)}, whose memory begins at offset {start}, has "
+            f"lavapipe's file of {exact_size(size)}, with memory from offset {start} on, has "
             f"fewer bytes than described, {exact_size(wanted.descriptor.size)}",
         )
     return external.import_external(wanted, _OPAQUE_FD, file, start)
@@ -237,7 +237,7 @@ def _open_name(wanted: Wanted) -> ExternalMemory:
         raise InvalidDescriptorError(f"{name!r} is not a name of a shared memory object")
     access = os.O_RDONLY if wanted.descriptor.read_only else os.O_RDWR
     try:
-        # What shm_open does.
+        # shm_open does the same.
         number = os.open(f"/dev/shm/{name}", access | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         raise BadHandleError(

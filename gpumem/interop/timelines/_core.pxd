@@ -50,7 +50,7 @@ cdef enum CoreStatus:
     CORE_LATE = TIMELINE_LATE           # the deadline passed
     CORE_POISONED = TIMELINE_POISONED
     CORE_REMOVED = TIMELINE_GONE        # its device was removed
-    CORE_LOST                           # a device whose streams use it is lost: `code`, `context`
+    CORE_LOST                           # a device with streams that use it is lost: `code`
     CORE_DESERTED                       # the last other process died
     CORE_NOT_ABOVE                      # `known` is not below the value
     CORE_DRIVER                         # the driver's `call` returned `code`
@@ -65,7 +65,7 @@ cdef struct Outcome:
     DeviceContext* context  # of the device that is lost
     uint64_t process        # id of the process that died
 
-# What one device has of the timeline: what its streams wait on and write.
+# One device's access to the timeline: the semaphore or memory that its streams wait on and write.
 cdef struct Link:
     DeviceContext* context
     CUexternalSemaphore semaphore   # NULL: memory, by stream memory operations; or not yet
@@ -151,7 +151,7 @@ cdef void core_list(TimelineCore* core) noexcept nogil
 cdef void core_after_fork(TimelineCore* core) noexcept nogil
 # After the last call: releases the core now, or `release_retired_cores` does it. Never blocks.
 cdef void core_retire(TimelineCore* core) noexcept nogil
-# Releases retired cores whose streams are done; never waits for a device.
+# Releases retired cores once their streams are done; never waits for a device.
 cdef void release_retired_cores() noexcept nogil
 # Whether a stream of the context may still wait for a timeline. Then a driver call that waits for
 # the device may wait for a value that the calling thread has yet to signal.

@@ -168,7 +168,7 @@ cdef int queue_wait(Link* link, CUstream stream, uint64_t value, Outcome* out) n
 
 cdef int queue_signal(TimelineCore* core, Link* link, Use* used, uint64_t value,
                       Outcome* out) noexcept nogil:
-    # Queue the signal after the previous one, whose value is `out.known`.
+    # Queue the signal after the previous one, which has the value `out.known`.
     cdef int status = CORE_OK
     # A signal that is still queued on another stream comes first, else it would overwrite this one.
     if comes_behind(core, link, used, out.known):
@@ -444,7 +444,7 @@ cdef Use* use_for(TimelineCore* core, DeviceContext* context, CUstream stream,
 
 
 cdef Use* take_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
-    # Find the use of a stream whose work with the timeline is done, for another stream.
+    # Find a use to pass to another stream: its own stream has finished its work with the timeline.
     cdef Use* used = core.uses
     while used != NULL and not (used.context == context and use_done(used)):
         used = used.next

@@ -67,10 +67,10 @@ cdef class Timeline:
     atomically over threads. Signals take effect in the order in which they were made: one that is
     queued on a stream while an earlier one still waits in another stream comes after it.
 
-    The methods whose names begin with ``enqueue`` never block the CPU. A wait may be queued before
-    its signal. A stream whose value is never signalled blocks for ever, and so do driver calls that
-    wait for the stream, such as freeing memory. Operations that were queued on a stream before a
-    fork belong to the parent.
+    Methods named ``enqueue...`` never block the CPU. A wait may be queued before its signal. If the
+    value is never signalled, the stream blocks for ever, and so do driver calls that wait for the
+    stream, such as freeing memory. Operations that were queued on a stream before a fork belong to
+    the parent.
 
     Safe to use from many threads. A timeline that is dropped while streams still use it is released
     by a later call of gpumem.
@@ -170,9 +170,9 @@ cdef class Timeline:
         TimelineTimeout
             The value was not reached in time.
         TimelineLostError
-            It cannot be: the timeline was poisoned, its device removed, a device whose streams use
-            it lost (which poisons it), or a process that used it died and this process is the only
-            one left.
+            It cannot be: the timeline was poisoned, its device removed, a device that uses it on
+            streams lost (which poisons it), or a process that used it died and this process is the
+            only one left.
         NonMonotonicError
             `value` is out of range.
         ClosedError
@@ -527,7 +527,7 @@ cdef int raise_loss(Timeline timeline, Outcome* out) except -1:
     try:
         return check(out.context.table, out.code, "cuEventQuery")
     except DriverError as error:
-        raise TimelineLostError(f"a device whose streams use {timeline!r} is lost"
+        raise TimelineLostError(f"a device that uses {timeline!r} on its streams is lost"
                                 f"{progress(timeline)}: {error}") from error
 
 
@@ -663,7 +663,7 @@ cdef class HostTimeline(Timeline):
         initial : int
             Its value, from 0 to 2**63 - 1.
         device : Device or str, optional
-            The only one whose streams may use it; needed for streams that are handles or another
+            Only streams of this device may use it; needed for streams that are handles or another
             library's. None: streams of any device, as `Stream` objects.
 
         Raises
@@ -810,8 +810,8 @@ cdef class DriverTimeline(Timeline):
     """A timeline that another API made: Vulkan, another process's driver.
 
     Belongs to the device that imported it. The CUDA driver cannot read the value, so `value`
-    raises there, while `wait` and `signal` go through a stream of the timeline's own; on the host
-    device, whose timelines are pages of memory, the CPU does all of it itself. Closed after a fork.
+    raises there, while `wait` and `signal` go through a stream of the timeline's own. Timelines of
+    the host device are pages of memory, so the CPU does all of it itself. Closed after a fork.
 
     Examples
     --------

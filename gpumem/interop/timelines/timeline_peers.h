@@ -4,7 +4,7 @@
  * file, by an open file description that no other process has. The kernel drops the lock when
  * the process ends, for whatever reason, and shows it to every process that has the file:
  * ids of processes mean nothing in another PID namespace. An entry that is marked and not
- * locked is of a process that died without giving it back.
+ * locked is of a process that died without leaving.
  *
  * A process that found no entry free, or that could not open the file anew because it has no
  * /proc, counts as alive. A process that is stopped or hangs is alive. One that closed its last
@@ -31,7 +31,7 @@ static inline bool timeline_own_file(int file) {
     return done;
 }
 
-/* What tells processes apart whose ids are equal, in other namespaces; not 0. */
+/* A number that distinguishes processes with equal ids in different namespaces; not 0. */
 static inline uint64_t timeline_process_mark(void) {
     uint64_t mark = 0;
     if (getrandom(&mark, sizeof mark, 0) != sizeof mark) mark = timeline_now();

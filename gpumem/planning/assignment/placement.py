@@ -242,7 +242,7 @@ class Placement:
 
 
 def in_steps(graph: ModelGraph, assignments: Sequence[Assignment]) -> tuple[Step, ...]:
-    """Order steps after the steps whose values they read, and else as in the graph.
+    """Order each step after the steps that make its values, and else as in the graph.
 
     Raises
     ------

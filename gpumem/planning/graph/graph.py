@@ -357,7 +357,7 @@ class GraphBuilder:
     name : str
         Name of the graph.
     outer : GraphBuilder, optional
-        For the body of a node: the graph of the node, whose values the body can read.
+        For the body of a node: the graph of the node; the body can read its values.
 
     Examples
     --------

@@ -18,7 +18,7 @@ from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, rounde
 
 __all__ = ["Lifetimes", "Reuse", "Storage", "Tenant"]
 
-# ONNX operators whose result has the bytes of the first input, under another shape.
+# ONNX operators that return the bytes of the first input under another shape.
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 # ONNX operators that compute each element of the result from the elements at the same index of the
@@ -71,7 +71,7 @@ class Lifetimes:
     storages : list of Storage
     reuses : dict of Tenant to Reuse
     unplanned : list of str
-        Values whose size is only known when the graph runs.
+        Values of a size that is only known when the graph runs.
     scratch : dict of Node to Value
         For nodes that hold graphs, such as an If: the memory of those graphs while the node runs.
     """
@@ -153,7 +153,7 @@ class Lifetimes:
         return storage
 
     def _reuse_of(self, tenant: Tenant, number: int) -> Reuse | None:
-        """Find an input of a step's node whose bytes the first output may use."""
+        """Find an input of a step's node that the first output may overwrite."""
         if not self._in_place or not 0 <= number < self._end:
             return None
         step = self._placement.steps[number]

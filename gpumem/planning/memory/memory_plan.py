@@ -218,8 +218,8 @@ class MemoryPlan:
         ----------
         kernel : callable
             Called for each node in the planned order with the node, its inputs, and the Tensors
-            for its outputs; None where an optional one is left out. Not called for nodes whose
-            result is a view.
+            for its outputs; None where an optional one is left out. Not called for nodes that
+            return a view.
         inputs : Mapping
             Arrays or Tensors by name; they are copied to their places.
         memory

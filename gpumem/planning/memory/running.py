@@ -76,7 +76,7 @@ def _source_for(needed: MemoryInfo, memory: Any) -> Any:
 
 
 def _block_of(plan: MemoryPlan, memory: MemoryInfo, source: Any, stream: Any) -> Tensor:
-    """Allocate one block whose address is a multiple of the alignment."""
+    """Allocate one block at an address that is a multiple of the alignment."""
     nbytes = plan.blocks[memory].peak_bytes
     if isinstance(source, MemoryResource):
         whole = empty(nbytes + plan.alignment - 1, "uint8", resource=source, stream=stream)

@@ -6,7 +6,7 @@
  *
  * F(name, version, parameters)
  *   name        the driver API's name without the prefix "cu"
- *   version     the CUDA version whose signature this is, as cuGetProcAddress wants it
+ *   version     the CUDA version that has this signature, as cuGetProcAddress wants it
  *   parameters  exactly the driver's, so that an entry is called as the driver would be
  *
  * A NULL entry means "not there" (old driver, or not built yet on the host device):
@@ -221,7 +221,7 @@
     F(GraphRetainUserObject, 11030,                                                               \
       (CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags))
 
-/* Functions whose signature changed: what a driver older than the version above has instead.
+/* Functions that changed their signature, as drivers older than the version above have them.
  *
  * F(name, version, until, parameters)
  *   until  the driver version that has the later signature; from there on the entry is NULL

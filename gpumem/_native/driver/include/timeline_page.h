@@ -114,7 +114,7 @@ static inline void timeline_wake(TimelinePage *page) {
         syscall(SYS_futex, &page->sequence, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* True: `word` was lower. It never goes back, whatever comes late. */
+/* True: `word` was lower. The word never decreases, even if signals arrive out of order. */
 static inline bool timeline_raise(_Atomic uint64_t *word, uint64_t value, uint64_t *before) {
     *before = atomic_load(word);
     while (*before < value)

@@ -61,8 +61,8 @@ HOSTDEV_API const void *hostdev_controls(void);
 /* ---- the end ---- */
 
 /* Interpreter exit. Workers stop between operations (a long copy between its pieces, a
- * blocked wait at once); returns when they are gone, or after about a second when a host
- * function does not come back. Work still queued is dropped. From then on every call
+ * blocked wait at once). The call returns when they have ended, or after about a second when
+ * a host function does not return. Work still queued is dropped. From then on every call
  * answers CUDA_ERROR_DEINITIALIZED. Memory stays mapped: views of it may still be alive. */
 HOSTDEV_API void hostdev_shutdown(void);
 

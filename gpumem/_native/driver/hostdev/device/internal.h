@@ -2,12 +2,12 @@
  *
  * Objects. A handle that the caller holds (stream, event, ...) is not a pointer but a
  * number: kind, birth (which process after how many forks), generation and index of a
- * slot. Slots are never given back to malloc, so any number whatever can be looked up,
- * and a stale one is distinguished from its slot's next tenant. What is found by a handle
- * is used under the object's own lock, after comparing the handle once more.
+ * slot. Slots are never freed, so any number can be looked up, and a stale handle is
+ * distinguished from its slot's next tenant. An object found by a handle is used under
+ * the object's own lock, after comparing the handle once more.
  *
  * Streams. A stream is a ring of operations numbered from 1. `submitted` and `completed`
- * are the last numbers put in and finished; they never go back, not even when the slot
+ * are the last numbers put in and finished; they never decrease, not even when the slot
  * gets a new tenant, so "stream s has passed n" (a Point) is one comparison, needs no
  * reference and stays true for ever. An event is a Point and a time. A wait is an
  * operation that holds a Point. Points only ever name operations that were already
@@ -323,7 +323,7 @@ typedef struct Copy { /* a box of bytes; one row when height and depth are 1 */
     size_t src_pitch, src_slice;
     void *staged;                        /* owned: freed after the copy */
     bool dst_known, src_known;           /* in the map when queued, so it must still be */
-    Context *dst_context, *src_context;  /* whose device must have access to the end; NULL: the stream's */
+    Context *dst_context, *src_context;  /* device with access to the end; NULL: the stream's */
 } Copy;
 
 typedef struct Fill {

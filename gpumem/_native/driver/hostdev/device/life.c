@@ -10,7 +10,7 @@ Host host;
 _Thread_local Thread host_thread;
 static pthread_once_t setup_once = PTHREAD_ONCE_INIT;
 
-/* Locks and empty tables. What the caller configured (count, capacities) stays. */
+/* Initializes the locks and empties the tables; keeps the configured count and capacities. */
 static void build(void) {
     pthread_rwlockattr_t fair; /* else copies that never pause keep frees out for ever */
     pthread_rwlockattr_init(&fair);

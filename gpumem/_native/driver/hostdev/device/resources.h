@@ -44,7 +44,7 @@ struct Block { /* part of a segment; neighbours in address order make up the seg
 };
 
 typedef struct Pool Pool;
-struct Segment { /* pages of a pool: charged, mapped and given back together */
+struct Segment { /* pages of a pool: charged, mapped and released together */
     Pool *pool;
     Segment *next;
     Range *range;  /* in host.ranges */

@@ -69,7 +69,7 @@ typedef enum HostdevMisuse {
 } HostdevMisuse;
 
 /* Looks for misuse from now on, at a price: every device allocation made while it is on
- * has pages of its own, whose addresses are never used again and lose their access when
+ * has pages of its own. Their addresses are never used again and lose their access when
  * freed: an operation that names them fails, the host faults. Copies, fills, and blocks
  * taken from and given to pools are compared with what other streams did to the same bytes,
  * by what the program waited for, whether or not it went well this time; what streams pass to

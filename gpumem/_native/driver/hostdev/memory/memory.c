@@ -3,7 +3,7 @@
  * Pages are private anonymous mappings that reserve nothing: memory that is never touched
  * costs address space alone. A device is charged as a GPU is, in blocks of 2 MiB:
  * an allocation above 1 MiB has its own blocks, smaller ones share a block (a slab) in
- * units of 512 bytes, and the block is given back with its last tenant.
+ * units of 512 bytes, and the block is released with its last tenant.
  */
 #include "../device/internal.h"
 

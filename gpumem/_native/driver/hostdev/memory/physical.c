@@ -2,7 +2,7 @@
  *
  * A handle that can be exported is a memfd of its own. All others are extents of one
  * sparse memfd, since a process may hold some thousand files but needs a handle for
- * every two megabytes; its pages go back to the kernel when the handle's memory goes.
+ * every two megabytes; its pages return to the kernel when the handle's memory is freed.
  */
 #include "../device/internal.h"
 

@@ -8,7 +8,7 @@
 
 /* ---- pools by handle ---- */
 
-/* The slot goes back when the pool is destroyed and its last allocation freed. */
+/* The slot is freed when the pool is destroyed and its last allocation freed. */
 void host_pool_unlock(Pool *pool) {
     bool gone = false;
     if (pool->destroyed && pool->used == 0) {
@@ -248,7 +248,7 @@ CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
     return result;
 }
 
-/* ---- give back ---- */
+/* ---- release ---- */
 
 CUresult host_cuMemPoolTrimTo(CUmemoryPool handle, size_t bytes_to_keep) {
     ENTER(MemPoolTrimTo);

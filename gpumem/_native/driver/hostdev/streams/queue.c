@@ -253,8 +253,8 @@ bool host_stream_has_seen(const Stream *stream, Point point) {
     return false;
 }
 
-/* What must finish first goes in as waits. What only has to come of age (its work is
- * done, its lag is not over) moves the stream's own clock instead. */
+/* Queues a wait for a point that has not finished. A point that has finished, but not yet
+ * passed its lag, moves the stream's own clock instead. */
 CUresult host_stream_wait_point(Stream *stream, Point point) {
     if (point.stream == stream || host_point_done(point) || stream->capture) return CUDA_SUCCESS;
     if (host_seq_done(point)) {
