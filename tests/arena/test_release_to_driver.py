@@ -163,11 +163,65 @@ def test_freed_persistent_blocks_are_released_when_their_work_is_done(
     gate.open()
     streams[0].synchronize()
     more = arena.allocate(3 * MIB, streams[1])
-    # The driver would wait for the device before it takes pinned memory back: `shrink` lets it.
-    assert arena.stats().reserved == (5 if "accessible" in memory else 4) * MIB
-    arena.shrink()
     assert arena.stats().reserved == 4 * MIB
     del kept, more
+
+
+KINDS = {
+    "persistent": lambda arena: arena.allocate_persistent(MIB),
+    "shareable": lambda arena: arena.allocate(MIB, shareable=True),
+    "transport": lambda arena: arena.allocate(MIB, transport="ipc"),
+}
+
+
+@pytest.mark.parametrize("debug_heap", [False, {"quarantine_bytes": 0}])
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        *(("host", kind) for kind in KINDS),
+        *(("host/host_accessible", kind) for kind in KINDS),
+        ("host/managed", "persistent"),
+    ],
+)
+def test_a_loop_of_blocks_with_their_own_region_holds_at_most_one_of_them(
+    make_arena, host, spec, kind, debug_heap
+):
+    """Also where the driver would wait for the device: no stream is at work here."""
+    arena = make_arena(REGIONS, spec, debug_heap=debug_heap)
+    held = []
+    for _ in range(5):
+        KINDS[kind](arena).close()
+        held.append((arena.stats().reserved, len(os.listdir("/proc/self/fd")), memory(host)))
+    assert held[1:] == [held[1]] * 4
+
+
+@pytest.mark.parametrize("spec", ["host", "host/host_accessible", "host/managed"])
+def test_a_loop_of_dropped_arenas_holds_the_memory_of_at_most_one(host, spec):
+    held = []
+    for _ in range(5):
+        arena = gpumem.Arena(spec, REGIONS)
+        arena.allocate(MIB).close()
+        held.append(memory(host))
+        del arena
+    assert held[1:] == [held[1]] * 4
+
+
+@pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
+def test_pinned_memory_of_freed_persistent_blocks_stays_while_a_stream_works(
+    make_arena, streams, driver, gate, memory
+):
+    arena = make_arena(REGIONS, memory)
+    other = make_arena(REGIONS)
+    kept = other.allocate(MIB, streams[0])
+    driver.fill(kept, 1, streams[0])
+    arena.allocate_persistent(MIB).close()
+    with without_waiting(gate):
+        arena.allocate_persistent(MIB).close()
+    assert arena.stats().reserved == 2 * MIB
+    gate.open()
+    streams[0].synchronize()
+    arena.allocate_persistent(MIB).close()
+    assert arena.stats().reserved == MIB
 
 
 # ---- shrink and close ----------------------------------------------------------------------------

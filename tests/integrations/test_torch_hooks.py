@@ -326,6 +326,37 @@ def test_peaks_count_torchs_requested_bytes(caller, arena):
     other.close()
 
 
+@pytest.mark.parametrize("backing", ["virtual", "regions"])
+def test_reserved_peak_counts_no_memory_that_the_driver_refused(caller, host, backing):
+    arena = Arena("host", {"oom_wait_ms": 0, "backing": backing})
+    torch_hooks.serve(9, arena)
+    block = caller.alloc(MIB, device=9)
+    caller.reset_peaks(device=9)
+    held = caller.stats(device=9).peak_reserved
+    for function in ("cuMemCreate", "cuMemAlloc"):
+        host.fail(function, 1, 2, times=0)
+    with pytest.raises(Refused):
+        caller.alloc(64 * MIB, device=9)
+    host.clear_faults()
+    assert caller.stats(device=9).peak_reserved == held == arena.stats().reserved
+    caller.free(block)
+    arena.close()
+
+
+def test_reserved_peak_is_that_of_an_arena_and_its_tags_together(caller):
+    arena = Arena("host", {"oom_wait_ms": 0, "backing": "virtual"})
+    torch_hooks.serve(9, arena)
+    with arena.tag("weights"):
+        tagged = arena.allocate(32 * MIB)
+    block = arena.allocate(32 * MIB)
+    held = arena.stats().reserved
+    tagged.close()
+    block.close()
+    arena.shrink()
+    assert caller.stats(device=9).peak_reserved == held >= 64 * MIB
+    arena.close()
+
+
 # ---- pools of captured graphs --------------------------------------------------------------------
 
 

@@ -23,6 +23,10 @@ cdef void arena_leave(ArenaCore* arena) noexcept nogil
 # Releases the arenas that nothing refers to, once their work is done; without a wait, so that
 # memory which the driver takes back only when the device is idle stays. Returns whether it does.
 cdef bint arenas_release_retired() noexcept nogil
+# The same before an allocation with these flags grows. If its memory is of a kind that the driver
+# takes back only when the device is idle, and no stream is at work, so that nothing waits, it
+# releases those arenas, too, and returns True: then freed persistent regions can be released.
+cdef bint arenas_release_before_growth(ArenaCore* arena, uint32_t flags) noexcept nogil
 # The same with that memory: the driver waits for the device, without a bound. Returns whether an
 # arena was released.
 cdef bint arenas_release_retired_wait() noexcept nogil

@@ -6,7 +6,7 @@ from libc.string cimport memset
 
 from gpumem._native.arena.bookkeeping cimport (
     arena_join_as, arena_level_init, BlockCopy, check_level, check_tables, chunk_copy,
-    finish_allocate, note_allocate, note_event, notes_free,
+    family_reserved, finish_allocate, note_allocate, note_event, notes_free,
 )
 from gpumem._native.arena.debug_heap.guards cimport heap_counts
 from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap_drain, heap_release
@@ -34,9 +34,9 @@ from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches
 from gpumem._native.arena.types cimport (
     apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, arena_is_open,
     ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ARENA_STALE,
-    arena_state, ArenaCore, ArenaSettings, Block, EXTEND_SAME_AS_REQUESTED, family_held,
-    family_level, IN_SMALL, is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT,
-    root_of, SMALL_SPACE, SPACES, STATE_ASLEEP, STATE_CLOSED, table_of,
+    arena_state, ArenaCore, ArenaSettings, Block, EXTEND_SAME_AS_REQUESTED, family_level, IN_SMALL,
+    is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE,
+    SPACES, STATE_ASLEEP, STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
 from gpumem._native.bfc cimport (
@@ -53,7 +53,7 @@ from gpumem._native.pages cimport (
     budget_init, pages_are_exportable, Space, space_create, space_destroy, space_reserves,
     space_restore,
 )
-from gpumem._support.atomics cimport count_add, count_now, load64, store32, store64, sum_add
+from gpumem._support.atomics cimport count_add, count_now, load32, load64, store32, store64, sum_add
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport (
     event_source_close, event_source_name, event_source_open, event_sources_visit, EventSource,
@@ -97,7 +97,8 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     arenas_release_retired_wait()
     find_idle(arena)
     lock_acquire(&arena.grow_lock)
-    released[0] = release_retired(arena) + release_idle(arena, 1) + release_waiting(arena)
+    released[0] = (release_retired(arena, True) + release_idle(arena, 1)
+                   + release_waiting(arena))
     # Growth begins anew: the sizes of before belong to a peak that is over.
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
@@ -147,13 +148,13 @@ cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 
 cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     caches_flush(arena)
+    store64(&arena.held_peak, family_reserved(arena))
     lock_acquire(&arena.lock)
     # Flushed above: cached bytes count as used until then.
     store64(&arena.stats.max_in_use, arena_in_use(arena))
     store64(&arena.span_peak, 0)
     store64(&arena.block_peak, 0)
     store64(&arena.stats.max_reserved, arena_reserved_now(arena))
-    store64(&family_level(arena).peak, family_held(arena))
     lock_release(&arena.lock)
 
 
@@ -245,6 +246,15 @@ cdef bint arenas_release_retired() noexcept nogil:
     while release_those_retired(False, &stays):
         pass
     return stays
+
+
+cdef bint arenas_release_before_growth(ArenaCore* arena, uint32_t flags) noexcept nogil:
+    cdef bint stays = arenas_release_retired()
+    if (arena.settings.oom_wait == 0 or not backing_for(arena, flags).waits
+            or not (stays or load32(&arena.retired)) or not devices_are_quiet()):
+        return False
+    arenas_release_retired_wait()
+    return True
 
 
 cdef bint arenas_release_retired_wait() noexcept nogil:
@@ -414,7 +424,7 @@ cdef uint64_t release_what_is_idle(ArenaCore* arena) noexcept nogil:
     mode = context_relax(arena.context)
     find_idle(arena)
     if lock_try(&arena.grow_lock):
-        released = release_retired(arena) + release_all_idle(arena)
+        released = release_retired(arena, False) + release_all_idle(arena)
         lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
     return released

@@ -105,8 +105,11 @@ cdef int arena_charge_pages(ArenaCore* arena, uint64_t created, uint64_t release
 cdef void arena_refund_pages(ArenaCore* arena, uint64_t created, uint64_t released) noexcept nogil
 # Notes the bytes that a refused budget's error and callbacks name, for a tag's parent too.
 cdef int refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil
-# Caller holds `grow_lock`, with no growth under way. Refunds bytes that it does not hold.
+# Caller holds `grow_lock`, not `lock`, with no growth under way. Refunds bytes that the arena does
+# not hold, and raises the peak of the held bytes.
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
+# Bytes that an arena and its children hold. Without a lock: each arena's sum is of another moment.
+cdef uint64_t family_reserved(ArenaCore* arena) noexcept nogil
 
 # Charges a block in use: the request before a block is searched for, the padding once the block is
 # found, because only then it is known. False: the budget refuses; nothing more is charged.

@@ -5,13 +5,14 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from gpumem._native.arena.debug_heap.guards cimport heap_counts
+from gpumem._native.arena.family cimport any_pool_next, tag_next
 from gpumem._native.arena.thread_cache cimport cache_flush, caches_flush, caches_hold, caches_thaw
 from gpumem._native.arena.types cimport (
     apart_bytes, apart_from, arena_extensions, arena_in_use, arena_limit, arena_max_in_use,
     ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,
     arena_shrinkages, arena_state, ArenaCore, ArenaSpan, backing_calls, Block, BlockNote,
-    family_level, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE, SMALL_SPACE, SPACES,
-    STATE_ASLEEP, table_of, ThreadCache,
+    family_held, family_level, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE, root_of, SMALL_SPACE,
+    SPACES, STATE_ASLEEP, table_of, ThreadCache,
 )
 from gpumem._native.arena.values cimport HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, HeapCounts
 from gpumem._native.backing cimport Mapped
@@ -28,7 +29,7 @@ from gpumem._native.pages cimport (
     span_page_bytes, span_page_in_use,
 )
 from gpumem._support.atomics cimport (
-    load32, load64, load8, pointer_try, publish32, published64, published_pointer, store64,
+    load32, load64, load8, peak_try, pointer_try, publish32, published64, published_pointer, store64,
     version_begin, version_of,
 )
 from gpumem._support.clock cimport clock_ns
@@ -171,6 +172,32 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
     cdef uint64_t charged = budget_load(&arena.level.used)
     if charged > held:
         budget_uncharge(arena.level, charged - held)
+    raise_held_peak(arena)
+
+
+cdef void raise_held_peak(ArenaCore* arena) noexcept nogil:
+    # The charges are an upper bound: another thread may have charged memory that the driver refuses
+    # then.
+    cdef uint64_t* held_peak = &(<ArenaCore*>root_of(arena)).held_peak
+    cdef uint64_t peak = load64(held_peak)
+    cdef uint64_t held = family_held(arena)
+    if held > peak:
+        held = min(held, family_reserved(arena))
+    while held > peak and not peak_try(held_peak, &peak, held):
+        pass
+
+
+cdef uint64_t family_reserved(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t total = 0
+    cdef ArenaCore* each = tag_next(arena, NULL)
+    while each != NULL:
+        total += arena_reserved_now(each)
+        each = tag_next(arena, each)
+    each = any_pool_next(arena, NULL)
+    while each != NULL:
+        total += arena_reserved_now(each)
+        each = any_pool_next(arena, each)
+    return total
 
 
 cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:

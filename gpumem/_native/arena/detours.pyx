@@ -110,7 +110,7 @@ cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_s
     if lock_try(&arena.grow_lock):
         interpreter = interpreter_release()
         mode = context_relax(arena.context)
-        release_retired(arena)
+        release_retired(arena, True)
         release_waiting(arena)
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)

@@ -542,11 +542,11 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         if code != CUDA_SUCCESS:
             driver_refused(arena, code, plan.refused)
         space_undo(space, &plan)
-        arena_reconcile(arena)
     lock_release(&arena.lock)
     plan_free(&plan)
     if not in_order:
-        # The driver refused a wait: without other streams' unfinished memory.
+        # The driver refused a wait: the next plan uses no unfinished memory of other streams.
+        arena_reconcile(arena)
         demand.unfinished = False
         return build_claim(arena, space, demand, index)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED

@@ -13,8 +13,9 @@ cdef uint64_t release_idle(ArenaCore* arena, int tries) noexcept nogil
 cdef uint64_t release_idle_beside(ArenaCore* arena) noexcept nogil
 # Both, before an allocation that a limit or the driver refused grows once more.
 cdef uint64_t release_all_idle(ArenaCore* arena) noexcept nogil
-# Releases the regions of persistent blocks that were freed, without a wait.
-cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil
+# Releases the regions of persistent blocks that were freed. `with_wait`: also those for which the
+# driver waits.
+cdef uint64_t release_retired(ArenaCore* arena, bint with_wait) noexcept nogil
 # Releases idle regions, persistent ones too, for which the driver waits until the device is idle,
 # without a bound: in the last step of an allocation, in `shrink` and in `close`.
 cdef uint64_t release_waiting(ArenaCore* arena) noexcept nogil

@@ -78,7 +78,7 @@ cdef uint64_t release_idle_beside(ArenaCore* arena) noexcept nogil:
     return total
 
 
-cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
+cdef uint64_t release_retired(ArenaCore* arena, bint with_wait) noexcept nogil:
     # Reads the count without the arena lock: a block that is being freed now is found the next
     # time.
     cdef uint64_t before = arena_reserved(arena)
@@ -86,7 +86,7 @@ cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
     if load32(&arena.retired) or arena.settings.passthrough:
         poll_idle_regions(arena)
     if load32(&arena.retired):
-        release_each(arena, True, False)
+        release_each(arena, True, with_wait)
     return before - arena_reserved(arena)
 
 

@@ -3,7 +3,9 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from gpumem._native.arena.arena cimport arenas_release_retired, release_once_quiet
+from gpumem._native.arena.arena cimport (
+    arenas_release_before_growth, arenas_release_retired, release_once_quiet,
+)
 from gpumem._native.arena.bookkeeping cimport (
     charge_request, finish_allocate, note_allocate, note_event,
 )
@@ -49,7 +51,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
     # Cheapest first, each step only if those before it found no room. No lock is held on entry, nor
     # between two steps.
     cdef bint own_region = flags & ALLOCATE_ALONE
-    cdef bint captures, freed
+    cdef bint captures, freed, quiet
     cdef uint64_t until = 0
     cdef CUstreamCaptureMode mode
     cdef int status, waited
@@ -111,12 +113,14 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         else:
             publish_cached(arena)   # as each search does
 
-        # 6. The driver, one thread at a time. Arenas without references are released first, so
-        #    that their memory neither counts in max_mem nor is missing for the growth.
+        # 6. The driver, one thread at a time. Arenas without references and freed persistent regions
+        #    are released first, so that their memory neither counts in max_mem nor is missing for
+        #    the growth. Memory that the driver takes back only when the device is idle is released
+        #    here only if no stream is at work, and only before more of its kind is allocated.
         mode = context_relax(arena.context)
-        arenas_release_retired()
+        quiet = arenas_release_before_growth(arena, flags)
         lock_acquire(&arena.grow_lock)
-        release_retired(arena)
+        release_retired(arena, quiet)
 
         # 7. Poll and search again, because another thread may have grown while this one waited for
         #    the lock, and an event that step 3 recorded on an idle stream takes microseconds; also

@@ -212,6 +212,7 @@ cdef struct ArenaCore "ArenaCore":
     bint has_tag            # it is a tag's arena
     ArenaCore* sleeps_with  # of a graph pool: the arena whose tag its blocks have; a reference
     ArenaCore* part_of      # of a graph pool: the one that has it for another tag, and refers to it
+    uint64_t held_peak      # highest bytes held by it and its children together (atomic)
     uint64_t family_peak    # bytes in use by it and its tags when one of them grew (atomic)
     int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
     ArenaSpan* spans        # of virtual tensors; grow_lock
@@ -312,7 +313,7 @@ cdef inline uint64_t family_held(const ArenaCore* arena) noexcept nogil:
     return budget_load(&family_level(arena).used)
 
 cdef inline uint64_t family_held_peak(const ArenaCore* arena) noexcept nogil:
-    return budget_load(&family_level(arena).peak)
+    return load64(&root_of(arena).held_peak)
 
 cdef inline uint64_t family_limit(const ArenaCore* arena) noexcept nogil:
     # max_mem in bytes; 0: no limit.
