@@ -13,8 +13,7 @@ from gpumem._native.budget cimport (
     holdings_free, release_idle_below, tell_crossed,
 )
 from gpumem._support.atomics cimport store64, sum_add
-from gpumem._support.deferred cimport call_unraisable, report_unraisable
-from gpumem._support.process cimport process, process_is_exiting
+from gpumem._support.process cimport call_unraisable, process, process_is_exiting, report_unraisable
 
 from gpumem._support.arguments import MISSING, refuse_call, require_name
 from gpumem._support.releases import release_retired

@@ -23,9 +23,8 @@ from gpumem._native.driver cimport (
     check as check_code, context_enter, context_leave, context_relax, context_restore, CUDA_SUCCESS,
     CUresult, CUstreamCaptureMode,
 )
-from gpumem._support.deferred cimport call_soon, report_unraisable
 from gpumem._support.interpreter cimport PyGILState_Check
-from gpumem._support.process cimport process
+from gpumem._support.process cimport call_soon, process, report_unraisable
 
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted

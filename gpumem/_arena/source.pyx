@@ -21,8 +21,8 @@ from gpumem._native.driver cimport (
     CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUdeviceptr, CUpointer_attribute, CUresult, DeviceContext,
     DriverDevice, pointer_attribute,
 )
-from gpumem._support.deferred cimport call_unraisable
 from gpumem._support.instances cimport forbid_instantiation
+from gpumem._support.process cimport call_unraisable
 
 from gpumem._buffer.stream import Stream
 from gpumem._buffer.transport import hold

@@ -22,7 +22,7 @@ from gpumem._native.bfc cimport ABSURD, round_to_quantum
 from gpumem._native.driver cimport check, CUDA_ERROR_OUT_OF_MEMORY, CUstream
 from gpumem._native.pages cimport GRANULE
 from gpumem._resource cimport device_figures
-from gpumem._support.deferred cimport report_unraisable
+from gpumem._support.process cimport report_unraisable
 
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceError, AsleepError
 

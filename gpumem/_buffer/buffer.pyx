@@ -22,7 +22,6 @@ from gpumem._native.driver cimport (
     CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, CU_MEM_ADVISE_UNSET_READ_MOSTLY, CUmem_advise, CUresult,
     CUstream,
 )
-from gpumem._support.deferred cimport note_discarded, raise_discarded
 from gpumem._support.instances cimport destructor, forbid_instantiation, replace_dealloc
 from gpumem._support.lease cimport (
     Lease, lease_drop_buffer, lease_retain, Uses, uses_add,
@@ -413,11 +412,7 @@ cdef class Buffer:
                               "memory first")
         if flags & PyBUF_WRITABLE and self.home.is_read_only:
             raise BufferError("this buffer is read-only")
-        try:
-            self.home.order_view(self)
-        except KeyboardInterrupt as error:
-            note_discarded(self, error)
-            raise
+        self.home.order_view(self)
         view.internal = buffer_share(self)
         view.buf = <void*>self.address
         view.len = self.requested_bytes
@@ -438,7 +433,6 @@ cdef class Buffer:
 
         Where that fails NumPy asks here, and passes the exception on.
         """
-        raise_discarded(self)
         import numpy
         return numpy.array(memoryview(self), dtype, copy=copy)
 

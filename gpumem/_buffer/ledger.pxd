@@ -18,10 +18,10 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport CUresult, CUstream, DeviceContext
-from gpumem._support.deferred cimport Deferred
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Lease, Uses
 from gpumem._support.lock cimport Lock
+from gpumem._support.process cimport Deferred
 from gpumem._support.retired cimport Retired
 
 cdef enum LedgerStatus:

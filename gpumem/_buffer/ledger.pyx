@@ -11,13 +11,13 @@ from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUresult, CUstream, DeviceContext,
 )
 from gpumem._support.atomics cimport count_add, store32
-from gpumem._support.deferred cimport call_soon
 from gpumem._support.events cimport (
     event_source_close, event_source_name, event_source_note, event_source_open, is_recorded,
     OWNER_LEDGER, REC_ALLOC, REC_FREE, RecEvent, RecNoted,
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
+from gpumem._support.process cimport call_soon
 from gpumem._support.retired cimport retire, Retired, take_retired
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 

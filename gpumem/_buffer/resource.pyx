@@ -28,9 +28,9 @@ from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
 )
 from gpumem._support.atomics cimport load32, store32
-from gpumem._support.deferred cimport call_unraisable, defer, Deferred, run_deferred
 from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.lease cimport Lease, lease_create, Uses
+from gpumem._support.process cimport call_unraisable, defer, Deferred, run_deferred
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem._support.arguments import power_of_two, require, require_name

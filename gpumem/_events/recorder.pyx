@@ -14,13 +14,12 @@ from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport MemoryResource
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.columns cimport column_of
-from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.events cimport (
     EventSource, REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define,
     recorder_end, recorder_file, recorder_finish_file, recorder_free, recorder_read_ring,
     recorder_ring, recorder_set_stacks, recorder_thread_id, thread_set_framework, thread_set_label,
 )
-from gpumem._support.process cimport process, process_is_exiting
+from gpumem._support.process cimport interrupt_again, process, process_is_exiting
 from gpumem.adaptors._adaptor cimport Adaptor
 from gpumem._events.sources cimport source_of
 

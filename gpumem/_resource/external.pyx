@@ -15,13 +15,14 @@ from gpumem._native.driver cimport (
     CUstream, CUstreamCaptureMode, DeviceContext, may_capture, point_wait,
 )
 from gpumem._support.clock cimport clock_ns, sleep_ns
-from gpumem._support.deferred cimport call_soon, call_unraisable
 from gpumem._support.interpreter cimport (
     interpreter_release, interpreter_restore, PyGILState_Check, PyThreadState,
 )
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release
-from gpumem._support.process cimport process_interrupted, raise_interrupt
+from gpumem._support.process cimport (
+    call_soon, call_unraisable, process_interrupted, raise_interrupt,
+)
 from gpumem._support.retired cimport (
     queue_add, queue_put_first, queue_retired, retire, Retired, RetiredQueue,
 )

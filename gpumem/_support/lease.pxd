@@ -6,9 +6,9 @@ drop calls that function.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 
-from gpumem._support.atomics cimport load64, published64, store64
+from gpumem._support.atomics cimport count64_add, load64, published64, store64
 
 # Another stream that uses a block too. Which number names it is the resource's matter; an arena
 # says, when the block is freed, behind which epoch of the stream that use ends.
@@ -50,15 +50,6 @@ cdef struct Lease:
     ViewCount* owner_views  # of all blocks of the owner, this one too; NULL: not counted
     void* view_room         # host memory for what describes an only view; NULL: none yet
 
-# A lease that holds its buffer's own reference; NULL: no host memory.
-cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream_slot,
-                         void* owner, void (*release)(Lease*) noexcept nogil) noexcept nogil
-# Records a stream once; False if the host has no memory, nothing changed. `added`: it is new.
-cdef bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil
-# Room for so many streams; False as above.
-cdef bint uses_reserve(Uses** uses, uint32_t count) noexcept nogil
-cdef void uses_free(Uses* uses) noexcept nogil
-
 cdef inline void view_begin(ViewCount* views) noexcept nogil:
     store64(&views.begun, load64(&views.begun) + 1)
 
@@ -87,8 +78,94 @@ cdef inline void* lease_view_room(Lease* lease, size_t nbytes) noexcept:
     return lease.view_room
 
 
+# A lease that holds its buffer's own reference; NULL: no host memory.
+cdef inline Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes,
+                                uint32_t stream_slot, void* owner,
+                                void (*release)(Lease*) noexcept nogil) noexcept nogil:
+    cdef Lease* lease = <Lease*>malloc(sizeof(Lease))
+    if lease == NULL:
+        return NULL
+    lease.views.begun = 0
+    lease.views.ended = 0
+    lease.stream_slot = stream_slot
+    lease.handle = handle
+    lease.address = address
+    lease.nbytes = nbytes
+    lease.uses = NULL
+    lease.owner = owner
+    lease.release = release
+    lease.owner_views = NULL
+    lease.view_room = NULL
+    return lease
+
+
+cdef inline void lease_end(Lease* lease, uint64_t by) noexcept nogil:
+    # The lease may be gone after the addition, except for the last end.
+    if count64_add(&lease.views.ended, by) == 0:
+        lease.release(lease)
+        free(lease.view_room)
+        free(lease)
+
+
 # Ends a view. NULL is the lease of an empty buffer.
-cdef void lease_drop(Lease* lease) noexcept nogil
+cdef inline void lease_drop(Lease* lease) noexcept nogil:
+    if lease == NULL:
+        return
+    if lease.owner_views != NULL:   # before this view's own end, while the lease keeps its owner
+        count64_add(&lease.owner_views.ended, 1)
+    lease_end(lease, 1)
+
+
 # Ends the buffer's own reference, once; with the interpreter lock, or once the buffer is closed.
 # Views stay alive.
-cdef void lease_drop_buffer(Lease* lease) noexcept nogil
+cdef inline void lease_drop_buffer(Lease* lease) noexcept nogil:
+    lease_end(lease, 0 - lease.views.begun)
+
+
+# ---- recorded streams ----------------------------------------------------------------------------
+
+# Makes room for `count` streams; False if the host has no memory, and nothing has changed.
+cdef inline bint uses_reserve(Uses** uses, uint32_t count) noexcept nogil:
+    cdef Uses* noted = uses[0]
+    cdef Use* grown
+    cdef uint32_t capacity
+    if noted == NULL:
+        noted = <Uses*>calloc(1, sizeof(Uses))
+        if noted == NULL:
+            return False
+    if noted.capacity < count:
+        capacity = max(count, noted.capacity * 2, <uint32_t>2)
+        grown = <Use*>realloc(noted.at, capacity * sizeof(Use))
+        if grown == NULL:
+            if uses[0] == NULL:
+                free(noted)
+            return False
+        noted.at = grown
+        noted.capacity = capacity
+    uses[0] = noted
+    return True
+
+
+# Records a stream once; False as above. `added`: it is new.
+cdef inline bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil:
+    cdef Uses* noted = uses[0]
+    cdef uint32_t i
+    added[0] = False
+    if noted != NULL:
+        for i in range(noted.count):
+            if noted.at[i].slot == slot:
+                return True
+    if not uses_reserve(uses, noted.count + 1 if noted != NULL else 1):
+        return False
+    noted = uses[0]
+    noted.at[noted.count].slot = slot
+    noted.at[noted.count].until = 0
+    noted.count += 1
+    added[0] = True
+    return True
+
+
+cdef inline void uses_free(Uses* uses) noexcept nogil:
+    if uses != NULL:
+        free(uses.at)
+        free(uses)

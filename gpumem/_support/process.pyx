@@ -1,6 +1,12 @@
-"""Exit and forks."""
+"""Exit, forks, signals, and work deferred to a thread that holds the interpreter lock."""
 
 import atexit
+# Of C: Python's own would begin with the handler, if a signal waits for it.
+from _signal import getsignal, SIGINT
+
+from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
+
+from gpumem._support.releases import on_release
 
 
 cdef extern from "<pthread.h>" nogil:
@@ -18,8 +24,23 @@ cdef extern from *:
     bint gm_is_main_thread() noexcept nogil
 
 cdef extern from "Python.h":
-    int PyErr_CheckSignals()
+    ctypedef struct PyObject
+    int PyGILState_Check() nogil
+    int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) nogil
+    int check_signals "PyErr_CheckSignals"()
+    int PyErr_CheckSignals() except -1
+    void PyErr_Fetch(PyObject** kind, PyObject** value, PyObject** traceback)
     void* PyErr_Occurred()
+    void PyErr_SetInterrupt()
+    void PyErr_SetObject(object kind, object value)
+    void PyErr_WriteUnraisable(object where)
+    void PyErr_Restore(PyObject* kind, PyObject* value, PyObject* traceback)
+
+ctypedef void (*Function)() noexcept
+
+# Work from any thread; and, under the interpreter lock, the queue that it is appended to.
+cdef Retired* arriving = NULL
+cdef RetiredQueue waiting = RetiredQueue(NULL, NULL)
 
 
 cdef bint process_is_exiting() noexcept nogil:
@@ -36,7 +57,7 @@ cdef bint process_interrupted() noexcept nogil:
         return False
     with gil:
         # An exception that is already on its way is not replaced.
-        return PyErr_Occurred() == NULL and PyErr_CheckSignals() != 0
+        return PyErr_Occurred() == NULL and check_signals() != 0
 
 
 cdef int on_fork(void (*before)() noexcept nogil, void (*in_parent)() noexcept nogil,
@@ -60,3 +81,124 @@ process.exiting = 0
 process.generation = 0
 on_fork(NULL, NULL, begin_child)    # the first: all others find the new generation
 atexit.register(_begin_exit)
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+cdef void call_soon(Function function) noexcept nogil:
+    if not process_is_exiting():
+        Py_AddPendingCall(call_now, <void*>function)
+
+
+cdef int call_now(void* function) noexcept:
+    if not process_is_exiting():
+        (<Function>function)()
+    return 0
+
+
+# ---- work ----------------------------------------------------------------------------------------
+
+cdef void defer(Deferred* work) noexcept nogil:
+    if process_is_exiting():
+        return
+    if PyGILState_Check():
+        run_now(work)
+        return
+    retire(&arriving, &work.link, work)
+    call_soon(run_deferred)
+
+
+cdef void run_now(Deferred* work) noexcept with gil:
+    # The view may have been dropped while an exception was being raised.
+    cdef PyObject* kind = NULL
+    cdef PyObject* value = NULL
+    cdef PyObject* traceback = NULL
+    PyErr_Fetch(&kind, &value, &traceback)
+    work.run(work)
+    PyErr_Restore(kind, value, traceback)
+
+
+cdef void run_deferred() noexcept:
+    # One at a time: the work may come back here, and other threads may while it runs.
+    cdef Deferred* work = take_oldest()
+    while work != NULL:
+        run_now(work)
+        work = take_oldest()
+
+
+cdef Deferred* take_oldest() noexcept:
+    cdef Retired* link
+    queue_retired(&waiting, &arriving)
+    link = waiting.oldest
+    if link == NULL or process_is_exiting():
+        return NULL
+    waiting.oldest = link.next
+    return <Deferred*>link.thing
+
+
+# ---- exceptions without a caller -----------------------------------------------------------------
+
+cdef object expected_at_exit = ()
+cdef bint interrupts = False    # the handler of Ctrl-C may not have run again yet
+
+
+cdef int expect_at_exit(object kind) except -1:
+    global expected_at_exit
+    expected_at_exit = kind
+    return 0
+
+
+cdef int report_unraisable(object error, object where) noexcept:
+    # The end of the process ends calls of daemon threads, which is not an error.
+    if isinstance(error, expected_at_exit) or interrupt_again(error):
+        return 0
+    PyErr_SetObject(type(error), error)
+    PyErr_WriteUnraisable(where)
+    return 0
+
+
+cdef int call_unraisable(object function, tuple arguments, object where) noexcept:
+    cdef PyObject* kind = NULL
+    cdef PyObject* value = NULL
+    cdef PyObject* traceback = NULL
+    PyErr_Fetch(&kind, &value, &traceback)
+    # The next of many blocks that go at once: its function would end where it begins.
+    held = take_interrupt() if interrupts else None
+    try:
+        function(*arguments)
+    except BaseException as error:
+        report_unraisable(error, where)
+    if held is not None:
+        interrupt_again(held)
+    PyErr_Restore(kind, value, traceback)
+    return 0
+
+
+cdef object take_interrupt():
+    global interrupts
+    if not process_on_main_thread():
+        return None             # where handlers run
+    interrupts = False
+    try:
+        PyErr_CheckSignals()
+    except KeyboardInterrupt as error:
+        return error
+    except BaseException as error:
+        report_unraisable(error, None)
+    return None
+
+
+cdef bint interrupt_again(object error) noexcept:
+    global interrupts
+    if not isinstance(error, KeyboardInterrupt) or not callable(getsignal(SIGINT)):
+        return False
+    interrupts = True
+    PyErr_SetInterrupt()
+    return True
+
+
+def _run_deferred(may_wait):
+    run_deferred()
+
+
+on_release("callbacks", _run_deferred)

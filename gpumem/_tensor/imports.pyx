@@ -19,8 +19,7 @@ from gpumem._native.driver cimport (
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute, CUstream, DeviceContext, DriverDevice,
     pointer_value,
 )
-from gpumem._support.deferred cimport interrupt_again
-from gpumem._support.process cimport process_is_exiting
+from gpumem._support.process cimport interrupt_again, process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._tensor.layout cimport (
     element_named, element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_size,

@@ -21,7 +21,6 @@ from gpumem._buffer cimport (
 from gpumem._copy cimport copy_elements, Side
 from gpumem._native.driver cimport CUstream
 from gpumem._support.arithmetic cimport refuse_arithmetic
-from gpumem._support.deferred cimport note_discarded, raise_discarded
 from gpumem._support.instances cimport destructor, forbid_instantiation, replace_dealloc
 from gpumem._tensor.layout cimport (
     element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_index, layout_is_c,
@@ -525,7 +524,6 @@ cdef class Tensor:
 
     def __array__(self, dtype=None, *, copy=None):
         """Return a NumPy array, by NumPy 2's rules: a copy where `copy` or `dtype` needs it."""
-        raise_discarded(self)
         array = self.numpy()
         # Another dtype always needs a copy, which then is the one that `copy=True` wants.
         if dtype is not None and numpy().dtype(dtype) != array.dtype:
@@ -546,9 +544,8 @@ cdef class Tensor:
         view.internal = buffer_share(self.buffer)
         try:
             order_host(self.buffer)
-        except BaseException as error:
+        except BaseException:
             drop_share(view.internal)
-            note_discarded(self, error)
             raise
         view.buf = <void*><uintptr_t>self.address
         view.len = self.count * self.element.itemsize

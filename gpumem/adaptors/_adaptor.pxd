@@ -3,7 +3,7 @@
 A block of an adaptor owns the upstream's Buffer; once views share it, the upstream's lease
 instead, so that the last view may be dropped on a thread without the interpreter. Counters change
 at once; work that needs the interpreter (a sink, a stack, the reference to the adaptor) follows in
-_support/deferred. Its ledger has no streams: slots are the upstream's.
+_support/process. Its ledger has no streams: slots are the upstream's.
 """
 
 from cpython.ref cimport PyObject

@@ -15,10 +15,10 @@ from gpumem._buffer cimport (
 from gpumem._native.budget cimport budget_load
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.clock cimport time_of_day_ns
-from gpumem._support.deferred cimport (
+from gpumem._support.lease cimport Lease, lease_drop_buffer, Uses
+from gpumem._support.process cimport (
     call_unraisable, defer, Deferred, report_unraisable, run_deferred,
 )
-from gpumem._support.lease cimport Lease, lease_drop_buffer, Uses
 
 from gpumem.stats import larger_than, LimitInForce, OutOfMemoryReport
 from gpumem._support.sizes import exact_size

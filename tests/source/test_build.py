@@ -115,7 +115,7 @@ def test_missing_headers_of_python_are_one_line_before_anything_is_built(tmp_pat
 def test_declarations_rebuild_what_cimports_them_and_no_more(modules):
     users = {name for name, module in modules.items() if has_file(module.depends, "plan.pxd")}
     assert {"gpumem._copy.plan", "gpumem._copy.copy", "gpumem._native.pages.plan"} <= users
-    assert "gpumem._support.lease" not in users
+    assert "gpumem._support.process" not in users
 
 
 @pytest.mark.parametrize("newer", ["setup.py", "table.pyx", "atomics.pxd"])

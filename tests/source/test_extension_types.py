@@ -36,13 +36,18 @@ TYPED = re.compile(r"[A-Z]\w+ \w+")  # with a default, "not None" or "or None" i
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
+def compiled_modules():
+    """Return the names of the package's compiled modules."""
+    names = (entry.name for entry in pkgutil.walk_packages(gpumem.__path__, "gpumem."))
+    return [
+        name for name in names if not str(importlib.util.find_spec(name).origin).endswith(".py")
+    ]
+
+
 def compiled_types():
     """Return (module, name) of every extension type of the package, once each."""
     found = {}
-    for entry in pkgutil.walk_packages(gpumem.__path__, "gpumem."):
-        module = importlib.import_module(entry.name)
-        if str(module.__file__).endswith(".py"):
-            continue
+    for module in map(importlib.import_module, compiled_modules()):
         for name, value in vars(module).items():
             if isinstance(value, type) and not value.__flags__ & HEAP_TYPE:
                 found.setdefault(value, (module.__name__, name))
@@ -134,14 +139,6 @@ for name, function in sorted(vars(module).items()):
             except Exception:
                 pass
 """
-
-
-def compiled_modules():
-    """Return the names of the package's compiled modules."""
-    names = (entry.name for entry in pkgutil.walk_packages(gpumem.__path__, "gpumem."))
-    return [
-        name for name in names if not str(importlib.util.find_spec(name).origin).endswith(".py")
-    ]
 
 
 @pytest.mark.parametrize("module", compiled_modules())

@@ -5,10 +5,9 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport strdup
 
 from gpumem._support.atomics cimport count_add, flag_take, load32, store32
-from gpumem._support.deferred cimport call_soon
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.memory cimport lines_alloc
-from gpumem._support.process cimport on_fork
+from gpumem._support.process cimport call_soon, on_fork
 
 
 # The lock of the trees: every link between levels, and the list of all.

@@ -8,10 +8,9 @@ from libc.string cimport strcmp
 
 from gpumem._support.atomics cimport published32, store64, sum_add
 from gpumem._support.clock cimport clock_ns, sleep_ns
-from gpumem._support.deferred cimport expect_at_exit
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.process cimport (
-    process_interrupted, process_on_main_thread, raise_interrupt,
+    expect_at_exit, process_interrupted, process_on_main_thread, raise_interrupt,
 )
 
 from gpumem.errors import ClosedError, DriverError

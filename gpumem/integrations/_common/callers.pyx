@@ -18,8 +18,8 @@ from libc.string cimport memcmp
 from gpumem._arena cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._buffer cimport Buffer, MemoryResource, ResourceBase, size_of, Stream
 from gpumem._native.arena.api cimport arena_events
-from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.events cimport FRAMEWORK_CUPY, is_recorded, thread_set_framework
+from gpumem._support.process cimport report_unraisable
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem.errors import ClosedError, InvalidFreeError, OutOfMemoryError

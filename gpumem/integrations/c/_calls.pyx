@@ -23,8 +23,7 @@ from gpumem._native.driver cimport (
     CUresult, CUstream, DeviceContext, stream_captures,
 )
 from gpumem._support.atomics cimport count_add, load32, published32, store32
-from gpumem._support.deferred cimport defer, Deferred, interrupt_again
-from gpumem._support.process cimport process_is_exiting
+from gpumem._support.process cimport defer, Deferred, interrupt_again, process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem._support.events import FRAMEWORKS

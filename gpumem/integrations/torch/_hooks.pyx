@@ -28,10 +28,9 @@ from gpumem._native.driver cimport (
     CUresult, CUstream, DeviceContext,
 )
 from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
-from gpumem._support.deferred cimport interrupt_again
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
-from gpumem._support.process cimport process_is_exiting
+from gpumem._support.process cimport interrupt_again, process_is_exiting
 
 from threading import RLock
 
