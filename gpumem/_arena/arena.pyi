@@ -7,8 +7,10 @@ import numpy.typing as npt
 
 from gpumem._arena.graph_pool import Capture, GraphPool
 from gpumem._budget import Budget, _Count
+from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
+from gpumem._resource.handle import Handle
 from gpumem._tensor.virtual import VirtualTensor
 from gpumem.config import ArenaConfig
 from gpumem.debugging import DebugHeapOptions, HeapReport, OutstandingBlock
@@ -82,3 +84,4 @@ class Arena(MemoryResource):
     def backing(self) -> str: ...
 
 def release_retired_arenas(may_wait: bool = ...) -> None: ...
+def export_block(buffer: Buffer, read_only: bool) -> tuple[Handle, bool, int, int]: ...

@@ -4,11 +4,15 @@ The class has every public method with its text; what takes more than some lines
 another module of this folder, grouped by subject.
 """
 
+import fcntl
+import os
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
-from gpumem._arena.figures cimport counters_of, heap_blocks_of, is_apart, is_apart_as, rows_of
+from gpumem._arena.figures cimport (
+    counters_of, find_apart, heap_blocks_of, is_apart, is_apart_as, rows_of,
+)
 from gpumem._arena.graph_pool cimport (
     capture_into, capture_on, children_of, close_pools, end_finished_captures, pool_for,
     reset_pools, take_captured,
@@ -25,13 +29,14 @@ from gpumem._arena.tags cimport (
 )
 from gpumem._budget cimport tell_of_crossings
 from gpumem._buffer cimport (
-    alignment_of, Buffer, buffer_of, empty_buffer, keeps_itself, MemoryResource, Place,
-    PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, size_of, Stream, stream_handle,
+    alignment_of, Buffer, buffer_of, buffer_share, drop_share, empty_buffer, keeps_itself,
+    MemoryResource, Place, PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, size_of, Stream,
+    stream_handle,
 )
 from gpumem._native.arena.api cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_can_sleep,
-    ARENA_CAPTURING, arena_check, arena_close, arena_close_wait, ARENA_CLOSED, ARENA_DEAD,
+    APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_apart,
+    arena_can_sleep, ARENA_CAPTURING, arena_check, arena_close, arena_close_wait, ARENA_CLOSED, ARENA_DEAD,
     arena_drop, arena_free, arena_free_used, arena_in_use, ARENA_IN_USE, ARENA_INTERRUPTED,
     arena_is_open, arena_is_paged, arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
@@ -41,9 +46,13 @@ from gpumem._native.arena.api cimport (
     caches_flush, heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED,
     tag_now,
 )
+from gpumem._native.backing cimport Mapped, shared_export
 from gpumem._native.bfc cimport MOST_BYTES
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, DriverDevice
+from gpumem._native.driver cimport (
+    check, context_is_dead, CUgraph, CUresult, CUstream, DriverDevice,
+)
+from gpumem._resource cimport handle_of
 from gpumem._support.lease cimport Lease, Uses, uses_free
 from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
@@ -52,7 +61,7 @@ from gpumem._support.arguments import MISSING, refuse_keywords
 from gpumem._support.releases import on_release, release_retired
 from gpumem._support.sizes import format_size
 from gpumem.device import Device, MemoryKind
-from gpumem.errors import ClosedError, ConfigError, GpumemError
+from gpumem.errors import ClosedError, ConfigError, GpumemError, UnsupportedHandleTypeError
 
 
 cdef tuple VIRTUAL_KEYWORDS = ("shape", "dtype", "committed", "step", "ahead", "stream",
@@ -1379,6 +1388,51 @@ cdef Buffer empty_block(Arena arena, uint32_t slot):
     if context_is_dead(&arena.driver_device.context):
         raise_status(arena, 0, 0, slot, ARENA_DEAD)
     return empty_buffer(arena, slot)
+
+
+def export_block(Buffer buffer not None, bint read_only):
+    """Export the memory of a shareable block: (handle, is it a file, its bytes, block's offset).
+
+    Raises
+    ------
+    UnsupportedHandleTypeError
+        The block is not shareable, or its memory cannot be exported to be read only.
+    ClosedError
+        The buffer is closed.
+    DriverError
+        The driver refused.
+    """
+    cdef Lease* share = buffer_share(buffer)    # keeps the memory if another thread closes it
+    cdef Arena arena
+    cdef Mapped memory
+    cdef CUresult code
+    cdef int fd = -1
+    try:
+        # A source's regions are not shareable, and it may call this while its arena waits for it.
+        if (not isinstance(buffer.home, Arena) or (<Arena>buffer.home).source is not None
+                or not find_apart(<Arena>buffer.home, APART_SHAREABLE, buffer.address, &memory)):
+            raise UnsupportedHandleTypeError(
+                f"{buffer!r} lies among other blocks, so it cannot be exported: allocate it with "
+                "arena.allocate(nbytes, shareable=True), or from a DriverPool with shareable=True")
+        arena = <Arena>buffer.home
+        where = memory.nbytes, buffer.address - memory.address
+        if arena_apart(arena.core, APART_SHAREABLE).has_files:
+            # A read-only descriptor of a file cannot be mapped to write.
+            if read_only:
+                fd = os.open(f"/proc/self/fd/{<int>memory.memory}", os.O_RDONLY | os.O_CLOEXEC)
+            else:
+                fd = fcntl.fcntl(<int>memory.memory, fcntl.F_DUPFD_CLOEXEC, 0)
+            return handle_of(fd, None, None), True, *where
+        if read_only:
+            raise UnsupportedHandleTypeError(
+                f"memory of {arena.memory} cannot be exported to be read only: the receiver of the "
+                "handle may map it to write")
+        with nogil:
+            code = shared_export(arena_apart(arena.core, APART_SHAREABLE), memory.memory, &fd)
+        check(arena.driver_device.context.table, code, "cuMemExportToShareableHandle")
+        return handle_of(fd, None, None), False, *where
+    finally:
+        drop_share(share)
 
 
 def release_retired_arenas(bint may_wait=True):

@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena.arena cimport Arena
 from gpumem._native.arena.api cimport ArenaCore
+from gpumem._native.backing cimport Mapped
 
 # The fields of its own `Stats`, without those of its tags.
 cdef dict counters_of(Arena arena)
@@ -12,6 +13,7 @@ cdef list rows_of(Arena arena)
 # Blocks that its debug heap knows: address -> (requested bytes, whether it is live).
 cdef dict heap_blocks_of(Arena arena)
 # Does the address lie in memory apart of this kind, or of any? Such memory does not sleep.
+cdef bint find_apart(Arena arena, int kind, uint64_t address, Mapped* memory) noexcept
 cdef bint is_apart_as(Arena arena, int kind, uint64_t address) noexcept
 cdef bint is_apart(Arena arena, uint64_t address) noexcept
 # Figures for the report of a refused request, as the stream of `slot` sees them.

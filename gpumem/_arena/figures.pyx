@@ -89,12 +89,16 @@ cdef dict heap_blocks_of(Arena arena):
         free(known)
 
 
-cdef bint is_apart_as(Arena arena, int kind, uint64_t address) noexcept:
-    cdef Mapped memory
+cdef bint find_apart(Arena arena, int kind, uint64_t address, Mapped* memory) noexcept:
     cdef bint found
     with nogil:
-        found = arena_find_apart(arena.core, kind, address, &memory)
+        found = arena_find_apart(arena.core, kind, address, memory)
     return found
+
+
+cdef bint is_apart_as(Arena arena, int kind, uint64_t address) noexcept:
+    cdef Mapped memory
+    return find_apart(arena, kind, address, &memory)
 
 
 cdef bint is_apart(Arena arena, uint64_t address) noexcept:

@@ -651,6 +651,34 @@ cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint re
 forbid_instantiation(ArrayOwner)
 
 
+@cython.final
+@cython.no_gc_clear
+cdef class Leases:
+    """Claims on buffers' blocks: the blocks live at least as long as this object."""
+
+    cdef list leases            # addresses
+    cdef set homes              # resources that the blocks lie in
+
+    def __cinit__(self):
+        self.leases = []
+        self.homes = set()
+
+    def add(self, Buffer buffer not None):
+        """Keep a buffer's block alive, also when the buffer is closed."""
+        if buffer.block_bytes:
+            self.homes.add(buffer.home)
+            self.leases.append(<uintptr_t>buffer_share(buffer))
+
+    def _require_awake(self):
+        """Raise AsleepError if the memory of one of the blocks is asleep."""
+        for home in self.homes:
+            (<ResourceBase>home).require_present()
+
+    def __dealloc__(self):
+        for lease in self.leases:
+            drop_share(<void*><uintptr_t>lease)
+
+
 # ---- the end of a Buffer -------------------------------------------------------------------------
 
 # As Cython's own call of a `__dealloc__`, which saves the exception that is set also where none is.

@@ -1,15 +1,16 @@
-"""Streams and events: in-order queues of a device, and points in them."""
+"""Streams, events and graphs: queues of a device, points in them, and work captured from them."""
 
 from operator import index
 
 cimport cython
+from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
-    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
-    CUevent, CUresult, CUstream, CUstreamCaptureStatus, DeviceContext, DriverDevice,
-    synchronize_event, synchronize_stream,
+    CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
+    CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUgraph, CUgraphExec, CUresult, CUstream,
+    CUstreamCaptureStatus, DeviceContext, DriverDevice, synchronize_event, synchronize_stream,
 )
 
 from gpumem._support.notebooks import html_table
@@ -302,6 +303,99 @@ cdef class Event:
         # Not whether it is reached: a query can fail, and invalidates a capture.
         rows = {"device": str(self.device), "handle": f"{<uintptr_t>self.handle:#x}"}
         return html_table("gpumem.Event", rows)
+
+
+@cython.final
+@cython.no_gc_clear     # __dealloc__ needs `stream`
+cdef class Graph:
+    """The work that is queued on a stream between `begin` and `end`, to be launched there.
+
+    Parameters
+    ----------
+    stream : Stream
+        The stream of capture and launches; not the legacy default stream.
+    """
+
+    cdef Stream stream
+    cdef CUgraph graph
+    cdef CUgraphExec ready
+
+    def __cinit__(self, Stream stream not None):
+        require_usable(stream.driver_device)
+        self.stream = stream
+
+    def __dealloc__(self):
+        if self.stream is None or context_is_dead(&self.stream.driver_device.context):
+            return
+        # A launch may still run, and wait for a Python thread. The second call repeats the steps
+        # that the driver refused.
+        with nogil:
+            destroy_graph(&self.stream.driver_device.context, &self.graph, &self.ready)
+            destroy_graph(&self.stream.driver_device.context, &self.graph, &self.ready)
+
+    def begin(self):
+        """Capture from now on; other threads and streams are not affected."""
+        cdef DeviceContext* context = enter(self.stream.driver_device, "cuStreamBeginCapture")
+        cdef CUresult code
+        with nogil:
+            code = context.table.cuStreamBeginCapture(self.stream.handle,
+                                                      CU_STREAM_CAPTURE_MODE_RELAXED)
+        leave(context, code, "cuStreamBeginCapture")
+
+    def end(self):
+        """End the capture; DriverError if it became invalid."""
+        cdef DeviceContext* context = enter(self.stream.driver_device, "cuStreamEndCapture")
+        cdef CUresult code
+        with nogil:
+            code = context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
+        leave(context, code, "cuStreamEndCapture")
+
+    def abandon(self):
+        """End the capture, if it has not ended; the captured work is not used."""
+        cdef DeviceContext* context = enter(self.stream.driver_device, "cuStreamEndCapture")
+        with nogil:
+            context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
+        context_leave(context)
+
+    @property
+    def handle(self):
+        """The native graph."""
+        return <uintptr_t>self.graph
+
+    @property
+    def node_count(self):
+        """Number of captured operations."""
+        cdef DeviceContext* context = enter(self.stream.driver_device, "cuGraphGetNodes")
+        cdef size_t count = 0
+        leave(context, context.table.cuGraphGetNodes(self.graph, NULL, &count), "cuGraphGetNodes")
+        return count
+
+    def instantiate(self):
+        """Make it ready to be launched."""
+        cdef DeviceContext* context = enter(self.stream.driver_device,
+                                            "cuGraphInstantiateWithFlags")
+        cdef CUresult code
+        with nogil:
+            code = context.table.cuGraphInstantiateWithFlags(&self.ready, self.graph, 0)
+        leave(context, code, "cuGraphInstantiateWithFlags")
+
+    def launch(self):
+        """Queue the captured work on the stream."""
+        cdef DeviceContext* context = enter(self.stream.driver_device, "cuGraphLaunch")
+        cdef CUresult code
+        with nogil:
+            code = context.table.cuGraphLaunch(self.ready, self.stream.handle)
+        leave(context, code, "cuGraphLaunch")
+
+
+cdef void destroy_graph(DeviceContext* context, CUgraph* graph, CUgraphExec* ready) noexcept nogil:
+    if context_enter(context) != CUDA_SUCCESS:
+        return
+    if ready[0] != NULL and context.table.cuGraphExecDestroy(ready[0]) == CUDA_SUCCESS:
+        ready[0] = NULL
+    if graph[0] != NULL and context.table.cuGraphDestroy(graph[0]) == CUDA_SUCCESS:
+        graph[0] = NULL
+    context_leave(context)
 
 
 # ---- around a call of the driver -----------------------------------------------------------------

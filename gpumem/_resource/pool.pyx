@@ -638,6 +638,11 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
     raise OutOfMemoryError.of(replace(report, remedies=remedies))
 
 
+def pool_of(Buffer buffer not None):
+    """Return the driver's pool of a buffer's memory, also through adaptors; else None."""
+    return buffer.home if isinstance(buffer.home, DriverPool) else None
+
+
 cdef tuple read_note(object data):
     """Return (requested, offset, size, the driver's note) of what `export_buffer` gave."""
     raw = bytes(memoryview(data))

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpumem._arena.arena import export_block
 from gpumem._buffer.buffer import Buffer
 from gpumem._resource.handle import Handle
+from gpumem._resource.pool import pool_of
 from gpumem._support.arguments import require
 from gpumem._support.texts import shown
 from gpumem._tensor import Tensor, from_dlpack
@@ -26,7 +28,6 @@ from gpumem.errors import (
     OutOfBoundsError,
     UnsupportedHandleTypeError,
 )
-from gpumem.interop._export import export_block, pool_of
 from gpumem.interop.descriptors import (
     MAX_BYTES,
     MemoryDescriptor,
@@ -172,8 +173,9 @@ def _export_tensor(tensor: Tensor, read_only: bool) -> Handle:
         handle, size, start = pool.export_handle(), buffer.nbytes, 0
         kind = MemoryHandleType.CUDA_POOL_FD
     else:
-        handle, size, start = export_block(buffer, read_only)
-        kind, note = handle.kind, None
+        handle, is_file, size, start = export_block(buffer, read_only)
+        kind = MemoryHandleType.MEMFD if is_file else MemoryHandleType.CUDA_VMM_FD
+        note = None
     contents = Contents(
         memory=memory,
         device_uuid=memory.device.uuid if memory.kind is MemoryKind.DEVICE else None,

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.buffer import Buffer, Leases
 from gpumem._buffer.resource import MemoryResource
-from gpumem._buffer.stream import Stream
+from gpumem._buffer.stream import Graph, Stream
 from gpumem._tensor import Tensor
-from gpumem.session._graph import Graph, Leases
 from gpumem.session.bindings import Forwarding, RunContext
 
 __all__ = ["CapturedRun"]

@@ -234,7 +234,7 @@ memory = Importer.for_device("host").import_memory(
     MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096), consume=True)
 """
 GRAPH = """
-from gpumem.session._graph import Graph
+from gpumem._buffer.stream import Graph
 graph = Graph(stream)
 """
 CASES |= {

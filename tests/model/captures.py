@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
+from gpumem._buffer.stream import Graph
 from gpumem.errors import ClosedError, OutOfMemoryError
-from gpumem.session._graph import Graph
 
 from .books import Arena
 from .diary import note, rule

@@ -210,7 +210,7 @@ def test_import_of_lavapipe_memory_skips_its_header(importer, fd, kind):
             NBYTES - 4095,
             r"fewer bytes than described, 60\.0 KiB \(61441 bytes\)",
         ),
-        (NBYTES, 100, LAVAPIPE_MARK, 4096, "begins at offset 100,"),
+        (NBYTES, 100, LAVAPIPE_MARK, 4096, "with memory from offset 100 on,"),
         (
             NBYTES + 1,
             4096,

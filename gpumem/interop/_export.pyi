@@ -1,6 +1,0 @@
-from gpumem._buffer.buffer import Buffer
-from gpumem._resource.handle import Handle
-from gpumem._resource.pool import DriverPool
-
-def export_block(buffer: Buffer, read_only: bool) -> tuple[Handle, int, int]: ...
-def pool_of(buffer: Buffer) -> DriverPool | None: ...
