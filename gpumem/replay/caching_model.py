@@ -38,7 +38,7 @@ MIB = 1 << 20
 
 GRAIN = 512
 """Sizes are rounded up to this, in bytes, by PyTorch and by the driver."""
-SMALL_MOST = 1 * MIB
+MAX_SMALL = 1 * MIB
 """PyTorch: the largest block of the small pool."""
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
@@ -86,11 +86,11 @@ def caching_allocator_curve(trace: Trace) -> Curve:
             held.append(reserved)
             continue
         rounded = _round_up(size, GRAIN)
-        small = rounded <= SMALL_MOST
+        small = rounded <= MAX_SMALL
         pool = pools.get((stream, small))
         if pool is None:
             pool = pools[stream, small] = _Heap(
-                _torch_segment, least_remainder=GRAIN if small else SMALL_MOST + GRAIN
+                _torch_segment, min_remainder=GRAIN if small else MAX_SMALL + GRAIN
             )
         before = pool.reserved
         home[number] = pool, pool.allocate(rounded)
@@ -140,7 +140,7 @@ def plain_driver_curve(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -
         raise ValueError(
             f"granularity is {granularity}, expected a positive multiple of {2 * GRAIN} bytes"
         )
-    shared = _Heap(lambda _: granularity, least_remainder=GRAIN, releases=True)
+    shared = _Heap(lambda _: granularity, min_remainder=GRAIN, releases=True)
     home: dict[int, _Block | int] = {}  # by block number: its block, or the bytes of its granules
     own = 0
     held = array("q")
@@ -171,7 +171,7 @@ def _curve(trace: Trace, held: array[int]) -> Curve:
 
 def _torch_segment(size: int) -> int:
     """Return the bytes of the segment that PyTorch reserves if no free block fits `size`."""
-    if size <= SMALL_MOST:
+    if size <= MAX_SMALL:
         return SMALL_SEGMENT
     if size < LARGE_SEGMENT_BELOW:
         return LARGE_SEGMENT
@@ -200,18 +200,18 @@ class _Heap:
     ----------
     segment_bytes : callable
         Size of the segment to reserve if no free block fits.
-    least_remainder : int
+    min_remainder : int
         A block is split if at least this many bytes remain.
     releases : bool, optional
         Whether an empty segment is released.
     """
 
     def __init__(
-        self, segment_bytes: Callable[[int], int], *, least_remainder: int, releases: bool = False
+        self, segment_bytes: Callable[[int], int], *, min_remainder: int, releases: bool = False
     ) -> None:
         self.reserved = 0  # bytes of all segments held
         self._segment_bytes = segment_bytes
-        self._least_remainder = least_remainder
+        self._min_remainder = min_remainder
         self._releases = releases
         self._sorted: list[tuple[int, int]] = []  # (size, address) of every free block
         self._free: dict[int, _Block] = {}  # by address
@@ -225,7 +225,7 @@ class _Heap:
             block.is_free = False
         else:
             block = self._grow(self._segment_bytes(size))
-        if block.size - size >= self._least_remainder:
+        if block.size - size >= self._min_remainder:
             self._split(block, size)
         return block
 
@@ -249,12 +249,12 @@ class _Heap:
         return block
 
     def _split(self, block: _Block, size: int) -> None:
-        rest = _Block(block.address + size, block.size - size, block, block.after)
+        tail = _Block(block.address + size, block.size - size, block, block.after)
         if block.after:
-            block.after.before = rest
-        block.after = rest
+            block.after.before = tail
+        block.after = tail
         block.size = size
-        self._add(rest)
+        self._add(tail)
 
     @staticmethod
     def _join(block: _Block, after: _Block) -> _Block:

@@ -282,19 +282,19 @@ def _stack(frames: object) -> Frames:
     if not isinstance(frames, list):
         return ()
     return tuple(
-        (f"{file:.{_LONGEST_NAME}}", _line(frame), _name(frame))
-        for frame in frames[:_MOST_FRAMES]
+        (f"{file:.{_MAX_NAME}}", _line(frame), _name(frame))
+        for frame in frames[:_MAX_FRAMES]
         if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str)
     )
 
 
-_MOST_FRAMES = 256
-_LONGEST_NAME = 300
+_MAX_FRAMES = 256
+_MAX_NAME = 300
 
 
 def _name(frame: dict[Any, Any]) -> str:
     name = frame.get("name")
-    return visible(f"{name:.{_LONGEST_NAME}}") if isinstance(name, str) else shown(name)
+    return visible(f"{name:.{_MAX_NAME}}") if isinstance(name, str) else shown(name)
 
 
 def _line(frame: dict[Any, Any]) -> int:

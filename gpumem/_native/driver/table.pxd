@@ -376,12 +376,12 @@ cdef struct DeviceContext:
 
 
 cdef enum:
-    MOST_PLACES = 65            # a device for each that a process may use, and a node of the host
+    MAX_PLACES = 65            # a device for each that a process may use, and a node of the host
 
 # Who may touch memory that a driver call maps: the device that it is made for, the CPU if the
 # memory is a node's, then peers. Only grows; an entry is complete before it is counted.
 cdef struct Access:
-    CUmemAccessDesc places[MOST_PLACES]
+    CUmemAccessDesc places[MAX_PLACES]
     uint32_t count              # read without a lock
 
 cdef enum Awaited:

@@ -100,7 +100,7 @@ cdef bint access_has(const Access* access, int device) noexcept nogil:
 
 cdef CUmemAccessDesc* access_next(Access* access, int device) noexcept nogil:
     cdef CUmemAccessDesc* place = &access.places[access.count]
-    if access.count == MOST_PLACES:
+    if access.count == MAX_PLACES:
         return NULL
     place.location.type = CU_MEM_LOCATION_TYPE_DEVICE
     place.location.id = device
@@ -138,7 +138,7 @@ cdef extern from "<sched.h>" nogil:
 
 cdef enum:
     SPIN = 2000000              # ns of queries without a pause: short waits end at once
-    LONGEST_PAUSE = 1000000     # ns; a pause is a 128th of the wait so far
+    MAX_PAUSE = 1000000     # ns; a pause is a 128th of the wait so far
     SLICE = 50000000            # ns
 
 
@@ -261,7 +261,7 @@ cdef bint finishes_soon(DeviceContext* context, Awaited what, void* point, uint6
     while now < end:
         if now - begin < SPIN:
             sched_yield()
-        elif not sleep_ns(min((now - begin) // 128, <uint64_t>LONGEST_PAUSE)):
+        elif not sleep_ns(min((now - begin) // 128, <uint64_t>MAX_PAUSE)):
             return False
         if not is_unfinished(context, what, point):
             return True

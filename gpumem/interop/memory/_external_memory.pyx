@@ -48,7 +48,7 @@ from gpumem.interop.memory.placement import place_tensor, point_of, seconds_of, 
 
 
 cdef enum:
-    MOST_SECONDS = 1000000000       # of a clock
+    MAX_SECONDS = 1000000000       # of a clock
 
 
 cdef struct Mapping:
@@ -428,7 +428,7 @@ cdef class ExternalMemory:
             time.sleep(0.001)
         if timeout is not None and not self.exports:
             # Queries, because the driver's own wait, which its release begins with, has no bound.
-            until = <uint64_t>(min(max(deadline, 0), MOST_SECONDS) * 1e9)
+            until = <uint64_t>(min(max(deadline, 0), MAX_SECONDS) * 1e9)
             mapping_retain(mapping)         # another thread may close it meanwhile
             with nogil:
                 code = mapping_wait(mapping, until, &interrupted)

@@ -49,7 +49,7 @@ def place_tensor(
     strides: Sequence[int] | None,
     row_pitch: int | None,
     read_only: bool | None,
-    most_dimensions: int,
+    max_dimensions: int,
 ) -> PlacedTensor:
     """Check a tensor against the memory that begins at `address`, and lay it out.
 
@@ -58,7 +58,7 @@ def place_tensor(
     InvalidDescriptorError, OutOfBoundsError, AlignmentError
         As `ExternalMemory.tensor`.
     """
-    lengths = _shape(shape, most_dimensions)
+    lengths = _shape(shape, max_dimensions)
     start = number_of(offset, "offset")
     if strides is not None and row_pitch is not None:
         raise InvalidDescriptorError("strides and row_pitch cannot be combined")

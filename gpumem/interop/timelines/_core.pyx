@@ -40,7 +40,7 @@ cdef extern from "<pthread.h>" nogil:
 
 cdef enum:
     FIRST_PAUSE_US = 10         # between two queries of a device
-    LONGEST_PAUSE_US = 500
+    MAX_PAUSE_US = 500
 
 cdef bint memory_operations_everywhere = False
 
@@ -399,7 +399,7 @@ cdef bint pause_until(uint32_t* pause, uint64_t deadline) noexcept nogil:
     if timeline_now() >= deadline:
         return False
     usleep(pause[0])
-    pause[0] = min(2 * pause[0], LONGEST_PAUSE_US)
+    pause[0] = min(2 * pause[0], MAX_PAUSE_US)
     return True
 
 

@@ -20,7 +20,7 @@ from gpumem.planning.memory.verification import verify_plan
 
 __all__ = ["MemoryBlock", "MemoryPlan", "Place", "plan_memory"]
 
-MOST_ALIGNMENT = 1 << 30  # bytes
+MAX_ALIGNMENT = 1 << 30  # bytes
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def plan_memory(
     accepted = "a Placement, which partition gives, or a CopyPlan"
     require("placement", placement, (Placement, CopyPlan), accepted)
     try:
-        alignment = power_of_two("alignment", alignment, MOST_ALIGNMENT, "2**30")
+        alignment = power_of_two("alignment", alignment, MAX_ALIGNMENT, "2**30")
     except ValueError as error:
         raise ConfigError(str(error)) from None
     copies = placement if isinstance(placement, CopyPlan) else plan_copies(placement)

@@ -36,7 +36,7 @@ __all__ = [
 EXACT_LIMIT = 16  # blocks
 EXACT_BRANCHES = 100_000  # tried before the search returns its best layout
 SEARCH_WORK = 4_000  # blocks placed again while an order is improved
-MOST = (1 << 62) - 1
+MAX_BYTES = (1 << 62) - 1
 
 
 class BlockLifetime(NamedTuple):
@@ -91,7 +91,7 @@ def assign_offsets(blocks: Sequence[BlockLifetime], strategy: str = "auto") -> L
     OverflowError
         The blocks have more bytes than the address space.
     """
-    if sum(block.nbytes for block in blocks) > MOST:
+    if sum(block.nbytes for block in blocks) > MAX_BYTES:
         raise OverflowError("the values have more than 2**62 - 1 bytes together")
     if strategy != "auto" and strategy not in STRATEGIES:
         accepted = ", ".join(("auto", *STRATEGIES))

@@ -177,7 +177,7 @@ static CUresult value_look(const Stream *stream, const Value *want, bool *met) {
 /* A change of memory wakes no thread: the value is read again after a time that grows to a
  * millisecond, or when a stream of this device has written a value. */
 void host_value_wait(Stream *stream, const Value *want) {
-    enum { FIRST_NS = 2000, LONGEST_NS = 1000000 };
+    enum { FIRST_NS = 2000, MAX_NS = 1000000 };
     uint64_t pause = FIRST_NS;
     bool met = false;
     atomic_fetch_add(&host.value_waiters, 1);
@@ -192,7 +192,7 @@ void host_value_wait(Stream *stream, const Value *want) {
         pthread_mutex_unlock(&host.value_lock);
         if (result != CUDA_SUCCESS) host_context_fail(stream->context, result);
         if (result != CUDA_SUCCESS || met) break;
-        if (pause < LONGEST_NS) pause *= 2;
+        if (pause < MAX_NS) pause *= 2;
     }
     atomic_fetch_sub(&host.value_waiters, 1);
 }
