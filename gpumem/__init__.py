@@ -151,9 +151,7 @@ if TYPE_CHECKING:
     from gpumem import session as session
     from gpumem import stats as stats
     from gpumem import traces as traces
-    from gpumem.session.environment import Environment
-    from gpumem.session.options import SessionOptions
-    from gpumem.session.session import RunContext, Session
+    from gpumem.session import Environment, RunContext, Session, SessionOptions
     from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
 else:
     # Names that are imported on their first use, by module.

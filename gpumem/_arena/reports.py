@@ -22,18 +22,6 @@ from gpumem.stats import (
 if TYPE_CHECKING:
     from gpumem.debugging import OutstandingBlock
 
-__all__ = [
-    "add_memory",
-    "blocks_of",
-    "in_use_error",
-    "out_of_memory",
-    "owners_of",
-    "shrink_report",
-    "stats_of",
-    "sum_of_stats",
-    "tagged_blocks",
-]
-
 Row = tuple[Any, ...]
 """The first fields of a `BlockInfo`, in order."""
 

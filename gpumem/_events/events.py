@@ -76,8 +76,6 @@ from gpumem._support.notebooks import html_table
 from gpumem._support.sizes import format_size
 from gpumem.errors import EventFileError
 
-__all__ = ["ACTIONS", "AllocationEvent", "Block", "Events", "Frame", "RecordedResource", "read"]
-
 MAGIC = b"gpumemEV"
 VERSION = 1
 HEADER_BYTES = 96

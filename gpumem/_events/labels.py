@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from gpumem._events import recorder
 from gpumem.errors import GpumemError
 
-__all__ = ["tag"]
-
 
 class _OpenLabels(threading.local):
     """The numbers of the labels that a thread has entered, in order, each by its own context."""

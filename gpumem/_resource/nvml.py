@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["processes_on"]
-
 
 def processes_on(uuid: str) -> tuple[tuple[int, int], ...]:
     """Return (process id, bytes) of the other processes on a GPU, the most first.

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpumem._events import recorder
-from gpumem._events.events import Frame
+from gpumem._events.events import Block, Frame
 from gpumem._snapshots import columns
-from gpumem._snapshots.resources import Block, Names, ResourceSnapshot, resource_of
+from gpumem._snapshots.resources import Names, ResourceSnapshot, resource_of
 from gpumem._support.arguments import require
-
-__all__ = ["resources_as_dict", "resources_from_dict"]
 
 # Types of the values of a resource; NumPy would convert other types silently.
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -14,15 +14,6 @@ from gpumem._events.events import Block, Frame
 from gpumem._snapshots import columns
 from gpumem._support.nesting import addresses_of_others
 
-__all__ = [
-    "USED",
-    "Names",
-    "Region",
-    "ResourceSnapshot",
-    "counted_once",
-    "resource_of",
-]
-
 USED = columns.STATES.index("used")
 
 

@@ -17,12 +17,11 @@ from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from gpumem._events import recorder
-from gpumem._events.events import Events, stack_of
+from gpumem._events.events import Block, Events, stack_of
 from gpumem._snapshots import columns
 from gpumem._snapshots.json_form import resources_as_dict, resources_from_dict
 from gpumem._snapshots.resources import (
     USED,
-    Block,
     Names,
     ResourceSnapshot,
     counted_once,
@@ -33,8 +32,6 @@ from gpumem._support.arguments import require
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted, shown
 from gpumem.errors import SnapshotError
-
-__all__ = ["SCHEMA", "Snapshot", "SnapshotDiff", "snapshot"]
 
 FORMAT = "gpumem.snapshot"
 VERSION = 1

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from gpumem._events.events import Events, Frame
-from gpumem._snapshots.resources import Block, ResourceSnapshot, counted_once
-
-__all__ = ["segments_of", "snapshot_of", "torch_snapshot"]
+from gpumem._events.events import Block, Events, Frame
+from gpumem._snapshots.resources import ResourceSnapshot, counted_once
 
 _STATES = {"used": "active_allocated", "pending_free": "active_awaiting_free"}
 _ACTIONS = {

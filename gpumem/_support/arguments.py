@@ -9,22 +9,6 @@ from typing import Final, NoReturn, TypeGuard
 
 from gpumem._support.texts import shown
 
-__all__ = [
-    "MISSING",
-    "is_integer",
-    "is_number",
-    "is_same_file",
-    "power_of_two",
-    "refuse",
-    "refuse_call",
-    "refuse_keywords",
-    "require",
-    "require_integer",
-    "require_name",
-    "unknown",
-    "whole_number",
-]
-
 
 MISSING: Final = object()
 """The default of a parameter that is needed, where the callee has a better error than Python."""

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-__all__ = ["close_after_body"]
-
 
 def close_after_body(close: Callable[[], object], error: BaseException | None) -> None:
     """Close what a ``with`` statement opened; an exception of its body comes first.

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from gpumem.errors import ConfigWarning
 
-__all__ = ["read_switch", "warn_of_variable"]
-
 _WORDS = dict.fromkeys(("", "0", "false", "no", "off"), False)
 _WORDS |= dict.fromkeys(("1", "true", "yes", "on"), True)
 # Code that is not the program's own: gpumem, and what Python's import runs.

@@ -6,8 +6,6 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["require_writable"]
-
 
 def require_writable(path: Path, *, in_place: bool = False) -> None:
     """Raise OSError, which says why, unless a file can be written at a path.

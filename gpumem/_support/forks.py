@@ -7,8 +7,6 @@ import threading
 import weakref
 from types import TracebackType
 
-__all__ = ["ForkLock"]
-
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 

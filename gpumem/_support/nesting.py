@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["addresses_of_others"]
-
 
 def addresses_of_others(
     key: int, sources: Mapping[int, int | None], regions: Mapping[int, Iterable[int]]

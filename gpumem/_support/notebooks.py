@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-__all__ = ["html_table"]
-
 
 def html_table(title: str, rows: Mapping[str, str]) -> str:
     """Return a table with a heading; all texts are escaped."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["on_release", "release_retired"]
-
 # Finished copies release their ends; an import may hold a pool, and a callback an arena; an
 # arena may hold imports, so these come once more at the end.
 PHASES = ("copies", "imports", "callbacks", "arenas", "timelines")

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from inspect import Signature
 
-__all__ = ["ClassSignature"]
-
 
 class ClassSignature:
     """The ``__signature__`` of a compiled class and of its subclasses: that of ``__init__``.

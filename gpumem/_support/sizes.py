@@ -9,16 +9,6 @@ from gpumem._support.arguments import whole_number
 from gpumem._support.texts import shown
 from gpumem.errors import ConfigError
 
-__all__ = [
-    "MOST_BYTES",
-    "exact_size",
-    "format_size",
-    "is_size_with_unit",
-    "nearly_a_size",
-    "parse_size",
-    "whole_bytes",
-]
-
 MOST_BYTES = (1 << 63) - 1
 
 _UNITS = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import reprlib
 
-__all__ = ["counted", "reason", "shown", "visible"]
-
 _MOST = 200  # characters of a reason
 
 # A pickle of some hundred bytes can hold lists whose full text has gigabytes.

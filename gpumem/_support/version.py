@@ -1,5 +1,3 @@
 """The version of gpumem."""
 
-__all__ = ["VERSION"]
-
 VERSION = "0.1.0"

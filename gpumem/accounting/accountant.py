@@ -26,8 +26,6 @@ from gpumem.accounting.nodes import (
 )
 from gpumem.errors import ConfigError
 
-__all__ = ["Accountant", "AdHocAccountant"]
-
 
 @dataclass(frozen=True)
 class Price:

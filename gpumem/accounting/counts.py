@@ -7,8 +7,6 @@ from typing import final
 
 from gpumem._support.sizes import whole_bytes
 
-__all__ = ["MOST_BYTES", "ResourceCount"]
-
 MOST_BYTES = (1 << 64) - 1
 
 

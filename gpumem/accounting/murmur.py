@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["murmur3_x86_128"]
-
 WORD = 0xFFFFFFFF
 C = (0x239B961B, 0xAB0E9789, 0x38B34AE5, 0xA1E38B93)
 # For each of the four lanes: how far a word of input rotates; how far its state, and what is added.

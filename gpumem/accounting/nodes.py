@@ -7,8 +7,6 @@ from typing import Protocol, TypeAlias
 
 from gpumem._support.arguments import refuse
 
-__all__ = ["CostedNode", "CostedValue", "NodeOrGroup", "key_of", "nodes_of"]
-
 
 class CostedValue(Protocol):
     """A value: hashed by identity, so equal names in two scopes stay two values.

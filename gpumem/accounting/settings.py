@@ -21,8 +21,6 @@ from gpumem.accounting.statistics import StatsAccountant
 from gpumem.device import Device, MemoryInfo
 from gpumem.errors import ConfigError
 
-__all__ = ["Accountants", "accountants_from_setting"]
-
 DeviceName: TypeAlias = Device | MemoryInfo | str
 
 # Other libraries' names of our devices; a number may follow after a colon.

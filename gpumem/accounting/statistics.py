@@ -18,8 +18,6 @@ from gpumem.accounting.murmur import murmur3_x86_128
 from gpumem.accounting.nodes import CostedNode, CostedValue
 from gpumem.errors import ConfigError
 
-__all__ = ["NodeStats", "StatsAccountant", "StatsRecorder", "read_stats", "unique_node_name"]
-
 HEADER = "#name,input_sizes,initializers_sizes,total_dynamic_sizes,total_temp_allocations"
 FIELDS = HEADER.removeprefix("#").split(",")
 

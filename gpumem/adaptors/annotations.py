@@ -11,8 +11,6 @@ from gpumem.adaptors._adaptor import Adaptor, serve_from
 from gpumem.errors import MissingFrameworkError
 from gpumem.stats import ShrinkReport
 
-__all__ = ["AnnotateAdaptor", "annotate"]
-
 
 class AnnotateAdaptor(Adaptor):
     """A resource whose calls appear on a profiler's timeline, such as that of Nsight Systems.

@@ -9,8 +9,6 @@ from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem.adaptors._adaptor import Adaptor, serve_from
 
-__all__ = ["FailureAdaptor", "on_failure"]
-
 
 class FailureAdaptor(Adaptor):
     """A resource that calls a callback when an allocation fails, and may try again after it.

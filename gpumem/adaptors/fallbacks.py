@@ -11,8 +11,6 @@ from gpumem._support.forks import ForkLock
 from gpumem.adaptors._adaptor import Adaptor, serve_from
 from gpumem.stats import ShrinkReport, Stats
 
-__all__ = ["FallbackAdaptor", "fallback"]
-
 
 class FallbackAdaptor(Adaptor):
     """Several resources of one device, tried one after another until one has the memory.

@@ -7,8 +7,6 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._support.arguments import refuse
 from gpumem.adaptors._adaptor import Adaptor
 
-__all__ = ["LimitAdaptor", "limit"]
-
 
 class LimitAdaptor(Adaptor):
     """A resource with its own limit of the bytes that are allocated at a time.

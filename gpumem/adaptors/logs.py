@@ -15,8 +15,6 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem.adaptors._adaptor import Adaptor, handle_or_zero, report, serve_from
 from gpumem.device import MemoryInfo
 
-__all__ = ["LogAdaptor", "MemoryEvent", "Sink", "log"]
-
 
 @dataclass(frozen=True)
 class MemoryEvent:

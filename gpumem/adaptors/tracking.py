@@ -13,8 +13,6 @@ from gpumem._support.sizes import exact_size
 from gpumem.adaptors._adaptor import Adaptor
 from gpumem.debugging import OutstandingBlock, Site
 
-__all__ = ["TrackAdaptor", "TrackCounts", "track"]
-
 
 @dataclass(frozen=True)
 class TrackCounts:

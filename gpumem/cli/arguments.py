@@ -10,21 +10,10 @@ import click
 from click.shell_completion import CompletionItem
 
 import gpumem
-from gpumem._support.sizes import is_size_with_unit, parse_size
+from gpumem._support.sizes import parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.traces import samples
-
-__all__ = [
-    "FiniteRange",
-    "complete_device",
-    "complete_trace",
-    "device_option",
-    "is_size_with_unit",
-    "parse_size",
-    "size",
-    "within",
-]
 
 
 Command = Callable[..., Any]

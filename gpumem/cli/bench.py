@@ -20,8 +20,6 @@ from gpumem.cli.output import json_option, present, progress, table
 from gpumem.device import Device
 from gpumem.errors import GpumemError
 
-__all__ = ["bench"]
-
 SIZES = (4 << 10, 1 << 20, 64 << 20)  # bytes of a block
 ROUNDS = 7
 RUN_SECONDS = 0.01  # of one contender in one round

@@ -7,8 +7,6 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from gpumem.cli.output import json_option, print_json
 
-__all__ = ["completion"]
-
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_GPUMEM_COMPLETE"  # set by click's script when it calls `gpumem` for completions
 

@@ -20,8 +20,6 @@ from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
 from gpumem.traces import Trace, load_trace
 
-__all__ = ["demo"]
-
 VIEW_BYTES = 1 << 20
 # The larger first; the second is for GPUs that cannot hold it.
 TRACES = ("gpt2_varlen_train", "multistream_train")

@@ -17,8 +17,6 @@ from gpumem.cli.output import json_option, pairs, present, table
 from gpumem.device import Device, devices
 from gpumem.errors import GpumemError
 
-__all__ = ["describe_device", "device_table", "info"]
-
 
 @click.command(short_help="Show devices, and what each of them can do.")
 @json_option

@@ -15,16 +15,6 @@ from rich.table import Table
 
 from gpumem._support.texts import visible
 
-__all__ = [
-    "json_option",
-    "pairs",
-    "present",
-    "print_json",
-    "progress",
-    "stdout",
-    "table",
-]
-
 F = TypeVar("F", bound=Mapping[str, Any])
 
 # Width in characters if stdout is not a terminal.

@@ -15,10 +15,10 @@ from rich.console import Console
 import gpumem
 from gpumem._support.arguments import is_same_file
 from gpumem._support.files import require_writable
-from gpumem._support.sizes import format_size
+from gpumem._support.sizes import format_size, parse_size
 from gpumem._support.texts import visible
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
-from gpumem.cli.arguments import complete_device, parse_size, within
+from gpumem.cli.arguments import complete_device, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning import (
@@ -31,8 +31,6 @@ from gpumem.planning import (
     plan_memory,
 )
 from gpumem.planning.assignment.passes import STRATEGIES
-
-__all__ = ["plan"]
 
 DEVICES = ("cuda:0", "host")
 _MEANINGS = (

@@ -8,15 +8,8 @@ import click
 
 from gpumem import replay as replaying
 from gpumem._support.arguments import is_integer
-from gpumem._support.sizes import format_size
-from gpumem.cli.arguments import (
-    complete_trace,
-    device_option,
-    is_size_with_unit,
-    parse_size,
-    size,
-    within,
-)
+from gpumem._support.sizes import format_size, is_size_with_unit, parse_size
+from gpumem.cli.arguments import complete_trace, device_option, size, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.device import Device
 from gpumem.errors import ConfigError
@@ -24,8 +17,6 @@ from gpumem.replay import ReplayResult
 from gpumem.replay.engine import MAX_LAG_US
 from gpumem.traces import Trace, load_trace, samples
 from gpumem.traces.trace import MAX_LIVE
-
-__all__ = ["replay"]
 
 
 @click.command(short_help="Run a trace again under other settings.")

@@ -11,8 +11,6 @@ from gpumem.cli.arguments import complete_trace, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.report import Report, write_report
 
-__all__ = ["report"]
-
 
 @click.command(short_help="Make a page of recordings, traces or memory snapshots.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, shell_complete=complete_trace)

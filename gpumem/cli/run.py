@@ -15,8 +15,6 @@ from gpumem._support.files import require_writable
 from gpumem.cli.arguments import FiniteRange, size, within
 from gpumem.integrations.torch._startup import FOLDER, VARIABLE, Options
 
-__all__ = ["run"]
-
 
 def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path | None:
     """Check that a page can be written, before the program runs."""

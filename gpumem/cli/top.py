@@ -27,8 +27,6 @@ from gpumem.cli.top_view import command_of, state_of, view
 from gpumem.errors import NotPublishedError
 from gpumem.observe import LivePage, LiveResource
 
-__all__ = ["top"]
-
 
 def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
     """Offer the processes that publish their counters."""

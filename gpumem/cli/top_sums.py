@@ -8,8 +8,6 @@ from pathlib import Path
 
 from gpumem.observe import LivePage
 
-__all__ = ["MemorySum", "sums_of"]
-
 
 @dataclass
 class MemorySum:

@@ -14,8 +14,6 @@ from gpumem._support.texts import visible
 from gpumem.cli.output import table
 from gpumem.observe import LiveBudget, LivePage, LiveResource
 
-__all__ = ["command_of", "state_of", "view"]
-
 LATE_PERIODS = 10  # without an update, after which the age of the numbers is shown
 STATES = {"R": "running", "S": "sleeping", "D": "in a system call", "T": "stopped", "t": "stopped"}
 NAME_WIDTH = 12  # characters, the least for names; longer ones are folded

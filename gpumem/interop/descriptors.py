@@ -24,14 +24,6 @@ from gpumem._support.sizes import exact_size
 from gpumem.device import Capability, Device
 from gpumem.errors import BadHandleError, DeviceMismatchError, InvalidDescriptorError
 
-__all__ = [
-    "InteropCapability",
-    "MemoryDescriptor",
-    "MemoryHandleType",
-    "SemaphoreDescriptor",
-    "SemaphoreType",
-]
-
 MAX_BYTES = (1 << 63) - 1
 
 

@@ -20,8 +20,6 @@ from gpumem.interop.memory.kinds import import_memory, memory_capability
 from gpumem.interop.timelines._timeline import Timeline
 from gpumem.interop.timelines.semaphores import import_semaphore, semaphore_capability
 
-__all__ = ["Importer"]
-
 _lock = threading.Lock()
 _factories: dict[str, Callable[[Device], ImporterLike | None]] = {}
 

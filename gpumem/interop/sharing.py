@@ -41,8 +41,6 @@ from gpumem.interop.timelines._timeline import HostTimeline, Timeline
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Contents", "attach", "export"]
-
 
 @dataclass(frozen=True)
 class Contents:

@@ -19,8 +19,6 @@ from gpumem import _live
 from gpumem._support.forks import ForkLock
 from gpumem.errors import GpumemError, NotPublishedError
 
-__all__ = ["LiveBudget", "LivePage", "LiveResource", "Publication", "publish"]
-
 FOLDER = Path(_live.FOLDER)
 _VERSION = 2
 _PERIODS = (0.001, 3600.0)  # seconds, least and most

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from gpumem import _live
 from gpumem.observe.live import LiveBudget, LiveResource, decode_copy
 
-__all__ = ["prometheus_text"]
-
 
 class _Metric(NamedTuple):
     name: str  # after "gpumem_"; ends in _total if it is a counter, which never falls

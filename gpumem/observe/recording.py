@@ -35,8 +35,6 @@ from gpumem.traces import Trace
 from gpumem.traces.formats import busiest
 from gpumem.traces.gpumem_recording import traces_of
 
-__all__ = ["Recording", "record"]
-
 MAX_EVENTS = 1 << 28
 _ALWAYS = (1 << 32) - 1
 _BLOCKS_OF_A_TEXT = 400  # at most 100 bytes each, and a text has up to 60,000

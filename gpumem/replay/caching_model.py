@@ -27,13 +27,6 @@ import numpy as np
 
 from gpumem.traces import ALLOC, Curve, Trace
 
-__all__ = [
-    "caching_allocator_curve",
-    "caching_allocator_reserved",
-    "plain_driver_curve",
-    "plain_driver_reserved",
-]
-
 MIB = 1 << 20
 
 GRAIN = 512

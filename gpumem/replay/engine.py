@@ -18,8 +18,6 @@ from gpumem.replay._replay import run
 from gpumem.replay.unfinished import peak_live_or_unfinished
 from gpumem.traces import Trace, load_trace
 
-__all__ = ["ReplayResult", "replay"]
-
 MAX_LAG_US = (1 << 40) - 1
 
 

@@ -6,8 +6,6 @@ from collections import deque
 
 from gpumem.traces import ALLOC, FREE_COMPLETED, Trace
 
-__all__ = ["peak_live_or_unfinished"]
-
 
 def peak_live_or_unfinished(trace: Trace, lag_us: int) -> int:
     """Return the peak of bytes that are live, or freed on a stream before its work has finished.

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from gpumem.errors import TraceError
 from gpumem.traces import ALLOC, Trace
 
-__all__ = ["MAX_BLOCKS", "BlockTable", "Drawn", "blocks_of", "draw_together"]
-
 
 MAX_BLOCKS = 1 << 20
 """A page shows at most so many blocks one by one; of more, the smallest are only in the sums."""

@@ -18,16 +18,6 @@ from gpumem.report.blocks import MAX_BLOCKS, BlockTable, blocks_of, draw_togethe
 from gpumem.traces import Curve, Segments, Trace
 from gpumem.traces.trace import Frames
 
-__all__ = [
-    "Figures",
-    "column",
-    "figures_of",
-    "notice_of",
-    "policies_of",
-    "recorded_policy",
-    "run_data",
-]
-
 
 @dataclass(frozen=True)
 class Figures:

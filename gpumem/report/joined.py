@@ -19,8 +19,6 @@ from gpumem.report import page
 from gpumem.report.data import policies_of, run_data
 from gpumem.traces import Trace
 
-__all__ = ["add_runs", "job_of"]
-
 
 def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> None:
     """Add the memories of one process, which ends now, to the page of its job.

@@ -13,8 +13,6 @@ from typing import Any
 
 from gpumem._support.files import require_writable
 
-__all__ = ["facts_of", "page", "write_page"]
-
 # A script uses those before it.
 _SCRIPTS = (
     "format columns theme model groups charts timeline block map moment lanes sizes tables runs "

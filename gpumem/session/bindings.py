@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from gpumem._budget import Budget
 
-__all__ = ["BoundInput", "BoundOutput", "RunContext"]
-
 
 @dataclass
 class BoundInput:

@@ -12,8 +12,6 @@ from gpumem._buffer.stream import Graph, Stream
 from gpumem._tensor import Tensor
 from gpumem.session.bindings import Forwarding, RunContext
 
-__all__ = ["CapturedRun"]
-
 Call = Callable[[MemoryResource], RunContext]
 
 

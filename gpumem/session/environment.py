@@ -25,8 +25,6 @@ from gpumem.config import ArenaConfig, _parse_key
 from gpumem.device import _MEMORY_NAME, Device, MemoryInfo, MemoryKind, _plain_name
 from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
 
-__all__ = ["Environment"]
-
 Memory: TypeAlias = MemoryInfo | Device | str
 Settings: TypeAlias = Mapping[str, object]
 

@@ -19,8 +19,6 @@ from gpumem.session.environment import is_elsewhere, read_prefixes
 if TYPE_CHECKING:
     from gpumem._buffer.stream import _StreamLike
 
-__all__ = ["SessionOptions"]
-
 _LEGACY_HANDLES = (0, 1)
 _CALLBACKS = ("alloc", "free", "empty_cache")
 _EXTERNAL = "gpu_external_"  # before a callback in a key

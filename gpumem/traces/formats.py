@@ -13,8 +13,6 @@ from gpumem.errors import TraceError
 from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
 from gpumem.traces.trace import Trace
 
-__all__ = ["busiest", "load_trace", "load_traces", "samples"]
-
 MAX_FILE_BYTES = 1 << 32
 """Largest file that is read: 4 GiB."""
 

@@ -11,8 +11,6 @@ from gpumem.errors import TraceError
 from gpumem.traces.builder import TraceBuilder, owner_named, require_device
 from gpumem.traces.trace import Frames, Trace
 
-__all__ = ["MAGIC", "read_snapshot", "traces_of_snapshot"]
-
 MAGIC = b"{"
 _FORMAT, _VERSION = "gpumem.snapshot", 1
 _MALFORMED = (

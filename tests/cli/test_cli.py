@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 import gpumem
 from gpumem import replay as replaying
-from gpumem._support.sizes import exact_size, format_size
+from gpumem._support.sizes import exact_size, format_size, is_size_with_unit, parse_size
 from gpumem._support.texts import counted
 from gpumem.cli import commands, main
-from gpumem.cli.arguments import is_size_with_unit, parse_size
 from gpumem.errors import ConfigError, OutOfMemoryError
 
 # By its full name: in its package, "demo" is the command.

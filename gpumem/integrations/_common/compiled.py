@@ -20,8 +20,6 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["INCLUDE", "Recipe", "build", "compiled", "cuda_folders", "load", "over_gpumem_h"]
-
 INCLUDE = Path(__file__).parents[2] / "include"
 """The folder of gpumem.h and gpumem_resource.hpp."""
 

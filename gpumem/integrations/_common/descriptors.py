@@ -27,8 +27,6 @@ from gpumem._resource.handle import Handle
 from gpumem._support.forks import ForkLock
 from gpumem.errors import BadHandleError, GpumemError
 
-__all__ = ["ask", "node", "serve", "server_name"]
-
 TIMEOUT = 30.0  # seconds for an answer
 REQUEST_SECONDS = 1.0  # from a connection to its request, for which all others wait
 PAUSE_SECONDS = 0.05  # while this process has no descriptor left for a connection

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gpumem._buffer.buffer import Buffer
 
-__all__ = ["lease_on"]
-
 
 def lease_on(block: Buffer) -> object:
     """Return a lease, as every view of a buffer has one; it ends with the last reference to it.

@@ -12,8 +12,6 @@ from gpumem.integrations._common.resources import Resources
 from gpumem.integrations._common.switch import Framework, Setting
 from gpumem.integrations._common.versions import require_gpu
 
-__all__ = ["PerDevice", "Places"]
-
 
 class Places(Framework):
     """A framework that is switched by a value at each of several places, all or none."""

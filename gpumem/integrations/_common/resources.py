@@ -14,8 +14,6 @@ from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, OutOfMemoryError
 from gpumem.integrations._common.switch import Setting
 
-__all__ = ["REACHABLE", "ResourceLike", "Resources", "allocated", "setting_with_pinned"]
-
 T = TypeVar("T")
 
 ResourceLike: TypeAlias = (

@@ -16,8 +16,6 @@ from gpumem._buffer.resource import MemoryResource
 from gpumem._support.forks import ForkLock
 from gpumem.errors import IntegrationError
 
-__all__ = ["Framework", "Setting", "Status", "Switch", "Using"]
-
 
 class Setting(NamedTuple):
     """A requested setting. Two equal ones need no switch between them."""

@@ -9,8 +9,6 @@ from types import ModuleType
 
 from gpumem.errors import IntegrationError, MissingFrameworkError
 
-__all__ = ["import_framework", "numbers_of", "require_gpu"]
-
 
 def import_framework(name: str, module: str, oldest: str, *, install: str) -> ModuleType:
     """Import a framework's module.

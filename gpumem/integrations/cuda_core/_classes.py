@@ -15,8 +15,6 @@ from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._common.callers import Blocks
 from gpumem.integrations._common.leases import lease_on
 
-__all__ = ["GpumemBuffer", "GpumemResource", "ResourceOverCore", "memory_of"]
-
 _LEGACY_STREAM = 1  # cuda.core refuses 0
 
 

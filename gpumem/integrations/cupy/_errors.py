@@ -8,8 +8,6 @@ from cupy.cuda import memory, runtime
 
 from gpumem import errors
 
-__all__ = ["OutOfMemoryError"]
-
 _MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 
 

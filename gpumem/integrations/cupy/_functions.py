@@ -15,8 +15,6 @@ from gpumem._arena.arena import Arena
 from gpumem.integrations._common.compiled import load, over_gpumem_h
 from gpumem.integrations.c._calls import address_of, capsule_of
 
-__all__ = ["Functions"]
-
 SOURCE = """\
 #include <gpumem.h>
 

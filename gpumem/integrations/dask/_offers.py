@@ -10,8 +10,6 @@ from gpumem._resource.handle import Handle
 from gpumem._support.forks import ForkLock
 from gpumem.errors import BadHandleError
 
-__all__ = ["Offers"]
-
 
 class Offers:
     """Handles by token. Each is held until it is collected, once, or expires.

@@ -27,8 +27,6 @@ from gpumem.integrations.dask._store import Away, pinned_copy
 from gpumem.integrations.dask._worker import ANNOUNCED, OFFER, Worker, current
 from gpumem.interop.sharing import attach, export
 
-__all__ = ["register_families"]
-
 # A receiver asks on its event loop: a sender that is stopped must not stop it for long.
 TIMEOUT = 10.0
 

@@ -19,8 +19,6 @@ from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import BudgetExceededError
 from gpumem.interop.memory._external_memory import ImportedMemory, mapping_of
 
-__all__ = ["Away", "Store", "pinned_copy"]
-
 
 @dataclass(frozen=True)
 class Away:

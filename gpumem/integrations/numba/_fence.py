@@ -11,8 +11,6 @@ from gpumem._support.forks import ForkLock
 from gpumem.device import Device
 from gpumem.errors import GpumemError
 
-__all__ = ["Fence"]
-
 _LEGACY_STREAM = 0
 
 

@@ -28,8 +28,6 @@ from gpumem.errors import IntegrationError
 from gpumem.integrations._common.resources import Resources, allocated
 from gpumem.integrations.numba._fence import Fence
 
-__all__ = ["GpumemManager", "OutOfMemoryError", "manager_class"]
-
 _INTERFACE = 1
 
 

@@ -22,8 +22,6 @@ from gpumem._arena.arena import Arena
 from gpumem.integrations._common.compiled import INCLUDE, Recipe, cuda_folders, load
 from gpumem.integrations.c._calls import address_of, capsule_of
 
-__all__ = ["resource_over", "why_not"]
-
 SOURCE = """\
 #include <rmm/error.hpp>
 #include <rmm/resource_ref.hpp>

@@ -14,15 +14,6 @@ from gpumem.integrations._common.resources import Resources
 from gpumem.integrations.torch import _build, _hooks, _sharing
 from gpumem.integrations.torch._settings import AllocatorSettings
 
-__all__ = [
-    "Pool",
-    "Routing",
-    "make_pools",
-    "replace",
-    "why_not_compiled",
-    "why_not_replace",
-]
-
 # ---- in place of PyTorch's allocator -------------------------------------------------------------
 
 

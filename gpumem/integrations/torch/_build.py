@@ -14,8 +14,6 @@ from types import ModuleType
 from gpumem.integrations._common import compiled
 from gpumem.integrations._common.compiled import Recipe, cuda_folders
 
-__all__ = ["SOURCES", "build", "load", "recipe", "release"]
-
 FOLDER = Path(__file__).parent
 SOURCES = (
     "allocator.cpp",

@@ -15,8 +15,6 @@ from time import monotonic, sleep
 from gpumem._resource.block_pages import OpenedPages
 from gpumem._support.forks import ForkLock
 
-__all__ = ["MappedBlock", "Mappings"]
-
 KEPT_SECONDS = 1.0
 MAX_IDLE = 64
 

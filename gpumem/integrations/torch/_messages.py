@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from gpumem.stats import OutOfMemoryReport
 
-__all__ = ["out_of_memory"]
-
 _ABSURD = 1152921504606846976  # bytes; above it PyTorch's message has no size
 
 

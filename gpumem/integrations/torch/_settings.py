@@ -16,8 +16,6 @@ from typing import NamedTuple
 from gpumem._arena.arena import Arena
 from gpumem.errors import ConfigError, ConfigWarning
 
-__all__ = ["VARIABLES", "AllocatorSettings"]
-
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _FRACTION = "per_process_memory_fraction"

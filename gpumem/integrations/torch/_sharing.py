@@ -26,8 +26,6 @@ from gpumem.errors import BadHandleError, DeviceMismatchError
 from gpumem.integrations._common.descriptors import Answer, ask, serve, server_name
 from gpumem.integrations.torch._mappings import MappedBlock, Mappings
 
-__all__ = ["drop_idle", "open_block", "prepare", "share_block"]
-
 MARK = "gpumem-block"
 KIND = "block"
 _numbers = count()

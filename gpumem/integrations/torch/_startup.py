@@ -21,8 +21,6 @@ from gpumem.errors import GpumemError, TraceError
 from gpumem.integrations import torch
 from gpumem.integrations._common.resources import Resources
 
-__all__ = ["FOLDER", "VARIABLE", "Options", "begin", "record"]
-
 VARIABLE = "GPUMEM_RUN"
 FOLDER = Path(__file__).with_name("startup")
 """The first folder of PYTHONPATH, so that Python runs its module at the start."""

@@ -37,8 +37,6 @@ from gpumem.interop.descriptors import consume as consume_handle
 from gpumem.interop.memory import _external_memory as external
 from gpumem.interop.memory._external_memory import ExternalMemory, release_retired
 
-__all__ = ["import_memory", "memory_capability"]
-
 _OPAQUE_FD, _DMABUF_FD = 1, 9  # CUexternalMemoryHandleType
 _INTEGRATED = "CU_DEVICE_ATTRIBUTE_INTEGRATED"
 _SAME_HOST_POINTER = "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"

@@ -23,8 +23,6 @@ from gpumem.errors import (
 )
 from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor, number_of
 
-__all__ = ["PlacedTensor", "Slices", "place_tensor", "point_of", "require_aligned", "seconds_of"]
-
 QUANTUM = 256  # bytes; the alignment of an arena's regions
 
 

@@ -15,8 +15,6 @@ from gpumem.device import Device, MemoryInfo, decide_copy
 from gpumem.planning.assignment.placement import Placement
 from gpumem.planning.graph import Value
 
-__all__ = ["CopyPlan", "PlannedCopy", "plan_copies"]
-
 HOST = Device("host")
 
 

@@ -33,8 +33,6 @@ from gpumem.planning.assignment.passes import STRATEGIES, Outcome, Proposal
 from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Target
 from gpumem.planning.graph import ModelGraph, Node
 
-__all__ = ["partition"]
-
 
 def partition(
     graph: ModelGraph,

@@ -10,8 +10,6 @@ from gpumem._support.sizes import exact_size, format_size
 from gpumem.accounting import Accountant
 from gpumem.planning.graph import Node
 
-__all__ = ["STRATEGIES", "Outcome", "best", "greedy"]
-
 Proposal: TypeAlias = tuple[Node, ...]
 
 EXACT_LIMIT = 16  # proposals; up to so many, every set is tried as long as branches allow

@@ -20,8 +20,6 @@ from gpumem.errors import ModelGraphError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["GraphBuilder", "ModelGraph", "Node", "Shape", "Value"]
-
 
 # ---- values --------------------------------------------------------------------------------------
 

@@ -10,8 +10,6 @@ from gpumem._support.arguments import is_integer, unknown
 from gpumem.errors import ModelGraphError
 from gpumem.planning.graph.graph import GraphBuilder, ModelGraph
 
-__all__ = ["read_model"]
-
 # A tensor's name, dtype and shape; None if the model does not give them.
 Described: TypeAlias = tuple[str, Any, Any]
 

@@ -16,8 +16,6 @@ from gpumem.planning.assignment.placement import Step
 from gpumem.planning.graph import ModelGraph, Node, Value
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, rounded
 
-__all__ = ["Lifetimes", "Reuse", "Storage", "Tenant"]
-
 # ONNX operators that return the bytes of the first input under another shape.
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 

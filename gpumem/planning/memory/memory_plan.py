@@ -18,8 +18,6 @@ from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_
 from gpumem.planning.memory.running import PlannedTensors, run_plan
 from gpumem.planning.memory.verification import verify_plan
 
-__all__ = ["MemoryBlock", "MemoryPlan", "Place", "plan_memory"]
-
 MAX_ALIGNMENT = 1 << 30  # bytes
 
 

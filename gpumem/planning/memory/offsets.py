@@ -23,16 +23,6 @@ import numpy.typing as npt
 
 from gpumem.errors import ConfigError
 
-__all__ = [
-    "EXACT_LIMIT",
-    "STRATEGIES",
-    "BlockLifetime",
-    "Layout",
-    "assign_offsets",
-    "lower_bound",
-    "rounded",
-]
-
 EXACT_LIMIT = 16  # blocks
 EXACT_BRANCHES = 100_000  # tried before the search returns its best layout
 SEARCH_WORK = 4_000  # blocks placed again while an order is improved

@@ -17,9 +17,6 @@ from gpumem.planning.memory.lifetimes import Tenant
 if TYPE_CHECKING:
     from gpumem.planning.memory.memory_plan import MemoryPlan
 
-
-__all__ = ["PlannedTensors", "run_plan"]
-
 Kernel = Callable[[Node, list[Any], list[Any]], None]
 
 

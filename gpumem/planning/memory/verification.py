@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from gpumem.planning.memory.memory_plan import MemoryPlan
 
 
-__all__ = ["verify_plan"]
-
-
 def verify_plan(plan: MemoryPlan) -> bool:
     """Verify a plan; see `MemoryPlan.verify`."""
     for tenant in plan.places:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gpumem
+from gpumem._support.sizes import parse_size
 from gpumem.accounting import accountants_from_setting
-from gpumem.cli.arguments import parse_size
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.debugging import DebugHeapOptions
 from gpumem.errors import ConfigError, GpumemError
