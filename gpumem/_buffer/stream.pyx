@@ -398,6 +398,23 @@ cdef void destroy_graph(DeviceContext* context, CUgraph* graph, CUgraphExec* rea
     context_leave(context)
 
 
+def record_all_work(Event event not None):
+    """Record an event after all work that is queued on its device; False: this driver cannot.
+
+    Raises
+    ------
+    DriverError
+        The driver refused, for example because a stream of the device captures a graph.
+    """
+    cdef DeviceContext* context
+    require_usable(event.driver_device)
+    if event.driver_device.context.table.cuCtxRecordEvent == NULL:
+        return False
+    context = enter(event.driver_device, "cuCtxRecordEvent")
+    return leave(context, context.table.cuCtxRecordEvent(context.primary, event.handle),
+                 "cuCtxRecordEvent")
+
+
 # ---- around a call of the driver -----------------------------------------------------------------
 
 cdef DeviceContext* enter(DriverDevice driver_device, str call) except NULL:

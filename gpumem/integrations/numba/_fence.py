@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
-from gpumem._buffer.stream import Event, Stream
+from gpumem._buffer.stream import Event, Stream, record_all_work
 from gpumem._support.forks import ForkLock
 from gpumem.device import Device
 from gpumem.errors import GpumemError
@@ -34,13 +32,12 @@ class Fence:
         self._allocation_stream = Stream(device)
         self._free_stream = Stream(device)
         self._legacy = Stream.from_handle(device, _LEGACY_STREAM)
-        self._context = _primary_context(device)
         self._waiting: list[Buffer] = []
 
     @property
     def covers_non_blocking_streams(self) -> bool:
         """Whether frees wait for streams that do not wait for the legacy default stream, too."""
-        return self._context is not None
+        return record_all_work(Event(self._device))
 
     def allocate(self, resource: MemoryResource, nbytes: int) -> Buffer:
         """Return a block that every stream may use at once."""
@@ -84,41 +81,5 @@ class Fence:
             self.free(buffer)
 
     def _everything(self) -> Event:
-        if self._context is not None:
-            event = Event(self._device)
-            if _record_all(self._context, event):
-                return event
-            self._context = None
-        return self._legacy.record()
-
-
-def _primary_context(device: Device) -> Any | None:
-    """Return the driver's object for the device's context, if its events can cover all of it."""
-    if device.type != "cuda":
-        return None
-    from cuda.bindings import driver
-
-    if not hasattr(driver, "cuCtxRecordEvent"):
-        return None
-    status, ordinal = driver.cuDeviceGet(device.index)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        return None
-    status, context = driver.cuDevicePrimaryCtxRetain(ordinal)
-    # gpumem's own reference keeps the context; this one was for its handle.
-    if status != driver.CUresult.CUDA_SUCCESS:
-        return None
-    driver.cuDevicePrimaryCtxRelease(ordinal)
-    return context
-
-
-def _record_all(context: Any, event: Event) -> bool:
-    """Record an event after all work of a context; False where the driver cannot."""
-    from cuda.bindings import driver
-
-    try:
-        (status,) = driver.cuCtxRecordEvent(context, event.ptr)
-    except (RuntimeError, TypeError):  # an older driver has no such function
-        return False
-    if status == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
-        raise GpumemError("a stream of the device captures a graph")
-    return bool(status == driver.CUresult.CUDA_SUCCESS)
+        event = Event(self._device)
+        return event if record_all_work(event) else self._legacy.record()
