@@ -113,6 +113,9 @@ cdef extern from "hooks.h" nogil:
 cdef enum:
     MAX_HOOKS = 1024        # that a visit of all of them sees
 
+# A visit of one arena: `to` is the caller's, `hook` the one that led to the arena.
+ctypedef void (*Visit)(ArenaCore* arena, void* to, const AllocatorHook* hook) noexcept nogil
+
 cdef TorchCalls calls
 memset(&calls, 0, sizeof(calls))
 
@@ -222,14 +225,14 @@ cdef void shrink() noexcept nogil:
     release_ended_pools()
     for device in range(TORCH_DEVICES):
         if hook_of(device) != NULL:
-            each_tag(hook_core(hook_of(device)), shrink_part, NULL, NULL)
+            each_part(hook_of(device), shrink_part, NULL)
     if not process_is_exiting():
         drop_idle_mappings()
 
 
 cdef void shrink_pinned() noexcept nogil:
     if hook_of(TORCH_PINNED) != NULL:
-        each_tag(hook_core(hook_of(TORCH_PINNED)), shrink_part, NULL, NULL)
+        each_part(hook_of(TORCH_PINNED), shrink_part, NULL)
 
 
 cdef void drop_idle_mappings() noexcept with gil:
@@ -244,7 +247,7 @@ cdef void shrink_pool(const uint64_t* id) noexcept nogil:
     for i in range(count):
         if hook_label(found[i])[0] == id[0] and hook_label(found[i])[1] == id[1]:
             pool_end(hook_core(found[i]))
-            each_part(hook_core(found[i]), shrink_part, NULL, NULL)
+            each_part(found[i], shrink_part, NULL)
         hook_let_go(found[i])
     release_ended_pools()
 
@@ -256,11 +259,11 @@ cdef void release_ended_pools() noexcept nogil:
     interpreter_restore(interpreter)
 
 
-cdef void shrink_part(ArenaCore* pool, void* unused, void* also_unused) noexcept nogil:
+cdef void shrink_part(ArenaCore* part, void* unused, const AllocatorHook* hook) noexcept nogil:
     # A Python thread may have to end the work that is waited for.
     cdef PyThreadState* interpreter = interpreter_release()
     cdef uint64_t released
-    arena_shrink_after_work(pool, &released)
+    arena_shrink_after_work(part, &released)
     interpreter_restore(interpreter)
 
 
@@ -309,9 +312,9 @@ cdef void stats(int device, TorchStats* now) noexcept nogil:
     counts = hook_counts(hook)
     memset(&figures, 0, sizeof(figures))
     if device == TORCH_PINNED:
-        each_tag(hook_core(hook), add_figures, &figures, NULL)
+        each_part(hook, add_figures, &figures)
     else:
-        each_arena(device, add_figures, &figures, NULL)
+        each_arena(device, add_figures, &figures)
     fill(&now.parts[<int>TORCH_LARGE], &counts, &figures, <int>HOOK_LARGE)
     fill(&now.parts[<int>TORCH_SMALL], &counts, &figures, <int>HOOK_SMALL)
     sum_parts(now, &counts.peaks[<int>HOOK_KINDS])
@@ -369,7 +372,7 @@ cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t capacity) noexc
         if arena_parent(arena) != NULL and arena_context(arena).ordinal == device:
             if count < capacity:
                 memset(&figures, 0, sizeof(figures))
-                each_part(arena, add_figures, &figures, NULL)
+                each_part(hooks[i], add_figures, &figures)
                 found[count].pool[0] = hook_label(hooks[i])[0]
                 found[count].pool[1] = hook_label(hooks[i])[1]
                 found[count].reserved = figures.reserved[0] + figures.reserved[1]
@@ -378,29 +381,38 @@ cdef size_t pool_bytes(int device, TorchPoolBytes* found, size_t capacity) noexc
     return count
 
 
-cdef void add_figures(ArenaCore* arena, void* figures, void* unused) noexcept nogil:
+cdef void add_figures(ArenaCore* arena, void* figures, const AllocatorHook* hook) noexcept nogil:
     arena_add_figures(arena, <ArenaFigures*>figures)
 
 
 # ---- visits of all memory ------------------------------------------------------------------------
 
-cdef void each_arena(int device, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
-                     void* first, void* second) noexcept nogil:
+cdef void each_arena(int device, Visit visit, void* to) noexcept nogil:
     # Visits the arenas of one device, or of all (-1): those of its hooks, those of their tags, and
     # pools that have ended and still have blocks.
     cdef AllocatorHook* found[MAX_HOOKS]
     cdef uint64_t count = hooks_of_devices(found)
-    cdef ArenaCore* arena
     cdef uint64_t i
     for i in range(count):
-        arena = hook_core(found[i])
-        if (device < 0 or arena_context(arena).ordinal == device) and not seen(found, i):
-            if arena_parent(arena) != NULL:
-                each_part(arena, visit, first, second)
-            else:
-                each_tag(arena, visit, first, second)
+        if ((device < 0 or arena_context(hook_core(found[i])).ordinal == device)
+                and not seen(found, i)):
+            each_part(found[i], visit, to)
     for i in range(count):
         hook_let_go(found[i])
+
+
+cdef void each_part(AllocatorHook* hook, Visit visit, void* to) noexcept nogil:
+    # Visits the arena of a hook and those of its tags; or a pool, and its parts that serve the
+    # blocks of tags.
+    cdef ArenaCore* arena = hook_core(hook)
+    cdef bint is_pool = arena_parent(arena) != NULL
+    cdef ArenaCore* each
+    if is_pool:
+        visit(arena, to, hook)
+    each = part_next(arena, NULL) if is_pool else tag_next(arena, NULL)
+    while each != NULL:
+        visit(each, to, hook)
+        each = part_next(arena, each) if is_pool else tag_next(arena, each)
 
 
 cdef uint64_t hooks_of_devices(AllocatorHook** found) noexcept nogil:
@@ -426,32 +438,14 @@ cdef bint seen(AllocatorHook** found, uint64_t number) noexcept nogil:
     return False
 
 
-cdef void each_tag(ArenaCore* arena, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
-                   void* first, void* second) noexcept nogil:
-    cdef ArenaCore* each = tag_next(arena, NULL)
-    while each != NULL:
-        visit(each, first, second)
-        each = tag_next(arena, each)
-
-
 cdef uint64_t changes() noexcept nogil:
     cdef uint64_t count = 0
-    each_arena(-1, add_changes, &count, NULL)
+    each_arena(-1, add_changes, &count)
     return count
 
 
-cdef void add_changes(ArenaCore* arena, void* count, void* unused) noexcept nogil:
+cdef void add_changes(ArenaCore* arena, void* count, const AllocatorHook* hook) noexcept nogil:
     (<uint64_t*>count)[0] += arena_driver_calls(arena)
-
-
-cdef void each_part(ArenaCore* pool, void (*visit)(ArenaCore*, void*, void*) noexcept nogil,
-                    void* first, void* second) noexcept nogil:
-    # Visits a pool, and its parts that serve the blocks of tags.
-    cdef ArenaCore* each = part_next(pool, NULL)
-    visit(pool, first, second)
-    while each != NULL:
-        visit(each, first, second)
-        each = part_next(pool, each)
 
 
 cdef struct Addresses:
@@ -462,11 +456,11 @@ cdef struct Addresses:
 
 cdef size_t live(void* pool, uint64_t* addresses, size_t capacity) noexcept nogil:
     cdef Addresses found = Addresses(addresses, capacity, 0)
-    each_part(hook_core(<AllocatorHook*>pool), add_live, &found, NULL)
+    each_part(<AllocatorHook*>pool, add_live, &found)
     return found.count
 
 
-cdef void add_live(ArenaCore* arena, void* to, void* unused) noexcept nogil:
+cdef void add_live(ArenaCore* arena, void* to, const AllocatorHook* hook) noexcept nogil:
     cdef Addresses* found = <Addresses*>to
     cdef size_t known = min(found.count, found.capacity)
     found.count += hooks_blocks(arena, found.at + known, NULL, found.capacity - known)
@@ -482,19 +476,8 @@ cdef struct Blocks:
 
 cdef TorchBlock* blocks(size_t* count) noexcept nogil:
     cdef Blocks found
-    cdef AllocatorHook* hooks[MAX_HOOKS]
-    cdef uint64_t many = hooks_of_devices(hooks)
-    cdef uint64_t i
     memset(&found, 0, sizeof(found))
-    for i in range(many):
-        if seen(hooks, i):
-            pass
-        elif arena_parent(hook_core(hooks[i])) != NULL:
-            each_part(hook_core(hooks[i]), add_blocks, &found, hooks[i])
-        else:
-            each_tag(hook_core(hooks[i]), add_blocks, &found, hooks[i])
-    for i in range(many):
-        hook_let_go(hooks[i])
+    each_arena(-1, add_blocks, &found)
     if found.failed:
         free(found.at)
         found.at = NULL
@@ -504,7 +487,7 @@ cdef TorchBlock* blocks(size_t* count) noexcept nogil:
     return found.at
 
 
-cdef void add_blocks(ArenaCore* arena, void* to, void* hook) noexcept nogil:
+cdef void add_blocks(ArenaCore* arena, void* to, const AllocatorHook* hook) noexcept nogil:
     cdef Blocks* found = <Blocks*>to
     cdef ArenaCopy copy
     cdef int table
@@ -513,7 +496,7 @@ cdef void add_blocks(ArenaCore* arena, void* to, void* hook) noexcept nogil:
         found.failed = True
         return
     for table in range(2):
-        add_table(found, &copy, &copy.tables[table], table == 1, <const AllocatorHook*>hook)
+        add_table(found, &copy, &copy.tables[table], table == 1, hook)
     arena_copy_free(&copy)
 
 
