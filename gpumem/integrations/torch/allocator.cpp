@@ -202,28 +202,20 @@ class Allocator final : public CUDAAllocator {
     /* ---- statistics ---- */
 
     DeviceStats getDeviceStats(DeviceIndex device) override {
-        std::lock_guard<std::mutex> lock(since_mutex_);
-        DeviceStats stats = stats_of(stats_now(device), since_.at(device));
-        add_pools(stats, device);
-        return stats;
+        return statistics_.at(device).read(*calls_, device);
     }
 
     void resetAccumulatedStats(DeviceIndex device) override {
-        std::lock_guard<std::mutex> lock(since_mutex_);
-        since_.at(device).then = stats_now(device);
+        statistics_.at(device).reset_sums(*calls_, device);
     }
 
     void resetPeakStats(DeviceIndex device) override {
-        std::lock_guard<std::mutex> lock(since_mutex_);
-        calls_->reset_peaks(device);
-        Since fresh;
-        fresh.then = since_.at(device).then;
-        since_.at(device) = fresh;
+        statistics_.at(device).reset_peaks(*calls_, device);
     }
 
     StreamSegments getExpandableSegmentSizes(DeviceIndex device) {
         StreamSegments sizes;
-        TorchStats now = stats_now(device);
+        TorchStats now = stats_now(*calls_, device);
         for (int part : {TORCH_SMALL, TORCH_LARGE})
             if (now.parts[part].reserved)
                 sizes.emplace_back(nullptr, part == TORCH_SMALL, now.parts[part].reserved);
@@ -440,7 +432,7 @@ class Allocator final : public CUDAAllocator {
         const auto limit = static_cast<size_t>(fraction_.at(device).load() * total);
         if (history_.is_watched()) history_.out_of_memory(device, nbytes, stream, free);
         if (c10::memoryProfilingEnabled()) {
-            TorchFigures now = stats_now(device).parts[TORCH_ALL];
+            TorchFigures now = stats_now(*calls_, device).parts[TORCH_ALL];
             c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(nbytes),
                                              now.allocated - now.allocated_freed, now.reserved,
                                              device_of(device));
@@ -471,33 +463,11 @@ class Allocator final : public CUDAAllocator {
     /* A free is reported before it is done, so its bytes are subtracted here. */
     void tell_profiler(const TorchBlock &block, int64_t nbytes) {
         if (!c10::memoryProfilingEnabled()) return;
-        TorchFigures now = stats_now(block.device).parts[TORCH_ALL];
+        TorchFigures now = stats_now(*calls_, block.device).parts[TORCH_ALL];
         uint64_t freed = nbytes < 0 ? block.size : 0;
         c10::reportMemoryUsageToProfiler(reinterpret_cast<void *>(block.address), nbytes,
                                          now.allocated - now.allocated_freed - freed, now.reserved,
                                          device_of(block.device));
-    }
-
-    /* Bytes of each pool; peaks are those that a look at the statistics saw. */
-    template <typename Stats>
-    void add_pools(Stats &stats, DeviceIndex device) {
-        if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
-            auto &peaks = since_.at(device).peak_of_pools;
-            std::vector<TorchPoolBytes> pools(calls_->pool_bytes(device, nullptr, 0));
-            pools.resize(
-                std::min(pools.size(), calls_->pool_bytes(device, pools.data(), pools.size())));
-            std::map<MempoolId_t, uint64_t> now;
-            for (auto &pool : pools) now[{pool.pool[0], pool.pool[1]}] += pool.reserved;
-            for (auto &[id, nbytes] : now) raised(peaks[id], nbytes);
-            for (auto &[id, peak] : peaks)
-                stats.reserved_bytes_by_private_pools[id][TORCH_ALL] = stat_of(now[id], peak, 0, 0);
-        }
-    }
-
-    TorchStats stats_now(int device) {
-        TorchStats now{};
-        calls_->stats(device, &now);
-        return now;
     }
 
     std::vector<uint64_t> live_in(DeviceIndex device, MempoolId_t id) {
@@ -517,8 +487,7 @@ class Allocator final : public CUDAAllocator {
     std::atomic<bool> is_caching_;
     std::atomic<int> device_count_{0};
     std::array<std::atomic<double>, TORCH_DEVICES> fraction_{};
-    std::mutex since_mutex_;
-    std::array<Since, TORCH_DEVICES> since_;
+    std::array<Statistics, TORCH_DEVICES> statistics_;
     std::mutex observers_mutex_;
     std::vector<cca::OutOfMemoryObserver> observers_;
 };

@@ -90,21 +90,10 @@ class PinnedAllocator final : public at::HostAllocator {
     /* ---- statistics ---- */
 
     at::HostStats get_stats() override {
-        std::lock_guard<std::mutex> lock(since_mutex_);
-        const TorchStats now = stats_now();
-        return host_stats_of(stats_of(now, since_));
+        return host_stats_of(statistics_.read(calls_, TORCH_PINNED));
     }
-
-    void reset_accumulated_stats() override {
-        std::lock_guard<std::mutex> lock(since_mutex_);
-        since_.then = stats_now();
-    }
-
-    void reset_peak_stats() override {
-        std::lock_guard<std::mutex> lock(since_mutex_);
-        calls_.reset_peaks(TORCH_PINNED);
-        since_ = Since{since_.then};
-    }
+    void reset_accumulated_stats() override { statistics_.reset_sums(calls_, TORCH_PINNED); }
+    void reset_peak_stats() override { statistics_.reset_peaks(calls_, TORCH_PINNED); }
 
     /* ---- pools of captured graphs, which PyTorch has from 2.10 on ---- */
 
@@ -308,12 +297,6 @@ class PinnedAllocator final : public at::HostAllocator {
         return NO_POOL;
     }
 
-    TorchStats stats_now() {
-        TorchStats now{};
-        calls_.stats(TORCH_PINNED, &now);
-        return now;
-    }
-
     const TorchCalls &calls_;
     std::mutex mutex_; /* of all below but the statistics */
     std::map<uintptr_t, Block *> live_;
@@ -322,8 +305,7 @@ class PinnedAllocator final : public at::HostAllocator {
     std::map<c10::MempoolId_t, Pool> pools_;
     std::vector<Route> routes_;
     std::atomic<size_t> route_count_{0};
-    std::mutex since_mutex_;
-    Since since_;
+    Statistics statistics_;
 };
 
 }  // namespace gpumem

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <mutex>
+#include <vector>
 
 #include "compat.h"
 #include "hooks.h"
@@ -23,7 +25,7 @@ inline Stat stat_of(uint64_t current, uint64_t peak, uint64_t up, uint64_t down)
     return stat;
 }
 
-/* What PyTorch asks to be counted anew, and peaks that gpumem has seen at the last look only. */
+/* Sums at the last reset, and peaks of the figures that are known only when they are read. */
 struct Since {
     TorchStats then{};
     std::array<uint64_t, TORCH_PARTS> peak_active{}, peak_active_bytes{}, peak_segments{}, peak_idle{},
@@ -74,6 +76,51 @@ inline DeviceStats stats_of(const TorchStats &now, Since &since) {
     stats.max_split_size = -1; /* any block may be split */
     return stats;
 }
+
+inline TorchStats stats_now(const TorchCalls &calls, int device) {
+    TorchStats now{};
+    calls.stats(device, &now);
+    return now;
+}
+
+/* The statistics of a device, or of pinned memory, since the program's last resets. */
+class Statistics {
+   public:
+    DeviceStats read(const TorchCalls &calls, int device) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        DeviceStats stats = stats_of(stats_now(calls, device), since_);
+        add_pools(stats, calls, device);
+        return stats;
+    }
+    void reset_sums(const TorchCalls &calls, int device) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        since_.then = stats_now(calls, device);
+    }
+    void reset_peaks(const TorchCalls &calls, int device) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        calls.reset_peaks(device);
+        since_ = Since{since_.then};
+    }
+
+   private:
+    /* Adds the bytes of each pool. Their peaks are those that were seen when they were read. */
+    template <typename Stats>
+    void add_pools(Stats &stats, const TorchCalls &calls, int device) {
+        if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
+            std::vector<TorchPoolBytes> pools(calls.pool_bytes(device, nullptr, 0));
+            pools.resize(
+                std::min(pools.size(), calls.pool_bytes(device, pools.data(), pools.size())));
+            std::map<c10::MempoolId_t, uint64_t> now;
+            for (auto &pool : pools) now[{pool.pool[0], pool.pool[1]}] += pool.reserved;
+            for (auto &[id, nbytes] : now) raised(since_.peak_of_pools[id], nbytes);
+            for (auto &[id, peak] : since_.peak_of_pools)
+                stats.reserved_bytes_by_private_pools[id][TORCH_ALL] = stat_of(now[id], peak, 0, 0);
+        }
+    }
+
+    std::mutex mutex_;
+    Since since_;
+};
 
 }  // namespace gpumem
 

@@ -45,9 +45,21 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self)
+                    self.follow(spec.loader)
                 return spec
         return None
+
+    def follow(self, loader: importlib.abc.Loader) -> None:
+        """Let a loader run the step after it has loaded the module, unless an import has."""
+        load = loader.exec_module
+
+        def load_and_run(module: ModuleType) -> None:
+            loader.exec_module = load  # type: ignore[method-assign]
+            load(module)
+            if self.leave():
+                _run_step(module.__name__)
+
+        loader.exec_module = load_and_run  # type: ignore[method-assign]
 
     def leave(self) -> bool:
         """Leave the finders; return whether it was one of them."""
@@ -58,36 +70,13 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return True
 
 
-class _Loader(importlib.abc.Loader):
-    """Loads a module as its own loader does; the module then names that one."""
-
-    def __init__(self, loader: importlib.abc.Loader, finder: _AfterImport) -> None:
-        self.loader = loader
-        self.finder = finder
-
-    def __getattr__(self, name: str) -> object:  # get_filename, get_code, ... of a spec looked up
-        if name == "loader":  # of a copy that is being made
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave it to the module's own loader."""
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Load the module, then run its step unless an import has."""
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader
-        module.__loader__ = self.loader
-        self.loader.exec_module(module)
-        if not self.finder.leave():
-            return
-        try:
-            startup = importlib.import_module("gpumem.integrations.torch._startup")
-        except ImportError as error:  # another Python than the one gpumem is installed for
-            print(f"gpumem: not enabled for PyTorch: {error}", file=sys.stderr)
-        else:
-            getattr(startup, _STEPS[module.__name__])()
+def _run_step(name: str) -> None:
+    try:
+        startup = importlib.import_module("gpumem.integrations.torch._startup")
+    except ImportError as error:  # another Python than the one gpumem is installed for
+        print(f"gpumem: not enabled for PyTorch: {error}", file=sys.stderr)
+    else:
+        getattr(startup, _STEPS[name])()
 
 
 def _report_missing_page(process: int, page: str, began: int) -> None:
