@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from helpers.threads import in_threads
+from helpers.threads import in_a_thread, in_threads
 
 import gpumem
 from gpumem._testing.integrations import Framework, PerDevice, Setting, Switch, Using
@@ -53,22 +53,6 @@ def switch(framework):
 A = Setting("a")
 B = Setting("b")
 C = Setting("a", (("pinned", True),))
-
-
-def in_thread(function):
-    """Run it on another thread; return what it raised."""
-    raised = []
-
-    def body():
-        try:
-            function()
-        except Exception as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    return raised[0] if raised else None
 
 
 # ---- enable and disable ------------------------------------------------------------------------
@@ -189,16 +173,15 @@ def test_using_is_entered_and_left_once(switch, framework):
 
 def test_using_cannot_be_left_by_another_thread(switch, framework):
     with Using(switch, A) as use:
-        error = in_thread(use.leave)
-        assert isinstance(error, IntegrationError)
-        assert "which alone can leave it" in str(error)
+        with pytest.raises(IntegrationError, match="which alone can leave it"):
+            in_a_thread(use.leave)
         assert framework.memory == A
     assert framework.memory == OWN
 
 
 def test_using_of_an_ended_thread_can_be_left(switch, framework):
     use = Using(switch, A)
-    assert in_thread(use.__enter__) is None
+    in_a_thread(use.__enter__)
     use.leave()
     assert framework.memory == OWN
 

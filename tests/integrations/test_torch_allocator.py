@@ -48,9 +48,11 @@ def stream():
 
 
 @pytest.fixture
-def numbers():
-    """Numbers of pools, a new one each time."""
-    return iter(random.sample(range(1, 1 << 40), 100))
+def uncached(driver):
+    """Without caching every block has memory of its own."""
+    driver.enable(0)
+    yield
+    driver.enable(1)
 
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -71,16 +73,8 @@ def test_block_comes_from_the_arena_and_goes_back(driver, arena):
     driver.free(0)
 
 
-def stream_for_pytorch():
-    """PyTorch takes only even handles for streams that it has not made: they are pointers."""
-    made = [Stream("host")]
-    while made[-1].ptr % 2:
-        made.append(Stream("host"))
-    return made[-1]
-
-
-def test_stream_recorded_for_a_block_delays_its_reuse(driver, arena, stream):
-    other = stream_for_pytorch()
+def test_stream_recorded_for_a_block_delays_its_reuse(driver, arena, stream, torch_stream):
+    other = torch_stream
     address = driver.alloc(4096, stream.ptr)
     with HostDriver().block(other):
         driver.record(address, other.ptr)
@@ -138,27 +132,20 @@ def test_without_caching_a_block_has_memory_of_its_own_which_no_statistic_counts
     assert arena.stats().reserved == 0
 
 
-def test_caching_stays_off_where_pytorchs_variable_forbids_it(driver, arena, monkeypatch):
-    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    driver.enable(1)
-    try:
-        address = driver.alloc(4096)
-    finally:
-        monkeypatch.undo()
+def test_caching_stays_off_where_pytorchs_variable_forbids_it(driver, arena, uncached, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
         driver.enable(1)
+    address = driver.alloc(4096)
     assert driver.stats()["requested_bytes"][0][0] == 0
     assert arena.stats().in_use == 4096
     driver.free(address)
 
 
-def test_without_caching_blocks_of_a_replaced_arena_are_freed_in_it(driver, arena):
-    driver.enable(0)
-    try:
-        address = driver.alloc(4096)
-        torch_hooks.serve(0, Arena("host"))
-        driver.free(address)
-    finally:
-        driver.enable(1)
+def test_without_caching_blocks_of_a_replaced_arena_are_freed_in_it(driver, arena, uncached):
+    address = driver.alloc(4096)
+    torch_hooks.serve(0, Arena("host"))
+    driver.free(address)
     assert arena.stats().in_use == 0
 
 
@@ -267,15 +254,12 @@ def test_pool_serves_other_allocations_when_their_memory_is_out(driver, stream, 
 
 
 @pytest.mark.parametrize("caching", [1, 0])
-def test_budget_callback_runs_before_memory_is_out(driver, caching):
+def test_budget_callback_runs_before_memory_is_out(driver, caching, uncached):
     arena, kept, _ = arena_that_releases_under_pressure(300 * MIB)
     torch_hooks.serve(0, arena)
     kept.append(arena.allocate(200 * MIB))
     driver.enable(caching)
-    try:
-        driver.free(driver.alloc(200 * MIB))
-    finally:
-        driver.enable(1)
+    driver.free(driver.alloc(200 * MIB))
     assert not kept
     torch_hooks.serve(0, Arena("host"))
 

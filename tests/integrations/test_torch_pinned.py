@@ -4,14 +4,13 @@ It needs a PyTorch that is unpacked: GPUMEM_TORCH names its folder ``torch``.
 """
 
 import ctypes
-import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers import torch_library
 from helpers.torch_library import Refused
 
-from gpumem import Arena, Stream
+from gpumem import Arena
 from gpumem._testing import torch_hooks
 
 pytestmark = pytest.mark.skipif(
@@ -38,18 +37,8 @@ def arena(torch_driver):
 
 
 @pytest.fixture
-def stream():
-    """PyTorch takes only even handles for streams that it has not made: they are pointers."""
-    made = [Stream("host")]
-    while made[-1].ptr % 2:
-        made.append(Stream("host"))
-    return made[-1]
-
-
-@pytest.fixture
-def numbers():
-    """Numbers of pools, a new one each time."""
-    return iter(random.sample(range(1, 1 << 40), 100))
+def stream(torch_stream):
+    return torch_stream
 
 
 def test_block_has_its_exact_size_and_goes_back_to_the_arena(torch_driver, arena):

@@ -83,12 +83,12 @@ def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool) -> No
     if reason:
         raise IntegrationError(f"PyTorch's allocator cannot be replaced: {reason}")
     arenas = {index: arena_of(resources, index) for index in resources.given}
-    AllocatorSettings.check(os.environ)  # before the compilation, which takes long
+    # Before the compilation, which takes long.
+    settings = AllocatorSettings.of_environment(os.environ, pinned=bool(pinned))
     reason = why_not_compiled(torch)
     if reason:
         raise IntegrationError(f'{reason}; mode="pool" needs no compiler')
     library = _build.load(torch)
-    settings = AllocatorSettings.of_environment(os.environ, pinned=bool(pinned))
     table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(settings.fraction)
     if not library.gpumem_torch_install(table, fraction):
         raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")

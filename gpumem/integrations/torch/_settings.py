@@ -61,7 +61,7 @@ class AllocatorSettings(NamedTuple):
         ConfigError
             The memory fraction is not a number from 0 to 1.
         """
-        name = _variable_in(environment)
+        name = next((name for name in VARIABLES if name in environment), VARIABLES[-1])
         found = cls.of_text(environment.get(name, ""), pinned=pinned)
         if found.unused:
             warnings.warn(
@@ -71,17 +71,6 @@ class AllocatorSettings(NamedTuple):
                 stacklevel=2,
             )
         return found
-
-    @classmethod
-    def check(cls, environment: Mapping[str, str]) -> None:
-        """Raise as `of_environment` does, without a warning: the pinned memory is not known yet.
-
-        Raises
-        ------
-        ConfigError
-            The memory fraction is not a number from 0 to 1.
-        """
-        cls.of_text(environment.get(_variable_in(environment), ""))
 
     @classmethod
     def of_text(cls, text: str, *, pinned: bool = False) -> AllocatorSettings:
@@ -110,10 +99,6 @@ class AllocatorSettings(NamedTuple):
             return
         limit = int(self.fraction * arena.memory.device.total_bytes)
         arena.set_limit(max(1, min(limit, arena.config.max_mem or limit)))  # 0 is unlimited
-
-
-def _variable_in(environment: Mapping[str, str]) -> str:
-    return next((name for name in VARIABLES if name in environment), VARIABLES[-1])
 
 
 def _is_unused(key: str, value: str, pinned: bool) -> bool:
