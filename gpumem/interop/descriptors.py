@@ -20,6 +20,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from gpumem._resource.handle import Handle
+from gpumem._support.arguments import refuse
 from gpumem._support.sizes import exact_size
 from gpumem.device import Capability, Device
 from gpumem.errors import BadHandleError, DeviceMismatchError, InvalidDescriptorError
@@ -194,7 +195,7 @@ class MemoryDescriptor:
         offset = number_of(self.offset, "offset")
         if offset > size:
             raise InvalidDescriptorError(
-                f"offset {offset} is beyond the allocation's {exact_size(size)}"
+                f"offset {offset} is above the allocation's {exact_size(size)}"
             )
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "offset", offset)
@@ -260,6 +261,16 @@ def number_of(value: object, name: str, lowest: int = 0) -> int:
             f"{name} {value!r} is not an integer from {lowest} to 2**63 - 1"
         )
     return number
+
+
+def seconds_of(timeout: Any) -> float:
+    """Return a timeout as a number; TypeError, or ValueError for one that is not from 0 on."""
+    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
+        refuse("timeout", timeout, "a number of seconds or None")
+    seconds = float(timeout)
+    if not seconds >= 0:
+        raise ValueError(f"invalid timeout = {timeout!r}: expected a number of seconds from 0 on")
+    return seconds
 
 
 def _check_handle(handle: object, kind: MemoryHandleType | SemaphoreType) -> None:
@@ -336,12 +347,12 @@ def require_device(descriptor: MemoryDescriptor | SemaphoreDescriptor, device: D
 
 
 def duplicate(handle: Any) -> Handle:
-    """Return a descriptor of our own for what `handle` is one of; close-on-exec.
+    """Return a new descriptor of the same file as `handle`; close-on-exec.
 
     Raises
     ------
     BadHandleError
-        It is not open, or no more can be.
+        The handle is not open, or the process has too many open files.
     """
     number = handle if isinstance(handle, int) else handle.fileno()
     if not 0 <= number < 1 << 31:
@@ -363,7 +374,7 @@ def require_consumable(handle: Any, consume: bool, *, is_address: bool = False) 
 
 
 def consume(handle: Any) -> None:
-    """Close what the caller gave, after everything succeeded."""
+    """Close the caller's handle, after everything succeeded."""
     if isinstance(handle, int):
         os.close(handle)
     else:
@@ -374,21 +385,19 @@ def _is_descriptor(handle: Any) -> bool:
     return isinstance(handle, int) or (hasattr(handle, "fileno") and hasattr(handle, "close"))
 
 
-def bytes_of(name: str, given: Any, read_only: bool | None = None) -> tuple[int, int, memoryview]:
-    """Return the address and size of an object's bytes, and the view that keeps them there.
-
-    `read_only` is the descriptor's; None: there is no descriptor, and the bytes will be written.
-    """
+def bytes_of(handle: Any, read_only: bool) -> tuple[int, int, memoryview]:
+    """Return the address and size of an object's bytes, and the view that keeps them there."""
     from numpy import frombuffer
 
     try:
-        view = memoryview(given)
+        view = memoryview(handle)
     except TypeError:
-        raise InvalidDescriptorError(f"{name} {given!r} has no buffer") from None
+        raise InvalidDescriptorError(f"handle {handle!r} has no buffer") from None
     if view.readonly and not read_only:
-        instead = "" if read_only is None else " or read_only = True"
-        raise InvalidDescriptorError(f"{name} is read-only: expected a writable buffer{instead}")
+        raise InvalidDescriptorError(
+            "handle is read-only: expected a writable buffer or read_only = True"
+        )
     if not view.c_contiguous:
-        raise InvalidDescriptorError(f"the bytes of {name} are not contiguous")
+        raise InvalidDescriptorError("the bytes of handle are not contiguous")
     array = frombuffer(view.cast("B") if view.nbytes else b"", "uint8")
     return array.ctypes.data, view.nbytes, view

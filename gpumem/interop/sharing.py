@@ -1,7 +1,7 @@
-"""Memory for other processes: one call gives a handle, one call there gives a tensor.
+"""Memory for other processes: `export` returns a handle, and `attach` there returns a tensor.
 
-A Handle goes through `multiprocessing` as it is. What is behind it travels along as `Contents`, so
-that nothing has to be agreed on before.
+A Handle can be sent with `multiprocessing` as it is. It carries a description of its memory,
+`Contents`, so the processes need no other agreement.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Contents:
     dtype : numpy.dtype
     read_only : bool
     pool_pointer : bytes or None
-        Of a driver's pool: which block.
+        Identifies the block in a driver's pool.
 
     Examples
     --------
@@ -96,13 +96,13 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
     read_only : bool
         The receiver of the handle cannot write. For host memory only.
     sync : bool
-        Wait until what gpumem has queued on the memory's stream is done. False where a timeline
-        orders the other process's work behind it.
+        Wait until the work that gpumem has queued on the memory's stream is done. False where a
+        timeline orders the other process's work after it.
 
     Returns
     -------
     Handle
-        It keeps the memory until it is closed, also when the tensor is gone. For `attach`.
+        An argument for `attach`. It keeps the memory until it is closed, also without the tensor.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
         raise InvalidDescriptorError(
             f"strides {what.strides} are negative: export the tensor that it is a view of"
         )
-    # What `attach` refuses: a damaged handle may say it, too.
+    # `attach` refuses these as signs of a damaged handle, so `export` refuses them first.
     if what.dtype.names is not None:
         raise InvalidDescriptorError(
             f"dtype {what.dtype} has fields: export a view of its bytes, such as "
@@ -194,7 +194,7 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
     Parameters
     ----------
     handle : Handle
-        What `export` gave, in this process; it stays the caller's and may be closed at once.
+        Result of `export`, received in this process; the caller keeps it and may close it at once.
     device : Device or str, optional
         Where it is wanted. None: the device that it lies on; host memory on the device of the same
         name, if it exists here, else on ``host:0``.
@@ -211,8 +211,8 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
     DeviceMismatchError
         The device that it lies on is not here, or is not `device`.
     BadHandleError
-        The handle is not one that `export` gave: what it says of its memory is damaged or does not
-        fit the memory, or the driver refuses its descriptor; or as `Importer.import_memory`.
+        The handle is not a result of `export`: its contents are damaged or do not fit the memory,
+        or the driver refuses its descriptor; or as `Importer.import_memory`.
     UnsupportedHandleTypeError, DriverError
         As `Importer.import_memory`.
 
@@ -237,7 +237,7 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
     importer = Importer.for_device(where)
     if importer is None:
         raise UnsupportedHandleTypeError(
-            f"{where} imports nothing: {Importer.unavailable_reason(where)}"
+            f"{where} does not support importing memory: {Importer.unavailable_reason(where)}"
         )
     try:
         return _import(importer, handle, contents)
@@ -275,7 +275,7 @@ def _import(importer: ImporterLike, handle: Handle, contents: Contents) -> Any:
 
 
 def _require_whole(handle: Handle) -> None:
-    """Raise BadHandleError for what no `export` made: it came out of a pickle."""
+    """Raise BadHandleError for a handle that `export` did not make: it came out of a pickle."""
     for name, is_valid, accepted in _ACCEPTED:
         of = handle if name in ("kind", "contents") else handle.contents
         value = getattr(of, name, _MISSING)
@@ -316,11 +316,11 @@ def _is_memory(value: object) -> bool:
 def _is_dtype(value: object) -> bool:
     import numpy as np
 
-    # Of a damaged structured one, which no tensor has, NumPy cannot even compute the hash.
+    # NumPy cannot even compute the hash of a damaged structured dtype; no tensor has one.
     return isinstance(value, np.dtype) and value.names is None and value.fields is None
 
 
-# What `export` makes handles of memory of.
+# `export` makes handles of memory of these kinds.
 _KINDS = (MemoryHandleType.MEMFD, MemoryHandleType.CUDA_VMM_FD, MemoryHandleType.CUDA_POOL_FD)
 
 _ACCEPTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
@@ -346,7 +346,7 @@ def _device_of(contents: Contents) -> Device:
     there = devices()
     if contents.device_uuid is None:
         return contents.memory.device if contents.memory.device in there else Device("host")
-    # First the device of the same name: to ask the others opens them, and makes contexts there.
+    # The device of the same name comes first: a query opens a device and makes a context there.
     for device in sorted(there, key=lambda each: each != contents.memory.device):
         if device.uuid == contents.device_uuid:
             return device

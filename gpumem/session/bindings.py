@@ -92,7 +92,7 @@ class RunContext:
         self._allocator: MemoryResource | None = None
         self._keep = keep  # a captured graph needs the addresses of the run before
         self._bound = outputs
-        self._work: dict[str, Tensor] = {}  # what the function writes
+        self._work: dict[str, Tensor] = {}  # tensors that the function writes
         self._results: dict[str, Tensor] = {}
 
     @property
@@ -110,7 +110,7 @@ class RunContext:
         name : str
             A bound output.
         shape, dtype
-            Of the output in this run, as of `gpumem.empty`. A bound array must have both.
+            Those of the output in this run, as for `gpumem.empty`. A bound array must have both.
 
         Returns
         -------

@@ -255,7 +255,8 @@ class Environment:
         self._release_dropped()
 
     def _release_dropped(self) -> None:
-        # In a finalizer, inside another call too: whoever has the lock does it when it is done.
+        # This may run in a finalizer, inside another call. The holder of the lock then releases
+        # the allocators at its end.
         while self._dropped and self._lock.enter_if_free():
             try:
                 if self._is_held:
@@ -275,7 +276,7 @@ class Environment:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """With the lock: release what sessions dropped, and keep finalizers out."""
+        """Release allocators of dropped sessions, and keep finalizers out. Caller holds `_lock`."""
         was_held, self._is_held = self._is_held, True
         try:
             while self._dropped:
@@ -450,7 +451,7 @@ class Environment:
         self._warn_of_unclaimed(stacklevel=3)
 
     def __del__(self) -> None:
-        # As Python ends, what the method needs may be gone.
+        # At Python's exit, globals that the method needs may be gone.
         if self._unclaimed:
             self._warn_of_unclaimed(stacklevel=3)
 

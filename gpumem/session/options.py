@@ -132,7 +132,8 @@ class SessionOptions:
                     "arena and private_arena have no effect with external_allocator, which serves "
                     "the memory: expected one of the two"
                 )
-        if self.enable_cuda_graph and self._names_the_legacy_stream():
+        captured = self.enable_cuda_graph and self.has_user_compute_stream
+        if captured and _native_handle(self.user_compute_stream) in _LEGACY_HANDLES:
             raise ConfigError(
                 f"invalid user_compute_stream = {self.user_compute_stream!r} with "
                 "enable_cuda_graph: the legacy default stream cannot be captured"
@@ -142,11 +143,6 @@ class SessionOptions:
                 "invalid do_copy_in_default_stream = False with a unified stream "
                 f"({self._why_unified()}): expected True, since there is one stream for everything"
             )
-
-    def _names_the_legacy_stream(self) -> bool:
-        if not self.has_user_compute_stream:
-            return False
-        return _native_handle(self.user_compute_stream) in _LEGACY_HANDLES
 
     @property
     def unified_stream(self) -> bool:

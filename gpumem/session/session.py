@@ -56,13 +56,13 @@ _held_externals: weakref.WeakSet[MemoryResource] = weakref.WeakSet()
 _held_lock = ForkLock()
 
 
-def _give_back(
+def _release_shared(
     resource: weakref.ref[MemoryResource], environment: weakref.ref[Environment] | None
 ) -> None:
-    """Give back what a session had of others, in a finalizer: on any thread and under any lock.
+    """Release a session's shared allocator, in a finalizer: on any thread and under any lock.
 
-    The references are weak because a finalizer keeps its arguments: what they kept could not be
-    collected together with the session. What is collected with it needs no release.
+    The references are weak because a finalizer keeps its arguments, and those could not be
+    collected together with the session. Objects collected with it need no release.
     """
     held = resource()
     if held is None:
@@ -203,7 +203,7 @@ class Session:
         options = self.options
         if options.external_allocator is not None:
             external = self._take_external(options.external_allocator)
-            self._gives_back(external, None)
+            self._release_at_end(external, None)
             return external
         settings = options.arena if isinstance(options.arena, Mapping) else {}
         wanted = without_other_devices({**settings, **options._arena_keys}, self.device)
@@ -219,12 +219,12 @@ class Session:
         except BaseException:
             self.environment.release(shared)
             raise
-        self._gives_back(shared, self.environment)
+        self._release_at_end(shared, self.environment)
         return shared
 
-    def _gives_back(self, resource: MemoryResource, environment: Environment | None) -> None:
+    def _release_at_end(self, resource: MemoryResource, environment: Environment | None) -> None:
         shared_by = None if environment is None else weakref.ref(environment)
-        self._end = weakref.finalize(self, _give_back, weakref.ref(resource), shared_by)
+        self._end = weakref.finalize(self, _release_shared, weakref.ref(resource), shared_by)
         self._end.atexit = False
 
     def _take_external(self, given: Any) -> MemoryResource:
@@ -368,11 +368,10 @@ class Session:
             self._bound += 1
 
     def _bound_output(self, memory: Any) -> BoundOutput:
+        if memory is None or isinstance(memory, MemoryInfo | Device | str):
+            memory = self.allocator(memory)
         if isinstance(memory, MemoryResource):
             return BoundOutput(memory.memory, decide_copy(self.device, memory.memory), memory)
-        if memory is None or isinstance(memory, MemoryInfo | Device | str):
-            resource = self.allocator(memory)
-            return BoundOutput(resource.memory, decide_copy(self.device, resource.memory), resource)
         given = _seen(memory, "memory")
         if given.read_only:
             raise BufferError("a bound output is read-only: expected a writable array")
@@ -519,7 +518,7 @@ class Session:
         outputs: Mapping[str, BoundOutput],
         used: list[Tensor],
     ) -> RunContext:
-        """Queue the copies and the work of one run; `used` gets what the work reads or writes."""
+        """Queue the copies and the work of one run; append the tensors of the work to `used`."""
         key = (fn, bound)
         launches = None if stream.capturing else self._captured_run
         self._require_memory(inputs, outputs)
@@ -536,7 +535,7 @@ class Session:
                 fn(context)
                 _require_all(context, outputs)
             except BaseException:
-                used.extend(context._work.values())  # what it queued before is still to be done
+                used.extend(context._work.values())  # work queued before the error still runs
                 raise
             return context
 
@@ -746,12 +745,12 @@ def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> Non
 
 def _require_usable(name: str, tensor: Tensor) -> None:
     if tensor.buffer.closed:
-        raise ClosedError(f"{name!r} is bound to {tensor.buffer!r}: expected an open one")
+        raise ClosedError(f"{name!r} is bound to a closed buffer, {tensor.buffer!r}")
     require_usable(tensor.buffer)
 
 
 def _require_kept(tensor: Tensor | None) -> None:
-    # Of the run before: one that its user closed is made anew.
+    # A tensor of the last run that the user closed is replaced by a new one.
     if tensor is not None and not tensor.buffer.closed:
         require_usable(tensor.buffer)
 

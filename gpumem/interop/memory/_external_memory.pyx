@@ -44,7 +44,8 @@ from gpumem.errors import (
     AlignmentError, BadHandleError, ClosedError, ConfigError, DeviceMismatchError, InUseError,
     InvalidDescriptorError,
 )
-from gpumem.interop.memory.placement import place_tensor, point_of, seconds_of, Slices
+from gpumem.interop.descriptors import seconds_of
+from gpumem.interop.memory.placement import place_tensor, point_of, Slices
 
 
 cdef enum:
@@ -56,7 +57,7 @@ cdef struct Mapping:
     DeviceContext* context
     CUdeviceptr address     # of the allocation's first byte
     uint64_t nbytes         # of the allocation
-    # What to release, in this order; 0 or NULL: nothing.
+    # The fields from here to `file_bytes` are released in this order; 0 or NULL: nothing.
     CUdeviceptr buffer              # a mapped buffer, to be freed
     CUexternalMemory external
     uint64_t range_bytes            # virtual memory: the addresses from `address` on
@@ -115,7 +116,7 @@ cdef class ImportedMemory(BorrowedMemory):
 
 cdef void release_kept(void* owner) noexcept nogil:
     cdef KeptMapping* kept = <KeptMapping*>owner
-    # Without the interpreter lock: a DLPack consumer may drop its lease on any thread.
+    # This thread may not hold the interpreter lock: a DLPack consumer drops its lease anywhere.
     if kept.ready != NULL and not process_is_exiting():
         with gil:
             Py_DECREF(<object>kept.ready)
@@ -157,7 +158,7 @@ cdef class ExternalMemory:
     Attributes
     ----------
     descriptor : MemoryDescriptor
-        Describes the import; its handle may be closed meanwhile.
+        Describes the import; its handle may be closed by now.
     memory : MemoryInfo
         Memory of the mapping here: the device's own, HOST_ACCESSIBLE or HOST.
     ready : TimelinePoint or None
@@ -273,7 +274,7 @@ cdef class ExternalMemory:
         InvalidDescriptorError
             A malformed shape, dtype, stride, offset, or `row_pitch` smaller than a row.
         OutOfBoundsError
-            It would reach beyond the allocation.
+            It would reach past the end of the allocation.
         AlignmentError
             Its address, a stride or the pitch is not a multiple of the dtype's alignment.
         TypeError, ValueError
@@ -429,7 +430,7 @@ cdef class ExternalMemory:
         if timeout is not None and not self.exports:
             # Queries, because the driver's own wait, which its release begins with, has no bound.
             until = <uint64_t>(min(max(deadline, 0), MAX_SECONDS) * 1e9)
-            mapping_retain(mapping)         # another thread may close it meanwhile
+            mapping_retain(mapping)         # another thread may close it during the wait
             with nogil:
                 code = mapping_wait(mapping, until, &interrupted)
                 mapping_drop(mapping)
@@ -437,7 +438,7 @@ cdef class ExternalMemory:
                 raise_interrupt()
         if self.exports:
             wait_for_releases()             # a copy that is done may not have let it go yet
-        if self.mapping == NULL:            # another thread closed it meanwhile
+        if self.mapping == NULL:            # another thread closed it during the wait
             return
         if self.exports:
             raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas; "
@@ -513,7 +514,7 @@ cdef MemoryResource home_of(object memory, bint read_only):
 
 def keeper(ExternalMemory memory not None):
     """Return a buffer over the whole memory, which keeps it mapped."""
-    # From the descriptor's offset on: what lies before it is another's.
+    # The bytes before the descriptor's offset belong to another owner.
     cdef Mapping* mapping = require_open(memory)
     return buffer_over(memory, memory.home, mapping.address + <uint64_t>memory.descriptor.offset,
                        memory.nbytes)
@@ -681,7 +682,7 @@ def import_file(wanted, Handle file not None):
     cdef bint read_only = wanted.descriptor.read_only
     cdef void* pages
     cdef int number
-    # An access beyond the file's end would be a SIGBUS.
+    # An access past the file's end would be a SIGBUS.
     require_bytes(file, wanted.descriptor.size)
     mapping = new_mapping(wanted, 0, None)
     pages = mmap(NULL, mapping.nbytes, PROT_READ if read_only else PROT_READ | PROT_WRITE,
@@ -747,10 +748,14 @@ def import_buffer(wanted, buffer):
 # ---- Steps of every import -----------------------------------------------------------------------
 
 cdef Mapping* new_mapping(object wanted, uint64_t address, object owner) except NULL:
+    # The mapping has one reference. Each step of an import that succeeds sets its field.
     cdef DriverDevice driver_device = wanted.device._open()
-    cdef Mapping* mapping = mapping_new(&driver_device.context, wanted.descriptor.size)
+    cdef Mapping* mapping = <Mapping*>calloc(1, sizeof(Mapping))
     if mapping == NULL:
         raise MemoryError("out of host memory while importing memory")
+    mapping.references = 1
+    mapping.context = &driver_device.context
+    mapping.nbytes = wanted.descriptor.size
     mapping.address = address
     if owner is not None:
         Py_INCREF(owner)
@@ -794,17 +799,6 @@ def require_bytes(Handle file not None, size):
 cdef Retired* dropped = NULL
 
 
-cdef Mapping* mapping_new(DeviceContext* context, uint64_t nbytes) noexcept nogil:
-    # With one reference; NULL: out of host memory.
-    # Zeroed: each step of an import that succeeds sets its field.
-    cdef Mapping* mapping = <Mapping*>calloc(1, sizeof(Mapping))
-    if mapping != NULL:
-        mapping.references = 1
-        mapping.context = context
-        mapping.nbytes = nbytes
-    return mapping
-
-
 cdef void mapping_retain(Mapping* mapping) noexcept nogil:
     count_add(&mapping.references, 1)
 
@@ -828,8 +822,8 @@ cdef bint mapping_drop_last(Mapping* mapping, CUresult* code, const char** call)
 
 
 cdef bint mapping_holds_caller(Mapping* mapping) noexcept nogil:
-    # Whether the end would be postponed although the pages are the caller's, who may free them
-    # then, while a stream that waits for a timeline may still use them.
+    # Whether the end would be postponed although the pages are the caller's. The caller could then
+    # free them while a stream that waits for a timeline may still use them.
     return (mapping.is_registered and not mapping.file_bytes and mapping.owner == NULL
             and timelines_in_use(mapping.context))
 
@@ -875,13 +869,13 @@ cdef void retire_mapping(Mapping* mapping) noexcept nogil:
 
 cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
     # Waits for work on the device that may use it. After a failure, returned with the call's name,
-    # `release_retired_mappings` tries again what the driver refused.
+    # `release_retired_mappings` repeats the refused step.
     cdef CUresult code = CUDA_SUCCESS
     # In a fork's child the driver's objects are the parent's; file pages were shared with it.
     if not context_is_dead(mapping.context):
         code = end_in_driver(mapping, call)
     if code != CUDA_SUCCESS:
-        retire_mapping(mapping)     # the next call tries again what was refused
+        retire_mapping(mapping)     # the next call repeats the refused step
         return code
     if mapping.file_bytes:
         munmap(<void*>mapping.address, mapping.file_bytes)

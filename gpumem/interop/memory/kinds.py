@@ -249,7 +249,7 @@ def _open_address(wanted: Wanted) -> ExternalMemory:
     handle, owner = wanted.descriptor.handle, wanted.descriptor.owner
     if isinstance(handle, int):
         return external.import_host(wanted, handle, owner)
-    address, nbytes, kept = bytes_of("handle", handle, wanted.descriptor.read_only)
+    address, nbytes, kept = bytes_of(handle, wanted.descriptor.read_only)
     if nbytes < wanted.descriptor.size:
         raise InvalidDescriptorError(
             f"invalid size = {exact_size(wanted.descriptor.size)}: expected at most the "

@@ -1,4 +1,4 @@
-"""What is made of imported memory: a tensor at an offset, what it waits for, regions of an arena.
+"""Users of imported memory: tensors at an offset, points that they wait for, regions of an arena.
 
 Every bound is checked here, in Python's integers, which do not overflow.
 """
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from gpumem._support.arguments import refuse
 from gpumem._support.sizes import exact_size
 from gpumem.config import ArenaConfig
 from gpumem.device import Device
@@ -21,7 +20,7 @@ from gpumem.errors import (
     InvalidDescriptorError,
     OutOfBoundsError,
 )
-from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor, number_of
+from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor, number_of, seconds_of
 
 QUANTUM = 256  # bytes; the alignment of an arena's regions
 
@@ -69,7 +68,7 @@ def place_tensor(
     if memory.offset + start + extent > memory.size:
         raise OutOfBoundsError(
             f"a tensor of {exact_size(extent)} at offset {start} of the memory, which begins at "
-            f"offset {memory.offset} of its allocation, reaches beyond the allocation's "
+            f"offset {memory.offset} of its allocation, reaches past the allocation's "
             f"{memory.size} bytes",
             size=memory.size,
             memory_offset=memory.offset,
@@ -154,21 +153,11 @@ def _access(memory_read_only: bool, requested: bool | None) -> bool:
     return requested
 
 
-# ---- what a tensor waits for ---------------------------------------------------------------------
-
-
-def seconds_of(timeout: Any) -> float:
-    """Return a timeout as a number; TypeError, or ValueError for one that is not from 0 on."""
-    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
-        refuse("timeout", timeout, "a number of seconds or None")
-    seconds = float(timeout)
-    if not seconds >= 0:
-        raise ValueError(f"invalid timeout = {timeout!r}: expected a number of seconds from 0 on")
-    return seconds
+# ---- points that tensors wait for ----------------------------------------------------------------
 
 
 def point_of(device: Device, timeline: Any, value: int | None, timeout: float | None) -> Any:
-    """Return what tensors on a device wait for: an object with wait() and enqueue_wait(stream)."""
+    """Return the point that tensors on a device wait for, with wait() and enqueue_wait(stream)."""
     if timeline is None:
         if value is not None or timeout is not None:
             raise ValueError(
@@ -217,7 +206,7 @@ class Slices:
         if grow is not None and not callable(grow):
             raise TypeError(f"grow {grow!r} is not callable")
         self._first, self._grow, self._keep = memory, grow, keep
-        self._regions: dict[int, Any] = {}  # address of a region -> what keeps its memory
+        self._regions: dict[int, Any] = {}  # address of a region -> the buffer that keeps it
         self._start: int = -(-memory.ptr // QUANTUM) * QUANTUM
         end = memory.ptr + memory.nbytes
         self.room = max(0, (end - self._start) // QUANTUM * QUANTUM)
@@ -236,7 +225,7 @@ class Slices:
         return replace(config, initial_chunk_size_bytes=self.room)
 
     def allocate(self, nbytes: int) -> int | None:
-        """Return a region of the memory, or of another that the exporter gives."""
+        """Return a region of the memory, or of another one that `grow` returns."""
         if nbytes <= self.room and self._start not in self._regions:
             self._regions[self._start] = self._keep(self._first)
             return self._start

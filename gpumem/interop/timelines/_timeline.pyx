@@ -42,7 +42,7 @@ from gpumem.errors import (
     BadHandleError, ClosedError, DeviceMismatchError, DriverError, InUseError, NonMonotonicError,
     TimelineLostError, TimelineTimeout, UnsupportedHandleTypeError,
 )
-from gpumem.interop.descriptors import duplicate, SemaphoreType
+from gpumem.interop.descriptors import duplicate, seconds_of, SemaphoreType
 
 
 cdef enum:
@@ -546,16 +546,8 @@ cdef uint64_t value_in(object value, uint64_t lowest, str name) except? 0:
 
 cdef uint64_t deadline_of(object timeout) except? 0:
     """Return when a timeout of so many seconds ends, in ns of the monotonic clock."""
-    if timeout is None:
-        return FOREVER
-    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
-        raise TypeError(f"a timeout is a number of seconds or None, not {timeout!r}")
-    cdef double seconds = float(timeout)
-    if not seconds >= 0:
-        raise ValueError(f"timeout {timeout!r} is not a number of seconds from 0 on")
-    if seconds > 1e9:
-        return FOREVER
-    return timeline_now() + <uint64_t>(seconds * 1e9)
+    cdef double seconds = 2e9 if timeout is None else seconds_of(timeout)
+    return FOREVER if seconds > 1e9 else timeline_now() + <uint64_t>(seconds * 1e9)
 
 
 @cython.final
