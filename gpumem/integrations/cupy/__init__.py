@@ -221,7 +221,7 @@ def _parts() -> _Parts:
         raise IntegrationError("this CuPy is built for ROCm; gpumem supports CUDA devices only")
     current = CurrentStream(cuda.device.get_device_id, cuda.get_current_stream, _capsules(cuda))
     maker = PointerMaker(cuda.UnownedMemory, cuda.MemoryPointer)
-    from gpumem.integrations.cupy._errors import OutOfMemoryError as CupyOutOfMemoryError
+    from gpumem.integrations.cupy._errors import CupyOutOfMemoryError
 
     return _Parts(cuda, current, maker, CupyOutOfMemoryError)
 

@@ -11,7 +11,7 @@ from gpumem import errors
 _MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 
 
-class OutOfMemoryError(
+class CupyOutOfMemoryError(
     runtime.CUDARuntimeError,  # type: ignore[misc]
     memory.OutOfMemoryError,  # type: ignore[misc]
     errors.OutOfMemoryError,
@@ -29,7 +29,7 @@ class OutOfMemoryError(
         return _from_pickle, (str(self), self.__dict__)
 
 
-def _from_pickle(message: str, numbers: dict[str, Any]) -> OutOfMemoryError:
+def _from_pickle(message: str, numbers: dict[str, Any]) -> CupyOutOfMemoryError:
     plain = errors.OutOfMemoryError(message)
     plain.__dict__.update(numbers)
-    return OutOfMemoryError(plain)
+    return CupyOutOfMemoryError(plain)

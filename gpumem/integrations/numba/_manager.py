@@ -125,7 +125,9 @@ class GpumemManager(driver.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  
         self.initialize()
         assert self._blocks is not None
         resource, blocks = chosen.of(self.context.device.id), self._blocks
-        return allocated(lambda: blocks.allocate(resource, size), self._collect, OutOfMemoryError)
+        return allocated(
+            lambda: blocks.allocate(resource, size), self._collect, NumbaOutOfMemoryError
+        )
 
     def _collect(self) -> None:
         # Numba's own manager also frees dropped arrays before it reports an error.
@@ -168,7 +170,7 @@ class _LiveBlocks:
             self.fence.free(buffer)
 
 
-class OutOfMemoryError(driver.CudaAPIError, errors.OutOfMemoryError):  # type: ignore[misc]
+class NumbaOutOfMemoryError(driver.CudaAPIError, errors.OutOfMemoryError):  # type: ignore[misc]
     """Memory for Numba is out in gpumem; Numba's callers and gpumem's callers both catch it."""
 
     def __init__(self, error: errors.OutOfMemoryError) -> None:
