@@ -25,6 +25,7 @@ from helpers.c_arena import (
 )
 from helpers.driver import HostDriver
 from helpers.graph import Graph
+from helpers.threads import in_a_thread
 
 import gpumem
 import gpumem.integrations.c
@@ -369,9 +370,7 @@ def test_reference_keeps_the_arena_usable_until_any_thread_drops_it():
     del arena
     gc.collect()
     address = c.allocate(1000)
-    thread = threading.Thread(target=c.release)
-    thread.start()
-    thread.join()
+    in_a_thread(c.release)
     gc.collect()
     # A block does not need the reference. Its arena is alive, and finds it.
     assert alive() is None

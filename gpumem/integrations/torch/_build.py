@@ -20,7 +20,6 @@ SOURCES = (
     "compat.h",
     "history.h",
     "hooks.h",
-    "ipc.h",
     "pinned.h",
     "pools.h",
     "statistics.h",

@@ -20,7 +20,6 @@
 #include "compat.h"
 #include "history.h"
 #include "hooks.h"
-#include "ipc.h"
 #include "pinned.h"
 #include "pools.h"
 #include "statistics.h"
@@ -367,9 +366,27 @@ class Allocator final : public CUDAAllocator {
                                                      stream));
     }
 
-    cca::ShareableHandle shareIpcHandle(void *address) override { return share_block(*calls_, address); }
+    /* The handle by which another process opens the block that begins at an address; _sharing.py
+       describes how. */
+    cca::ShareableHandle shareIpcHandle(void *address) override {
+        size_t offset = 0;
+        char *refused = nullptr;
+        Text text(calls_->share(address, &offset, &refused), &std::free);
+        Text reason(refused, &std::free);
+        TORCH_CHECK(text,
+                    reason ? reason.get() : "gpumem: a block cannot be shared as the process ends");
+        return {static_cast<ptrdiff_t>(offset), text.get()};
+    }
+    /* The block of another process, for as long as the pointer lives. */
     std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
-        return open_block(*calls_, handle);
+        void *address = nullptr;
+        char *refused = nullptr;
+        void *opened = calls_->open_shared(handle.c_str(), &address, &refused);
+        Text reason(refused, &std::free);
+        TORCH_CHECK(opened,
+                    reason ? reason.get() : "gpumem: no block can be opened as the process ends");
+        auto close = calls_->close_shared;
+        return {address, [opened, close](void *) { close(opened); }};
     }
 
    private:
