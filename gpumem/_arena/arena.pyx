@@ -21,7 +21,7 @@ from gpumem._arena.open cimport (
     add_peer, arena_open, extra_for, let_peer, note_registration, peers_of, region_for,
 )
 from gpumem._arena.status cimport (
-    raise_in_use, raise_status, raise_asleep, require_heap, take_under_pressure, under_pressure,
+    raise_asleep, raise_in_use, raise_status, require_heap, take_under_pressure, under_pressure,
 )
 from gpumem._arena.tags cimport (
     arena_of_tag, arenas_of_tags, close_if_idle, close_tags, named_tags, put_to_sleep, tagged_as,
@@ -36,22 +36,20 @@ from gpumem._buffer cimport (
 from gpumem._native.arena.api cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_apart,
-    arena_can_sleep, ARENA_CAPTURING, arena_check, arena_close, arena_close_wait, ARENA_CLOSED, ARENA_DEAD,
-    arena_drop, arena_free, arena_free_used, arena_in_use, ARENA_IN_USE, ARENA_INTERRUPTED,
-    arena_is_open, arena_is_paged, arena_lease, arena_leave, ARENA_MISS, arena_move_lease, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record, arena_reserved,
-    arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream,
-    arena_stream_handle, arena_stream_is_callers, arena_stream_is_silent, arena_stream_is_vacant,
+    arena_can_sleep, ARENA_CAPTURING, arena_check, arena_close, arena_close_wait, ARENA_CLOSED,
+    ARENA_DEAD, arena_drop, arena_free, arena_free_used, ARENA_IN_USE, arena_in_use,
+    ARENA_INTERRUPTED, arena_is_open, arena_is_paged, arena_lease, arena_leave, ARENA_MISS,
+    arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
+    arena_reserved, arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink,
+    arena_state, arena_stream, arena_stream_handle, arena_stream_is_callers, arena_stream_state,
     ARENA_TAGGED, arena_takes_detours, arenas_release_retired, arenas_release_retired_wait, Block,
     caches_flush, heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED,
-    tag_now,
+    STREAM_NAMED, STREAM_VACANT, tag_now,
 )
 from gpumem._native.backing cimport Mapped, shared_export
 from gpumem._native.bfc cimport MOST_BYTES
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport (
-    check, context_is_dead, CUgraph, CUresult, CUstream, DriverDevice,
-)
+from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, CUstream, DriverDevice
 from gpumem._resource cimport handle_of
 from gpumem._support.lease cimport Lease, Uses, uses_free
 from gpumem._support.process cimport process, raise_interrupt
@@ -1124,7 +1122,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         # Two streams cannot be named here: another thread's default stream, for which the legacy
         # stream waits, and a handle that was reset, with no work left to wait for.
-        if (arena_stream_is_silent(self.core, slot)
+        if (arena_stream_state(self.core, slot) != STREAM_NAMED
                 or not arena_stream_is_callers(self.core, slot)):
             return LEGACY_STREAM
         return <uintptr_t>arena_stream_handle(self.core, slot)
@@ -1132,7 +1130,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
     cdef int before_stream(self, Buffer buffer, CUstream stream,
                            DriverDevice driver_device) except -1:
         # The queued work is then joined into the legacy stream; the block is free after that.
-        if arena_stream_is_silent(self.core, buffer.slot) and not buffer.is_closed:
+        if arena_stream_state(self.core, buffer.slot) != STREAM_NAMED and not buffer.is_closed:
             buffer.record_stream(LEGACY_STREAM)
         return MemoryResource.before_stream(self, buffer, stream, driver_device)
 
@@ -1179,7 +1177,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         if arena_reset_stream(self.core, slot, may_end(self, slot)):
             self.streams.pop(slot, None)
             self.last_stream = None
-        elif slot == self.default_slot and arena_stream_is_silent(self.core, slot):
+        elif slot == self.default_slot and arena_stream_state(self.core, slot) != STREAM_NAMED:
             self.ask_default(True)
         for each in arenas_of_tags(self):
             each.reset_stream(stream)
@@ -1321,7 +1319,7 @@ cdef void release_vacant(Arena arena, uint32_t fresh) noexcept:
     # The object of the stream that a fresh or vacant slot named before is not needed any more.
     arena.last_stream = None
     for slot in list(arena.streams):
-        if slot == fresh or arena_stream_is_vacant(arena.core, slot):
+        if slot == fresh or arena_stream_state(arena.core, slot) == STREAM_VACANT:
             arena.stale.append(arena.streams.pop(slot))
 
 

@@ -12,8 +12,8 @@ from gpumem._arena.tags cimport arena_of_tag, arenas_of_tags, close_if_idle
 from gpumem._buffer cimport Buffer
 from gpumem._native.arena.api cimport (
     arena_context, arena_events, arena_graphs, arena_is_graph_pool, arena_stream_handle,
-    arena_stream_is_silent, ArenaCore, pool_adopt, pool_begin, pool_retain_with, pool_sleeps,
-    slot_drop, slot_retain,
+    arena_stream_state, ArenaCore, pool_adopt, pool_begin, pool_retain_with, pool_sleeps, slot_drop,
+    slot_retain, STREAM_NAMED,
 )
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, stream_captures
 from gpumem._support.events cimport event_source_name
@@ -411,8 +411,8 @@ cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) n
     """Return the driver's number of the capture that a stream is in; 0: none."""
     cdef uint64_t capture = 0
     cdef CUresult refusal
-    # A silent handle may name nothing any more.
-    if arena_stream_is_silent(core, slot) or not stream_captures(
+    # The stream may have ended.
+    if arena_stream_state(core, slot) != STREAM_NAMED or not stream_captures(
             arena_context(core), arena_stream_handle(core, slot), &capture, graph, &refusal):
         return 0
     return capture

@@ -12,7 +12,7 @@ from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE,
-    ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of, table_of, unlikely,
+    ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of, STREAM_NAMED, table_of, unlikely,
 )
 from gpumem._native.bfc cimport Chunk
 from gpumem._native.driver cimport context_is_dead, CUstream
@@ -272,9 +272,9 @@ cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
 
 cdef inline bint is_named(const AllocatorHook* hook, uint64_t handle,
                           uint32_t* stream_slot) noexcept nogil:
-    # A silent stream has to be named to the arena again.
+    # The arena needs the name again if the stream may have ended.
     return (remembered(hook, handle, stream_slot)
-            and not hook.arena.streams[stream_slot[0]].silent)
+            and hook.arena.streams[stream_slot[0]].state == STREAM_NAMED)
 
 
 cdef inline bint remembered(const AllocatorHook* hook, uint64_t handle,

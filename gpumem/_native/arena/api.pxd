@@ -23,7 +23,7 @@ from gpumem._native.arena.values cimport (
     HeapSettings, HeapSite, HeapState, HOOK_KINDS, HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts,
     HookKind, HookLive, HookSums, Lack, MAX_STREAMS, OpenTag, PageCopy, REUSE_COMPLETED,
     REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN,
-    StreamReuse, TableCopy, unlikely,
+    STREAM_NAMED, STREAM_VACANT, StreamReuse, StreamState, TableCopy, unlikely,
 )
 from gpumem._native.backing cimport Backing, Mapped
 from gpumem._native.budget cimport BudgetCore
@@ -108,7 +108,8 @@ cdef bint arena_stream_is_callers(ArenaCore* arena, uint32_t stream_slot) noexce
 cdef void slot_retain(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 cdef void slot_drop(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexcept nogil
-cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil
+cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot,
+                             bint may_end) noexcept nogil
 
 
 # ---- Arenas of tags, and graph pools; see family, arena, sleep -----------------------------------
@@ -260,10 +261,7 @@ cdef int32_t arena_live_spans(ArenaCore* arena) noexcept nogil
 
 cdef uint32_t arena_stream_count(const ArenaCore* arena) noexcept nogil
 cdef CUstream arena_stream_handle(const ArenaCore* arena, uint32_t slot) noexcept nogil
-# May its handle name nothing now?
-cdef bint arena_stream_is_silent(const ArenaCore* arena, uint32_t slot) noexcept nogil
-# Does it name no stream?
-cdef bint arena_stream_is_vacant(const ArenaCore* arena, uint32_t slot) noexcept nogil
+cdef StreamState arena_stream_state(const ArenaCore* arena, uint32_t slot) noexcept nogil
 # Why the driver records no event on a stream that freed memory waits for; CUDA_SUCCESS: it does,
 # or no memory waits.
 cdef CUresult arena_stream_refusal(const ArenaCore* arena, uint32_t slot) noexcept nogil

@@ -1,8 +1,8 @@
 """The arena's face: calls of inner modules, and reads of fields."""
 
 from gpumem._native.arena cimport (
-    allocator_hooks as hooks, arena as life, bookkeeping, detours, family, fast_path, growth,
-    sleep as sleeping, slow_path, spans, streams, thread_cache, types,
+    allocator_hooks as hooks, arena as life, bookkeeping, detours, family, fast_path, growth, sleep
+    as sleeping, slow_path, spans, streams, thread_cache, types,
 )
 from gpumem._native.arena.allocator_hooks cimport AllocatorHook as Hook
 from gpumem._native.arena.debug_heap cimport guards, heap as debug_heap
@@ -169,8 +169,9 @@ cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexc
     return streams.arena_record(arena, uses, stream_slot)
 
 
-cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil:
-    return streams.arena_reset_stream(arena, stream_slot, silent)
+cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot,
+                             bint may_end) noexcept nogil:
+    return streams.arena_reset_stream(arena, stream_slot, may_end)
 
 
 cdef void arena_drop(ArenaCore* arena) noexcept nogil:
@@ -579,12 +580,8 @@ cdef CUstream arena_stream_handle(const ArenaCore* arena, uint32_t slot) noexcep
     return (<const Core*>arena).streams[slot].handle
 
 
-cdef bint arena_stream_is_silent(const ArenaCore* arena, uint32_t slot) noexcept nogil:
-    return (<const Core*>arena).streams[slot].silent
-
-
-cdef bint arena_stream_is_vacant(const ArenaCore* arena, uint32_t slot) noexcept nogil:
-    return (<const Core*>arena).streams[slot].vacant
+cdef StreamState arena_stream_state(const ArenaCore* arena, uint32_t slot) noexcept nogil:
+    return (<const Core*>arena).streams[slot].state
 
 
 cdef CUresult arena_stream_refusal(const ArenaCore* arena, uint32_t slot) noexcept nogil:

@@ -28,7 +28,7 @@ from gpumem._native.arena.types cimport (
     arena_reserved_now, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
     family_held, family_level, family_limit, is_graph_pool, LARGE_SPACE, last_refusal, live_peak,
     move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE,
-    SPACES, StreamSlot, table_for, ThreadCache, with_share,
+    SPACES, STREAM_NAMED, StreamSlot, table_for, ThreadCache, with_share,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,
@@ -532,7 +532,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         in_order = not demand.unfinished or wait_behind_plan(arena, &plan, demand.stream_slot)
     if code == CUDA_SUCCESS and in_order:
         if space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch):
-            arena.streams[demand.stream_slot].rest = True
+            arena.streams[demand.stream_slot].has_remainder = True
         note_reserved(arena)
         # Memory that is prepared, for no stream yet, is there to stay.
         if plan.spares and demand.stream_slot != SLOT_RELEASED:
@@ -751,12 +751,12 @@ cdef bint is_worth_waiting(ArenaCore* arena, uint32_t requesting) noexcept nogil
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
         stream = &arena.streams[stream_slot]
-        if not stream.silent and is_worth_polling(arena, stream_slot, requesting):
+        if stream.state == STREAM_NAMED and is_worth_polling(arena, stream_slot, requesting):
             if stream.event_epoch:
-                hope = hope or stream.event_epoch != stream.futile_epoch
+                hope = hope or stream.event_epoch != stream.timed_out_epoch
             # A handle that names no stream never gets an event.
             elif stream.refusal != CUDA_ERROR_INVALID_HANDLE:
-                hope = hope or stream.polling or load32(&stream.dirty)
+                hope = hope or stream.in_driver or load32(&stream.dirty)
     lock_release(&arena.lock)
     return hope
 
@@ -765,7 +765,7 @@ cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        arena.streams[stream_slot].futile_epoch = arena.streams[stream_slot].event_epoch
+        arena.streams[stream_slot].timed_out_epoch = arena.streams[stream_slot].event_epoch
     lock_release(&arena.lock)
 
 

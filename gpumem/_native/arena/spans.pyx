@@ -12,7 +12,7 @@ from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_IN_USE, arena_in_use, arena_is_open, arena_max_in_use, ARENA_NO_METADATA,
     ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, ArenaSpan, driver_refused, SpanNote, SpanView,
-    stamp_free,
+    stamp_free, STREAM_DRAINED,
 )
 from gpumem._native.bfc cimport SLOT_RELEASED
 from gpumem._native.driver cimport (
@@ -204,7 +204,7 @@ cdef void span_stamp(ArenaSpan* span, Uses* uses, StampOf of) noexcept nogil:
     for i in range(span.note_count if of != OF_NOTHING else 0):
         note = &span.notes[i]
         if (note.slot != span.stream_slot and uses.count < uses.capacity
-                and not arena.streams[note.slot].drained
+                and arena.streams[note.slot].state != STREAM_DRAINED
                 and (of == OF_ALL or note.whole or uses_leaving(span, note, uses.handle))):
             stamp_stream(arena, uses, note.slot)
     uses.next = span.leaving
@@ -382,9 +382,11 @@ cdef void forget_uses(ArenaSpan* span, uint32_t page) noexcept nogil:
 cdef void forget_drained(ArenaSpan* span, uint32_t named) noexcept nogil:
     # Streams that were reset, and may have ended.
     cdef uint32_t i = span.note_count
+    cdef uint32_t slot
     while i:
         i -= 1
-        if span.notes[i].slot != named and span.arena.streams[span.notes[i].slot].drained:
+        slot = span.notes[i].slot
+        if slot != named and span.arena.streams[slot].state == STREAM_DRAINED:
             forget_note(span, i)
 
 

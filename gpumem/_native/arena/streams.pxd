@@ -7,7 +7,7 @@ has completed, the requesting stream waits on the device, or at last the host wa
 the rules.
 
 "With the lock": the caller holds `arena.lock`. A function that calls the driver releases it
-meanwhile; `polling` then keeps other threads off the slot.
+meanwhile; `in_driver` then keeps other threads off the slot.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -109,9 +109,10 @@ cdef void slot_drop(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Another stream uses a live block, too. ARENA_NO_METADATA: nothing changed.
 cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexcept nogil
 # The caller has drained the stream: everything freed on it up to now is free for every stream.
-# `silent`: from here on its handle may name nothing, and is not passed to the driver until a caller
-# names it again. True: the slot names no stream any more.
-cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil
+# `may_end`: the stream may end from here on, so that its handle is not passed to the driver until a
+# caller names it again. True: the slot is vacant now.
+cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot,
+                             bint may_end) noexcept nogil
 cdef void streams_free(ArenaCore* arena) noexcept nogil
 
 # ---- Pending-free blocks: freed while other streams may still use them ---------------------------

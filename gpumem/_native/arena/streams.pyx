@@ -9,8 +9,8 @@ from gpumem._native.arena.thread_cache cimport (
 )
 from gpumem._native.arena.types cimport (
     ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, IN_SMALL,
-    index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot,
-    switch_needs_event, table_of, ThreadMark,
+    index_of, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER, SMALL_SPACE, stamp_free, STREAM_DRAINED,
+    STREAM_LEFT, STREAM_NAMED, STREAM_VACANT, StreamSlot, switch_needs_event, table_of, ThreadMark,
 )
 from gpumem._native.bfc cimport (
     ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free, bfc_block_size,
@@ -62,7 +62,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef CUstream handle = stream.handle
     cdef CUevent event = stream.event
     cdef CUresult code
-    if stream.silent:
+    if stream.state != STREAM_NAMED:
         return
     if not arena_stream_is_callers(arena, stream_slot):
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
@@ -70,14 +70,14 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # `dirty` before the epoch, the opposite of a free, which reads the epoch and then sets `dirty`:
     # no free of the new epoch goes unnoticed.
     store32(&stream.dirty, False)
-    stream.rest = False
+    stream.has_remainder = False
     publish64(&stream.epoch, epoch + 1)
-    stream.polling = True
+    stream.in_driver = True
     lock_release(&arena.lock)
     # The driver is called without the lock: it may block behind another thread's call.
     code = record_event(arena.context, handle, &event)
     lock_acquire(&arena.lock)
-    stream.polling = False
+    stream.in_driver = False
     stream.event = event
     stream.refusal = CUDA_SUCCESS if ends_with_capture(code) else code
     if code == CUDA_SUCCESS:
@@ -131,7 +131,7 @@ cdef void mark_remainders_dirty(ArenaCore* arena, uint32_t requesting) noexcept 
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if arena.streams[stream_slot].rest and stream_slot != requesting:
+        if arena.streams[stream_slot].has_remainder and stream_slot != requesting:
             store32(&arena.streams[stream_slot].dirty, True)
     lock_release(&arena.lock)
 
@@ -163,11 +163,11 @@ cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # An event from the last switch first; then one behind what was freed since.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
-    if stream.polling:
+    if stream.in_driver:
         return False
     if stream.event_epoch and not poll_event(arena, stream_slot):
         return False
-    if load32(&stream.dirty) and not stream.polling:
+    if load32(&stream.dirty) and not stream.in_driver:
         close_epoch(arena, stream_slot)
         if stream.event_epoch:
             poll_event(arena, stream_slot)
@@ -175,13 +175,13 @@ cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
 
 
 cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # With the lock, released for the driver; `polling` keeps other threads off the slot meanwhile.
+    # With the lock, released for the driver; `in_driver` keeps other threads off the slot meanwhile.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     cdef uint64_t epoch = stream.event_epoch
     cdef CUevent event = stream.event
     cdef CUstreamCaptureMode mode
     cdef CUresult code
-    stream.polling = True
+    stream.in_driver = True
     lock_release(&arena.lock)
     code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
@@ -190,7 +190,7 @@ cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         context_restore(arena.context, mode)
         context_leave(arena.context)
     lock_acquire(&arena.lock)
-    stream.polling = False
+    stream.in_driver = False
     locked_add64(&arena.stats.events_asked, 1)
     if code != CUDA_SUCCESS:
         return False
@@ -216,18 +216,18 @@ cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     cdef uint64_t epoch = stream.epoch
     cdef bint idle
-    if stream.silent or stream.polling or stream.thread != NULL:
+    if stream.state != STREAM_NAMED or stream.in_driver or stream.thread != NULL:
         return
     # In the order of close_epoch, and for its reason.
     store32(&stream.dirty, False)
     publish64(&stream.epoch, epoch + 1)
-    stream.polling = True
+    stream.in_driver = True
     lock_release(&arena.lock)
     idle = stream_is_idle(arena.context, stream.handle)
     lock_acquire(&arena.lock)
-    stream.polling = False
+    stream.in_driver = False
     if idle:
-        stream.rest = False
+        stream.has_remainder = False
         end_epoch(arena, stream_slot, epoch)
     else:
         store32(&stream.dirty, True)
@@ -254,7 +254,7 @@ cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil:
     marked = marked_stream_slots(arena)
     for stream_slot in range(1, arena.table.stream_slot_count):
         # The arena itself holds the first slot. Without a block a handle may name nothing any more.
-        if arena.streams[stream_slot].silent or not (
+        if arena.streams[stream_slot].state != STREAM_NAMED or not (
                 marked == NULL or marked[stream_slot] or has_unknown_work(arena, stream_slot)
                 or load32(<const uint32_t*>&arena.streams[stream_slot].references) > (
                     stream_slot == 1)):
@@ -372,20 +372,20 @@ cdef bint wait_behind_uses(ArenaCore* arena, const Uses* uses, uint64_t handle,
 
 cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     cdef StreamSlot* stream = &arena.streams[stream_slot]
-    if stream.done < epoch and stream.epoch == epoch and not stream.polling:
+    if stream.done < epoch and stream.epoch == epoch and not stream.in_driver:
         close_epoch(arena, stream_slot)     # it still runs: no event lies behind it yet
     return stream.done >= epoch or stream.event_epoch >= epoch
 
 
 cdef void record_event_if_dirty(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].polling:
+    if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].in_driver:
         close_epoch(arena, stream_slot)
 
 
 cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
                       uint32_t requesting) noexcept nogil:
     cdef StreamSlot* stream = &arena.streams[stream_slot]
-    while stream.polling:       # another thread is at the driver for it, which does not wait
+    while stream.in_driver:       # another thread is at the driver for it, which does not wait
         lock_release(&arena.lock)
         sleep_ns(SHORT_PAUSE)
         lock_acquire(&arena.lock)
@@ -416,18 +416,18 @@ cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t requesting) noexcept nogil:
-    # With the lock, released for the driver; `polling` keeps others from recording the event anew.
+    # With the lock, released for the driver; `in_driver` keeps others from recording the event anew.
     cdef CUevent event = arena.streams[stream_slot].event
     cdef CUstream stream = arena.streams[requesting].handle
     cdef CUresult code
-    arena.streams[stream_slot].polling = True
+    arena.streams[stream_slot].in_driver = True
     lock_release(&arena.lock)
     code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
         code = arena.context.table.cuStreamWaitEvent(stream, event, 0)
         context_leave(arena.context)
     lock_acquire(&arena.lock)
-    arena.streams[stream_slot].polling = False
+    arena.streams[stream_slot].in_driver = False
     locked_add64(&arena.stats.events_waited, 1)
     return code == CUDA_SUCCESS
 
@@ -461,15 +461,15 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
 
 cdef bint stamp_uses(ArenaCore* arena, uint32_t stream_slot, Uses* uses) noexcept nogil:
     # References become pending frees: a use ends with what is queued now. The stream of the free is
-    # in order anyway. One that is silent but not drained may still work: its epoch stays open until
-    # a wait for the device.
+    # in order anyway. A stream in STREAM_LEFT may still work: its epoch stays open until a wait for
+    # the device.
     cdef uint32_t i, slot
     cdef uint32_t left = 0
     for i in range(uses.count):
         slot = uses.at[i].slot
         count_add(&arena.streams[slot].references, -1)
         # `pending_frees` keeps the slot from here on, as the reference did.
-        if slot == stream_slot or arena.streams[slot].drained:
+        if slot == stream_slot or arena.streams[slot].state == STREAM_DRAINED:
             continue
         uses.at[left].slot = slot
         uses.at[left].until = stamp_free(&arena.streams[slot])
@@ -608,7 +608,7 @@ cdef void wait_for_stream(ArenaCore* arena, uint32_t stream_slot, bint* interrup
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     cdef CUevent event = NULL
     lock_acquire(&arena.lock)
-    if load32(&stream.dirty) and not stream.polling:
+    if load32(&stream.dirty) and not stream.in_driver:
         close_epoch(arena, stream_slot)
     if stream.event_epoch:
         event = stream.event
@@ -629,7 +629,7 @@ cdef bint streams_may_work(ArenaCore* arena) noexcept nogil:
     for stream_slot in range(1, arena.table.stream_slot_count):
         if has_unknown_work(arena, stream_slot):
             end_epochs(arena, stream_slot)
-        if has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].polling:
+        if has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].in_driver:
             unknown = True
     lock_release(&arena.lock)
     return unknown
@@ -654,12 +654,13 @@ cdef void leave_streams(ArenaCore* arena) noexcept nogil:
         stream = &arena.streams[stream_slot]
         if has_unknown_work(arena, stream_slot):
             query_stream(arena, stream_slot)
-        if load32(&stream.dirty) and not stream.polling:
+        if load32(&stream.dirty) and not stream.in_driver:
             close_epoch(arena, stream_slot)
-        if load32(&stream.dirty) and not stream.polling:
+        if load32(&stream.dirty) and not stream.in_driver:
             close_epoch(arena, stream_slot)     # once more if the driver refused
         # The default streams do not end.
-        stream.silent = <uint64_t>stream.handle > PER_THREAD_STREAM
+        if stream.state == STREAM_NAMED and <uint64_t>stream.handle > PER_THREAD_STREAM:
+            stream.state = STREAM_LEFT
     lock_release(&arena.lock)
     context_restore(arena.context, mode)
 
@@ -689,7 +690,7 @@ cdef void complete_done_streams(ArenaCore* arena) noexcept nogil:
             query_stream(arena, stream_slot)
         if has_unknown_work(arena, stream_slot):
             end_epochs(arena, stream_slot)
-        unknown = has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].polling
+        unknown = has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].in_driver
         lock_release(&arena.lock)
         if not unknown:
             complete_all(arena, stream_slot)
@@ -705,7 +706,7 @@ cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     store64(&arena.completions, arena.completions + 1)
     release_epochs(arena, stream_slot, stream.epoch)
     store32(&stream.dirty, False)
-    stream.rest = False
+    stream.has_remainder = False
     publish64(&stream.epoch, stream.epoch + 1)
     stream.event_epoch = 0
     stream.refusal = CUDA_SUCCESS
@@ -777,9 +778,8 @@ cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* s
         status = add_stream(arena, handle, thread, stream_slot)
         fresh[0] = status == ARENA_OK
     if status == ARENA_OK:
-        # A caller names the handle, so that it is a stream's.
-        arena.streams[stream_slot[0]].silent = False
-        arena.streams[stream_slot[0]].drained = False
+        # A caller names the handle, so that the stream exists.
+        arena.streams[stream_slot[0]].state = STREAM_NAMED
         if retain:
             slot_retain(arena, stream_slot[0])
     lock_release(&arena.lock)
@@ -805,12 +805,12 @@ cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
         if not add_slot(arena):
             return (ARENA_NO_STREAM_SLOT if arena.table.stream_slot_count == MAX_STREAMS
                     else ARENA_NO_METADATA)
-    while not arena.streams[stream_slot[0]].vacant:
+    while arena.streams[stream_slot[0]].state != STREAM_VACANT:
         stream_slot[0] += 1
     if thread != NULL:
         thread_retain(thread)
     arena.vacant_slots -= 1
-    arena.streams[stream_slot[0]].vacant = False
+    arena.streams[stream_slot[0]].state = STREAM_NAMED
     arena.streams[stream_slot[0]].handle = handle
     arena.streams[stream_slot[0]].thread = thread
     return ARENA_OK
@@ -829,10 +829,9 @@ cdef bint add_slot(ArenaCore* arena) noexcept nogil:
         return False
     if bfc_add_stream_slot(&arena.table, &stream_slot) != BFC_OK:
         return False
-    # Fresh, so all else is 0. Epochs begin with 1, so that epoch 0 is before every free and 0 can
-    # mean that no event is outstanding.
+    # All other fields of a fresh slot are 0. Epochs begin with 1, so that epoch 0 is before every
+    # free and 0 can mean that no event is outstanding.
     arena.streams[stream_slot].epoch = 1
-    arena.streams[stream_slot].vacant = True
     arena.vacant_slots += 1
     return True
 
@@ -866,21 +865,21 @@ cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexc
 
 # ---- Slots: reset and vacated --------------------------------------------------------------------
 
-cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil:
+cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot,
+                             bint may_end) noexcept nogil:
     cdef uint8_t* marked
     cdef bint vacated = False
     if is_recorded(&arena.events):
         note_event(arena, REC_RESET, 0, 0, 0, stream_slot, True)
     complete_all(arena, stream_slot)
     lock_acquire(&arena.lock)
-    # Blocks in use may still be marked with the slot; then it stays, silent if its handle may end.
+    # The slot stays if blocks in use are still marked with it.
     marked = marked_stream_slots(arena)
     if marked != NULL and is_idle(arena, stream_slot, marked):
         vacate(arena, stream_slot)
         vacated = True
-    elif silent:
-        arena.streams[stream_slot].silent = True
-        arena.streams[stream_slot].drained = True
+    elif may_end:
+        arena.streams[stream_slot].state = STREAM_DRAINED
     lock_release(&arena.lock)
     free(marked)
     return vacated
@@ -931,8 +930,8 @@ cdef void mark_stream_slots(const Bfc* table, uint8_t* marked) noexcept nogil:
 cdef inline bint is_idle(const ArenaCore* arena, uint32_t stream_slot,
                          const uint8_t* marked) noexcept nogil:
     cdef const StreamSlot* stream = &arena.streams[stream_slot]
-    return (not stream.vacant and not marked[stream_slot] and stream.pending_frees == 0
-            and not stream.polling and load32(<const uint32_t*>&stream.references) == 0
+    return (stream.state != STREAM_VACANT and not marked[stream_slot] and stream.pending_frees == 0
+            and not stream.in_driver and load32(<const uint32_t*>&stream.references) == 0
             and not has_unknown_work(arena, stream_slot))
 
 
@@ -943,5 +942,5 @@ cdef void vacate(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         thread_drop(stream.thread)
     stream.thread = NULL
     stream.handle = NULL
-    stream.vacant = True
+    stream.state = STREAM_VACANT
     arena.vacant_slots += 1

@@ -33,7 +33,8 @@ from gpumem._native.arena.values cimport (
     ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ARENA_TAGGED, ArenaSettings, ArenaState, ArenaStats,
     ArenaStatus, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
     ExtendStrategy, MAX_STREAMS, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, STATE_ASLEEP,
-    STATE_CLOSED, STATE_OPEN, StreamReuse, unlikely,
+    STATE_CLOSED, STATE_OPEN, STREAM_DRAINED, STREAM_LEFT, STREAM_NAMED, STREAM_VACANT, StreamReuse,
+    StreamState, unlikely,
 )
 from gpumem._native.backing cimport Backing, mapped_find, THE_DEVICE
 from gpumem._native.bfc cimport Bfc
@@ -68,25 +69,26 @@ cdef enum:
     PERSISTENT_SPACE = 2
     SPACES = 3
 
+# A slot is in one StreamState, and its event in one of three states: none is outstanding
+# (`event_epoch` is 0), one is outstanding, or one is outstanding and a wait of the host for it ran
+# out of time (`timed_out_epoch` is `event_epoch`). `in_driver` locks a slot during a driver call.
 cdef struct StreamSlot:
     LineStart of_the_slot
     CUstream handle
     ThreadMark* thread      # of a per-thread default stream, retained; NULL for all others
     uint32_t dirty          # something was freed in the running epoch; set without the lock
     # Memory after a new block is free in the running epoch: see mark_remainders_dirty.
-    bint rest
-    bint polling            # a thread is at the driver for this slot, without the lock
+    bint has_remainder
+    bint in_driver          # a thread calls the driver for this slot, without the lock
     CUevent event           # pooled: created at the first need, recorded again and again
     uint64_t epoch          # running; starts at 1; read without the lock
     uint64_t event_epoch    # the epoch that the outstanding event closes; 0: none outstanding
     uint64_t done           # epochs <= done are known to have completed
     int32_t references      # that keep the slot: recorded uses, calls on their way (atomic)
     uint32_t pending_frees  # freed blocks that wait for this stream
-    bint holds_region       # when last looked at, its unfinished work held an idle region
-    uint64_t futile_epoch   # the event of this epoch was waited for in vain
-    bint silent             # its handle may name nothing now, until a caller names it
-    bint drained            # for it was reset, so that its work from before is done
-    bint vacant             # names no stream; the next new one gets it
+    bint holds_region       # its unfinished work held an idle region at the last poll of regions
+    uint64_t timed_out_epoch
+    StreamState state
     CUresult refusal        # why the last event was not recorded, unless by a capture
 
 # Cached blocks of one stream: a stack per size in quanta, linked by bin_next, as index + 1.
@@ -328,7 +330,7 @@ cdef inline bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
     # Caller holds `lock`, and another stream is to be served than the last one. Returns whether an
     # event has to be recorded first, after the frees of the last one.
     cdef const StreamSlot* before = &arena.streams[arena.last_stream]
-    return (load32(&before.dirty) and before.event_epoch == 0 and not before.polling
+    return (load32(&before.dirty) and before.event_epoch == 0 and not before.in_driver
             and arena.settings.reuse != REUSE_NEVER)
 
 cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:

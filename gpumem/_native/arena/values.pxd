@@ -36,6 +36,15 @@ cdef extern from *:
 cdef enum:
     MAX_STREAMS = 65536         # slots of one arena
 
+# Which stream a slot names, and whether the driver may be given its handle. A caller that names a
+# handle brings its slot from any state to STREAM_NAMED. A fresh slot is vacant.
+cdef enum StreamState:
+    STREAM_VACANT = 0           # no stream: the next new one gets the slot
+    STREAM_NAMED = 1            # a stream that exists
+    # A stream that may have ended since the Arena object left; its work may be under way.
+    STREAM_LEFT = 2
+    STREAM_DRAINED = 3          # a stream that was reset, its work done; it may have ended
+
 cdef enum ArenaStatus:
     ARENA_OK = 0
     ARENA_OVER_LIMIT = 1        # max_mem leaves no room for the block

@@ -21,7 +21,7 @@ from gpumem._native.arena.streams cimport (
 from gpumem._native.arena.types cimport (
     ALLOCATE_SHAREABLE, ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ArenaCore, Block, driver_refused,
-    stamp_free, STATE_ASLEEP,
+    stamp_free, STATE_ASLEEP, STREAM_DRAINED,
 )
 from gpumem._native.bfc cimport MOST_BYTES
 from gpumem._native.driver cimport (
@@ -524,7 +524,8 @@ cdef void poll_streams(ArenaCore* arena) noexcept nogil:
 
 cdef inline bint is_done(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     # A stream that was reset and is not named again has been drained.
-    return arena.streams[stream_slot].drained or load64(&arena.streams[stream_slot].done) >= epoch
+    return (arena.streams[stream_slot].state == STREAM_DRAINED
+            or load64(&arena.streams[stream_slot].done) >= epoch)
 
 
 cdef bint is_quiet(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
