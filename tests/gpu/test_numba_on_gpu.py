@@ -70,8 +70,6 @@ keeper = cuda.device_array(1000, np.uint8)
 add[1024, 256, side](keeper, 1)         # loaded now: the driver waits for the device to load it
 cuda.synchronize()
 address = array.__cuda_array_interface__["data"][0]
-manager = cuda.current_context().memory_manager
-assert manager._blocks.fence.covers_non_blocking_streams
 assert driver.cuStreamWaitValue64(held.ptr, word.ctypes.data, 1, 0)[0] == 0
 add[1024, 256, side](array, 7)
 del array                               # its kernel has not begun

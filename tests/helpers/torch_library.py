@@ -4,6 +4,7 @@ CUDA's runtime is replaced by a library of functions that do nothing, but for a 
 are of the host device, and c10 asks the runtime for little.
 """
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -98,6 +99,24 @@ class Driver:
             return self._guard(function, *map(argument, arguments))
 
         return call
+
+    @contextlib.contextmanager
+    def allocating_to(self, number, stream):
+        """Allocate a stream's blocks in a pool."""
+        self.begin(number, stream.ptr)
+        try:
+            yield
+        finally:
+            self.end(number)
+
+    @contextlib.contextmanager
+    def pinning_to(self, number, stream):
+        """Allocate a stream's pinned memory in a pool."""
+        self.pinned_begin(number, stream.ptr)
+        try:
+            yield
+        finally:
+            self.pinned_end(number)
 
     def alloc(self, nbytes, stream=0):
         address = ctypes.c_void_p()

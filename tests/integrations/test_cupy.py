@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """CuPy's ``cupy.cuda``, whose device 0 is the host."""
+    """CuPy's ``cupy.cuda`` with the host as device 0."""
     modules = fake_cupy.make()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)

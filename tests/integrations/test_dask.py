@@ -54,7 +54,7 @@ def cluster(tmp_path_factory):
     """Two workers that were set up by --preload, on the host device."""
     import dask
 
-    # What a worker's environment would say: DASK_GPUMEM__BUDGET=32MiB.
+    # As in the environment of a worker: DASK_GPUMEM__BUDGET=32MiB.
     environment = {
         "DASK_GPUMEM__MEMORY": "host",
         "DASK_GPUMEM__BUDGET": str(LIMIT),
@@ -544,7 +544,7 @@ def test_without_dask_the_error_names_the_command_that_installs_it():
 
 
 class FakeWorker:
-    """What is used of Dask's worker."""
+    """The attributes of Dask's worker that are used."""
 
     address = "tcp://127.0.0.1:1"
 
@@ -615,7 +615,7 @@ def test_results_that_are_spilled_while_an_idle_worker_collects_garbage_free_the
 
 
 class Loop:
-    """What only the garbage collector frees."""
+    """A reference cycle, which only the garbage collector frees."""
 
     def __init__(self, tensor=None):
         self.itself, self.tensor = self, tensor

@@ -60,7 +60,7 @@ def test_fence_blocks_are_allocated_and_freed(fence, arena):
 def test_block_is_reused_after_work_queued_before_its_free(fence, stream):
     config = {"initial_chunk_size_bytes": 4 * MIB, "max_mem": 4 * MIB, "oom_wait_ms": 3_600_000}
     with gpumem.Arena("host", config) as arena, arena.allocate(256):
-        # What is left of the only region holds one such block, and the region stays.
+        # The remainder of the only region holds one such block, and the region stays.
         buffer = fence.allocate(arena, 3 * MIB)
         address = buffer.ptr
         np.from_dlpack(buffer)[:] = 0
@@ -113,3 +113,13 @@ def test_drain_frees_everything(fence, arena, slow):
     fence.drain()
     assert fence._free_stream.query()
     assert arena.stats().in_use == 0
+
+
+def test_free_waits_for_a_stream_that_does_not_wait_for_the_legacy_stream(arena):
+    fence, stream = Fence(gpumem.Device("host")), gpumem.Stream("host")
+    buffer = fence.allocate(arena, MIB)
+    with HostDriver().block(stream):
+        fence.free(buffer)
+        assert not fence._free_stream.query()
+    fence.drain()
+    assert fence._free_stream.query()

@@ -1,4 +1,4 @@
-"""What all integrations have in common: the names, and what they mean."""
+"""The names that all integrations share, and the behaviour of each."""
 
 import inspect
 from pathlib import Path
@@ -13,7 +13,7 @@ MODULES = sorted(
     path.stem for path in FOLDER.iterdir() if path.suffix in ("", ".py") and path.stem[0] != "_"
 )
 SWITCH = ("enable", "disable", "using")
-# What leads from gpumem to the library, and back: no module has another name for either.
+# The functions for the two directions: no module has another name for either.
 DIRECTIONS = {"allocator": "resource", "resource": "source"}
 every_module = pytest.mark.parametrize("name", MODULES)
 

@@ -1,4 +1,4 @@
-"""Memory registered with NCCL, whose library is a recording stand-in here."""
+"""Memory registered with NCCL; a stand-in for its library records the calls."""
 
 import sys
 

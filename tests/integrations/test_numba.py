@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Context:
-    """What a manager asks of Numba's context."""
+    """The attribute of Numba's context that a manager reads."""
 
     device = types.SimpleNamespace(id=0)
 

@@ -37,7 +37,7 @@ LEGACY = gpumem.Stream.from_handle("host", 1)  # the legacy default stream
 
 @pytest.fixture
 def session():
-    """A session of ``y = x + w``, whose first dimension has a name."""
+    """A session of ``y = x + w``; the first dimension has a name."""
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT

@@ -15,7 +15,7 @@ OWN = "its own memory"
 
 
 class Variable(Framework):
-    """A framework whose memory is whatever `memory` names."""
+    """A framework with the memory that `memory` names."""
 
     name = "Variable"
 

@@ -156,9 +156,8 @@ def test_empty_cache_of_a_pool_gives_back_what_is_idle_in_it_and_no_other_memory
     driver.free(driver.alloc(64 * MIB))
     blocks = {}
     for each in (number, other):
-        driver.begin(each, stream.ptr)
-        blocks[each] = driver.alloc(64 * MIB, stream.ptr), driver.alloc(64 * MIB, stream.ptr)
-        driver.end(each)
+        with driver.allocating_to(each, stream):
+            blocks[each] = driver.alloc(64 * MIB, stream.ptr), driver.alloc(64 * MIB, stream.ptr)
         driver.free(blocks[each][0])
     held = driver.stats()["reserved_bytes"][0][0]
     driver.empty_cache(number)  # a graph may write what is idle
@@ -238,9 +237,8 @@ def test_pool_serves_other_allocations_when_their_memory_is_out(driver, stream, 
     spare, plain = next(numbers), next(numbers)
     for number, when_out in ((plain, 0), (spare, 1)):
         driver.make_pool(number, 0, when_out, 0)
-        driver.begin(number, stream.ptr)
-        driver.free(driver.alloc(12 * MIB, stream.ptr))
-        driver.end(number)
+        with driver.allocating_to(number, stream):
+            driver.free(driver.alloc(12 * MIB, stream.ptr))
         driver.release(number)
     address = driver.alloc(12 * MIB, stream.ptr)
     segments = driver.snapshot(spare, 0)["segments"]
@@ -296,9 +294,8 @@ def test_reset_of_peaks_and_of_sums_keeps_what_is_live(driver, arena):
 
 def test_reserved_counts_the_memory_of_pools_and_its_peak(driver, arena, stream, numbers):
     number = next(numbers)
-    driver.begin(number, stream.ptr)
-    address = driver.alloc(8 * MIB, stream.ptr)
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        address = driver.alloc(8 * MIB, stream.ptr)
     held = driver.stats()["reserved_bytes"][0]
     assert held[0] >= 8 * MIB
     driver.free(address)
@@ -313,9 +310,8 @@ def test_statistics_name_the_bytes_of_each_pool(driver, arena, stream, numbers):
     if driver.stats()["pools"] is None:
         pytest.skip("this PyTorch does not count them")
     number = next(numbers)
-    driver.begin(number, stream.ptr)
-    address = driver.alloc(64 * MIB, stream.ptr)
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        address = driver.alloc(64 * MIB, stream.ptr)
     assert driver.stats()["pools"] == [[number, 64 * MIB, 64 * MIB]]
     driver.free(address)
     driver.release(number)
@@ -336,9 +332,8 @@ def test_profiler_hears_of_a_block_and_of_its_end(driver, arena):
 
 def test_stream_of_a_pool_allocates_there_and_others_do_not(driver, arena, stream, numbers):
     number = next(numbers)
-    driver.begin(number, stream.ptr)
-    inside, outside = driver.alloc(4096, stream.ptr), driver.alloc(4096)
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        inside, outside = driver.alloc(4096, stream.ptr), driver.alloc(4096)
     assert arena.stats().num_allocs == 1
     assert driver.live(number, [inside])
     assert not driver.live(number, [outside])
@@ -356,9 +351,8 @@ def test_pool_is_used_until_its_last_release(driver, arena, stream, numbers):
     number = next(numbers)
     assert driver.use_count(number) == 0
     driver.make_pool(number, 0, 0, 0)
-    driver.begin(number, stream.ptr)
-    assert driver.use_count(number) == 2
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        assert driver.use_count(number) == 2
     driver.release(number)
     assert driver.use_count(number) == 1
     driver.release(number)
@@ -369,9 +363,8 @@ def test_pool_is_used_until_its_last_release(driver, arena, stream, numbers):
 
 def test_blocks_outlive_their_pool(driver, arena, stream, numbers):
     number = next(numbers)
-    driver.begin(number, stream.ptr)
-    address = driver.alloc(MIB, stream.ptr)
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        address = driver.alloc(MIB, stream.ptr)
     driver.release(number)
     ctypes.memset(address, 1, MIB)
     assert [segment["pool"] for segment in driver.snapshot(0, 0)["segments"]] == [number]
@@ -383,14 +376,12 @@ def test_blocks_outlive_their_pool(driver, arena, stream, numbers):
 def test_mem_pool_keeps_unfinished_work_of_one_stream_from_another(driver, arena, stream, numbers):
     number, other = next(numbers), Stream("host")
     driver.make_pool(number, 0, 0, 0)
-    driver.begin(number, stream.ptr)
-    address = driver.alloc(4096, stream.ptr)
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        address = driver.alloc(4096, stream.ptr)
     with HostDriver().block(stream):
         driver.free(address)
-        driver.begin(number, other.ptr)
-        taken = driver.alloc(4096, other.ptr)
-        driver.end(number)
+        with driver.allocating_to(number, other):
+            taken = driver.alloc(4096, other.ptr)
         assert taken != address
     stream.synchronize()
     driver.free(taken)
@@ -402,9 +393,8 @@ def test_mem_pool_over_another_allocator_draws_from_it(driver, arena, stream, nu
     number = next(numbers)
     driver.make_pool(number, 1, 0, 0)
     assert driver.foreign() == [0, 0, True]
-    driver.begin(number, stream.ptr)
-    addresses = [driver.alloc(MIB, stream.ptr) for _ in range(3)]
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        addresses = [driver.alloc(MIB, stream.ptr) for _ in range(3)]
     assert driver.foreign() == [2, 0, True]
     assert len(driver.snapshot(number, 0)["segments"]) == 2
     for address in addresses:
@@ -423,9 +413,8 @@ def test_memory_of_an_ended_pool_goes_back_once_its_last_block_is_free(
 ):
     number = next(numbers)
     driver.make_pool(number, foreign, 0, 0)
-    driver.begin(number, stream.ptr)
-    address = driver.alloc(16 * MIB, stream.ptr)
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        address = driver.alloc(16 * MIB, stream.ptr)
     driver.release(number)
     driver.release(number)
     driver.empty_cache()
@@ -452,13 +441,12 @@ def test_allocator_of_a_pool_that_was_never_used_is_let_go(driver, arena, number
 def test_pool_that_does_not_split_has_a_segment_for_each_block(driver, arena, stream, numbers):
     number = next(numbers)
     driver.make_pool(number, 1, 0, 1)
-    driver.begin(number, stream.ptr)
-    addresses = [driver.alloc(MIB, stream.ptr) for _ in range(2)]
-    assert len(driver.snapshot(number, 0)["segments"]) == 2
-    driver.free(addresses[0])
-    again = driver.alloc(1000, stream.ptr)
-    assert again == addresses[0]
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        addresses = [driver.alloc(MIB, stream.ptr) for _ in range(2)]
+        assert len(driver.snapshot(number, 0)["segments"]) == 2
+        driver.free(addresses[0])
+        again = driver.alloc(1000, stream.ptr)
+        assert again == addresses[0]
     for address in (again, addresses[1]):
         driver.free(address)
     driver.release(number)
@@ -470,19 +458,18 @@ def test_pool_that_does_not_split_has_a_segment_for_each_block(driver, arena, st
 
 def test_checkpoint_brings_back_the_blocks_that_were_live(driver, arena, stream, numbers):
     number = next(numbers)
-    driver.begin(number, stream.ptr)
-    a, b, c = (driver.alloc(nbytes, stream.ptr) for nbytes in (5000, 300_000, MIB))
-    driver.free(b)
-    driver.checkpoint(number, 1)
-    driver.free(a)
-    d = driver.alloc(2 * MIB, stream.ptr)
-    freed, allocated = driver.restore(1)
-    assert sorted(freed) == sorted([c, d])
-    assert sorted(allocated) == sorted([a, c])
-    assert driver.live(number, [a, c])
-    assert driver.base(a) == "1 5120"
-    assert driver.alloc(300_000, stream.ptr) == b  # free, as it was
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        a, b, c = (driver.alloc(nbytes, stream.ptr) for nbytes in (5000, 300_000, MIB))
+        driver.free(b)
+        driver.checkpoint(number, 1)
+        driver.free(a)
+        d = driver.alloc(2 * MIB, stream.ptr)
+        freed, allocated = driver.restore(1)
+        assert sorted(freed) == sorted([c, d])
+        assert sorted(allocated) == sorted([a, c])
+        assert driver.live(number, [a, c])
+        assert driver.base(a) == "1 5120"
+        assert driver.alloc(300_000, stream.ptr) == b  # free, as it was
     for address in (a, b, c):
         driver.free(address)
     driver.release(number)
@@ -493,8 +480,8 @@ def test_snapshot_of_a_pool_is_the_same_once_its_checkpoint_is_restored(
     driver, arena, stream, numbers, freed
 ):
     number = next(numbers)
-    driver.begin(number, stream.ptr)
-    with HostDriver().block(stream):  # so that what is freed is unfinished
+    # The stream is blocked, so that the work of freed blocks is unfinished.
+    with driver.allocating_to(number, stream), HostDriver().block(stream):
         addresses = [driver.alloc(512, stream.ptr) for _ in range(11)]
         for i in freed:
             driver.free(addresses[i])
@@ -502,7 +489,6 @@ def test_snapshot_of_a_pool_is_the_same_once_its_checkpoint_is_restored(
         before = driver.snapshot(number, 0)["segments"]
         driver.restore(1)
         assert driver.snapshot(number, 0)["segments"] == before
-    driver.end(number)
     for address in set(addresses) - {addresses[i] for i in freed}:
         driver.free(address)
     driver.release(number)
@@ -513,25 +499,24 @@ def test_checkpoints_of_random_states_are_exact(driver, arena, stream, numbers):
     print("seed", seed)
     rng = random.Random(seed)
     number = next(numbers)
-    driver.begin(number, stream.ptr)
-    live, states = {}, []
-    for step in range(400):
-        if states and rng.random() < 0.05:
-            name, then = rng.choice(states)
-            driver.restore(name)
-            live = dict(then)
-        elif live and rng.random() < 0.45:
-            address = rng.choice(list(live))
-            driver.free(address)
-            del live[address]
-        else:
-            nbytes = rng.choice([1, 700, 40_000, 3 * MIB])
-            live[driver.alloc(nbytes, stream.ptr)] = nbytes
-        if rng.random() < 0.1:
-            driver.checkpoint(number, step)
-            states.append((step, dict(live)))
-        assert driver.live(number, list(live))
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        live, states = {}, []
+        for step in range(400):
+            if states and rng.random() < 0.05:
+                name, then = rng.choice(states)
+                driver.restore(name)
+                live = dict(then)
+            elif live and rng.random() < 0.45:
+                address = rng.choice(list(live))
+                driver.free(address)
+                del live[address]
+            else:
+                nbytes = rng.choice([1, 700, 40_000, 3 * MIB])
+                live[driver.alloc(nbytes, stream.ptr)] = nbytes
+            if rng.random() < 0.1:
+                driver.checkpoint(number, step)
+                states.append((step, dict(live)))
+            assert driver.live(number, list(live))
     for address in live:
         driver.free(address)
     driver.release(number)
@@ -613,9 +598,8 @@ def test_history_of_memory_that_is_out_names_the_request(driver, arena):
 def test_entries_of_a_pool_name_it(driver, arena, stream, numbers):
     number = next(numbers)
     driver.history(1, 100, ALLOC, 1, "")
-    driver.begin(number, stream.ptr)
-    driver.free(driver.alloc(1000, stream.ptr))
-    driver.end(number)
+    with driver.allocating_to(number, stream):
+        driver.free(driver.alloc(1000, stream.ptr))
     traces = driver.snapshot(0, 1)["traces"]
     assert {e["pool"] for e in traces if e["action"] != "snapshot"} == {number}
     driver.release(number)

@@ -662,7 +662,7 @@ def test_block_is_not_restored_where_its_bytes_are_not_free(pool):
 
 
 def test_blocks_are_restored_where_pages_have_moved_away(caller, arena, rng):
-    """A tree of graphs goes back to what was live before, which later graphs' blocks replaced."""
+    """A tree of graphs restores earlier live blocks, which blocks of later graphs have replaced."""
     pool = Pool(caller, 902, captured=True)
     live, then = [], []
     for step in range(1500):

@@ -157,11 +157,10 @@ def test_block_of_a_graph_stays_until_its_pool_has_ended_and_the_device_has_pass
     torch_driver, arena, stream, numbers
 ):
     number = next(numbers)
-    torch_driver.pinned_begin(number, stream.ptr)
-    _, context = torch_driver.pinned_alloc(4096, stream.ptr)
-    _, late_context = torch_driver.pinned_alloc(4096, stream.ptr)
-    ordinary, ordinary_context = torch_driver.pinned_alloc(4096)
-    torch_driver.pinned_end(number)
+    with torch_driver.pinning_to(number, stream):
+        _, context = torch_driver.pinned_alloc(4096, stream.ptr)
+        _, late_context = torch_driver.pinned_alloc(4096, stream.ptr)
+        ordinary, ordinary_context = torch_driver.pinned_alloc(4096)
     torch_driver.pinned_free(context)
     torch_driver.pinned_free(ordinary_context)
     assert torch_driver.pinned_alloc(4096)[0] == ordinary
@@ -183,10 +182,9 @@ def test_block_that_a_capture_uses_is_its_graphs_once_it_is_freed(
 ):
     number = next(numbers)
     address, context = torch_driver.pinned_alloc(4096)
-    torch_driver.pinned_begin(number, stream.ptr)
-    torch_driver.pinned_record(address, context, stream.ptr)
-    torch_driver.pinned_free(context)
-    torch_driver.pinned_end(number)
+    with torch_driver.pinning_to(number, stream):
+        torch_driver.pinned_record(address, context, stream.ptr)
+        torch_driver.pinned_free(context)
     other, other_context = torch_driver.pinned_alloc(4096)
     assert other != address
     torch_driver.pinned_empty()
@@ -200,9 +198,8 @@ def test_block_that_a_capture_uses_is_its_graphs_once_it_is_freed(
 def test_pool_lives_as_long_as_one_of_its_graphs(torch_driver, arena, stream, numbers):
     number = next(numbers)
     for _ in range(2):
-        torch_driver.pinned_begin(number, stream.ptr)
-        torch_driver.pinned_free(torch_driver.pinned_alloc(4096, stream.ptr)[1])
-        torch_driver.pinned_end(number)
+        with torch_driver.pinning_to(number, stream):
+            torch_driver.pinned_free(torch_driver.pinned_alloc(4096, stream.ptr)[1])
     torch_driver.pinned_release(number)
     torch_driver.pinned_empty()
     assert arena.stats().in_use == 4096
@@ -214,23 +211,21 @@ def test_pool_lives_as_long_as_one_of_its_graphs(torch_driver, arena, stream, nu
 def test_pool_uses_again_what_no_copy_of_its_graphs_has_used(torch_driver, arena, stream, numbers):
     number = next(numbers)
     for _ in range(2):  # graphs that share it
-        torch_driver.pinned_begin(number, stream.ptr)
-        address, context = torch_driver.pinned_alloc(4096, stream.ptr)
-        torch_driver.pinned_free(context)
-        again, context = torch_driver.pinned_alloc(2049, stream.ptr)
-        assert again == address
-        torch_driver.pinned_free(context)
-        other, other_context = torch_driver.pinned_alloc(2048, stream.ptr)
-        assert other != address  # half of it would stay unused
-        torch_driver.pinned_free(other_context)
-        torch_driver.pinned_end(number)
+        with torch_driver.pinning_to(number, stream):
+            address, context = torch_driver.pinned_alloc(4096, stream.ptr)
+            torch_driver.pinned_free(context)
+            again, context = torch_driver.pinned_alloc(2049, stream.ptr)
+            assert again == address
+            torch_driver.pinned_free(context)
+            other, other_context = torch_driver.pinned_alloc(2048, stream.ptr)
+            assert other != address  # half of it would stay unused
+            torch_driver.pinned_free(other_context)
     assert arena.stats().in_use == 4096 + 2048
-    torch_driver.pinned_begin(number, stream.ptr)
-    address, context = torch_driver.pinned_alloc(4096, stream.ptr)
-    torch_driver.pinned_record(address, context, stream.ptr)
-    torch_driver.pinned_free(context)
-    assert torch_driver.pinned_alloc(4096, stream.ptr)[0] != address
-    torch_driver.pinned_end(number)
+    with torch_driver.pinning_to(number, stream):
+        address, context = torch_driver.pinned_alloc(4096, stream.ptr)
+        torch_driver.pinned_record(address, context, stream.ptr)
+        torch_driver.pinned_free(context)
+        assert torch_driver.pinned_alloc(4096, stream.ptr)[0] != address
     for _ in range(3):
         torch_driver.pinned_release(number)
 

@@ -143,7 +143,7 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
             return [link for link in open_descriptors(()).values() if link.startswith("socket:")]
 
         def answering():
-            # What listens here, and each end that it accepted: these have its name.
+            # The listening socket, and each end that it accepted: these have its name.
             name, own = f"@gpumem-{os.getpid()}-", "".join(sockets())
             lines = Path("/proc/net/unix").read_text().splitlines()
             return [line for line in lines if name in line and f"[{line.split()[6]}]" in own]
@@ -155,7 +155,7 @@ def test_opened_block_leaves_no_descriptor_and_no_address_behind():
         text, _ = _sharing.share_block(address)
         _sharing.open_block(text).close()
         _sharing.drop_idle()
-        # The thread that answers closes its end a moment later. What it listens on is left, and
+        # The thread that answers closes its end a moment later. The listening socket stays, and
         # where there is a GPU what its driver has opened meanwhile.
         wait_until(lambda: len(answering()) == 1)
         assert len(sockets()) == at_first + 1 or gpumem.driver_status()

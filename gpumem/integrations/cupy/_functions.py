@@ -63,7 +63,7 @@ class _Given(ctypes.Structure):
 
 
 class Functions:
-    """What CFunctionAllocator takes: three addresses, and this object as the owner of them.
+    """The arguments of CFunctionAllocator: three addresses, and this object as their owner.
 
     Parameters
     ----------

@@ -34,11 +34,6 @@ class Fence:
         self._legacy = Stream.from_handle(device, _LEGACY_STREAM)
         self._waiting: list[Buffer] = []
 
-    @property
-    def covers_non_blocking_streams(self) -> bool:
-        """Whether frees wait for streams that do not wait for the legacy default stream, too."""
-        return record_all_work(Event(self._device))
-
     def allocate(self, resource: MemoryResource, nbytes: int) -> Buffer:
         """Return a block that every stream may use at once."""
         if self._waiting:
