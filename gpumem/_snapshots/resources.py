@@ -70,7 +70,7 @@ class ResourceSnapshot:
         Key of the resource that the memory of an arena comes from (`Arena` with `source`), below
         adaptors; each region of the arena lies in a block of it.
     backing : str or None
-        Of an arena ``"regions"`` or ``"virtual"``.
+        Backing of an arena, ``"regions"`` or ``"virtual"``.
     limit : int
         Limit of reserved bytes; 0: no limit.
     counts : mapping of str to int
@@ -146,11 +146,11 @@ class ResourceSnapshot:
             )
 
     def by_owner(self) -> dict[str, int]:
-        """Return bytes in use by tag, else by framework, the most first."""
+        """Return bytes in use by tag, else by framework, the largest first."""
         return self._by(lambda tag, framework: tag or framework or "untagged")
 
     def by_framework(self) -> dict[str, int]:
-        """Return bytes in use by framework where that is known, the most first."""
+        """Return bytes in use by framework where that is known, the largest first."""
         found = self._by(lambda _, framework: framework or "")
         found.pop("", None)
         return found

@@ -185,7 +185,7 @@ class Snapshot:
 
     @classmethod
     def from_dict(cls, plain: object) -> Snapshot:
-        """Make a snapshot of what `as_dict` gave.
+        """Make a snapshot of the result of `as_dict`.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Snapshot:
         return torch_snapshot(self.resources, events)
 
     def diff(self, other: Snapshot) -> SnapshotDiff:
-        """Return what changed from this one to a later one.
+        """Return the changes from this one to a later one.
 
         Raises
         ------
@@ -273,7 +273,7 @@ class Snapshot:
 def snapshot(resource: object = None) -> Snapshot:
     """Return the present state of memory: every region and block.
 
-    Other threads run meanwhile, but cannot allocate from an arena while its metadata is copied
+    Other threads run, but cannot allocate from an arena while its metadata is copied
     (`ResourceSnapshot.held`), some milliseconds with a hundred thousand blocks.
 
     Parameters

@@ -15,8 +15,8 @@
  *
  * A stream is a CUstream or cudaStream_t of the arena's device, or the handle of a gpumem.Stream of
  * the host device. NULL is the legacy default stream. Memory is ordered by streams: a block may be
- * used by work queued on its stream after `allocate` returned, and once freed is handed out again
- * for that stream at once, for others behind the work that was queued before the free. Wait for a
+ * used by work queued on its stream after `allocate` returned. A freed block can be allocated again
+ * on that stream at once, on others after the work that was queued before the free. Wait for a
  * stream's work before you destroy it: its handle may name another stream afterwards.
  *
  * No function takes the interpreter lock, but `report`, and where an arena's budget refuses: its
@@ -52,7 +52,7 @@ enum gpumem_status {
 
 typedef struct gpumem_arena gpumem_arena;
 
-/* Of an arena, all its users together. Bytes, but for the counts of blocks. */
+/* Figures of an arena, all its users together. In bytes, except for the counts of blocks. */
 typedef struct gpumem_stats {
     size_t size;                /* set to sizeof(gpumem_stats) by the caller */
     uint64_t in_use;            /* of blocks that are allocated, with their padding */
@@ -79,8 +79,8 @@ typedef struct gpumem_calls {
        live. If it fails the block stays allocated. */
     int (*deallocate)(gpumem_arena *arena, void *address);
     int (*deallocate_on)(gpumem_arena *arena, void *address, void *stream);
-    /* Work on this stream uses the block too: once freed it is handed out again only behind what
-       is queued there at the time of the free. NULL is GPUMEM_OK. */
+    /* Work on this stream uses the block, too: a freed block is allocated again only after the work
+       that is queued there at the time of the free. NULL is GPUMEM_OK. */
     int (*record_stream)(gpumem_arena *arena, void *address, void *stream);
     /* Fills in as many members as the caller's struct has. GPUMEM_INVALID: `size` is below the
        first version's. */
@@ -92,7 +92,7 @@ typedef struct gpumem_calls {
     const char *(*text)(int status);
     /* Waits on the host for what is queued on the stream. Not on one that captures. */
     int (*synchronize)(gpumem_arena *arena, void *stream);
-    /* What the status that `allocate` returned last was about: the arena's report, for people, which
+    /* Explains the status that `allocate` returned last: a readable report of the arena, which
        the caller frees with free(); NULL: there is none, or another thread's call was refused with
        another status since. Takes the interpreter lock. */
     char *(*report)(gpumem_arena *arena, size_t nbytes, void *stream, int status);

@@ -19,7 +19,7 @@ cdef enum:
     ALLOC = 0
     FREE_COMPLETED = 2
     CLOCK_EVERY = 16            # events; one may take a millisecond, in the driver or in a search
-    SIGNALS_EVERY = 50000000    # ns: a look takes the interpreter lock
+    SIGNALS_EVERY = 50000000    # ns: a check takes the interpreter lock
 
 # A checked trace's columns.
 cdef struct Columns:

@@ -44,7 +44,7 @@ DRIVER_GRANULARITY = 2 * MIB
 
 
 def caching_allocator_reserved(trace: Trace) -> int:
-    """Return the most bytes that PyTorch's caching allocator would reserve for `trace`.
+    """Return the peak of the bytes that PyTorch's caching allocator would reserve for `trace`.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def caching_allocator_curve(trace: Trace) -> Curve:
 
 
 def plain_driver_reserved(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -> int:
-    """Return the most bytes reserved if every block of `trace` were a separate driver call.
+    """Return the peak of reserved bytes if every block of `trace` were a separate driver call.
 
     The driver serves blocks of up to half a granule from granules that they share, in steps of
     512 B, and every larger block from whole granules of its own; it releases empty granules.

@@ -41,8 +41,8 @@ class ReplayResult:
     peak_reserved_bytes : int
         Most bytes reserved from the device.
     fragmentation : float
-        peak_reserved_bytes divided by the most bytes live at once in allocations that did not
-        fail: by peak_requested_bytes if none failed; 1.0 if nothing was allocated.
+        peak_reserved_bytes divided by the peak of live bytes of allocations that did not fail: by
+        peak_requested_bytes if none failed; 1.0 if nothing was allocated.
     ns_per_event : float
         Nanoseconds per allocation or completed free, driver calls included.
     failed_allocs : int
@@ -94,7 +94,7 @@ def replay(
     Parameters
     ----------
     trace : Trace, str or Path
-        A trace, or what `load_trace` takes.
+        A trace, or an argument of `load_trace`.
     device : Device or str, optional
         Where to replay; the default device if None.
     config : ArenaConfig or Mapping, optional
@@ -164,7 +164,7 @@ def opened(
     max_mem: int = 0,
     lag_us: int = 0,
 ) -> Iterator[Arena]:
-    """Open an arena for a replay; a host device is made large enough and, if asked, slow."""
+    """Open an arena for a replay; a host device becomes large enough and, with a lag, slow."""
     settings = ArenaConfig._given(config, {}, MemoryInfo(device))
     if max_mem:
         limited = {**settings.to_mapping(), "arena.max_mem": max_mem}
@@ -175,7 +175,7 @@ def opened(
 
 @contextlib.contextmanager
 def prepared(device: Device, lag_us: int = 0) -> Iterator[None]:
-    """Make a host device large enough for a replay and, if asked, slow; then as it was."""
+    """Make a host device large enough for a replay and, with a lag, slow; restore it at the end."""
     if device.type != "host":
         yield
         return

@@ -131,7 +131,7 @@ def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddr
     Parameters
     ----------
     trace : Trace
-        What to replay.
+        The trace to replay.
     config : Mapping, optional
         Settings of the arena.
 

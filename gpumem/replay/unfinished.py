@@ -10,14 +10,14 @@ from gpumem.traces import ALLOC, FREE_COMPLETED, Trace
 def peak_live_or_unfinished(trace: Trace, lag_us: int) -> int:
     """Return the peak of bytes that are live, or freed on a stream before its work has finished.
 
-    Work of a stream finishes `lag_us` after it was queued. A stream uses its own unfinished memory
-    again, what was freed last first: that leaves the least for other streams to miss. So no
-    allocator that keeps streams apart without waits needs less.
+    Work of a stream finishes `lag_us` after it was queued. A stream reuses its own unfinished
+    memory, the memory freed last first, which keeps the bytes withheld from other streams minimal.
+    So no allocator that keeps streams apart without waits needs less.
 
     Parameters
     ----------
     trace : Trace
-        What is allocated and freed.
+        The allocations and frees.
     lag_us : int
         Microseconds of the trace's time.
 
@@ -60,7 +60,7 @@ class _Unfinished:
         self.nbytes += nbytes
 
     def finish(self, until: int) -> None:
-        """Give up what was freed so early that its work has finished."""
+        """Drop the bytes that were freed so early that their work has finished."""
         while self.freed and self.freed[0][0] <= until:
             self.nbytes -= self.freed.popleft()[1]
 

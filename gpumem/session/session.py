@@ -104,7 +104,7 @@ class Session:
 
     Notes
     -----
-    Safe to use from many threads, and many sessions at once. Without a unified stream, runs of one
+    Safe to use from many threads, and many sessions at once. If no stream is unified, runs of one
     session may overlap, each on a stream of its own; they write to the same bound arrays then.
 
     Examples

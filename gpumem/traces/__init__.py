@@ -1,4 +1,4 @@
-"""Traces of allocations: what one is, and a reader for each format that holds one.
+"""Traces of allocations: the class of a trace, and a reader for each format that holds one.
 
 `load_trace` and `load_traces` read a file of any known format, `samples` lists the bundled traces,
 and `TraceBuilder` makes a `Trace` from a log that names blocks by address.

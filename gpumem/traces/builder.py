@@ -173,7 +173,7 @@ class TraceBuilder:
         self._time_us.append(time_us)
 
     def trace(self, name: str, meta: Mapping[str, Any]) -> Trace:
-        """Make a trace of what was recorded."""
+        """Make a trace of the recorded events."""
         time_us = np.array(self._time_us, dtype=np.int64)
         if time_us.size:
             time_us = np.maximum.accumulate(time_us - time_us[0]).clip(min=0)
@@ -231,7 +231,7 @@ class SegmentLog:
             stop = self._end_of(begin)
             self._rows[self._present.pop(begin)][3] = event
             del self._places[at]
-            # What is left of it on either side goes on as a segment of its own.
+            # The remainder on either side continues as a segment of its own.
             for first, last in ((begin, place), (place + nbytes, stop)):
                 if first < last:
                     self._places.insert(at, first)

@@ -65,7 +65,7 @@ def load_traces(source: str | os.PathLike[str], *, device: int | None = None) ->
     Returns
     -------
     list of Trace
-        At least one. ``meta["memory"]`` or ``meta["device"]`` tells which memory each is of.
+        At least one. ``meta["memory"]`` or ``meta["device"]`` names the memory of each.
 
     Raises
     ------
@@ -83,8 +83,8 @@ def load_traces(source: str | os.PathLike[str], *, device: int | None = None) ->
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_FILE_BYTES:
-                most = exact_size(MAX_FILE_BYTES)
-                raise TraceError(f"the file has {exact_size(size)}, expected at most {most}")
+                limit = exact_size(MAX_FILE_BYTES)
+                raise TraceError(f"the file has {exact_size(size)}, expected at most {limit}")
             return _read(file, path.stem, device)
     except TraceError as error:
         raise TraceError(f"{source}: {error}") from None
@@ -93,7 +93,7 @@ def load_traces(source: str | os.PathLike[str], *, device: int | None = None) ->
 
 
 def busiest(traces: Sequence[Trace]) -> Trace:
-    """Return the trace with the most events, or of one moment with the most bytes in use."""
+    """Return the trace with the most events, or, of traces of one moment, with the most bytes."""
     return max(traces, key=_weight)
 
 

@@ -126,7 +126,7 @@ def _record(events: Events, records: NDArray[np.void], begun: Sequence[_Before])
 
 
 class _Before(NamedTuple):
-    """A block that was live at the first event; owner "" where the events do not tell."""
+    """A block that was live at the first event; owner "" if the events do not name one."""
 
     owner: str
     address: int
@@ -192,7 +192,7 @@ def _record_event(
     if kind in (RESERVE, RELEASE, MOVE):
         if kind != MOVE:
             builder.hold(where, nbytes if kind == RESERVE else -nbytes, sleeps=stream == ASLEEP)
-        # Of a move, `stream` is the address that the page left; 0: an older file does not tell it.
+        # In a move, `stream` is the previous address of the page; 0: the file does not have it.
         if kind == MOVE and stream:
             builder.segment_end(resource << 64 | stream, nbytes)
         if kind == RELEASE:

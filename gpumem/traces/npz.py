@@ -22,7 +22,7 @@ MAX_META_BYTES = 1 << 24
 
 _REQUIRED = ("action", "block", "size", "stream", "time_us")
 _HEADER_ROOM = 1 << 16  # bytes of an .npy header: its magic, type and shape
-# What NumPy writes. Decoders of other methods allocate as much as a damaged archive asks for.
+# NumPy writes with these. Decoders of other methods allocate as much as a damaged archive requests.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 

@@ -34,8 +34,8 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
     """Read a trace of each device from an open snapshot pickle.
 
     Allocations that were live before recording began are not part of the trace; their frees
-    are, as frees of an unknown block. Of a snapshot without history a trace allocates the blocks
-    in use, as of gpumem's own snapshots.
+    are, as frees of an unknown block. The trace of a snapshot without history allocates the blocks
+    in use, like that of gpumem's own snapshots.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ _PUT, _LONG_BINPUT, _FRAME, _STOP = ord("p"), ord("r"), 0x95, ord(".")
 
 
 def _check_sizes(file: IO[bytes]) -> int:
-    """Refuse a pickle that names more bytes than it has, or numbers an object beyond them.
+    """Refuse a pickle that names more bytes than it has, or a number of an object above them.
 
     The unpickler allocates what is named, and a list as long as the highest number, so ten bytes
     could exhaust the memory. The file is left where it was. Returns its bytes.
@@ -278,7 +278,7 @@ class _Callers:
 
 
 def _stack(frames: object) -> Frames:
-    """Read a list of frames; what is no frame is left out, and so are frames beyond the limit."""
+    """Read a list of frames, at most `_MAX_FRAMES`; entries that are not frames are left out."""
     if not isinstance(frames, list):
         return ()
     return tuple(

@@ -251,7 +251,7 @@ def _refuse_drop(column: str, values: NDArray[np.int64], what: str) -> None:
 
 
 def _check_lifetimes(trace: Trace) -> None:
-    """Refuse what cannot happen to a block: double alloc, free without alloc, double free."""
+    """Refuse impossible successions: double alloc, free without alloc, double free."""
     known = np.flatnonzero(trace.block != UNKNOWN_BLOCK)
     # A stable sort puts each block's events side by side, still in the order they happened.
     order = known[np.argsort(trace.block[known], kind="stable")]
@@ -317,7 +317,7 @@ class Curve(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The most bytes."""
+        """The largest number of bytes."""
         return int(np.max(self.nbytes, initial=0))
 
     def changes(self) -> Curve:
@@ -379,8 +379,8 @@ class Details:
     segments : Segments or None
         None if the log lacks them.
     asleep : Curve or None
-        Bytes that went to sleep since the log began, and are not held meanwhile, though their
-        blocks are live; None: nothing slept.
+        Bytes that went to sleep since the log began. They are not held, though their blocks are
+        live; None: nothing slept.
     """
 
     address: NDArray[np.uint64]

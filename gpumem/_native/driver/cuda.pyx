@@ -21,7 +21,7 @@ from gpumem._native.driver.table cimport (
 
 
 cdef DriverTable table
-cdef str reason = "not asked yet"
+cdef str reason = "not queried yet"
 cdef int count = -1             # devices; -1: not asked yet
 cdef list missing = []
 cdef int spoken = 0             # the CUDA version that the driver speaks

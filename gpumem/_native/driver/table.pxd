@@ -403,10 +403,10 @@ cdef void access_init(Access* access, const DeviceContext* context, int node) no
 cdef bint access_has(const Access* access, int device) noexcept nogil
 # The entry behind the last one, for a further device; counted by the caller. NULL: no room.
 cdef CUmemAccessDesc* access_next(Access* access, int device) noexcept nogil
-# Gives everyone in the list access to mappings that lie side by side, in one call.
+# Gives every place in the list access to mappings that lie side by side, in one call.
 cdef CUresult access_apply(const DeviceContext* context, const Access* access, uint64_t address,
                            uint64_t nbytes) noexcept nogil
-# Lets kernels and copies of `peer` reach what cuMemAlloc gives out in `context`, then and later.
+# Lets kernels and copies of `peer` access memory of cuMemAlloc in `context`, present and future.
 cdef CUresult context_allow(DeviceContext* context, DeviceContext* peer) noexcept nogil
 # While any thread captures a graph, calls that may block or allocate invalidate the capture unless
 # this thread has relaxed itself. Returns the mode to restore. Every relax has its restore.
@@ -416,8 +416,8 @@ cdef void context_restore(const DeviceContext* context, CUstreamCaptureMode befo
 cdef CUresult pointer_attribute(DeviceContext* context, CUpointer_attribute which, uint64_t address,
                                 uint64_t* value) noexcept nogil
 # Does the stream capture a graph, and which capture and graph is it? Legal at any time. A stream
-# that cannot be asked, like the legacy one while a stream that blocks it captures, does not, and
-# `refusal` is what the driver says instead; else CUDA_SUCCESS.
+# that cannot be queried does not capture, like the legacy one while a stream that blocks it
+# captures; `refusal` is then the driver's error, else CUDA_SUCCESS.
 cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* capture,
                           CUgraph* graph, CUresult* refusal) noexcept nogil
 # Why must the stream not be queried, waited for, or given an event? CUDA_SUCCESS: it may be;

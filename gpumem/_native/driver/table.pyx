@@ -270,7 +270,7 @@ cdef bint finishes_soon(DeviceContext* context, Awaited what, void* point, uint6
 
 
 cdef inline bint is_unfinished(DeviceContext* context, Awaited what, void* point) noexcept nogil:
-    # An error is not: the driver's wait tells it.
+    # An error counts as finished: the driver's wait returns it.
     if what == AWAIT_STREAM:
         return context.table.cuStreamQuery(<CUstream>point) == CUDA_ERROR_NOT_READY
     return context.table.cuEventQuery(<CUevent>point) == CUDA_ERROR_NOT_READY

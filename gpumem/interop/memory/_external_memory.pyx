@@ -259,10 +259,10 @@ cdef class ExternalMemory:
         read_only : bool, optional
             None: as the memory; False is an error in read-only memory.
         stream : stream, optional
-            What the tensor belongs to: copies on other streams are ordered around it. None is no
-            stream: copies come after what the device's legacy default stream has by then, and only
-            what gpumem does with the same bytes afterwards comes after them. A copy from memory
-            that a producer has yet to write holds up the stream of the copy, and no other.
+            The stream that the tensor belongs to: copies on other streams are ordered with it. None
+            is no stream: copies come after the work on the device's legacy default stream, and only
+            gpumem's own later use of the same bytes comes after them. A copy from memory that a
+            producer has yet to write holds up the stream of the copy, and no other.
 
         Returns
         -------
@@ -380,7 +380,7 @@ cdef class ExternalMemory:
         """
         title = name or f"arena in imported memory at {require_open(self).address:#x}"
         if self.read_only:
-            raise ConfigError("read-only memory cannot be handed out")
+            raise ConfigError("an arena cannot allocate in read-only memory")
         # Each region of the arena keeps its memory by a buffer over it.
         slices = Slices(self, grow, keeper)
         settings = ArenaConfig._given(config, {}, self.memory)

@@ -83,12 +83,12 @@ def place_tensor(
     return PlacedTensor(lengths, steps, start, extent, count, _access(memory.read_only, read_only))
 
 
-def _shape(shape: Any, most: int) -> tuple[int, ...]:
+def _shape(shape: Any, max_dimensions: int) -> tuple[int, ...]:
     given = (shape,) if hasattr(shape, "__index__") else shape
     lengths = _numbers(given, "shape", "a length of the shape")
-    if len(lengths) > most:
+    if len(lengths) > max_dimensions:
         raise InvalidDescriptorError(
-            f"shape {shape!r} has {len(lengths)} dimensions; at most {most} are supported"
+            f"shape {shape!r} has {len(lengths)} dimensions; at most {max_dimensions} are supported"
         )
     return lengths
 

@@ -1,4 +1,4 @@
-"""Waits and signals of timelines, what streams and devices have of them, and their ends."""
+"""Waits and signals of timelines, their uses by streams, their links to devices, and their ends."""
 
 from libc.errno cimport errno
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -45,8 +45,8 @@ cdef enum:
 cdef bint memory_operations_everywhere = False
 
 # Cores that were used by a stream, and those of them that have no user any more. The lists' lock is
-# taken after a core's own; in the other order a core's lock is only tried. Without it only whether
-# a list is empty may be asked: the heads are atomics.
+# taken after a core's own; in the other order a core's lock is only tried. A thread that does not
+# hold it may only test whether a list is empty: the heads are atomics.
 cdef Lock lists_lock
 cdef TimelineCore* active = NULL
 cdef TimelineCore* retired = NULL
@@ -93,7 +93,7 @@ cdef int core_enqueue_signal(TimelineCore* core, DeviceContext* context, CUstrea
     lock_acquire(&core.lock)
     status = begin_stream_call(core, context, stream, &link, &used, out)
     if status == CORE_OK:
-        # The value is taken first, so that no other signal can take it or a lower one meanwhile.
+        # The value is claimed first, so that no other signal can claim it or a lower one.
         status = raise_pending(core, value, out)
         if status == CORE_OK:
             status = queue_signal(core, link, used, value, out)
@@ -183,7 +183,7 @@ cdef int queue_signal(TimelineCore* core, Link* link, Use* used, uint64_t value,
 
 
 cdef bint comes_behind(TimelineCore* core, Link* link, Use* used, uint64_t known) noexcept nogil:
-    # Tell whether a signal that is queued on another stream could overwrite this one with less.
+    # Return whether a signal queued on another stream could overwrite this one with a lower value.
     if core.signaller == used or known == 0:
         return False
     # Without a page only the driver can read whether that signal is done.
@@ -208,7 +208,7 @@ cdef int queue_store(TimelineCore* core, Link* link, CUstream stream, uint64_t v
 
 
 cdef inline int driver_call(Outcome* out, const char* call, CUresult code) noexcept nogil:
-    # Note what a driver call returned, and return its status.
+    # Record the result of a driver call, and return its status.
     out.call = call
     out.code = code
     return CORE_OK if code == CUDA_SUCCESS else CORE_DRIVER
@@ -224,7 +224,7 @@ cdef inline int system_call(Outcome* out, const char* call) noexcept nogil:
 # ---- Values --------------------------------------------------------------------------------------
 
 cdef int raise_pending(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
-    # Make the value the highest pending one, for all threads and processes; the lock is held.
+    # Make the value the highest pending one, for all threads and processes. Caller holds `lock`.
     cdef bint mine
     if core.page != NULL:
         mine = timeline_claim(core.page, value, &out.known)
@@ -239,7 +239,7 @@ cdef int raise_pending(TimelineCore* core, uint64_t value, Outcome* out) noexcep
 
 cdef void restore_pending(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
     store64(&core.pending, out.known)
-    # If another process has queued a higher value meanwhile, its streams may wait for this one.
+    # If another process has queued a higher value since, its streams may wait for this one.
     if core.page != NULL and not timeline_move(core.page, value, out.known):
         timeline_poison(core.page)
 
@@ -254,7 +254,7 @@ cdef int core_signal(TimelineCore* core, uint64_t value, uint64_t deadline,
                      Outcome* out) noexcept nogil:
     cdef int status
     # Another thread or process may signal at the same time: only the one that moves `pending` from
-    # what it read stores the value.
+    # the value that it read stores the new value.
     while True:
         out.known = timeline_pending(core.page)
         if value <= out.known:
@@ -342,7 +342,7 @@ cdef int look_for_loss(TimelineCore* core, Outcome* out) noexcept nogil:
 
 cdef CUresult loss_of(Use* used) noexcept nogil:
     cdef CUresult code
-    # Where no event was recorded there is no answer: to ask the stream might end its capture.
+    # Without a recorded event the state is unknown: a query of the stream might end its capture.
     if not used.recorded or context_is_dead(used.context):
         return CUDA_SUCCESS
     code = context_enter(used.context)
@@ -384,7 +384,7 @@ cdef int core_wait_idle(TimelineCore* core, uint64_t deadline) noexcept nogil:
     cdef uint32_t pause = FIRST_PAUSE_US
     cdef bint done
     while True:
-        # Not uses_done: another thread that looks at the uses just now does not make it busy.
+        # uses_done would report busy while another thread checks the uses.
         lock_acquire(&core.lock)
         done = all_done(core, NULL)
         lock_release(&core.lock)
@@ -482,17 +482,17 @@ cdef bint use_done(Use* used) noexcept nogil:
 
 
 cdef bint uses_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
-    # Tell whether the streams of a context (NULL: of all) are done with it. Does not wait.
+    # Return whether the streams of a context (NULL: of all) are done with it. Does not wait.
     cdef bint done
     if not lock_try(&core.lock):
-        return False            # a thread is queueing an operation on it now, or looks as well
+        return False            # a thread is queueing an operation on it now, or checks it, too
     done = all_done(core, context)
     lock_release(&core.lock)
     return done
 
 
 cdef bint all_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
-    # The same, with the lock.
+    # The same. Caller holds `lock`.
     cdef bint done = True
     cdef Use* used = core.uses
     while used != NULL and done:
@@ -505,7 +505,7 @@ cdef bint all_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
     return done
 
 
-# ---- Links: what a device has of a timeline ------------------------------------------------------
+# ---- Links: the access of a device to a timeline -------------------------------------------------
 
 cdef Link* core_make_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
     cdef Link* link = <Link*>calloc(1, sizeof(Link))
@@ -583,7 +583,7 @@ cdef int register_alias(Link* link, Outcome* out) noexcept nogil:
 
 
 cdef bint link_end(Link* link) noexcept nogil:
-    # Tell whether the driver agreed.
+    # Return whether the driver released it.
     cdef DeviceContext* context = link.context
     cdef CUresult code = CUDA_SUCCESS
     if context_is_dead(context):
@@ -690,7 +690,7 @@ cdef void collect_retired() noexcept nogil:
 
 
 cdef bint can_end(TimelineCore* core) noexcept nogil:
-    # Tell whether core_end would not block. The lists are locked.
+    # Return whether core_end would not block. Caller holds `lists_lock`.
     cdef Link* link = core.links
     if not uses_done(core, NULL):
         return False
@@ -731,7 +731,7 @@ cdef void core_end(TimelineCore* core) noexcept nogil:
     cdef bint here = core.generation == process.generation
     cdef Use* used
     cdef Link* link
-    # Events first, then what devices have of the page, the page itself, and its file.
+    # Events end first, then the devices' links to the page, the page itself, and its file.
     while core.uses != NULL:
         used = core.uses
         core.uses = used.next
@@ -744,7 +744,7 @@ cdef void core_end(TimelineCore* core) noexcept nogil:
         link = core.links
         core.links = link.next
         if here and not link_end(link):
-            link_end(link)      # once more what the driver refused
+            link_end(link)      # repeats the step that the driver refused
         free(link)
     if core.attached and here:
         timeline_detach(core.page, core.fd, core.peer)

@@ -46,7 +46,7 @@ from gpumem.interop.descriptors import duplicate, seconds_of, SemaphoreType
 
 
 cdef enum:
-    # ns after which a wait looks for signals of the system and for dead processes.
+    # ns after which a wait checks for signals of the system and for dead processes.
     SLICE = 100_000_000
     # ns for which it polls before it sleeps: sleeping and waking costs about as much.
     SPIN = 5_000
@@ -157,7 +157,7 @@ cdef class Timeline:
 
         Polls for some 5 us, then sleeps. Where only the driver can read the value, a stream of the
         timeline's own waits, and the CPU polls that stream; a wait that timed out stays queued
-        there until the value is reached, and meanwhile `close` raises InUseError.
+        there until the value is reached, and `close` raises InUseError until then.
 
         Parameters
         ----------
@@ -309,7 +309,7 @@ cdef class Timeline:
             status = wait_until_idle(self, deadline)
             refuse_if_inside(self)
         if self.core == NULL:
-            return          # another thread closed it meanwhile
+            return          # another thread closed it during the wait
         if status == CORE_LATE:
             raise InUseError(
                 f"{self!r} is in use: a stream still has a wait for it or a signal of it queued; "
@@ -632,7 +632,7 @@ cdef class HostTimeline(Timeline):
 
     A wait of the CPU fails, within about 0.1 s, if a process that used the timeline ended without
     closing it and the waiting process is the only one left, in whichever PID namespaces they are.
-    Processes beyond the first 112, those without a /proc, and those that hang count as alive. A
+    Processes after the first 112, those without a /proc, and those that hang count as alive. A
     process uses the timeline from its first call on.
 
     Examples
@@ -678,7 +678,7 @@ cdef class HostTimeline(Timeline):
         Parameters
         ----------
         fd : int, Handle or object with ``fileno()``
-            What `export` returned; the caller keeps it.
+            Result of `export`; the caller keeps it.
         device : Device or str, optional
             As in `create`.
 

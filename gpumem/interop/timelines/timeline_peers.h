@@ -8,7 +8,7 @@
  *
  * A process that found no entry free, or that could not open the file anew because it has no
  * /proc, counts as alive. A process that is stopped or hangs is alive. One that closed its last
- * use has left and is not a peer. A stream of a device that waits does not look.
+ * use has left and is not a peer. A waiting stream of a device does not check for dead processes.
  */
 #ifndef GPUMEM_TIMELINE_PEERS_H
 #define GPUMEM_TIMELINE_PEERS_H

@@ -143,7 +143,7 @@ def plan_copies(placement: Placement) -> CopyPlan:
     >>> [(copy.value.name, str(copy.source), str(copy.destination)) for copy in plan.copies]
     [('x', 'host:0', 'cuda:0'), ('y', 'cuda:0', 'host:0')]
     """
-    require("placement", placement, Placement, "a Placement, which partition gives")
+    require("placement", placement, Placement, "a Placement, which partition returns")
     uses = uses_of(placement)
     homes = {value: _home(placement, value, users) for value, users in uses.items()}
     copies = [

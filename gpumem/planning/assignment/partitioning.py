@@ -44,7 +44,7 @@ def partition(
 
     The devices are tried in the given order. Each is offered the remaining nodes that it supports;
     it gets nodes, or groups that it fuses, as long as its accountant allows. A sum of exactly the
-    threshold fits. The rest is offered to the next device.
+    threshold fits. The remaining nodes are offered to the next device.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def _checked_group(target: Target, group: object) -> Proposal:
 def _listed(target: Target, what: str, given: object) -> list[Any]:
     if not isinstance(given, Iterable):
         raise ModelGraphError(
-            f"{target.device} proposes {given!r:.80}: fuse gives an iterable of {what}"
+            f"{target.device} proposes {given!r:.80}: fuse returns an iterable of {what}"
         )
     return list(given)
 

@@ -62,7 +62,7 @@ class MemoryBlock:
     peak_bytes : int
         Size of the block.
     lower_bound_bytes : int
-        The most bytes that live at one step, each value rounded up to the alignment.
+        Peak of the bytes that live at one step, each value rounded up to the alignment.
     strategy : str
         Strategy that found the offsets.
 
@@ -321,7 +321,7 @@ def plan_memory(
     >>> plan.offsets
     {'x': 0, 'a': 4096, 'b': 0, 'c': 4096, 'd': 0}
     """
-    accepted = "a Placement, which partition gives, or a CopyPlan"
+    accepted = "a Placement, which partition returns, or a CopyPlan"
     require("placement", placement, (Placement, CopyPlan), accepted)
     try:
         alignment = power_of_two("alignment", alignment, MAX_ALIGNMENT, "2**30")

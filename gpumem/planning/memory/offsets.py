@@ -52,7 +52,7 @@ def rounded(nbytes: int, alignment: int) -> int:
 
 
 def lower_bound(blocks: Iterable[BlockLifetime]) -> int:
-    """Return the most bytes that live at one step: no layout needs less."""
+    """Return the peak of the bytes that live at one step: no layout needs less."""
     change: dict[int, int] = {}
     for block in blocks:
         change[block.first] = change.get(block.first, 0) + block.nbytes
@@ -310,7 +310,7 @@ def _freed(holes: list[tuple[int, int]], top: int, offset: int, nbytes: int) -> 
 def exact(blocks: Sequence[BlockLifetime]) -> list[int]:
     """Search all layouts in which no block can be lowered, in the order of offsets.
 
-    They include a layout of the least peak: lower its blocks, the lowest first. The search ends at
+    They include a layout of minimal peak: lower its blocks, the lowest first. The search ends at
     the lower bound, or after `EXACT_BRANCHES` branches with its best layout.
     """
     if len(blocks) > EXACT_LIMIT:

@@ -152,7 +152,7 @@ class _Run:
         kernel(node, reads, [v and self.tensors[v] for v in node.outputs])
 
     def find(self, value: Value, memory: MemoryInfo) -> Any:
-        """Return the tensor of a value; of a weight without a place, what was given."""
+        """Return the tensor of a value; the given array of a weight without a place."""
         if value.is_initializer and Tenant(value, memory) not in self._plan.places:
             return self._weights[value.name]
         return self.tensors.tensor(value, memory)

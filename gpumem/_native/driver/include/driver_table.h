@@ -241,7 +241,7 @@ typedef struct DriverTable {
 #undef GM_ENTRY_FIELD
 #undef GM_OLDER_FIELD
 
-/* What fills a table by name: the entry's place in the struct, its name and version. */
+/* For filling a table by name: the entry's place in the struct, its name and version. */
 typedef struct DriverEntry {
     const char *name; /* "cuMemAlloc" */
     int version;      /* 3020 */

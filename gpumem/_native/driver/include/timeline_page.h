@@ -150,7 +150,7 @@ static inline void timeline_poison(TimelinePage *page) {
     timeline_wake(page);
 }
 
-/* Before the first store of a device is queued: waiters that sleep already have to look again. */
+/* Call it before the first store of a device is queued: it wakes sleeping waiters to poll. */
 static inline void timeline_poll(TimelinePage *page) {
     if (atomic_exchange(&page->polled, 1) == 0) timeline_wake(page);
 }

@@ -1,7 +1,7 @@
 /* Copies as the driver's callers see them: when each returns, and in which order.
  *
- * What "synchronous" and "asynchronous" mean depends on where the bytes lie, and follows
- * the driver's documentation (API synchronization behavior):
+ * "Synchronous" and "asynchronous" depend on where the bytes lie, and follow the driver's
+ * documentation (API synchronization behavior):
  *   synchronous   device to device returns at once, everything else when done;
  *   asynchronous  from pageable memory returns when the source has been staged,
  *                 to pageable memory, or host to host, when done,

@@ -78,8 +78,8 @@ CUresult host_cuMemcpy3DAsync(const CUDA_MEMCPY3D *box, CUstream stream) {
 
 /* ---- between devices ---- */
 
-/* The synchronous form is ordered with all work of both contexts: what is queued there
- * first, and what their default streams are given afterwards. It returns at once. */
+/* The synchronous form is ordered with all work of both contexts: after work queued there
+ * before, and before work that their default streams get afterwards. It returns at once. */
 static CUresult peer_ordered(Context *context, Context *dst_context, Context *src_context, const Copy *copy) {
     Stream *stream;
     Points points;

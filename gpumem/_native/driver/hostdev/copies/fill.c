@@ -12,8 +12,8 @@ static CUresult submit(Context *context, CUstream stream, const Fill *fill, bool
     MemoryKind kind = host_memory_kind(fill->dst, extent(fill), true, context->device);
     if (kind == MEMORY_INACCESSIBLE || kind == MEMORY_PAGEABLE) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_submit(context, stream, &(Op){.kind = OP_FILL, .fill = *fill}, &end));
-    /* The driver's rule: also the synchronous form returns at once, except on memory
-     * that the host could look at. */
+    /* As the driver does, the synchronous form returns at once, too, except on memory that
+     * the host can read. */
     if (!synchronous || kind == MEMORY_DEVICE) return CUDA_SUCCESS;
     HOST_TRY(host_point_wait(end));
     WATCH(host_order_host_after(end.stream));

@@ -33,8 +33,8 @@ CUresult host_context_current(Context **context) {
     return host_context_of((CUcontext)(uintptr_t)handle, context);
 }
 
-/* The device's first failure stays its answer until the context is gone; what its streams were
- * doing ends, waits among it. No lock is held. */
+/* The device's first failure stays its answer until the context ends. Operations that its
+ * streams were running end, waits included. Caller holds no lock. */
 void host_context_fail(Context *context, CUresult error) {
     int none = CUDA_SUCCESS;
     if (atomic_compare_exchange_strong(&context->error, &none, (int)error)) host_streams_wake();
@@ -53,7 +53,7 @@ static CUresult context_begin(Context *context) {
     return CUDA_SUCCESS;
 }
 
-/* Streams first: what they still do reaches for the memory that goes last. */
+/* Streams end first: their remaining work uses the memory, which is freed last. */
 static void context_end(Context *context) {
     uint64_t handle = atomic_exchange(&context->handle, 0); /* from here on no call finds it */
     Points points;

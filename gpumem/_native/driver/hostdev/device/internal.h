@@ -293,8 +293,8 @@ bool host_point_done(Point point);
 void host_point_pull(Point point);     /* virtual clock: it, and what it waits for, may have their time */
 CUresult host_point_wait(Point point); /* host thread; DEINITIALIZED at shutdown */
 void host_point_settle(Point point);   /* virtual clock: let the workers do what is due */
-/* What a wait on this stream means: its own work and, for the legacy stream, that of
- * every blocking stream. */
+/* The points that a wait on this stream covers: its own work and, for the legacy stream,
+ * that of every blocking stream. */
 CUresult host_stream_points(Stream *stream, Points *points);
 CUresult host_streams_points(Context *context, const Stream *except, bool all, Points *points);
 CUresult host_points_wait(Points *points);
@@ -387,7 +387,7 @@ typedef enum RangeKind {
     RANGE_REGISTERED, /* the caller's own memory */
     RANGE_MANAGED,
     RANGE_MAPPING,    /* a physical handle at an address */
-    RANGE_SEGMENT,    /* memory of a pool, handed out in blocks */
+    RANGE_SEGMENT,    /* memory of a pool, allocated in blocks */
     RANGE_IMPORTED,   /* a buffer of external memory, or a pointer of an imported pool */
     RANGE_RESERVATION, /* only in the second map */
     RANGE_POOLED      /* only in the third map: one allocation from a pool */
@@ -395,7 +395,7 @@ typedef enum RangeKind {
 
 struct Range {
     uintptr_t base;
-    size_t size;             /* bytes the caller asked for */
+    size_t size;             /* bytes that the caller requested */
     Range *left, *right;     /* treap by base */
     uint32_t heat;           /* treap priority */
     RangeKind kind;

@@ -1,4 +1,4 @@
-/* What is made of memory and order: physical handles, pools, imports, captures, graphs.
+/* Objects made of memory and order: physical handles, pools, imports, captures, graphs.
  *
  * Second half of internal.h, which includes it at its end; no other file does.
  */
@@ -15,7 +15,7 @@ typedef struct Physical { /* memory without an address; every field under map_lo
     unsigned handles;  /* references that the caller holds; 0: released */
     unsigned mappings; /* addresses it is at; memory goes when both are 0 */
     bool charged;      /* to prop.location.id */
-    uintptr_t shadow;  /* key of its bytes' marks in instruments/; beyond all addresses, never reused */
+    uintptr_t shadow;  /* key of its marks in instruments/; above all addresses, never reused */
 } Physical;
 Physical *host_physical_new(const CUmemAllocationProp *prop, size_t size, bool exportable);
 void host_physical_drop(Physical *physical);                      /* map_lock held for writing */
@@ -24,7 +24,7 @@ enum { HOST_FILE_NAME = 128 };
 bool host_file_name(int file, char name[HOST_FILE_NAME]); /* as the kernel shows it */
 CUresult host_prop_check(const CUmemAllocationProp *prop);
 void host_physicals_reborn(void); /* forked child: the parent's file is not ours */
-/* Forked child: what the parent never offered to other processes is copied when it is written. One
+/* In a forked child: memory that the parent never exported is copied when it is written. Makes one
  * system call for each run of mappings. */
 void host_mappings_part(const Range *root);
 
@@ -50,7 +50,7 @@ struct Segment { /* pages of a pool: charged, mapped and released together */
     Range *range;  /* in host.ranges */
     Block *first;
     size_t offset; /* into the pool's file, if it has one */
-    size_t used;   /* bytes handed out; 0: it may go */
+    size_t used;   /* bytes of its blocks in use; 0: it may be released */
 };
 
 struct Pool {
@@ -67,7 +67,7 @@ struct Pool {
     Segment *segments;
     Block *free_blocks;
     int file;                /* memfd of an exportable pool, else -1 */
-    size_t file_high;        /* bytes of it ever handed out */
+    size_t file_high;        /* most bytes of it ever in use */
 };
 
 /* `imported`: another process's file, which the pool owns even if it cannot be made; -1: none. */
@@ -100,7 +100,7 @@ typedef struct Semaphore {
 
 /* Part of a file as device memory; the descriptor stays open and the caller's. */
 CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer);
-/* Of an imported pointer that is being freed: an import of it from now on is a mapping of its own. */
+/* Forgets an imported pointer that is being freed: a later import of it is a mapping of its own. */
 void host_import_forget(uintptr_t address);
 
 /* ---- capture and graphs (capture.c, graph.c) ---- */

@@ -96,8 +96,8 @@ CUresult host_capture_forbids_pool(const Stream *stream) {
     return forbid(false);
 }
 
-/* The legacy stream would have to wait for what never runs. Using it then invalidates
- * the capture, asking about it does not. */
+/* The legacy stream would have to wait for captured work, which never runs. Using it then
+ * invalidates the capture; a query about it does not. */
 bool host_capture_blocks_legacy(Context *context, bool use) {
     bool blocks = false;
     if (atomic_load(&host_captures) == 0) return false;
@@ -341,9 +341,9 @@ static CUstreamCaptureStatus status_of(const Capture *capture) {
     return capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-/* What the stream's next node would come after; kept with the stream for the caller to
- * read until it asks again. Nodes have no memory of their own: a handle is the graph's,
- * counted up, as cuGraphGetNodes gives it. The stream is locked. */
+/* Lists the dependencies of the stream's next node; the list stays valid until the caller's
+ * next query. Nodes have no memory of their own: a handle is the graph's, counted up, as
+ * cuGraphGetNodes returns it. Caller holds the stream's lock. */
 static size_t name_latest(Stream *stream, uint64_t graph) {
     size_t count = set_count(stream->latest), named = 0;
     CUgraphNode *grown = count ? realloc(stream->named, count * sizeof *grown) : NULL;

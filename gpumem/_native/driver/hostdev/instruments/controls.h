@@ -1,4 +1,4 @@
-/* What tests and measurements may do to the host device: count, fail, slow down, watch.
+/* Controls of the host device for tests and measurements: count, fail, slow down, watch.
  *
  * No code of gpumem calls these but gpumem/_testing, through the table at the end. All are
  * off by default, need no cuInit and may be called from any thread. Int results: 0 is
@@ -17,7 +17,7 @@ HOSTDEV_API uint64_t hostdev_call_count(const char *name);
 HOSTDEV_API uint64_t hostdev_total_calls(void);
 HOSTDEV_API void hostdev_reset_counts(void);
 
-/* What is alive now, for leak checks. */
+/* Counts of live objects, for leak checks. */
 typedef struct HostdevLive {
     uint64_t streams;     /* made by the caller, not yet destroyed */
     uint64_t events;
@@ -71,9 +71,9 @@ typedef enum HostdevMisuse {
 /* Looks for misuse from now on, at a price: every device allocation made while it is on
  * has pages of its own. Their addresses are never used again and lose their access when
  * freed: an operation that names them fails, the host faults. Copies, fills, and blocks
- * taken from and given to pools are compared with what other streams did to the same bytes,
- * by what the program waited for, whether or not it went well this time; what streams pass to
- * each other through values, semaphores and host functions counts as order. */
+ * allocated from and freed to pools are compared with accesses of other streams to the same
+ * bytes: the program's waits must order them, whether or not this run happened to be correct.
+ * Values, semaphores and host functions that connect streams count as order. */
 HOSTDEV_API void hostdev_find_misuse(int on);
 HOSTDEV_API uint64_t hostdev_misuse_count(int kind);
 /* The latest finding in words, or "". Valid until the next call of this function. */

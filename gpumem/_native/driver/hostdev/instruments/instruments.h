@@ -80,7 +80,7 @@ void host_order_program(Stream *stream, const Program *program);
 void host_order_copy(Stream *stream, uint64_t number, const Copy *copy); /* NULL: the host copies */
 /* Memory was allocated: it has not been accessed. map_lock is held for writing. */
 void host_order_fresh(uintptr_t address, size_t size);
-/* A pool's block was handed out, or is being freed; NULL: by the host. The stream is locked. */
+/* A pool's block was allocated, or is being freed; NULL: by the host. The stream is locked. */
 void host_order_block_begins(Stream *stream, uintptr_t base, size_t size);
 void host_order_block_ends(Stream *stream, uintptr_t address);
 /* The operation just queued waits for a semaphore, or signals one. The stream is locked. */
@@ -109,7 +109,7 @@ static inline bool host_misuse(void) {
     return atomic_load_explicit(&host_misuse_on, memory_order_relaxed);
 }
 
-/* What only the search for misuse does. */
+/* Runs a statement in the search for misuse alone. */
 #define WATCH(action)              \
     do {                           \
         if (host_misuse()) action; \

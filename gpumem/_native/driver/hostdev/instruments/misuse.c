@@ -1,4 +1,4 @@
-/* Findings of the mode that looks for misuse. */
+/* Findings of the search for misuse. */
 #include "../device/internal.h"
 
 #include <stdarg.h>

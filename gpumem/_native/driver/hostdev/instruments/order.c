@@ -1,9 +1,9 @@
 /* Which work is ordered before which: between streams and the host, while looking for misuse.
  *
  * Everything here happens when calls are made, not when work runs, so what is found
- * depends on what the program asked for and not on how fast anything was. For each
+ * depends on the program's calls and not on the speed of anything. For each
  * stream and for the host there is a row of numbers: of every stream, the last operation
- * that is certain to come before whatever is asked for next. Waiting for something joins
+ * that is certain to come before the next request. Waiting for something joins
  * its row into the waiter's.
  *
  *   an event          the row of its stream when it was recorded
@@ -11,7 +11,7 @@
  *   synchronizing, or a question answered with "done"       joins into the host's
  *   every submission  joins the host's row: a program's calls come one after another
  *
- * What is not seen makes the answer "ordered", never "unordered". All threads of the host
+ * Order that is not seen makes the answer "ordered", never "unordered". All threads of the host
  * count as one. After a host function, a written value or a signalled semaphore the host may
  * be ordered after all that came before it, in ways that are not seen here. After a wait for a value or a semaphore only the
  * program determines what a stream is ordered after: the stream is loose, its accesses are not
@@ -123,7 +123,8 @@ void host_order_stream_after_all(Stream *stream, bool all) {
     pthread_mutex_unlock(&context->lock);
 }
 
-/* What the default stream's rules order before the next operation. Nothing is locked. */
+/* Joins the rows of streams that the default stream's rules put before the next operation.
+ * Caller holds no lock. */
 void host_order_begin(Stream *stream) {
     Stream *legacy = stream->context->legacy;
     if (stream->role == ROLE_LEGACY) host_order_stream_after_all(stream, false);
@@ -163,7 +164,7 @@ static void host_saw(const Known *known, Point point) {
     if (loose) host_object_each(&host.streams, all_that_is_done, NULL);
 }
 
-/* Unless it was recorded again meanwhile. */
+/* Unless it was recorded again since. */
 void host_order_event_seen(CUevent handle, Point point) {
     Event *event = host_object_lock(&host.events, handle);
     if (!event) return;

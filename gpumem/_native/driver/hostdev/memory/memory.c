@@ -233,9 +233,9 @@ CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other) {
     return CUDA_SUCCESS;
 }
 
-/* What starts at exactly this address; and then everything queued in the context that it
- * belongs to is waited for, whichever is current, so that nothing can still write into
- * what the next allocation gets. Pool memory is the exception: the driver leaves it to
+/* Removes the allocation at exactly this address, and then waits for everything queued in
+ * its context, whichever is current, so that nothing can still write into the memory of
+ * the next allocation. Pool memory is the exception: the driver leaves it to
  * the caller to know that nothing uses it any more. */
 CUresult host_memory_wait(uintptr_t address, RangeKind *kind) {
     Context *context;

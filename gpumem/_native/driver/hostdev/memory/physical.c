@@ -23,7 +23,7 @@ typedef struct Extent { /* free part of the file below its high mark, ordered by
 
 static const size_t FILE_BYTES = (size_t)1 << 46; /* sparse: only a bound on offsets */
 static int shared_file = -1;
-static size_t shared_high; /* bytes ever handed out */
+static size_t shared_high; /* most bytes ever in use */
 static Extent *shared_free;
 
 static bool shared_open(void) {
@@ -61,7 +61,7 @@ static void extent_merge_next(Extent *extent) {
     free(next);
 }
 
-/* Without memory for the note the offsets are lost, never the pages. */
+/* Frees an extent's pages. If malloc fails for the note, the offsets are lost, never the pages. */
 static void extent_give(size_t offset, size_t size) {
     Extent *before = NULL, *after = shared_free;
     fallocate(shared_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size);
@@ -142,7 +142,7 @@ static bool backing_take(Physical *physical, bool exportable) {
     return taken;
 }
 
-static _Atomic uintptr_t next_shadow = (uintptr_t)1 << 62; /* beyond all addresses */
+static _Atomic uintptr_t next_shadow = (uintptr_t)1 << 62; /* above all addresses */
 
 static Physical *physical_blank(const CUmemAllocationProp *prop, size_t size) {
     Physical *physical = host_object_take(&host.physicals);
@@ -286,7 +286,7 @@ bool host_file_name(int file, char name[HOST_FILE_NAME]) {
     return length >= 0;
 }
 
-/* What a descriptor is: one of ours has its location in its name. */
+/* Reads the location of a descriptor: files made here have it in their names. */
 static bool file_describe(int file, CUmemAllocationProp *prop, size_t *size) {
     char name[HOST_FILE_NAME];
     struct stat status;

@@ -26,7 +26,7 @@ CUresult host_cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
     return result;
 }
 
-/* Every page of the range exists; the kernel looks at its list of mappings, not at pages. */
+/* Every page of the range exists; the kernel reads its list of mappings, not the pages. */
 static bool pages_exist(uintptr_t address, size_t size) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGE_SIZE);
     uintptr_t first = address / page * page;
@@ -79,7 +79,7 @@ CUresult host_cuMemHostGetDevicePointer(CUdeviceptr *device, void *pointer, unsi
     return CUDA_SUCCESS;
 }
 
-/* With unified addressing every such range is mapped and portable, asked for or not; the
+/* With unified addressing every such range is mapped and portable, requested or not; the
  * driver reports the first and not the second. */
 CUresult host_cuMemHostGetFlags(unsigned int *flags, void *pointer) {
     ENTER_CONTEXT(MemHostGetFlags);

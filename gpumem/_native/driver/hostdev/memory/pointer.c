@@ -62,7 +62,7 @@ Range *host_range_at(uintptr_t address) {
     return range && range->kind == RANGE_SEGMENT ? host_map_find(&host.pooled, address) : range;
 }
 
-enum { /* of the driver's list, beyond those that gpumem's own code names */
+enum { /* attributes of the driver that the rest of gpumem does not use */
     ATTRIBUTE_MAPPING_SIZE = 18,
     ATTRIBUTE_MAPPING_BASE = 19,
     ATTRIBUTE_BLOCK_ID = 20,
@@ -114,19 +114,19 @@ static uint64_t handle_types(const Range *range) {
     return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 }
 
-/* Of a mapping the driver calls the reservation around it the range. */
+/* For a mapping, the driver reports the reservation around it as the range. */
 static const Range *whole_range(const Range *range) {
     const Range *around = range->kind == RANGE_MAPPING ? host_map_find(&host.reservations, range->base) : NULL;
     return around ? around : range;
 }
 
-/* Asked for one by one, a pointer that there is none of is an error. */
+/* In a query for a single attribute, a pointer that does not exist is an error. */
 static bool attribute_exists(const Range *range, int attribute) {
     if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) return host_reaches(range);
     return attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER || !has_no_access(range);
 }
 
-/* What the device of the current context may do. */
+/* Returns the access of the current context's device. */
 static CUmemAccess_flags access_flags(const Range *range) {
     Context *context;
     int device = host_context_current(&context) == CUDA_SUCCESS ? context->device : ANY_DEVICE;
@@ -159,7 +159,7 @@ static uint64_t attribute_value(const Range *range, int attribute, uintptr_t add
     }
 }
 
-/* What an address that the device does not know answers, where it answers at all. */
+/* Returns the value for an address that the device does not know, where that is no error. */
 static uint64_t attribute_default(int attribute) {
     return attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? (uint64_t)(int64_t)INVALID_DEVICE : 0;
 }

@@ -5,7 +5,7 @@
  * so one handle can be at several addresses at once. Unmapping puts the hole back in one
  * system call, and never lets go of the addresses in between.
  *
- * What an H200 enforces is enforced: 2 MiB granularity, no offset into a handle, whole
+ * The rules of an H200 are enforced: 2 MiB granularity, no offset into a handle, whole
  * mappings only (several in one call). Nothing here waits for a stream.
  */
 #include "../device/internal.h"
@@ -145,7 +145,7 @@ static void mapping_remove(Range *range) {
     free(range);
 }
 
-/* Of a run of neighbouring mappings: where it ends, at the latest at `end`. */
+/* Returns the end of a run of neighbouring mappings, at most `end`. */
 static uintptr_t run_end(const Range *first, uintptr_t end) {
     uintptr_t at = first->base + first->size;
     for (const Range *next; at < end; at = next->base + next->size) {

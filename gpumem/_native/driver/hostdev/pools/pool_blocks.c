@@ -31,8 +31,8 @@ static void free_list_remove(Pool *pool, Block *block) {
     if (block->free_after) block->free_after->free_before = block->free_before;
 }
 
-/* Cuts the tail off a free block; the tail inherits its point. Without memory for the
- * note the block stays whole. */
+/* Cuts the tail off a free block; the tail inherits its point. If malloc fails for the
+ * note, the block stays whole. */
 static void block_trim(Pool *pool, Block *block, size_t size) {
     if (block->size == size) return;
     Block *tail = calloc(1, sizeof *tail);
@@ -205,7 +205,7 @@ static void block_use(Pool *pool, Block *block, Range *range) {
     block->used = true;
     block->range = range;
     block->segment->used += block->size;
-    pool->used += range->size; /* what was asked for; of the device it costs more */
+    pool->used += range->size; /* requested bytes; the device is charged more */
     if (pool->used > pool->used_high) pool->used_high = pool->used;
     range->base = block->base;
     range->owner = block;

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-static void forget(Event *event) { /* what the latest record was; locked */
+static void forget(Event *event) { /* the latest record; caller holds the event's lock */
     host_captured_free(&event->captured, &event->latest);
     free(event->known);
     event->known = NULL;
@@ -185,7 +185,7 @@ static CUresult event_time(CUevent handle, uint64_t *time) {
     Point point = event->point;
     event_unlock(event);
     if (!timed) return CUDA_ERROR_INVALID_HANDLE;
-    /* Without the event's lock: the worker needs it to stamp the event. */
+    /* Caller does not hold the event's lock: the worker needs it to stamp the event. */
     host_point_settle(point);
     if (!host_point_done(point)) return CUDA_ERROR_NOT_READY;
     event = HOST_LOCKED(events, handle, CUDA_ERROR_INVALID_HANDLE);

@@ -1,4 +1,4 @@
-/* What a worker does with one operation, by kind. No lock is held. */
+/* Runs one operation on a worker, by kind. Caller holds no lock. */
 #include "../device/internal.h"
 
 #include <stdlib.h>

@@ -237,7 +237,7 @@ void host_stream_end(Stream *stream) {
     if (wake) pthread_cond_signal(&stream->work);
 }
 
-/* What a stream has waited for, it is ordered after: a pool may reuse memory by it. */
+/* A stream is ordered after the points that it has waited for: a pool may reuse memory by it. */
 static void note_seen(Stream *stream, Point point) {
     for (int i = 0; i < STREAM_SEEN; i++) {
         if (stream->seen[i].stream != point.stream) continue;

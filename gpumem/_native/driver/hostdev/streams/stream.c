@@ -123,7 +123,7 @@ CUresult host_cuStreamSynchronize(CUstream handle) {
     return result == CUDA_SUCCESS ? (CUresult)error : result;
 }
 
-/* Which stream is asked about; the answer goes to `out`. */
+/* Resolves the stream of a query; its result is written to `out`. */
 static CUresult stream_asked(Context *context, CUstream handle, const void *out, Stream **stream) {
     return out ? host_stream_resolve(context, handle, stream) : CUDA_ERROR_INVALID_VALUE;
 }

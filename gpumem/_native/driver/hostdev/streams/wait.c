@@ -31,7 +31,7 @@ void host_points_end(Points *points) {
     if (points->at != points->few) free(points->at);
 }
 
-/* What is not done yet in a context's streams: in all, or in the blocking ones. */
+/* Collects the unfinished points of a context's streams: of all, or of the blocking ones. */
 CUresult host_streams_points(Context *context, const Stream *except, bool all, Points *points) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&context->lock);
