@@ -11,7 +11,7 @@ from gpumem._native.budget cimport BudgetCore
 
 # The state of one request's calls of callbacks; all zeros at its start.
 cdef struct Relief:
-    uint32_t spent          # a bit per depth: levels whose callback has nothing left to give
+    uint32_t spent          # a bit per depth: levels with a callback that has nothing left to free
     uint32_t asked          # the bit of the callback that was called last
     uint32_t calls          # of callbacks
     uint32_t retries        # because there was room by then
@@ -41,13 +41,14 @@ cdef BudgetCore* limit_of(object nbytes, str holder) except NULL
 
 # Charges an account, under pressure if need be, or raises BudgetExceededError with further fields.
 cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except -1
-# A request for so many bytes was refused. Calls callbacks, one after the other; True: try again.
-# What they raise is appended to `errors`.
+# A request for `nbytes` bytes was refused. Calls callbacks, one after the other; True: try again.
+# Their exceptions are appended to `errors`.
 cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors) except -1
-# The same for callers without the interpreter lock, which must hold no lock of ours. What callbacks
-# raise goes to sys.unraisablehook.
+# The same for callers without the interpreter lock, which must hold no lock of ours. The
+# callbacks' exceptions are passed to sys.unraisablehook.
 cdef bint budget_relieve(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept nogil
-# Tells the callbacks of soft limits that were passed; what they raise goes to sys.unraisablehook.
+# Tells the callbacks of soft limits that were passed; their exceptions are passed to
+# sys.unraisablehook.
 cdef void tell_of_crossings() noexcept
 # Raises BudgetExceededError; further fields of the error by name.
 cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict numbers) except -1

@@ -24,8 +24,8 @@ from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
 
 
 cdef enum:
-    MOST_CALLS = 16         # of callbacks that free something, for one request
-    MOST_RETRIES = 16       # where the room was there when it was looked at again
+    MAX_CALLS = 16          # of callbacks that free something, for one request
+    MAX_RETRIES = 16        # where a second check found room
 
 cdef enum Step:
     PENDING = 0
@@ -53,8 +53,8 @@ cdef class Budget:
     `ExternalAllocator`, a `MemoryResource` of your own, or any resource through
     `gpumem.adaptors.limit(resource, budget)`. Each charges what it holds from the device, before
     the driver call and until the device has it back, so that allocations which the resource serves
-    from memory it holds cost nothing more; with ``count="in_use"`` each charges the blocks that it
-    has handed out.
+    from memory it holds cost nothing more; with ``count="in_use"`` each charges its allocated
+    blocks.
     For memory of others there is `reserve`.
 
     Parameters
@@ -108,15 +108,16 @@ cdef class Budget:
     to which nothing refers any more; those of pinned and managed memory a callback has to close,
     because their end waits for the device. A callback that freed something, but too little, is
     called again, up to 16 times for one request. Last, arenas at and below the level that refused
-    give back what they hold and do not use, as far as no work is unfinished in it. Then the
-    request fails with BudgetExceededError, whose cause is what callbacks raised; if it succeeds
-    after all, that goes to `sys.unraisablehook`.
+    release idle memory in which no work is unfinished. Then the
+    request fails with BudgetExceededError, with the callbacks' exceptions as its cause; if it
+    succeeds after all, they are passed to `sys.unraisablehook`.
 
     A callback runs without any lock of gpumem's, on the thread that allocates, so on several at
     once. Its own allocations may be refused; it is not called again for them on the same thread.
 
     For a soft limit the callback is called right after the charge, or, where the charging thread
-    does not run Python, soon after by the main thread. What it raises goes to `sys.unraisablehook`.
+    does not run Python, soon after by the main thread. Its exceptions are passed to
+    `sys.unraisablehook`.
 
     In a fork's child every budget is empty: what was charged is held by the parent process.
     """
@@ -199,7 +200,7 @@ cdef class Budget:
     def limit(self):
         """Bytes that are never passed; None: only the levels above limit it.
 
-        May be set. Below what is used, nothing more is charged until that much has gone back;
+        May be set. Below what is used, nothing more is charged until that much is refunded;
         `on_pressure` is called once with the bytes above the new limit. Below `soft`, that one is
         not reached any more.
         """
@@ -467,8 +468,8 @@ cdef BudgetCore* account_under(BudgetCore* parent, uint64_t limit, str holder) e
 cdef int take_step(Reservation reservation, int before, int after) except -1:
     # The interpreter lock is held from the comparison to the assignment.
     if reservation.step != before:
-        raise ReservationError(f"a reservation that is {STEPS[reservation.step]} cannot become "
-                               f"{STEPS[after]}; one that is {STEPS[before]} can")
+        raise ReservationError(f"this reservation is {STEPS[reservation.step]}: only one that is "
+                               f"{STEPS[before]} can be {STEPS[after]}")
     reservation.step = after
     return 0
 
@@ -518,9 +519,9 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
     cdef BudgetCore* refusing = budget_refusing(users_level(level), nbytes)
     cdef BudgetCore* asked
     if refusing == NULL:
-        # Room came meanwhile, or another request's charge was in the way and was rolled back.
+        # Bytes were refunded, or another request's charge was in the way and was refunded.
         relief.retries += 1
-        if relief.retries <= MOST_RETRIES:
+        if relief.retries <= MAX_RETRIES:
             return True
         refusing = budget_tightest(users_level(level))
     note_outcome(relief, refusing)
@@ -539,7 +540,7 @@ cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors)
 
 cdef bint release_idle(const BudgetCore* refusing, uint64_t missing, const BudgetCore* asking,
                        Relief* relief) noexcept:
-    """Take the memory that others below a level hold and do not use, once callbacks gave theirs."""
+    """Release idle memory of arenas below a level, once callbacks have freed theirs."""
     cdef uint64_t released = 0
     if release_idle_below != NULL and not relief.idle_released:
         relief.idle_released = True
@@ -550,10 +551,10 @@ cdef bint release_idle(const BudgetCore* refusing, uint64_t missing, const Budge
 
 cdef void note_outcome(Relief* relief, BudgetCore* refusing) noexcept nogil:
     """Judge the last callback by the room there is, now that the request was tried again."""
-    # What it freed may have gone to the arena that makes the request, which used it at once.
+    # The requesting arena may have used the freed bytes at once.
     if relief.refusing == refusing and budget_load(&refusing.used) >= relief.used:
         relief.spent |= relief.asked
-    if relief.calls >= MOST_CALLS:
+    if relief.calls >= MAX_CALLS:
         relief.spent |= relief.asked
     relief.refusing = refusing
     relief.used = budget_load(&refusing.used)
@@ -568,7 +569,7 @@ cdef BudgetCore* first_to_call(BudgetCore* level, const BudgetCore* end,
 
 
 cdef uint64_t missing_bytes(const BudgetCore* refusing, uint64_t nbytes) noexcept nogil:
-    """Count what has to go back to a level first; all of it, if there is room by now."""
+    """Return the bytes that a level must be refunded first; `nbytes`, if there is room by now."""
     cdef uint64_t wanted = budget_load(&refusing.used) + nbytes
     cdef uint64_t limit = budget_load(&refusing.limit)
     return wanted - limit if wanted > limit else nbytes
@@ -709,7 +710,7 @@ cdef tuple holders_of(BudgetCore* level):
                if holdings[i].used]
     holdings_free(holdings, count)
     for _, nbytes in holders:
-        own -= min(own, <uint64_t>nbytes)   # others charge meanwhile
+        own -= min(own, <uint64_t>nbytes)   # other threads charge
     if own:
         holders.append(("reservations", own))
     return tuple(sorted(holders, key=lambda holder: -holder[1]))

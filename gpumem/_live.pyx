@@ -2,10 +2,11 @@
 
 The page is the file /dev/shm/gpumem-<user id>-<process id>, mode 0600, little-endian: a header,
 then two copies of everything. The process writes them in turn; each carries its number and, first
-of all, a CRC-32 (zlib's) of what follows it. A reader takes the copy with the higher number whose
-CRC holds. So it never sees half of an update, in whatever order the machine stores, and finds the
-previous copy whole if the process was killed in the middle of one. The process holds flock(LOCK_EX)
-on the file: a reader that gets the lock has found a process that ended, or runs another program.
+of all, a CRC-32 (zlib's) of the bytes after it. Of the copies with a right CRC a reader takes the
+one with the higher number. So it never sees half of an update, in any order of the machine's
+stores, and finds the previous copy whole if the process was killed in the middle of one. The
+process holds flock(LOCK_EX) on the file: a reader that gets the lock has found a process that
+ended, or runs another program.
 
 The thread belongs to the process, not to the interpreter, and takes no lock of an allocator: the
 numbers stay true while a thread sits in a system call, or keeps the interpreter lock. It does take
@@ -47,7 +48,7 @@ cdef enum:
     LIVE_HEADER_BYTES = 4096
     LIVE_RESOURCES = 256        # that a copy has room for; the rest is counted
     LIVE_BUDGETS = 128
-    MOST_READS = 8              # of one resource's counters, until two in a row agree
+    MAX_READS = 8              # of one resource's counters, until two in a row agree
 
 cdef struct LiveHeader:
     char[8] magic
@@ -432,13 +433,13 @@ _read_environment()
 # owner's cache collects it.
 
 cdef bint read_counters(EventSource* source, LiveCounters* counters) noexcept nogil:
-    # For a visitor of event sources: the owner cannot go meanwhile. False: it is closed.
+    # For a visitor of event sources: the owner cannot be freed. False: it is closed.
     cdef LiveCounters before
     cdef int _attempt
     if is_closed(source):
         return False
     read_once(source, counters)
-    for _attempt in range(MOST_READS):
+    for _attempt in range(MAX_READS):
         before = counters[0]
         read_once(source, counters)
         if memcmp(&before, counters, sizeof(before)) == 0:

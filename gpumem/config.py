@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from gpumem._support.arguments import is_integer, refuse_keywords, unknown, whole_number
 from gpumem._support.signatures import ClassSignature
-from gpumem._support.sizes import MOST_BYTES, is_size_with_unit, nearly_a_size, parse_size
+from gpumem._support.sizes import MAX_BYTES, is_size_with_unit, nearly_a_size, parse_size
 from gpumem._support.texts import shown, visible
 from gpumem.device import Device, MemoryInfo, _means
 from gpumem.errors import ConfigError
@@ -125,7 +125,7 @@ def _optional(parse: Parser, none: str, accepted: str) -> Parser:
 
 def _limit(key: str, value: object) -> int:
     """Read a limit of bytes. None is no limit, as of a budget, which is 0 in every text."""
-    return 0 if value is None else _size(0, MOST_BYTES)(key, value)
+    return 0 if value is None else _size(0, MAX_BYTES)(key, value)
 
 
 def _share(high: int) -> Callable[[str, object], float]:
@@ -169,16 +169,16 @@ def _enter_once(
     values[name], given[name] = value, text
 
 
-def _applies(key: object, whose: str | None, names: Collection[str]) -> bool:
-    """Tell whether a key under a name applies to what has these names, or to anything without.
+def _applies(key: object, target: str | None, names: Collection[str]) -> bool:
+    """Tell whether a key under a name applies to an object of these names; without names it does.
 
     A key under a name that is neither one of them nor of any memory is refused.
     """
-    if whose is None or not names or whose.lower() in (name.lower() for name in names):
+    if target is None or not names or target.lower() in (name.lower() for name in names):
         return True
-    applies = {_means(whose, name) for name in names}
+    applies = {_means(target, name) for name in names}
     if applies == {None}:
-        raise ConfigError(f"key {key!r} is for {whose!r}, not for {' or '.join(map(repr, names))}")
+        raise ConfigError(f"key {key!r} is for {target!r}, not for {' or '.join(map(repr, names))}")
     return True in applies
 
 
@@ -206,10 +206,10 @@ class _Settings:
 
     @classmethod
     def _refuse_unknown(
-        cls, whose: str, given: Iterable[str], keywords: Collection[str] = ()
+        cls, callee: str, given: Iterable[str], keywords: Collection[str] = ()
     ) -> None:
         names = (*keywords, *cls._parsers())
-        refuse_keywords(whose, (name for name in given if name not in names), names, cls._MEANT)
+        refuse_keywords(callee, (name for name in given if name not in names), names, cls._MEANT)
 
     def __post_init__(self) -> None:
         for name, parse in self._parsers().items():
@@ -232,8 +232,8 @@ class _Settings:
             ``cuda:1``, to which ``cuda`` applies too, or any other. Keys of another memory are
             checked and left out, so that one mapping may hold the settings of several; other names
             are an error, since nothing is ignored silently. None takes keys under any name, as if
-            they had none; two names with two values are one option given twice then. What is made
-            from a mapping for a memory takes the keys of that memory.
+            they had none; two names with two values are one option given twice then. An object
+            that is made from a mapping for a memory takes the keys of that memory.
 
         Raises
         ------
@@ -271,7 +271,7 @@ class _Settings:
         if not isinstance(mapping, Mapping):
             kind = type(mapping).__name__
             limit = cls._LIMIT
-            is_bytes = isinstance(mapping, str) or is_integer(mapping, 0, MOST_BYTES)
+            is_bytes = isinstance(mapping, str) or is_integer(mapping, 0, MAX_BYTES)
             raise TypeError(
                 f"{cls._OF} takes {cls.__name__} or a mapping, not {kind}"
                 + (f"; for a limit: {limit}={shown(mapping)}" if limit and is_bytes else "")
@@ -310,9 +310,9 @@ class _Settings:
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
         for key, text in items:
-            field, whose = cls._field_of(key)
+            field, target = cls._field_of(key)
             value = parsers[field](str(key), text)
-            if _applies(key, whose, names):
+            if _applies(key, target, names):
                 _enter_once(values, given, field, value, f"{visible(str(key))} = {shown(text)}")
         return {field: value for field, value in values.items() if field not in cls._IMPLIED}
 
@@ -349,12 +349,12 @@ def _must_be_true(key: str, value: object) -> bool:
 
 
 def _suits_limit(nbytes: int) -> bool:
-    """Whether pages serve a limit well. What it has beyond whole ones they cannot use."""
+    """Whether pages serve a limit well. They cannot use the bytes above a whole number of pages."""
     return nbytes >= _PAGED_FROM and nbytes % _PAGE <= nbytes // 6
 
 
 class _OfBacking(str):
-    """A rule for splits that nobody set, so that it follows from the backing."""
+    """A rule for splits that was not set, so that it follows from the backing."""
 
     __slots__ = ()
 
@@ -388,7 +388,7 @@ class ArenaConfig(_Settings):
         Source of the bytes. "regions": one driver allocation per region. "virtual": reserved
         address ranges in which physical pages are mapped, and moved, on demand. "auto": "virtual"
         for a device's own memory if the device supports it, unless `max_mem` is below 8 MiB
-        or more than a sixth of it is left over beyond whole pages of 2 MiB, or a setting applies to
+        or more than a sixth of it is left over by whole pages of 2 MiB, or a setting applies to
         regions only: growth fields other than the defaults, or the "ort" split rule.
     split_rule : {"tight", "ort"}
         "tight": always split off the rest of a block; the default. "ort": split only if the rest is
@@ -398,26 +398,26 @@ class ArenaConfig(_Settings):
         When a block that another stream has freed is reusable: once that stream's work has
         completed; at once, with a wait of the new stream on the device; or after ``reset_stream``.
     page_move_threshold : float
-        With "virtual": reserved memory may exceed the highest use by this share; beyond it idle
+        With "virtual": reserved memory may exceed the highest use by this share; above it idle
         pages move, and new ones are made only if none is idle, or if the time for moves is used
         up, see page_move_budget. 0 moves always, a large number never.
     page_move_budget : float
         With "virtual": share of the time, 0 to 1, that the driver may spend on moving pages and on
-        taking back those made while it was used up. Up to 100 ms of it accumulate; making pages
+        releasing those made while it was used up. Up to 100 ms of it accumulate; making pages
         adds the time that it takes, up to 1 s in all. If it is overdrawn, new pages are made
         instead: up to the square of (time overdrawn / 800 ms) of the highest use, at least 16 MiB;
-        with 0 up to max_mem. Beyond that, and at max_mem, pages move regardless. Once half of the
-        100 ms is there again, idle pages go back for those, little by little, from 5 s after the
-        last of them was made. 0: none moves, and none goes back by itself. 1 is no bound.
+        with 0 up to max_mem. Above that, and at max_mem, pages move regardless. Once half of the
+        100 ms is saved up again, each growth releases idle pages for those, the longest idle first.
+        0: none moves, and none is released by a growth. 1 is no bound.
     oom_wait_ms : int
         Milliseconds, up to an hour, that an allocation waits for other streams' work as the last
         step before `OutOfMemoryError`. Bounded, because that work may itself wait for the calling
         thread. 0: no wait. With stream_reuse="never" only for streams that were recorded for
-        blocks, or whose work holds an idle region. Ctrl-C ends it. Idle regions go back to the
-        driver when their work is done. Where its free waits for everything queued on the device, of
-        pinned and managed memory and of blocks for a transport, only an allocation of such memory
-        gives such back, when every stream that an arena has blocks of has ended its work; with 0
-        none does, but `Arena.shrink`.
+        blocks, or that hold an idle region by unfinished work. Ctrl-C ends it. Idle regions are
+        released to the driver when their work is done. The driver's free of pinned and managed
+        memory, and of blocks for a transport, waits for everything queued on the device: only an
+        allocation of such memory releases such memory, when every stream that an arena has blocks
+        of has ended its work; with 0 only `Arena.shrink` does.
     numa_node : int, optional
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the
@@ -447,7 +447,7 @@ class ArenaConfig(_Settings):
     initial_chunk_size_bytes: int = _setting(MIB, _size(1, 2**31 - 1))
     max_dead_bytes_per_chunk: int = _setting(128 * MIB, _size(1, 2**31 - 1))
     initial_growth_chunk_size_bytes: int = _setting(2 * MIB, _size(1, 2**31 - 1))
-    max_power_of_two_extend_bytes: int = _setting(GIB, _size(1, MOST_BYTES))
+    max_power_of_two_extend_bytes: int = _setting(GIB, _size(1, MAX_BYTES))
     max_mem: int = _setting(0, _limit)
     use_cuda_mempool: bool = _setting(False, _boolean)
     cuda_mempool_release_threshold: int = _setting(0, _size(0, MAX_UNSIGNED))
@@ -462,7 +462,7 @@ class ArenaConfig(_Settings):
         None, _optional(_integer(0, MAX_NODE), "nearest", f"a NUMA node from 0 to {MAX_NODE}")
     )
     peers: str | tuple[Device, ...] = _setting("on_use", _peers)
-    sleep_keep_bytes: int = _setting(0, _size(0, MOST_BYTES))
+    sleep_keep_bytes: int = _setting(0, _size(0, MAX_BYTES))
     enable: bool = _setting(True, _boolean)
 
     _OF: ClassVar[str] = "an arena"
@@ -602,7 +602,7 @@ class PoolConfig(_Settings):
     ----------
     release_threshold : int
         Bytes the pool keeps when a stream synchronises, 0 to 2**64 - 1; the driver releases memory
-        beyond it. As a key also ``arena.cuda_mempool_release_threshold``.
+        above it. As a key also ``arena.cuda_mempool_release_threshold``.
     bytes_to_keep_on_shrink : int
         Bytes that ``shrink`` leaves in the pool. As a key also
         ``arena.cuda_mempool_bytes_to_keep_on_shrink``.

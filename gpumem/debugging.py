@@ -1,6 +1,6 @@
 """The debug heap's settings and its reports.
 
-``Arena(memory, debug_heap=True)`` puts guards before and behind every block, fills fresh and freed
+``Arena(memory, debug_heap=True)`` puts guards before and after every block, fills fresh and freed
 memory with patterns, and keeps freed blocks in a quarantine. A write outside of a live block
 is found when a block is freed, when its memory is used again, at `Arena.check_heap` and at
 the end. Set ``GPUMEM_DEBUG_HEAP=1``, or to settings such as ``"guard_bytes=512,on_error=warn"``,
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from gpumem._support.environment import read_switch
-from gpumem._support.sizes import MOST_BYTES
+from gpumem._support.sizes import MAX_BYTES
 from gpumem._support.texts import shown
 from gpumem.config import (
     _bad,
@@ -34,15 +34,15 @@ __all__ = ["DebugHeapOptions", "HeapReport", "OutstandingBlock", "Site"]
 
 VARIABLE = "GPUMEM_DEBUG_HEAP"
 GRAIN = 256  # bytes: blocks begin at multiples of it, and so must what follows a guard
-MOST_GUARD = 1 << 20
+MAX_GUARD = 1 << 20
 
 _pattern = _optional(_integer(0, 255), "none", "a byte from 0 to 255")
 
 
 def _guard(key: str, value: object) -> int:
-    accepted = f'a multiple of {GRAIN} from 0 to {MOST_GUARD}, or a size such as "1KiB"'
+    accepted = f'a multiple of {GRAIN} from 0 to {MAX_GUARD}, or a size such as "1KiB"'
     try:
-        nbytes: int = _size(0, MOST_GUARD)(key, value)
+        nbytes: int = _size(0, MAX_GUARD)(key, value)
     except ConfigError:
         raise _bad(key, value, accepted) from None
     if nbytes % GRAIN:
@@ -66,9 +66,9 @@ class DebugHeapOptions(_Settings):
     Attributes
     ----------
     guard_bytes : int
-        Guard bytes before and behind each block: a multiple of 256, up to 1 MiB.
+        Guard bytes before and after each block: a multiple of 256, up to 1 MiB.
     guard_byte : int
-        Value of the guard bytes, and of the padding behind a block.
+        Value of the guard bytes, and of the padding after a block.
     fresh_byte : int, optional
         Fill value of a new block, which makes unwritten memory visible: with the default every
         floating point number there is NaN. None (as text "none"): new blocks are not filled.
@@ -84,7 +84,7 @@ class DebugHeapOptions(_Settings):
         Recorded calls of the Python stack of each allocation and free; 0: no stack, and no native
         one for threads without Python.
     stack_every : int
-        Record the stack of one in so many allocations and frees; 1: of each.
+        Record the stack of every n-th allocation and free; 1: of each.
     on_error : {"raise", "warn"} or callable
         "raise": the next call that may raise, an allocation, `Arena.check_heap`, `Arena.shrink` or
         `Arena.close`, raises `HeapCorruptionError`, or `InvalidFreeError` for a bad free; a free
@@ -105,7 +105,7 @@ class DebugHeapOptions(_Settings):
     guard_byte: int = _setting(0xFD, _integer(0, 255))
     fresh_byte: int | None = _setting(0xFF, _pattern)
     freed_byte: int | None = _setting(0xDD, _pattern)
-    quarantine_bytes: int = _setting(64 << 20, _size(0, MOST_BYTES))
+    quarantine_bytes: int = _setting(64 << 20, _size(0, MAX_BYTES))
     stack_depth: int = _setting(16, _integer(0, 1000))
     stack_every: int = _setting(1, _integer(1, 1 << 31))
     on_error: str | Callable[[HeapReport], object] = _setting("raise", _on_error)  # noqa: RUF009
@@ -217,7 +217,7 @@ class OutstandingBlock:
     tag : str
         The tag it was allocated under, see `Arena.tag`.
     asleep : bool
-        Its memory is given back until `Arena.wake`.
+        Its memory is released until `Arena.wake`.
 
     Examples
     --------
@@ -249,7 +249,7 @@ class HeapReport:
     Attributes
     ----------
     kind : str
-        "overrun", "underrun": a byte behind or before a block was written. "use_after_free": a byte
+        "overrun", "underrun": a byte after or before a block was written. "use_after_free": a byte
         of a freed block. "wrong_stream": the same of a block that was freed on a stream that was
         neither its own nor recorded, so that nothing waited for the work of its own stream.
         "double_free", "invalid_free": a free of a free block, of an address that is not a block's.

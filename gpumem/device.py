@@ -328,7 +328,7 @@ def _checked_alignment(given: object) -> int:
 
 _KINDS = "|".join(kind.value for kind in MemoryKind)
 _OWN_KINDS = ("", "device", "host")  # of a device's own memory, in a name
-# What keys of settings call a memory: group 1 is the type, 2 the ordinal, 3 the kind.
+# Names of memory in keys of settings: group 1 is the type, 2 the ordinal, 3 the kind.
 _MEMORY_NAME = re.compile(rf"(cuda|host)(?::([0-9]{{1,4}}))?(?:/({_KINDS}))?\Z", re.IGNORECASE)
 
 

@@ -55,7 +55,7 @@ class GpumemError(Exception):
 
     @classmethod
     def _of_args(cls, *args: object) -> Self:
-        """Make an error without `__init__`, whose parameters differ from `args`: for unpickling."""
+        """Make an error without `__init__`, which has other parameters: for unpickling."""
         return cls.__new__(cls, *args)
 
 
@@ -293,7 +293,7 @@ class InvalidDescriptorError(GpumemError, ValueError):
 
 
 class OutOfBoundsError(InvalidDescriptorError):
-    """A tensor would extend beyond its memory.
+    """A tensor would extend past its memory.
 
     Attributes
     ----------

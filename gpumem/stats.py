@@ -1,4 +1,4 @@
-"""What allocators report: statistics, shrink and out-of-memory reports, levels of a budget."""
+"""Reports of allocators: statistics, shrink and out-of-memory reports, levels of a budget."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class BlockInfo:
     tag : str
         The tag it was allocated under, see `Arena.tag`.
     asleep : bool
-        Its memory is given back until `Arena.wake`.
+        Its memory is released until `Arena.wake`.
 
     Examples
     --------
@@ -357,7 +357,7 @@ ALWAYS = {
     "addresses": "no free range of addresses is large enough; allocate smaller blocks",
     "copy": "host memory for a copy of the live bytes is missing; free host memory",
 }
-"""What helps whatever the numbers are, by what refused."""
+"""Remedies that fit all numbers, by the cause of the refusal."""
 
 
 @dataclass(frozen=True)
@@ -379,25 +379,25 @@ class LimitInForce:
 
 @dataclass(frozen=True)
 class OutOfMemoryReport:
-    """The numbers behind an `OutOfMemoryError`, of the moment it was raised; sizes in bytes.
+    """The numbers of an `OutOfMemoryError`, of the moment it was raised; sizes in bytes.
 
     Attributes
     ----------
     memory, resource : str
-        What was asked: the memory, and the name of the resource.
+        The requested memory, and the name of the resource.
     requested_nbytes, allocated_nbytes : int
         Bytes that the caller asked for, and bytes of a block for it, padding included.
     stream : int
         Handle of the stream.
     limits : tuple of LimitInForce
-        What bounds the resource, the nearest first.
+        Limits of the resource, the nearest first.
     in_use, reserved : int
         Allocated; held from the device.
     largest_free : int or None
         The largest free block; None where only the driver knows.
     free : int
-        Reserved and not allocated: of it `waiting` was freed on other streams, whose work is not
-        known to be done, and `movable` lies in whole pages that can go where they are needed.
+        Reserved and not allocated: of it `waiting` was freed on other streams, with work that is
+        not known to be done, and `movable` lies in whole pages that can move.
     cached : int
         Freed, and cached by threads.
     pending_free : int
@@ -414,9 +414,9 @@ class OutOfMemoryReport:
     device_total, device_free : int or None
         Of the whole device, from the driver; None if it does not report them.
     held_here : int
-        Held in this memory by gpumem's arenas of this process, and handed out by its pools.
+        Held in this memory by gpumem's arenas of this process, and allocated by its pools.
     idle_elsewhere : int
-        Of that, what other arenas hold without blocks in it, and a `shrink` would give back.
+        Of that, bytes that other arenas hold without blocks in them: a `shrink` would release them.
     graph_pools : int
         Held by graph pools of this arena: it counts in its limit, and not in `reserved`.
     held_by_others : int or None
@@ -553,12 +553,12 @@ def find_remedies(
     report : OutOfMemoryReport
         The numbers.
     reason : str
-        What refused: a key of `ALWAYS`, or ``"limit"``, the resource's own; ``"budget"``, whose
-        advice comes with its error; ``"driver"``.
+        The cause: a key of `ALWAYS`, or ``"limit"``, the resource's own; ``"budget"``, which has
+        advice in its error; ``"driver"``.
     could_move : bool, optional
-        The resource is an arena whose pages do not move, and could.
+        The resource is an arena with pages that do not move, and could.
     page : int, optional
-        Bytes of the smallest page of an arena whose pages move; 0: it has none.
+        Bytes of the smallest page of an arena with pages that move; 0: it has none.
     """
     if reason in ALWAYS:
         return (ALWAYS[reason],)
@@ -587,7 +587,7 @@ def find_remedies(
     room = {"limit": report.limit - held, "driver": report.device_free or 0}
     in_pieces = report.allocated_nbytes <= report.free + room.get(reason, 0)
     if could_move and in_pieces:
-        found.append('backing="virtual", whose pages move: enough is free here, but in pieces')
+        found.append('backing="virtual", which moves pages: enough is free here, but in pieces')
     if reason == "limit":
         found.append(f"free buffers, or raise {report.limits[0].what}")
         if page and in_pieces and report.waiting + report.pending_free < report.allocated_nbytes:
@@ -603,7 +603,7 @@ def find_remedies(
 def _against_streams(report: OutOfMemoryReport) -> str:
     amount = format_size(report.waiting + report.pending_free)
     if not report.refused_streams:
-        return f"wait for streams, whose unfinished work holds {amount} (oom_wait_ms)"
+        return f"wait for streams: their unfinished work holds {amount} (oom_wait_ms)"
     refused = [f"{stream:#x} ({error})" for stream, error in report.refused_streams[:MAX_NAMED]]
     refused += ["others"] if len(report.refused_streams) > MAX_NAMED else []
     return (

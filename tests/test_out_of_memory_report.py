@@ -75,7 +75,7 @@ def test_report_lists_free_bytes_by_reason(make_arena, virtual_clock):
     assert [seen[s].pending_free for s in (one, two)] == [MIB, MIB]
     assert [seen[s].stream for s in (one, two)] == [one.ptr, two.ptr]
     assert "1.0 MiB free, 1.0 MiB pending free on other streams" in seen[two].text()
-    assert seen[two].remedies[0].startswith("wait for streams, whose unfinished work holds 2.0 MiB")
+    assert seen[two].remedies[0].startswith("wait for streams: their unfinished work holds 2.0 MiB")
     assert seen[one].remedies == ("free buffers, or raise max_mem",)
     virtual_clock.advance_clock(LAG)
     pin.close()
@@ -236,7 +236,7 @@ def test_fragmentation_remedy_suggests_movable_pages(make_arena):
     report = report_of(arena, 2 * MIB)
     assert (report.free, report.largest_free) == (2 * MIB, MIB)
     assert report.remedies == (
-        'backing="virtual", whose pages move: enough is free here, but in pieces',
+        'backing="virtual", which moves pages: enough is free here, but in pieces',
         "free buffers, or raise max_mem",
     )
     for buffer in held[1::2]:

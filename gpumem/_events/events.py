@@ -11,8 +11,8 @@ The file, version 1. Everything is little-endian. A header of 96 bytes::
     40  56  zero
 
 Slots of 48 bytes follow until the end of the file. Where there are fewer than the header says, the
-file was cut; files from before the number was written have 0. A slot whose kind is 0 was begun and
-never finished (its writer was killed), or lies behind the last event of a file that was not closed.
+file was cut; files from before the number was written have 0. A slot of kind 0 was begun and never
+finished (its writer was killed), or lies after the last event of a file that was not closed.
 Bytes at the end that do not fill a slot are the rest of a slot. Readers skip both. A slot is an
 event::
 
@@ -41,7 +41,7 @@ kind    action              what happened
 7       release             memory was released to the driver
 8       move                a page was moved to the address: mapped there, or its old mapping there
                             is in use again
-9       shrink              a shrink has released so many bytes
+9       shrink              a shrink has released the requested bytes
 10      reset               the stream was declared drained
 255     (a part of a name)  below
 ======  ==================  ======================================================================
@@ -309,7 +309,7 @@ class Events:
     process : int
         Process id; 0 if it is not known.
     torn : int
-        Slots that were begun and never finished, because the process died meanwhile, or that were
+        Slots that were begun and never finished, because the process died, or that were
         cut off the end of the file.
     lost : int
         Known number of events that a ring has overwritten or that did not fit in the file.
@@ -437,7 +437,7 @@ def parse(data: bytes) -> Events:
         )
     whole = (len(data) - HEADER_BYTES) // SLOT_BYTES
     slots = np.frombuffer(data, _SLOT, whole, HEADER_BYTES)
-    # Zeros behind the last event are room that the file was given; anything else was an event.
+    # Zeros after the last event are reserved room; anything else was an event.
     rest = any(data[HEADER_BYTES + whole * SLOT_BYTES :])
     cut = max(rest, int.from_bytes(data[32:40], "little") - whole)
     return events_of(

@@ -236,7 +236,7 @@ cdef class RecorderHandle:
     file : int
         An empty file, open to read and write, which this object does not close.
     sampling : int
-        A stack for so many of 2**32 - 1 allocations.
+        Number of allocations with a stack, of 2**32 - 1.
     native : bool
         Whether its stacks have native frames.
 
@@ -312,7 +312,7 @@ cdef class RecorderHandle:
                 recorder_end(self.recorder)
 
     def finish_file(self):
-        """Cut the file behind its last event. A fork's child leaves its parent's file alone."""
+        """Cut the file after its last event. A fork's child leaves its parent's file alone."""
         cdef int code = 0
         with nogil:
             if self.recorder.generation == process.generation:
@@ -393,7 +393,7 @@ def thread_id(number):
 
 
 def resources_below(resource):
-    """Return the resources whose blocks a resource allocates: itself, or those below adaptors.
+    """Return the resources that allocate a resource's blocks: itself, or those below adaptors.
 
     The arenas of an arena's tags are listed with it.
 

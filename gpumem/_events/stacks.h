@@ -26,7 +26,7 @@
 enum {
     STACK_CALLS = 64,
     FEWEST_STACKS = 1 << 7, /* of a table */
-    MOST_STACKS = 1 << 16,  /* of 40 calls each: 40 MiB */
+    MAX_STACKS = 1 << 16,  /* of 40 calls each: 40 MiB */
 };
 
 typedef struct Call {
@@ -168,7 +168,7 @@ static void stack_forget(StackTable *table) {
  * first. Python without an interpreter lock has no table: each stack is a new one. */
 static void stack_keep(StackTable *table, const Stack *stack, uint16_t number, uint64_t begun) {
 #ifndef Py_GIL_DISABLED
-    if (table->used == MOST_STACKS) stack_forget(table);
+    if (table->used == MAX_STACKS) stack_forget(table);
     if (2 * (table->used + 1) > table->room && !stack_grow(table)) return;
     uint64_t hash = stack_hash(stack);
     KnownStack **slot = stack_slot(table, stack, hash);

@@ -1,1 +1,1 @@
-"""What every layer shares: locks, atomics, process state, deferred work. Imports nothing above."""
+"""Shared by every layer: locks, atomics, process state, deferred work. Imports nothing above."""

@@ -44,7 +44,7 @@ def require_integer(name: str, value: object, least: int, most: int | None = Non
 def unknown(
     what: str,
     name: object,
-    whose: str,
+    callee: str,
     names: Iterable[str],
     meant: Mapping[str, str] | None = None,
 ) -> str:
@@ -55,11 +55,11 @@ def unknown(
     what : str
         Such as ``"key"``.
     name : object
-        What was given.
-    whose : str
-        What it was given to.
+        The name that was given.
+    callee : str
+        The call or object that it was given to.
     names : iterable of str
-        What that takes.
+        The names that the callee takes.
     meant : mapping, optional
         Names that other libraries use, and those of `names` that they stand for.
 
@@ -74,18 +74,18 @@ def unknown(
     bare = name.rpartition(".")[2] if isinstance(name, str) else ""  # a key may have a prefix
     near = [meant[bare]] if meant and bare in meant else get_close_matches(bare, known, 1)
     guess = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {what} {shown(name)}: {guess}{whose} takes {', '.join(known)}"
+    return f"unknown {what} {shown(name)}: {guess}{callee} takes {', '.join(known)}"
 
 
 def refuse_keywords(
-    whose: str,
+    callee: str,
     given: Iterable[str],
     names: Iterable[str],
     meant: Mapping[str, str] | None = None,
 ) -> None:
     """Raise TypeError for the first of keywords that a call does not take, if there is one."""
     for name in given:
-        raise TypeError(unknown("keyword", name, whose, names, meant))
+        raise TypeError(unknown("keyword", name, callee, names, meant))
 
 
 def refuse_call(
@@ -103,11 +103,11 @@ def refuse_call(
     Parameters
     ----------
     name : str
-        What is called.
+        The name of the callee.
     first : str
         Its first parameter, which is needed.
     such : str
-        What that may be, such as examples.
+        Accepted values, such as examples.
     given : tuple
         The arguments by position; `MISSING` at first, if it was given nothing.
     others : iterable of str
@@ -125,7 +125,7 @@ def refuse_call(
 
 
 def is_same_file(path: str | os.PathLike[str], others: Iterable[object]) -> bool:
-    """Return whether a file is one of others, under whatever name; what is no path is skipped."""
+    """Return whether a file is one of others, under any name; only paths are compared."""
     for other in others:
         if isinstance(other, str | os.PathLike):
             try:

@@ -83,18 +83,18 @@ cdef extern from "recorder_types.h" nogil:
         uint64_t seal
         uint64_t recorder
 
-# A recording may begin or end behind this: `event_source_note` looks again.
+# A recording may begin or end after this: `event_source_note` checks again.
 cdef inline bint is_recorded(const EventSource* source) noexcept nogil:
     return published_pointer(&source.recorder) != NULL
 
 # ---- for resources -------------------------------------------------------------------------------
 
-# What the resource is called from now on; longer texts are cut.
+# Names the resource from now on; longer texts are cut.
 cdef void (*event_source_name)(EventSource* source, const char* memory, const char* kind,
                                const char* name) noexcept nogil
 # `owner` is the resource's struct, of the kind `owner_is`, for readers of the list of sources.
 cdef void (*event_source_open)(EventSource* source, void* owner, uint32_t owner_is) noexcept nogil
-# What records `other` records `source` too from now on: a part of a resource, opened later.
+# The recorder of `other` records `source`, too, from now on: a part of a resource, opened later.
 cdef void (*event_source_join)(EventSource* source, const EventSource* other) noexcept nogil
 # Idempotent; nothing to do for one that was never opened.
 cdef void (*event_source_close)(EventSource* source) noexcept nogil
@@ -103,8 +103,8 @@ cdef void (*event_source_close)(EventSource* source) noexcept nogil
 cdef void (*event_source_note)(EventSource* source, const RecEvent* event, bint may_wait,
                                RecNoted* noted) noexcept nogil
 
-# Memory came from the driver or went back to it (`origin` is 0, or REC_ASLEEP), or moved from the
-# address `origin`; recorded or not, and with any lock.
+# Memory was reserved from the driver or released to it (`origin` is 0, or REC_ASLEEP), or moved
+# from the address `origin`; recorded or not, and with any lock.
 cdef inline void note_page(EventSource* source, uint32_t kind, uint64_t address, uint64_t nbytes,
                            uint64_t origin) noexcept nogil:
     cdef RecEvent event

@@ -1,4 +1,4 @@
-"""The functions of include/recorder.h, whose state belongs to this module; see events.pxd."""
+"""The functions of include/recorder.h, with their state; see events.pxd."""
 
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
 

@@ -21,7 +21,7 @@ def require_writable(path: Path, *, in_place: bool = False) -> None:
     folder = path.absolute().parent
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-    if in_place and path.exists():  # a device or a pipe, too, whose folder may be read-only
+    if in_place and path.exists():  # also a device or a pipe, in a read-only folder
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "it is read-only", str(path))
     elif not folder.is_dir():

@@ -13,8 +13,8 @@ _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 class ForkLock:
     """A reentrant lock that is free in a fork's child, whichever thread held it in the parent.
 
-    Only the forking thread lives on in the child. What another one was changing under the lock is
-    of arenas that are the parent's, which say so when they are used.
+    Only the forking thread lives on in the child. Another one may have been changing
+    arenas under the lock: they are the parent's, and raise an error when they are used.
     """
 
     def __init__(self) -> None:

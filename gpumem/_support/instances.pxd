@@ -1,4 +1,4 @@
-"""Types whose objects only gpumem makes."""
+"""Types of which only gpumem makes objects."""
 
 from cpython.object cimport PyObject, PyTypeObject
 

@@ -10,8 +10,8 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 
 from gpumem._support.atomics cimport count64_add, load64, published64, store64
 
-# Another stream that uses a block too. Which number names it is the resource's matter; an arena
-# says, when the block is freed, behind which epoch of the stream that use ends.
+# Another stream that uses a block, too. The resource chooses the number; an arena notes, when the
+# block is freed, the epoch of the stream after which that use ends.
 cdef struct Use:
     uint32_t slot
     uint64_t until
@@ -45,7 +45,7 @@ cdef struct Lease:
     uint64_t address
     uint64_t nbytes
     Uses* uses              # recorded streams; NULL: none. `release` takes them over
-    void* owner             # what `release` needs; counted by it
+    void* owner             # for `release`, which drops it
     void (*release)(Lease* lease) noexcept nogil    # frees the block and drops the owner
     ViewCount* owner_views  # of all blocks of the owner, this one too; NULL: not counted
     void* view_room         # host memory for what describes an only view; NULL: none yet
@@ -54,8 +54,8 @@ cdef inline void view_begin(ViewCount* views) noexcept nogil:
     store64(&views.begun, load64(&views.begun) + 1)
 
 
-# With the interpreter lock: no view begins meanwhile. The bytes of an ended view are not read any
-# more.
+# Caller holds the interpreter lock, so that no view begins. The bytes of an ended view are not read
+# any more.
 cdef inline uint64_t views_alive(const ViewCount* views) noexcept nogil:
     return load64(&views.begun) - published64(&views.ended)
 

@@ -1,4 +1,4 @@
-"""Resources whose memory comes from other resources of the process: what counts where."""
+"""Resources that get their memory from other resources of the process: which bytes count where."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def addresses_of_others(
 ) -> list[int]:
     """Return where the regions begin that may lie in blocks of a resource.
 
-    Such a block counts as what is in use of the region, and not as a block.
+    Of such a block the bytes in use of the region count, and not the block.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ def addresses_of_others(
     sources : mapping of int to int or None
         By key, the key of the resource that the memory of a resource comes from.
     regions : mapping of int to addresses
-        Where the regions of the resources begin whose memory comes from another one.
+        By key, the addresses of the regions of each resource that gets memory from another one.
     """
     # Its own regions, and those that its memory comes from, begin where blocks of its own do.
     below: set[int] = set()

@@ -1,4 +1,4 @@
-"""What a notebook shows instead of a repr: a table of names and values, as HTML."""
+"""Tables of names and values as HTML, which a notebook shows instead of a repr."""
 
 from __future__ import annotations
 

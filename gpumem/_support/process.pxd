@@ -12,7 +12,7 @@ from libc.stdint cimport uint32_t
 
 from gpumem._support.retired cimport Retired
 
-# What every finalizer checks first. `exiting` is set when the interpreter begins to end;
+# Every finalizer checks this first. `exiting` is set when the interpreter begins to end;
 # `generation` counts forks on the way from the first process to this one.
 cdef struct ProcessState:
     int exiting
@@ -41,13 +41,13 @@ cdef extern from *:
 cdef int on_fork(void (*before)() noexcept nogil, void (*in_parent)() noexcept nogil,
                  void (*in_child)() noexcept nogil) except -1
 
-# ---- deferred work and exceptions without a caller ------------------------------------------------
+# ---- deferred work and exceptions without a caller -----------------------------------------------
 
 cdef struct Deferred:
     void (*run)(Deferred* work) noexcept    # with the interpreter lock; frees what it lies in
     Retired link
 
-# The one way back into the interpreter: calls the function with the interpreter lock, on the main
+# The one call into the interpreter: it calls the function with the interpreter lock, on the main
 # thread, between two instructions of Python. Never once the interpreter has begun to end.
 cdef void call_soon(void (*function)() noexcept) noexcept nogil
 # Takes the work over. On any thread, with the interpreter lock or without.
@@ -57,11 +57,11 @@ cdef void run_deferred() noexcept
 # Reports to sys.unraisablehook an exception that cannot reach a caller; none of the type that
 # `expect_at_exit` was given, when the process began to end. Ctrl-C's is not reported: see below.
 cdef int report_unraisable(object error, object where) noexcept
-# Calls a function of users that frees something, and reports what it raises. An exception may be
-# on its way: it stays. A Ctrl-C that another such function was given does not cut this one short.
+# Calls a function of users that frees something, and reports its exception. An exception that is
+# being raised stays. A Ctrl-C that another such function was given does not cut this one short.
 cdef int call_unraisable(object function, tuple arguments, object where) noexcept
-# Ctrl-C's exception cannot reach a caller from here, or would as another error: its handler is
-# going to run again, on the main thread, at the end of the call into C at the latest. False: it is
+# Ctrl-C's exception cannot reach a caller from here, or only as another error: its handler will
+# run again, on the main thread, at the end of the call into C at the latest. False: it is
 # another exception, or Python does not handle that signal. With the interpreter lock.
 cdef bint interrupt_again(object error) noexcept
 cdef int expect_at_exit(object kind) except -1

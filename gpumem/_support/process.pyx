@@ -119,7 +119,7 @@ cdef void run_now(Deferred* work) noexcept with gil:
 
 
 cdef void run_deferred() noexcept:
-    # One at a time: the work may come back here, and other threads may while it runs.
+    # One at a time: the work may call this again, and so may other threads while it runs.
     cdef Deferred* work = take_oldest()
     while work != NULL:
         run_now(work)

@@ -9,7 +9,7 @@ from gpumem._support.arguments import whole_number
 from gpumem._support.texts import shown
 from gpumem.errors import ConfigError
 
-MOST_BYTES = (1 << 63) - 1
+MAX_BYTES = (1 << 63) - 1
 
 _UNITS = {
     "": 1,
@@ -56,7 +56,7 @@ def parse_size(text: str) -> int:
         decimals = match[2] or ""
         scale: int = 10 ** len(decimals)
         nbytes, part = divmod(int(match[1] + decimals) * unit, scale)
-        if part == 0 and nbytes <= MOST_BYTES:
+        if part == 0 and nbytes <= MAX_BYTES:
             return nbytes
     accepted = (
         "expected whole bytes from 0 to 2**63 - 1, plain or with a unit such as 512MiB or 2GB"
@@ -83,7 +83,7 @@ def nearly_a_size(value: object) -> str | None:
         letter = match[3].upper()
         decimal = f"{number}{'k' if letter == 'K' else letter}B"
         return f'{match[3]} is ambiguous, write "{number}{letter}iB" or "{decimal}"'
-    if not isinstance(value, float) or not value.is_integer() or not 0 <= value <= MOST_BYTES:
+    if not isinstance(value, float) or not value.is_integer() or not 0 <= value <= MAX_BYTES:
         return None
     brief = f"{value:g}".replace("e+0", "e").replace("e+", "e")
     number = brief if float(brief) == value else repr(value)
@@ -101,7 +101,7 @@ def _with_unit(nbytes: int) -> str:
 
 
 def is_size_with_unit(text: str) -> bool:
-    """Tell whether `text` is a number with a unit of size behind it."""
+    """Tell whether `text` is a number followed by a unit of size."""
     match = _match(text)
     return match is not None and match[3].lower() in _UNITS and match[3] != ""
 
@@ -144,7 +144,7 @@ def format_size(nbytes: int) -> str:
 
 
 def exact_size(nbytes: int) -> str:
-    """Write bytes with a unit, and the exact number behind where that rounds it.
+    """Write bytes with a unit, followed by the exact number where that rounds it.
 
     Examples
     --------

@@ -1,12 +1,12 @@
-"""Texts for errors and tables of what may come out of files: short, in one line, printable."""
+"""Texts for errors and tables, of values that files may hold: short, in one line, printable."""
 
 from __future__ import annotations
 
 import reprlib
 
-_MOST = 200  # characters of a reason
+_MAX_REASON = 200  # characters of a reason
 
-# A pickle of some hundred bytes can hold lists whose full text has gigabytes.
+# A pickle of some hundred bytes can hold lists that need gigabytes as text.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
@@ -26,11 +26,11 @@ def counted(count: int, noun: str) -> str:
 def reason(error: Exception) -> str:
     """Write another library's error in one line."""
     text = visible(" ".join(str(error).split()))
-    return text[:_MOST] or type(error).__name__
+    return text[:_MAX_REASON] or type(error).__name__
 
 
 def shown(value: object, most: int = 60) -> str:
-    """Write any value as a text of at most so many characters, also where its repr fails."""
+    """Write any value as a text of at most `most` characters, also where its repr fails."""
     try:
         return _SHORT.repr(value)[:most]
     except (ValueError, RecursionError):  # thousands of digits, or of lists in lists

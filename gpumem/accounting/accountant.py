@@ -286,8 +286,8 @@ class AdHocAccountant(Accountant):
     """Prices a node by its model: weights and outputs of known size, and a margin.
 
     A weight counts once, for the first node that uses it, also if the weight belongs to an outer
-    graph. Outputs whose size is only known when the graph runs count nothing. For a node that holds
-    graphs, such as an If, the nodes in them count too.
+    graph. Outputs of a size that is only known when the graph runs count nothing. For a node that
+    holds graphs, such as an If, the nodes in them count too.
 
     Parameters
     ----------

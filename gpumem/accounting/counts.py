@@ -7,7 +7,7 @@ from typing import final
 
 from gpumem._support.sizes import whole_bytes
 
-MOST_BYTES = (1 << 64) - 1
+MAX_BYTES = (1 << 64) - 1
 
 
 @final
@@ -113,7 +113,7 @@ class ResourceCount:
 
 def fitting(amount: int) -> int:
     """Return `amount` if 64 bits hold it; OverflowError otherwise."""
-    if amount > MOST_BYTES:
+    if amount > MAX_BYTES:
         raise OverflowError(f"{amount} bytes are more than 2**64 - 1")
     return amount
 

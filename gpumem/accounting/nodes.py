@@ -82,7 +82,7 @@ def nodes_of(given: NodeOrGroup) -> list[CostedNode]:
 
 
 class _Identity:
-    """A node compared by identity; it keeps the node, whose `id` another one could have later."""
+    """A node compared by identity; it keeps the node, so that no other node can have its `id`."""
 
     __slots__ = ("node",)
 

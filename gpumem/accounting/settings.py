@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from gpumem._support.arguments import require
 from gpumem.accounting.accountant import Accountant, AdHocAccountant
-from gpumem.accounting.counts import MOST_BYTES
+from gpumem.accounting.counts import MAX_BYTES
 from gpumem.accounting.statistics import StatsAccountant
 from gpumem.device import Device, MemoryInfo
 from gpumem.errors import ConfigError
@@ -117,7 +117,7 @@ def accountants_from_setting(
         ``"<limit in KiB>,<statistics file>"``; either may be empty. A limit makes the threshold,
         a file a `StatsAccountant`, no file an `AdHocAccountant`. None or an empty string: none.
     device : Device, MemoryInfo or str
-        The device whose memory is counted.
+        The accountant counts memory of this device.
     folder : path, optional
         Folder of the file, usually the model's; the working directory if None.
 
@@ -159,7 +159,7 @@ def accountants_from_setting(
 
 
 def _read_limit(text: str) -> int:
-    if not _NUMBER.match(text) or int(text) * 1024 > MOST_BYTES:
-        accepted = f"KiB from 0 to {MOST_BYTES >> 10}"
+    if not _NUMBER.match(text) or int(text) * 1024 > MAX_BYTES:
+        accepted = f"KiB from 0 to {MAX_BYTES >> 10}"
         raise ConfigError(f"invalid limit = {text!r:.40}: expected {accepted}")
     return int(text) * 1024

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpumem._support.arguments import is_integer
 from gpumem.accounting.accountant import Accountant
-from gpumem.accounting.counts import MOST_BYTES, ResourceCount, fitting
+from gpumem.accounting.counts import MAX_BYTES, ResourceCount, fitting
 from gpumem.accounting.murmur import murmur3_x86_128
 from gpumem.accounting.nodes import CostedNode, CostedValue
 from gpumem.errors import ConfigError
@@ -144,7 +144,7 @@ def _read_line(line: str, where: str) -> tuple[str, NodeStats]:
 def _read_bytes(field: str, text: str, where: str) -> int:
     digits = text.strip()
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= 20
-    if not is_number or int(digits) > MOST_BYTES:
+    if not is_number or int(digits) > MAX_BYTES:
         raise ConfigError(f"{where}: invalid {field} = {text!r:.40}: expected 0 to 2**64 - 1")
     return int(digits)
 
@@ -296,6 +296,6 @@ class StatsRecorder:
 
 
 def _checked_size(what: str, size: object) -> int:
-    if not is_integer(size, 0, MOST_BYTES):
+    if not is_integer(size, 0, MAX_BYTES):
         raise ConfigError(f"invalid size of {what!r} = {size!r}: expected 0 to 2**64 - 1 bytes")
     return size

@@ -332,7 +332,7 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
 
 
 cdef void free_leased(LedgerBlock* freed) noexcept nogil:
-    """Free a block whose last view was dropped, on any thread, without the interpreter lock."""
+    """Free a block after the end of its last view, on any thread, without the interpreter lock."""
     cdef AdaptedBlock* block = <AdaptedBlock*>freed
     lease_drop_buffer(block.lease)
     note_free(block)

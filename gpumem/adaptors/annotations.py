@@ -13,7 +13,7 @@ from gpumem.stats import ShrinkReport
 
 
 class AnnotateAdaptor(Adaptor):
-    """A resource whose calls appear on a profiler's timeline, such as that of Nsight Systems.
+    """A resource with calls on a profiler's timeline, such as that of Nsight Systems.
 
     Each ``allocate``, ``allocate_persistent`` and ``shrink`` is an NVTX range of its name on the
     calling thread, with the requested bytes as payload; each free is a mark with the block's. A

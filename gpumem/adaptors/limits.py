@@ -12,7 +12,7 @@ class LimitAdaptor(Adaptor):
     """A resource with its own limit of the bytes that are allocated at a time.
 
     Requested bytes are counted before the upstream is called: the limit holds for all threads
-    together, and a request that the upstream refuses is not counted. Beyond the limit ``allocate``
+    together, and a request that the upstream refuses is not counted. Above the limit ``allocate``
     raises OutOfMemoryError, BudgetExceededError if the limit is a budget's.
 
     Parameters

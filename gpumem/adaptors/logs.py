@@ -99,9 +99,9 @@ class LogAdaptor(Adaptor):
     Notes
     -----
     A sink is called where the event happened, finalizers included; an event that occurs inside the
-    sink is reported right after. Several threads may be in it at once, and one may report what
-    happened on another: `thread` and `time` of an event are its own, and times of several threads'
-    events may go back. A view that is dropped on a thread without Python is reported later. An
+    sink is reported right after. Several threads may be in it at once, and one may report an
+    event of another: `thread` and `time` of an event are its own, and times of several threads'
+    events may not rise. A view that is dropped on a thread without Python is reported later. An
     exception of the sink goes to ``sys.unraisablehook`` and does not affect the allocation. A block
     of 0 bytes has no memory, and no events.
 

@@ -21,7 +21,7 @@ Range = TypeVar("Range", click.IntRange, click.FloatRange)
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers; unlike click's own, without NaN, which is beyond no bound."""
+    """A range of numbers; unlike click's own, without NaN, which no bound excludes."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -109,7 +109,7 @@ def _next_steps() -> dict[str, str]:
         }
     return steps | {
         "gpumem info": "what the devices here can do",
-        # -P: also in the source tree, whose gpumem is not compiled.
+        # -P: also in the source tree, where gpumem is not compiled.
         "python -P -c 'import gpumem; help(gpumem.Arena)'": "the allocator, with examples",
     }
 

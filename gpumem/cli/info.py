@@ -52,7 +52,7 @@ def _installed(package: str) -> str | None:
 
 
 def _other_distribution() -> list[str]:
-    """Warn of the other distribution `gpumem`, whose command has the same name."""
+    """Warn of the other distribution `gpumem`, which has a command of the same name."""
     other = _installed("gpumem")
     if other is None:
         return []

@@ -52,7 +52,7 @@ class _Table(Table):
 
 
 def table(*columns: str, numbers: int = 0, title: str = "") -> Table:
-    """Make an empty table whose last `numbers` columns are flush right."""
+    """Make an empty table; its last `numbers` columns are flush right."""
     made = _Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title or None, title_justify="left")
     for place, column in enumerate(columns):
         right = place >= len(columns) - numbers

@@ -41,7 +41,7 @@ _MEANINGS = (
     "without weights, unless --weights is given",
     "lower bound: the most bytes of values that are live at once; no plan needs less",
 )
-MOST_ROWS = 40  # of one table; --json and -o have everything
+MAX_ROWS = 40  # of one table; --json and -o have everything
 
 
 @click.command(short_help="Place an ONNX model on devices, and plan its memory.")
@@ -290,7 +290,7 @@ def _show_runs(console: Console, placement: Placement) -> None:
         (str(device), list(run))
         for device, run in itertools.groupby(placement.assignments, key=lambda one: one.device)
     ]
-    for device, run in runs[:MOST_ROWS]:
+    for device, run in runs[:MAX_ROWS]:
         ends = _title(run[0]) if len(run) == 1 else f"{_title(run[0])} to {_title(run[-1])}"
         why = "; ".join(f"{one.device}: {one.why}" for one in run[0].refusals)
         rows.add_row(f"{len(run)}: {ends}", device, why)
@@ -308,7 +308,7 @@ def _show_copies(console: Console, made: MemoryPlan) -> None:
         console.print("nothing is copied")
         return
     rows = table("copied", "from", "to", "before step", "bytes", numbers=2)
-    for copy in copies[:MOST_ROWS]:
+    for copy in copies[:MAX_ROWS]:
         step = "any run" if copy.step < 0 else str(copy.step)
         nbytes = "?" if copy.nbytes is None else format_size(copy.nbytes)
         rows.add_row(copy.value.name, str(copy.source), str(copy.destination), step, nbytes)
@@ -318,5 +318,5 @@ def _show_copies(console: Console, made: MemoryPlan) -> None:
 
 
 def _say_what_is_left_out(console: Console, count: int) -> None:
-    if count > MOST_ROWS:
-        console.print(f"and {count - MOST_ROWS:,} more: --json and -o have all of them")
+    if count > MAX_ROWS:
+        console.print(f"and {count - MAX_ROWS:,} more: --json and -o have all of them")

@@ -66,7 +66,7 @@ def replay(
     else:
         stdout().print(pairs(_rows(loaded, result)))
     if result.failed_allocs:
-        # What did not fit is in no peak: a script must not take the figures for those of the run.
+        # No peak has the failed allocations, so the figures are not those of the run.
         raise click.ClickException(
             f"{result.failed_allocs:,} of {loaded.allocs:,} allocations failed: the peaks in use "
             "and reserved, and fragmentation, are those of the others"

@@ -50,7 +50,7 @@ def _writable(_: click.Context, __: click.Parameter, page: Path | None) -> Path 
     default=1.0,
     show_default=True,
     metavar="SHARE",
-    help="Allocations whose stack the page shows, 0 to 1; a stack takes one or two microseconds.",
+    help="Share of allocations with a stack on the page, 0 to 1; a stack takes 1 to 2 us.",
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as with python -m.")
 @click.argument("program", type=click.Path())

@@ -113,7 +113,7 @@ def _watch(page: LivePage, interval: float) -> None:
 def _keyboard() -> Iterator[Callable[[float], bool]]:
     """Let the terminal give single keys; the block receives a function that waits for a q.
 
-    The function waits for so many seconds at most, and returns whether q was pressed. Without a
+    The function waits for at most that many seconds, and returns whether q was pressed. Without a
     terminal as stdin it only waits.
     """
     keyboards = [sys.stdin.fileno()] if sys.stdin.isatty() else []

@@ -1,4 +1,4 @@
-"""What all processes hold together, memory by memory, for ``gpumem top``."""
+"""Sums over all processes, memory by memory, for ``gpumem top``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpumem.observe import LivePage
 
 @dataclass
 class MemorySum:
-    """One memory of the machine, and what the processes that publish hold of it; in bytes."""
+    """One memory of the machine, and the bytes of it that the publishing processes hold."""
 
     memory: str
     processes: int = 0

@@ -437,7 +437,7 @@ def _newest_copy(descriptor: int, path: Path, start: int, stride: int) -> bytes:
 
 
 def _whole_copy(data: bytes) -> bytes:
-    """Cut a copy behind its last record; empty if it is not whole."""
+    """Cut a copy after its last record; empty if it is not whole."""
     if len(data) < _COPY.size:
         return b""
     crc, length, _, _, _, resources, budgets, _, _ = _COPY.unpack_from(data)

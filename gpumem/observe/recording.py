@@ -42,7 +42,7 @@ _MAX_TEXTS = (1 << 16) - 1  # of 26 million blocks
 
 
 class LiveBlocks(NamedTuple):
-    """Blocks that were live when so many events had been written."""
+    """Blocks that were live when `written` events had been written."""
 
     written: int
     blocks: list[tuple[RecordedResource, Block]]
@@ -204,7 +204,7 @@ class Recording:
         Raises
         ------
         OSError
-            The file cannot be cut behind its last event; its events can be read all the same.
+            The file cannot be cut after its last event; its events can be read all the same.
         """
         if not self._handle.running:
             return
@@ -249,7 +249,7 @@ class Recording:
         return LiveBlocks(written, [(of, block) for of, blocks in found for block in blocks])
 
     def _write_live(self) -> None:
-        """Write into the file what is live after the beginning; later events tell the rest."""
+        """Write into the file what is live after the beginning; later events complete it."""
         number = itertools.count()
         with contextlib.suppress(GpumemError, MemoryError):
             for resource, blocks in self._resources_now():
@@ -280,7 +280,7 @@ class Recording:
             self._file = -1
 
     def __del__(self) -> None:
-        # Nobody can read the ring's events any more, and NumPy may be gone.
+        # The ring's events can no longer be read, and NumPy may be gone.
         if hasattr(self, "_handle") and self._handle.running:
             self._handle.end()
             with contextlib.suppress(OSError):

@@ -46,7 +46,7 @@ class Report(Figures):
         ("recorded", "at least", "replayed" or "modelled"), ``peak_reserved_bytes`` and
         ``fragmentation``, which is reserved divided by live bytes.
     notice : str
-        What the page lacks because the recording lost events; "" if it lost none.
+        Gaps of the page, because the recording lost events; "" if it lost none.
     runs : tuple of Figures
         Of every run on the page, in order: each file, and each memory in a file.
     name : str
@@ -213,7 +213,7 @@ def _traces_of(source: Source, device: int | None) -> list[Trace]:
 
 
 def _labelled(traces: Sequence[Trace], files: int) -> Iterator[tuple[Trace, str]]:
-    """Name the traces of one file on a page of so many files."""
+    """Name the traces of one file on a page of `files` files."""
     for trace in traces:
         device = trace.meta.get("device")
         memory = str(trace.meta.get("memory") or ("" if device is None else f"device {device}"))

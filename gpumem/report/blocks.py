@@ -13,9 +13,9 @@ from gpumem.traces import ALLOC, Trace
 
 
 MAX_BLOCKS = 1 << 20
-"""A page shows at most so many blocks one by one; of more, the smallest are only in the sums."""
+"""Blocks that a page shows one by one, at most; of more, the smallest are only in the sums."""
 MAX_OWNERS = 1 << 12
-"""A page has at most so many owners; of more, those with the fewest bytes become one."""
+"""Owners on a page, at most; of more, those with the fewest bytes become one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def draw_together(address: NDArray[np.uint64], nbytes: NDArray[np.int64]) -> Dra
         return Drawn(np.empty(0, np.int64), [])
     order = np.argsort(address, kind="stable")
     begin = address[order]
-    # No block ends behind the last address.
+    # No block ends after the last address.
     room = np.uint64((1 << 64) - 1) - begin
     end = np.maximum.accumulate(begin + np.minimum(nbytes[order].astype(np.uint64), room))
     gap = np.zeros(begin.size, np.uint64)

@@ -31,9 +31,9 @@ class Figures:
         Number of each. An event is an allocation or a free, as the page counts them: a request
         for a free, which some traces also hold, is not one, nor is a block of 0 bytes.
     peak_live_bytes : int
-        The most that was live at once, as requested.
+        Maximum of live bytes, as requested.
     live_at_end_blocks, live_at_end_bytes : int
-        What was still live at the end.
+        Blocks and bytes live at the end.
     failed_allocs : int
         Failed allocations, as far as the file records them.
     lost_events : int
@@ -68,7 +68,7 @@ def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
 
 
 def notice_of(trace: Trace) -> str:
-    """Say what a trace lacks because its recording lost events; "" if it lost none."""
+    """Describe the gaps of a trace that lost events; "" if it lost none."""
     lost, torn = _plain_int(trace.meta, "lost"), _plain_int(trace.meta, "torn")
     begun = trace.meta.get("began_with")
     texts = []
@@ -101,7 +101,7 @@ def _were(count: int) -> str:
 def recorded_policy(trace: Trace) -> Policy | None:
     """Return the reserved bytes that the log records, with an estimate of those before its begin.
 
-    The log lacks the latter; the estimate is the least that has room for the live blocks.
+    The log lacks the latter; the estimate is the minimum that has room for the live blocks.
     """
     held = trace.details.held if trace.details else None
     if trace.details is None or held is None:
@@ -134,14 +134,14 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
     served : sequence of Policy
         The policies to show; the first is drawn first.
     label : str, optional
-        What the page calls the run, beside others.
+        Name of the run on the page, next to others.
     """
     blocks = blocks_of(trace)
     kept = blocks.largest(MAX_BLOCKS)
     shown = kept[blocks.block]  # moves of the blocks that are kept
     owner, names, named = owners_of(trace, blocks)
     address, segments, placed = _addresses(trace, blocks, served)
-    # Blocks and segments are drawn in one picture, whose gaps are closed for both alike.
+    # Blocks and segments are drawn in one picture; its gaps are closed for both alike.
     drawn = draw_together(
         np.concatenate([address[kept], segments.address]),
         np.concatenate([blocks.size[kept], segments.nbytes]),
@@ -284,7 +284,7 @@ def _is_plain(value: object) -> bool:
 
 
 _WIDTHS = (("u1", 1 << 8), ("u2", 1 << 16), ("u4", 1 << 32))
-_MOST = 1 << 53  # JavaScript's numbers are doubles, exact up to this
+_MAX_NUMBER = 1 << 53  # JavaScript's numbers are doubles, exact up to this
 
 
 def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
@@ -315,9 +315,9 @@ def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
     ('u1', 512, 3)
     """
     numbers = np.asarray(values).astype(np.int64)
-    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) <= _MOST:
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) <= _MAX_NUMBER:
         raise TraceError(
-            f"a page shows numbers from 0 to {_MOST}, not {numbers.min()} to {numbers.max()}"
+            f"a page shows numbers from 0 to {_MAX_NUMBER}, not {numbers.min()} to {numbers.max()}"
         )
     if rising:
         numbers = np.diff(numbers, prepend=0)

@@ -34,7 +34,7 @@ def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> No
     job : str
         The same for all processes of the job, and for no other.
     label : str
-        What the page calls the process.
+        Name of the process on the page.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> No
 
 
 def job_of(path: Path) -> str | None:
-    """Return the job whose processes have written a page, if there is one."""
+    """Return the job that has written a page, if there is one."""
     job = page.facts_of(path).get("job")
     return job if isinstance(job, str) else None
 

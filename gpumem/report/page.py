@@ -32,7 +32,7 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
     version : str
         gpumem's.
     data : mapping
-        ``runs``, what `run_data` collected of each, and ``shown``, the number of the first shown;
+        ``runs``, the result of `run_data` for each, and ``shown``, the number of the first shown;
         ``job``, of a page that the processes of a job write together.
     """
     parts = {
@@ -49,7 +49,7 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Read back what `page` was given as data; nothing, if the file is no such page."""
+    """Read the data of a page that `page` wrote; empty if the file is not one."""
     try:
         found = _FACTS.search(path.read_bytes())
         facts = json.loads(found[1]) if found else {}

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem.accounting import ResourceCount
-from gpumem.accounting.counts import MOST_BYTES
+from gpumem.accounting.counts import MAX_BYTES
 
-AMOUNTS = st.integers(0, MOST_BYTES)
+AMOUNTS = st.integers(0, MAX_BYTES)
 
 
 @given(AMOUNTS, AMOUNTS)
 def test_resource_count_sum_is_exact_or_overflows(a, b):
     x, y = ResourceCount.from_bytes(a), ResourceCount.from_bytes(b)
-    if a + b > MOST_BYTES:
+    if a + b > MAX_BYTES:
         with pytest.raises(OverflowError, match=str(a + b)):
             x + y
     else:
@@ -23,12 +23,12 @@ def test_resource_count_sum_is_exact_or_overflows(a, b):
 
 
 def test_largest_count_fits_and_one_more_overflows():
-    most = ResourceCount.from_bytes(MOST_BYTES)
+    most = ResourceCount.from_bytes(MAX_BYTES)
     assert most + ResourceCount.from_bytes(0) == most
     with pytest.raises(OverflowError):
         most + ResourceCount.from_bytes(1)
     with pytest.raises(OverflowError):
-        ResourceCount.from_bytes(MOST_BYTES + 1)
+        ResourceCount.from_bytes(MAX_BYTES + 1)
 
 
 @given(AMOUNTS, AMOUNTS)

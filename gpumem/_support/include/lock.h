@@ -61,7 +61,7 @@ static inline int lock_try(Lock *lock) { /* 1: acquired */
 static inline void lock_release(Lock *lock) {
     int32_t before = __atomic_exchange_n(&lock->state, 0, __ATOMIC_RELEASE);
 #if defined(GPUMEM_DEBUG) || defined(GPUMEM_CHECK_LOCKS)
-    if (before == 0) abort(); /* nobody held it: its acquire is missing */
+    if (before == 0) abort(); /* it was not held: its acquire is missing */
 #endif
     if (before == 2)
         syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);

@@ -88,7 +88,7 @@ static inline GroupMemory group_memory(const char *groups) {
     return memory;
 }
 
-/* Bytes that the kernel can hand out without swapping, other processes' use counted; 0: unknown. */
+/* Bytes that the kernel can allocate without swapping, other processes' use counted; 0: unknown. */
 static inline uint64_t memory_available(const char *groups) {
     char line[128];
     uint64_t kib = 0, room = group_memory(groups).room;

@@ -3,9 +3,9 @@
  * An event is a *slot* of 48 bytes; `seal` is written last, so that a slot that was begun and never
  * finished (the process was killed) is seen to be none. Slots are claimed by one atomic addition, in
  * the order of the events of each block: an allocation is written after the block was taken, a free
- * before it is given back.
+ * before it is released.
  *
- * In a file, slots follow each other behind a header of two slots, little-endian. The file is mapped
+ * In a file, slots follow a header of two slots, little-endian. The file is mapped
  * and shared, so what was written is in it when the process dies, however it dies; it grows by
  * windows whose room is asked of the file system beforehand, because a mapped page without room
  * would end the process. In a ring each slot has a turn: odd while it is written, else twice the lap
@@ -492,7 +492,7 @@ static int rec_finish_file(Recorder *recorder) {
     return ftruncate(recorder->file, (off_t)end) == 0 ? 0 : errno;
 }
 
-/* Copies one event of a ring; 0 if it was overwritten meanwhile, or never finished. */
+/* Copies one event of a ring; 0 if it was overwritten during the copy, or never finished. */
 static int rec_read_ring(const Recorder *recorder, uint64_t number, uint64_t *words) {
     uint64_t at = number & recorder->mask;
     uint64_t turn = 2 * (number / (recorder->mask + 1)) + 2;

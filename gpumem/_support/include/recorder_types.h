@@ -11,16 +11,16 @@
 enum {
     REC_VERSION = 1,
     /* Kinds of events; 0 is a slot that was never finished. */
-    REC_ALLOC = 1,          /* a block was handed out */
+    REC_ALLOC = 1,          /* a block was allocated */
     REC_FREE = 2,           /* a block came back, for its stream */
     REC_FREE_REQUESTED = 3, /* a block came back, and other streams may still use it */
     REC_FREE_COMPLETED = 4, /* they do not any more */
-    REC_FAILURE = 5,        /* nothing could be handed out; `block` is the status */
+    REC_FAILURE = 5,        /* an allocation failed; `block` is the status */
     REC_RESERVE = 6,        /* memory came from the driver: a region, or a page at its place */
     REC_RELEASE = 7,        /* and went back */
     REC_ASLEEP = 1,         /* their `stream` if it woke, or went to sleep */
     REC_MOVE = 8,           /* a page was moved; `address` is where to, `stream` where from */
-    REC_SHRINK = 9,         /* a shrink gave back so many bytes */
+    REC_SHRINK = 9,         /* a shrink released `nbytes` bytes */
     REC_RESET = 10,         /* a stream was declared drained */
     REC_DEFINE = 255,       /* a part of a name */
     /* What a name is for. */
@@ -39,7 +39,7 @@ enum {
 typedef struct Recorder {
     uint64_t serial;      /* never used again; 0: no recorder */
     uint32_t generation;  /* of the process it belongs to: a fork's child writes nothing */
-    uint32_t sampling;    /* a stack for so many of 2**32 allocations */
+    uint32_t sampling;    /* a stack for `sampling` of 2**32 allocations */
     uint64_t began;       /* ns, of the monotonic clock */
     uint64_t began_at;    /* ns since 1970 */
     int file;             /* -1: a ring */

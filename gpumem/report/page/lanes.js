@@ -1,6 +1,6 @@
 // ---- a lane for each stream --------------------------------------------------------------------
 
-const MOST_LANES = 24;
+const MAX_LANES = 24;
 const LANE_HEIGHT = 48;
 const LABEL_HEIGHT = 18; // of the text above the highest point of a lane
 
@@ -38,7 +38,7 @@ function clip(text, most) {
 function busiestStreams(run) {
   const sums = new Float64Array(run.streams);
   for (let b = 0; b < run.blocks; b++) sums[run.stream[b]] += run.size[b];
-  const order = Array.from(sums.keys()).sort((a, b) => sums[b] - sums[a]).slice(0, MOST_LANES);
+  const order = Array.from(sums.keys()).sort((a, b) => sums[b] - sums[a]).slice(0, MAX_LANES);
   return order.sort((a, b) => a - b);
 }
 

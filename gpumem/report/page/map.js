@@ -93,10 +93,10 @@ function fillSegments(app, pixels, { width, height, y0, scaleY, across }) {
     for (let y = upper; y < lower; y++) pixels.fill(idle, y * width + from, y * width + to);
     if (lower - upper >= 8 && to - from >= 3) borders.push([from, upper, to - from, lower - upper]);
   }
-  return borders.length <= MOST_BORDERS ? borders : [];
+  return borders.length <= MAX_BORDERS ? borders : [];
 }
 
-const MOST_BORDERS = 4000;
+const MAX_BORDERS = 4000;
 
 function outline(ctx, rectangles, left, top, color) {
   ctx.save();

@@ -1,7 +1,7 @@
 // ---- tables ------------------------------------------------------------------------------------
 
 const FEW = 10;
-const MOST_ROWS = 500;
+const MAX_ROWS = 500;
 
 // Names of columns; those of words, which stand on the left, begin with "<".
 function head(...names) {
@@ -52,7 +52,7 @@ function policiesTable(app) {
 function groupsTable(app) {
   const { survey, groups, other } = app;
   const found = app.groupsHere();
-  const shown = app.allGroups ? found.slice(0, MOST_ROWS) : found.slice(0, FEW);
+  const shown = app.allGroups ? found.slice(0, MAX_ROWS) : found.slice(0, FEW);
   const most = Math.max(1, ...shown.map((g) => survey.atPeak[g]));
   const rows = shown.map((g) => {
     const name = groups.names[g];
@@ -69,7 +69,7 @@ function groupsTable(app) {
   });
   const columns = other ? ["Compared", "Difference"] : ["At most", "Allocations", "Live at the end"];
   const body = rows.length ? make("tbody", {}, ...rows) : nothing(6, "No block is live here.");
-  const all = found.length > MOST_ROWS ? `Show the first ${MOST_ROWS}` : `Show all ${count(found.length)}`;
+  const all = found.length > MAX_ROWS ? `Show the first ${MAX_ROWS}` : `Show all ${count(found.length)}`;
   if (found.length > FEW) body.append(more(app, 6, "allGroups", all, groupsTable));
   element("groups").replaceChildren(head(groups.head, "", "At the peak", ...columns), body);
   element("groups-title").textContent = groups.title;
@@ -118,7 +118,7 @@ function leaksTable(app) {
     ? `${plural(found.length, "block")} of ${bytes(sum)} allocated up to here ${found.length === 1 ? "is" : "are"} still live at the end of the file.`
     : run.isFiltered ? "No block that the filters show is live at the end of the file."
     : "Everything that was allocated up to here was freed.";
-  const shown = app.allLeaks ? found.slice(0, MOST_ROWS) : found.slice(0, FEW);
+  const shown = app.allLeaks ? found.slice(0, MAX_ROWS) : found.slice(0, FEW);
   const rows = shown.map((b) => make("tr", {},
     make("th", { scope: "row" }, make("span", { className: "name" }, blockButton(app, b))),
     ...(named ? [ownerCell(app, run.owner[b])] : []),
@@ -126,7 +126,7 @@ function leaksTable(app) {
     cell(run.address(b)),
     cell(app.moveText(run.begin[b]))));
   const body = rows.length ? make("tbody", {}, ...rows) : nothing(5, "No block was left.");
-  const all = found.length > MOST_ROWS ? `Show the largest ${MOST_ROWS}` : `Show all ${found.length}`;
+  const all = found.length > MAX_ROWS ? `Show the largest ${MAX_ROWS}` : `Show all ${found.length}`;
   if (found.length > FEW) body.append(more(app, 5, "allLeaks", all, leaksTable));
   const columns = head("Size", ...(named ? ["<Owner"] : []), "<Stream", "Address", "Allocated");
   element("leaks").replaceChildren(columns, body);
