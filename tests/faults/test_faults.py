@@ -19,7 +19,6 @@ SCENARIOS = (
     "sharing",
     "sleeping",
     "growing",
-    "blocks_of_a_cache",
     "debugging",
     "budgets",
     "adapted",
