@@ -1,4 +1,5 @@
 COUNTERS: tuple[str, ...]
+COUNTERS_FORMAT: str
 FOLDER: str
 PERIOD: float
 

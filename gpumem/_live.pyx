@@ -60,24 +60,6 @@ cdef struct LiveHeader:
     uint32_t period_ms          # between two updates
     uint64_t process
 
-# Of a resource; the names are those of gpumem.Stats.
-cdef struct LiveCounters:
-    uint64_t limit              # 0: none
-    uint64_t in_use
-    uint64_t requested_in_use
-    uint64_t reserved
-    uint64_t max_in_use
-    uint64_t max_reserved
-    uint64_t num_allocs
-    uint64_t num_frees
-    uint64_t num_reserves
-    uint64_t num_extensions
-    uint64_t num_shrinkages
-    uint64_t max_alloc_size
-    uint64_t pages_moved
-    uint64_t driver_calls
-    uint64_t asleep_bytes
-
 cdef struct LiveResource:
     uint64_t id                 # of the resource in its process; never used again
     uint64_t budget             # id of the budget that it charges; 0: none
@@ -85,7 +67,7 @@ cdef struct LiveResource:
     char[32] memory             # texts are UTF-8, cut and ended by a 0
     char[24] kind
     char[64] name
-    LiveCounters counters
+    ArenaCounts counters
 
 cdef struct LiveBudget:
     uint64_t id                 # of the budget in its process; never used again
@@ -114,15 +96,19 @@ cdef uint32_t LIVE_FILE_BYTES = LIVE_HEADER_BYTES + 2 * LIVE_COPY_BYTES
 
 # Readers unpack the page without padding, as little-endian.
 assert sizeof(LiveHeader) == 40 and sizeof(LiveCopy) == 48 and sizeof(LiveBudget) == 112
-assert sizeof(LiveResource) == 144 + sizeof(LiveCounters) and sys.byteorder == "little"
+assert sizeof(LiveResource) == 144 + sizeof(ArenaCounts) and sys.byteorder == "little"
 
 cdef extern from "ticker.h" nogil:
     int ticker_start(void (*tick)() noexcept nogil, uint64_t period)
     void ticker_stop()
     void ticker_set_period(uint64_t period)
 
-cdef LiveCounters no_counters
-COUNTERS = tuple(no_counters)   # the names of the fields, in their order
+cdef ArenaCounts no_counts
+counts = tuple(no_counts)       # the names of the fields, in their order
+# Only a reader under an arena's lock knows these, or they mean nothing outside of an arena.
+hidden = ("spanned", "num_regions", "largest_free", "moves_refused")
+COUNTERS = tuple(name for name in counts if name not in hidden)     # named as in gpumem.Stats
+COUNTERS_FORMAT = "".join("8x" if name in hidden else "Q" for name in counts)   # for `struct`
 
 # CRC-32 of zlib, four bits at a time: polynomial 0xEDB88320, reflected.
 cdef uint32_t[16] CRC = [
@@ -432,9 +418,9 @@ _read_environment()
 # The counts of blocks never fall. A block that another thread freed counts as in use until its
 # owner's cache collects it.
 
-cdef bint read_counters(EventSource* source, LiveCounters* counters) noexcept nogil:
+cdef bint read_counters(EventSource* source, ArenaCounts* counters) noexcept nogil:
     # For a visitor of event sources: the owner cannot be freed. False: it is closed.
-    cdef LiveCounters before
+    cdef ArenaCounts before
     cdef int _attempt
     if is_closed(source):
         return False
@@ -460,35 +446,15 @@ cdef bint is_closed(const EventSource* source) noexcept nogil:
     return load32(<const uint32_t*>&(<const BlockLedger*>source.owner).closed)
 
 
-cdef void read_once(const EventSource* source, LiveCounters* counters) noexcept nogil:
-    memset(counters, 0, sizeof(LiveCounters))
+cdef void read_once(const EventSource* source, ArenaCounts* counters) noexcept nogil:
+    memset(counters, 0, sizeof(ArenaCounts))
     if source.owner_is == OWNER_ARENA:
-        read_arena(<const ArenaCore*>source.owner, counters)
+        arena_counts_now(<const ArenaCore*>source.owner, counters)
     elif source.owner_is == OWNER_LEDGER:
         read_ledger(<const BlockLedger*>source.owner, counters)
 
 
-cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept nogil:
-    cdef ArenaCounts now
-    arena_counts_now(arena, &now)
-    counters.limit = now.limit
-    counters.in_use = now.in_use
-    counters.requested_in_use = now.requested_in_use
-    counters.reserved = now.reserved
-    counters.max_in_use = now.max_in_use
-    counters.max_reserved = now.max_reserved
-    counters.num_allocs = now.num_allocs
-    counters.num_frees = now.num_frees
-    counters.num_reserves = now.num_reserves
-    counters.num_extensions = now.num_extensions
-    counters.num_shrinkages = now.num_shrinkages
-    counters.max_alloc_size = now.max_alloc_size
-    counters.pages_moved = now.pages_moved
-    counters.driver_calls = now.driver_calls
-    counters.asleep_bytes = now.asleep_bytes
-
-
-cdef void read_ledger(const BlockLedger* ledger, LiveCounters* counters) noexcept nogil:
+cdef void read_ledger(const BlockLedger* ledger, ArenaCounts* counters) noexcept nogil:
     # Without what the driver caches in a pool: the call that tells might block.
     cdef const LedgerCounters* now = &ledger.counters
     counters.limit = load64(&ledger.limit)

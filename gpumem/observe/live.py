@@ -29,7 +29,7 @@ _READS = 5  # of one page; a read fails only if two updates fall into it
 # Little-endian, as in `gpumem._live`.
 _HEADER = struct.Struct("<8sIIIIIIQ")
 _COPY = struct.Struct("<IIQQQIIII")
-_RESOURCE = struct.Struct(f"<QQQ32s24s64s{len(_live.COUNTERS)}Q")
+_RESOURCE = struct.Struct(f"<QQQ32s24s64s{_live.COUNTERS_FORMAT}")
 _BUDGET = struct.Struct("<QQ64s4Q")
 
 
