@@ -121,7 +121,7 @@ def test_malformed_number_is_refused_with_key_value_and_range(field, value):
         ("cuda_mempool_bytes_to_keep_on_shrink", 0, (1 << 64) - 1),
     ],
 )
-def test_ends_of_a_range_are_accepted_and_what_lies_beyond_is_not(field, low, high):
+def test_ends_of_a_range_are_accepted_and_values_outside_are_refused(field, low, high):
     for value in (low, high, str(low), str(high), np.int64(low)):
         assert getattr(ArenaConfig.from_mapping({field: value}), field) == int(value)
     for value in (low - 1, high + 1):

@@ -68,7 +68,7 @@ def test_reset_peaks_starts_from_current_use(arena):
 
 
 @pytest.mark.parametrize("of_what", ["streams", "chunks"])
-def test_arena_whose_tables_cannot_grow_refuses_the_next_block_and_goes_on(of_what):
+def test_arena_refuses_a_block_and_works_on_when_its_tables_cannot_grow(of_what):
     """As past the last stream or chunk, which would take minutes: both end in the same function."""
     child.run_quietly(f"""
 import resource

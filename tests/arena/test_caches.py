@@ -38,7 +38,7 @@ def test_block_freed_by_another_thread_returns_to_the_owner_cache(arena, other_t
     pin.close()
 
 
-def test_small_block_freed_by_another_thread_goes_back_to_its_own_range(make_arena, other_thread):
+def test_small_block_freed_by_another_thread_returns_to_its_own_range(make_arena, other_thread):
     arena = make_arena({"backing": "virtual"})
     large = [arena.allocate(32 * MIB) for _ in range(2)]  # from here on small ones have a range
     small = [arena.allocate(5000) for _ in range(3)]

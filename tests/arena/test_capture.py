@@ -165,7 +165,7 @@ def test_free_on_a_capturing_stream_records_no_event(make_arena, driver, stream)
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_what_is_freed_on_a_capturing_stream_serves_others_after_the_capture(
+def test_block_freed_on_a_capturing_stream_serves_other_streams_after_the_capture(
     make_arena, driver, stream, host, backing
 ):
     """An event that became a part of the graph would never complete."""
@@ -185,7 +185,7 @@ def test_what_is_freed_on_a_capturing_stream_serves_others_after_the_capture(
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_what_is_freed_waits_while_the_driver_does_not_say_whether_its_stream_captures(
+def test_freed_block_waits_while_the_driver_does_not_say_whether_its_stream_captures(
     make_arena, stream, host, backing
 ):
     arena = make_arena({"backing": backing, "max_mem": 8 * MIB, "oom_wait_ms": 0})

@@ -76,7 +76,7 @@ ALONE = {
     ("backing", "kind"),
     [("regions", kind) for kind in ALONE] + [("virtual", kind) for kind in [*ALONE, "prepared"]],
 )
-def test_idle_memory_goes_back_for_memory_that_cannot_lie_in_it(
+def test_arena_releases_idle_memory_for_a_request_that_does_not_fit_into_it(
     make_arena, kind, sizes, backing, limit
 ):
     """In threads' caches, and freed on a stream whose last event nobody has asked for."""

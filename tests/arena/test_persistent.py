@@ -63,7 +63,7 @@ def test_shrink_leaves_persistent_blocks_alone(arena):
     assert bytes(memoryview(weights)[:4]) == b"keep"
 
 
-def test_shrink_gives_back_every_region_without_a_live_block(make_arena):
+def test_shrink_releases_every_region_without_a_live_block(make_arena):
     arena = make_arena({"extend_strategy": "same_as_requested", "split_rule": "tight"})
     buffers = [arena.allocate(MIB) for _ in range(6)]
     for buffer in buffers[::2]:

@@ -106,7 +106,7 @@ def test_graphs_of_one_pool_share_its_pages_in_the_order_of_their_captures(
     graphs[0].pool.close()
 
 
-def test_no_page_of_a_pool_goes_back_while_it_has_a_graph(make_arena, driver, stream, host):
+def test_pool_with_a_graph_releases_no_page(make_arena, driver, stream, host):
     arena = make_arena()
     graph = Captured(driver, arena, stream)
     held = graph.pool.stats().reserved
@@ -123,7 +123,7 @@ def test_no_page_of_a_pool_goes_back_while_it_has_a_graph(make_arena, driver, st
 
 
 @pytest.mark.parametrize("number", range(1, 70))
-def test_sleep_and_wake_refused_once_leave_a_graph_whose_pages_moved(
+def test_graph_with_moved_pages_survives_a_refused_sleep_and_wake(
     make_arena, driver, stream, host, number
 ):
     before = host.used(0)
@@ -144,7 +144,7 @@ def test_sleep_and_wake_refused_once_leave_a_graph_whose_pages_moved(
 
 
 @pytest.mark.parametrize("end", ["close", "wake"])
-def test_pool_whose_pages_moved_again_and_again_ends_asleep(make_arena, stream, host, rng, end):
+def test_pool_ends_asleep_after_its_pages_moved_repeatedly(make_arena, stream, host, rng, end):
     before = host.used(0)
     arena = make_arena()
     live: list[gpumem.Buffer] = []
@@ -169,7 +169,7 @@ def test_pool_whose_pages_moved_again_and_again_ends_asleep(make_arena, stream, 
     assert host.used(0) == before
 
 
-def test_idle_memory_of_the_arena_goes_back_where_a_pool_grows(make_arena, driver, stream):
+def test_arena_releases_idle_memory_where_a_pool_grows(make_arena, driver, stream):
     """Else the arena's pages of before the capture are held beside the pool's."""
     arena = make_arena()
     arena.allocate(64 * MIB, stream).close()

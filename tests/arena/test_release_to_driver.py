@@ -371,7 +371,7 @@ def at_work(request, make_arena, streams, gate):
 
 @pytest.mark.parametrize("wait_ms", WAITS)
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
-def test_growth_leaves_dropped_memory_whose_release_waits_while_a_stream_is_at_work(
+def test_growth_leaves_dropped_memory_that_waits_for_a_busy_stream(
     make_arena, streams, gate, host, at_work, memory, wait_ms
 ):
     arena = make_arena(REGIONS | {"oom_wait_ms": wait_ms}, memory)
@@ -391,7 +391,7 @@ def test_growth_leaves_dropped_memory_whose_release_waits_while_a_stream_is_at_w
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
 @pytest.mark.parametrize("debug_heap", [False, True])
-def test_allocation_waits_no_longer_than_its_limit_for_a_region_whose_release_waits(
+def test_allocation_waits_at_most_its_limit_for_a_delayed_release_of_a_region(
     streams, gate, at_work, memory, policy, debug_heap
 ):
     settings = REGIONS | {"max_mem": 5 * MIB, "oom_wait_ms": 50, "stream_reuse": policy}
@@ -406,7 +406,7 @@ def test_allocation_waits_no_longer_than_its_limit_for_a_region_whose_release_wa
 
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
-def test_allocation_waits_until_a_region_whose_release_waits_can_go_back(
+def test_allocation_waits_until_a_delayed_region_can_be_released(
     make_arena, streams, gate, host, at_work, memory
 ):
     arena = make_arena(REGIONS | {"max_mem": 5 * MIB, "oom_wait_ms": HOUR_MS}, memory)
@@ -424,7 +424,7 @@ def test_allocation_waits_until_a_region_whose_release_waits_can_go_back(
 
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
-def test_interrupt_ends_the_wait_for_a_region_whose_release_waits(
+def test_interrupt_ends_the_wait_for_a_delayed_release_of_a_region(
     make_arena, streams, gate, host, at_work, memory
 ):
     arena = make_arena(REGIONS | {"max_mem": 5 * MIB, "oom_wait_ms": HOUR_MS}, memory)
@@ -470,7 +470,7 @@ DROPPED = [of_pinned, of_managed, for_ipc, of_file, a_registered_region, an_impo
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
 @pytest.mark.parametrize("wait_ms", WAITS)
 @pytest.mark.parametrize("drop", DROPPED)
-def test_allocation_leaves_dropped_memory_whose_release_waits(
+def test_allocation_leaves_dropped_memory_with_a_delayed_release(
     make_arena, streams, gate, host, drop, wait_ms, backing
 ):
     arena = make_arena({"backing": backing, "max_mem": 4 * MIB, "oom_wait_ms": wait_ms})
@@ -657,7 +657,7 @@ def test_dropped_graph_pool_gives_its_memory_back(make_arena, host):
 
 
 @pytest.mark.parametrize("end", ["shrink", "close", "allocate", "drop"])
-def test_region_goes_back_under_another_threads_capture(streams, driver, end):
+def test_region_is_released_under_another_threads_capture(streams, driver, end):
     """In mode global a free that is not relaxed fails, and invalidates the capture."""
     arena = gpumem.Arena("host", REGIONS | {"max_mem": 4 * MIB})
     other = gpumem.Arena("host", REGIONS)

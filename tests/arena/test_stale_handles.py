@@ -113,7 +113,7 @@ def test_stale_handle_changes_no_budget(make_arena):
     other.close()
 
 
-def test_passed_through_block_goes_back_to_the_driver_at_its_free_and_once(make_arena, host):
+def test_passed_through_block_is_released_to_the_driver_once_at_its_free(make_arena, host):
     arena = make_arena({"enable": False})
     for charged in (False, True):
         if charged:

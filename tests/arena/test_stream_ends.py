@@ -62,7 +62,7 @@ def test_streams_dropped_without_a_reset_free_their_slots(make_arena, host):
     assert host.call_count("cuStreamDestroy") - destroyed >= 400
 
 
-def test_streams_whose_memory_others_have_now_free_their_slots(make_arena):
+def test_streams_free_their_slots_once_other_streams_have_their_memory(make_arena):
     """No memory is marked with them, only their last free has no event behind it."""
     arena = make_arena()
     for _ in range(500):

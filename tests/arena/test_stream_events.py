@@ -133,7 +133,7 @@ def test_wait_policy_takes_a_block_of_the_default_stream(make_arena, streams, vi
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_block_whose_dead_bytes_a_budget_refuses_is_not_waited_for(
+def test_allocation_does_not_wait_for_a_block_with_dead_bytes_that_a_budget_refuses(
     make_arena, streams, virtual_clock, calls, recorded
 ):
     budget = gpumem.Budget(1500 * KIB)
@@ -441,7 +441,7 @@ def test_refused_request_queues_no_wait_and_takes_no_memory(
 
 
 @pytest.mark.parametrize("from_default", [False, True])
-def test_block_of_pages_waits_only_for_streams_whose_memory_it_takes(
+def test_block_of_pages_waits_only_for_the_streams_of_its_memory(
     make_arena, streams, driver, calls, from_default
 ):
     owner, other, taker, _ = streams
@@ -572,7 +572,7 @@ def test_pending_persistent_block_is_not_taken(make_arena, streams, driver):
 
 @pytest.mark.parametrize("call", ["cuCtxPushCurrent", "cuEventCreate", RECORD, WAIT])
 @pytest.mark.parametrize("policy", ["completed", "wait"])
-def test_block_is_not_handed_out_behind_a_call_that_failed(
+def test_block_is_not_allocated_behind_a_call_that_failed(
     make_arena, streams, driver, virtual_clock, policy, call
 ):
     arena, pin = single_block_arena(make_arena, policy)

@@ -196,7 +196,7 @@ def test_idle_memory_of_one_tag_serves_another(make_arena, host):
     assert arena.stats().reserved <= 16 * MIB
 
 
-def test_idle_memory_beyond_the_share_goes_back_before_a_tag_grows(arena, host):
+def test_arena_releases_idle_memory_above_the_share_before_a_tag_grows(arena, host):
     base = host.used(0)
     arena.allocate(64 * MIB).close()
     first = in_tag(arena, "a", 2 * MIB, 1)  # records what must have completed

@@ -82,7 +82,7 @@ def test_refused_region_is_retried_in_whole_granules(make_arena, faults):
     buffer.close()
 
 
-def test_region_whose_release_failed_is_released_later(make_arena, faults):
+def test_region_is_released_later_after_a_failed_release(make_arena, faults):
     before = parts(faults)
     arena = make_arena({"numa_node": 0})
     arena.allocate(3 * MIB).close()

@@ -125,7 +125,7 @@ def test_failed_registration_leaves_no_page(make_arena, faults):
     assert arena.stats().reserved == 0
 
 
-def test_region_whose_release_failed_is_released_later(make_arena, faults):
+def test_region_is_released_later_after_a_failed_release(make_arena, faults):
     before = held(faults)
     arena = make_arena(EXACT, PINNED)
     arena.allocate(8 * MIB).close()

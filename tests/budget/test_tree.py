@@ -207,7 +207,7 @@ def test_invalid_arguments_are_refused_by_name(arguments, error):
         Budget(*positional, **named)
 
 
-def test_holder_whose_name_is_no_utf8_is_shown_with_a_replacement():
+def test_holder_with_a_name_that_is_no_utf8_is_shown_with_a_replacement():
     budget = Budget(1 << 30)
     arena = gpumem.Arena("host", name="a\ud800", budget=budget)
     with arena.allocate(1000):
@@ -418,7 +418,7 @@ def test_soft_limits_callback_has_run_in_the_thread_that_passed_it_when_the_requ
     assert len(told) == 1
 
 
-def test_soft_limit_of_a_budget_without_a_callback_tells_nobody():
+def test_soft_limit_of_a_budget_without_a_callback_calls_nothing():
     told = []
     root = Budget(None, soft=10, name="root", on_pressure=lambda b, n: told.append((b.name, n)))
     child = Budget(None, soft=5, parent=root)

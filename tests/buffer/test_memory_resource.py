@@ -265,7 +265,7 @@ def test_stream_that_takes_a_block_back_waits_for_recorded_ones(host, share):
     assert side.query()
 
 
-def test_block_goes_back_after_a_wait_if_its_streams_cannot_be_ordered(host):
+def test_block_is_released_after_a_wait_if_its_streams_cannot_be_ordered(host):
     resource, driver, side = Plain(), HostDriver(), gpumem.Stream("host")
     for function in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"):
         buffer = resource.allocate(64)

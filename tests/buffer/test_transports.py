@@ -41,7 +41,7 @@ def test_block_for_ipc_is_one_driver_allocation_of_its_own(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_freed_block_for_ipc_goes_back_to_the_driver_and_to_no_other_request(config):
+def test_freed_block_for_ipc_is_released_to_the_driver_and_serves_no_other_request(config):
     arena = gpumem.Arena("host", config)
     buffer = arena.allocate(4 * MIB, transport="ipc")
     held = arena.stats().reserved
@@ -82,7 +82,7 @@ def test_registered_block_is_freed_by_the_call_that_legacy_handles_follow(host, 
     assert host.call_count("cuMemFreeAsync") == ordered + 1
 
 
-def test_shareable_block_that_is_registered_goes_back_as_before(host):
+def test_shareable_block_that_is_registered_is_released_as_before(host):
     arena = gpumem.Arena("host", {"backing": "regions"})
     buffer = arena.allocate(MIB, shareable=True)
     frees = host.call_count("cuMemFree")

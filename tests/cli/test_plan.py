@@ -235,7 +235,7 @@ def test_plan_refuses_an_output_that_cannot_be_written_before_it_reads_the_model
     assert err.count("\n") == 1
 
 
-def test_plan_writes_to_a_device_whose_folder_is_read_only(command, model, monkeypatch):
+def test_plan_writes_to_a_device_in_a_read_only_folder(command, model, monkeypatch):
     allowed = os.access
     monkeypatch.setattr(
         os, "access", lambda path, mode: str(path) != "/dev" and allowed(path, mode)

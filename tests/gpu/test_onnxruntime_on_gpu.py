@@ -103,7 +103,7 @@ def test_weights_and_activations_come_from_the_arena(arena, memory):
     assert memory.blocks == 0
 
 
-def test_what_a_run_does_not_need_any_more_goes_back(arena, memory):
+def test_run_frees_memory_that_it_no_longer_needs(arena, memory):
     session = session_over(memory, 16, 1024)
     weights = 16 * 4 * 1024**2
     session.run(None, {"x0": np.ones((8192, 1024), "f4")})

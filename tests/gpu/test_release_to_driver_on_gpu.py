@@ -71,7 +71,7 @@ def test_regions_go_back_beside_a_stream_their_arena_never_saw(
     assert not held.is_open
 
 
-def test_memory_of_a_region_is_free_for_everybody_at_once(driver, streams, held):
+def test_memory_of_a_released_region_serves_all_streams_at_once(driver, streams, held):
     arena = gpumem.Arena("cuda:0", REGIONS)
     arena.allocate(MIB, streams[1]).close()
     arena.shrink()  # what the driver makes for the first one
@@ -144,7 +144,7 @@ def test_allocation_leaves_dropped_pinned_memory(streams, held, wait_ms, backing
 
 
 @pytest.mark.parametrize("made", ["for ipc", "registered", "neither"])
-def test_memory_that_another_process_had_open_goes_back(driver, made):
+def test_memory_that_another_process_had_open_is_released(driver, made):
     arena = gpumem.Arena("cuda:0", REGIONS)
     free = []
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_memory_that_another_process_had_open_goes_back(driver, made):
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2])  # global, thread local, relaxed
-def test_region_goes_back_under_a_capture(driver, streams, mode):
+def test_region_is_released_under_a_capture(driver, streams, mode):
     arena = gpumem.Arena("cuda:0", REGIONS)
     arena.allocate(64 * MIB, streams[1]).close()
     mode = driver.CUstreamCaptureMode(mode)

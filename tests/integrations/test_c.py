@@ -335,7 +335,7 @@ def test_pressure_callback_makes_room_for_c():
     c.deallocate(address)
 
 
-def test_debug_heap_finds_what_c_writes_beyond_a_block():
+def test_debug_heap_finds_a_write_of_c_past_the_end_of_a_block():
     found = []
     arena = Arena("host", debug_heap={"on_error": found.append})
     c = CArena(arena)
@@ -482,7 +482,7 @@ def test_status_names_the_arenas_that_c_has(arena):
     assert gpumem.integrations.c.status() == gpumem.integrations.Status(False, {})
 
 
-def test_what_is_no_arena_is_refused():
+def test_object_that_is_no_arena_is_refused():
     for wrong in (None, "host", gpumem.get_default_resource("host")):
         if not isinstance(wrong, Arena):
             with pytest.raises(TypeError, match=r"expected a gpumem\.Arena"):

@@ -47,7 +47,7 @@ def test_failed_compilation_tells_what_the_compiler_said_and_leaves_nothing(fold
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_compiler_says_in_another_encoding_is_told(monkeypatch, tmp_path):
+def test_error_shows_a_compilers_message_in_another_encoding(monkeypatch, tmp_path):
     compiler = tmp_path / "compiler"
     compiler.write_bytes(b"#!/bin/sh\necho 'f\xfcr nichts' >&2\nexit 1\n")
     compiler.chmod(0o700)

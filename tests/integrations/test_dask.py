@@ -158,7 +158,7 @@ def test_client_sends_and_gets_bytes(client):
     assert str(again.memory) == "host:0"
 
 
-def test_results_beyond_the_budget_are_spilled_to_the_host_and_come_back(client):
+def test_results_above_the_budget_are_spilled_to_the_host_and_restored(client):
     one, _ = addresses(client)
     tensors = [
         client.submit(dask_tasks.filled, value, 8 * MIB, workers=[one], pure=False)
@@ -175,7 +175,7 @@ def test_results_beyond_the_budget_are_spilled_to_the_host_and_come_back(client)
     wait_until(lambda: by_pid(client)[busy.pid].spilled == 0)
 
 
-def test_descriptor_that_nobody_collects_expires_and_its_memory_goes_back(client):
+def test_uncollected_descriptor_expires_and_its_memory_is_freed(client):
     one, _ = addresses(client)
     pid = client.submit(os.getpid, workers=[one], pure=False).result()
     before = by_pid(client)[pid].expired
@@ -207,7 +207,7 @@ def test_scheduler_sees_each_workers_memory_in_its_heartbeat(client):
     "GPUMEM_DASK_KILLS" not in os.environ,
     reason="takes a minute of waiting for restarted workers: set GPUMEM_DASK_KILLS",
 )
-def test_shuffle_whose_workers_are_killed_is_right_and_leaves_nothing():
+def test_shuffle_is_right_and_leaves_nothing_after_its_workers_are_killed():
     print(dask_kills.run(kills=2, seed=3))
 
 
@@ -439,7 +439,7 @@ def test_store_charges_another_workers_block_whole_and_once_for_all_results_in_i
     assert store.imported == 0
 
 
-def test_store_puts_other_workers_memory_beyond_the_budget_on_the_host(store):
+def test_store_puts_other_workers_memory_above_the_budget_on_the_host(store):
     store["a"] = imported(5 * MIB, 3)
     assert (store.imported, store.spilled, store._budget.used) == (0, 5 * MIB, 0)
     with pytest.raises(BudgetExceededError):

@@ -170,13 +170,13 @@ def test_communicator_of_other_libraries_is_read_from_its_attribute(library, nam
 
 
 @pytest.mark.parametrize("given", [None, 0, -1, 2**64, True, "comm", 1.5, []])
-def test_what_is_no_communicator_is_refused(library, given):
+def test_object_that_is_no_communicator_is_refused(library, given):
     with pytest.raises(TypeError, match="communicator"):
         nccl.register(block(), given)
 
 
 @pytest.mark.parametrize("given", [None, 7, b"bytes"])
-def test_what_is_no_block_is_refused(library, given):
+def test_object_that_is_no_block_is_refused(library, given):
     with pytest.raises(TypeError, match="invalid memory"):
         nccl.register(given, COMMUNICATOR)
 

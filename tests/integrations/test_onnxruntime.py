@@ -97,7 +97,7 @@ def test_binding_keeps_its_tensors_alive(session):
         ({"x": SHAPE}, {"y": (4, 4)}, r"output 'y': its shape is \(4, 4\)"),
     ],
 )
-def test_what_is_not_of_the_model_is_refused(session, inputs, outputs, reason):
+def test_name_that_the_model_does_not_have_is_refused(session, inputs, outputs, reason):
     inputs, outputs = ({n: made(s) for n, s in each.items()} for each in (inputs, outputs))
     with pytest.raises(ConfigError, match=reason):
         integration.bind(session, inputs, outputs)
@@ -112,7 +112,7 @@ def test_tensors_that_do_not_fit_are_refused(session):
         integration.bind(session, {"x": made()}, {"y": made().as_read_only()})
 
 
-def test_tensor_whose_buffer_is_closed_is_not_bound(session):
+def test_tensor_with_a_closed_buffer_is_not_bound(session):
     x, closed = made(), made()
     closed.buffer.close()
     for inputs, outputs in (({"x": closed}, {}), ({"x": x}, {"y": closed})):
@@ -255,7 +255,7 @@ def test_onnx_runtime_and_others_in_turns_never_see_each_others_bytes(memory):
     assert np.array_equal(seen.numpy(), np.repeat(np.uint8(values)[:, None], nbytes, axis=1))
 
 
-def test_shrink_waits_for_the_legacy_stream_and_gives_back_all_but_weights(memory, arena):
+def test_shrink_waits_for_the_legacy_stream_and_releases_all_but_weights(memory, arena):
     provider = Provider(memory.provider_options)
     weights = provider.alloc(4 * MIB)
     gate = HostDriver().block(LEGACY)
@@ -330,7 +330,7 @@ def test_status_names_the_arenas_of_open_sessions(memory, arena):
     assert integration.status() == gpumem.integrations.Status(False, {})
 
 
-def test_what_cannot_be_a_sessions_memory_is_refused(ort, monkeypatch):
+def test_object_that_cannot_be_a_sessions_memory_is_refused(ort, monkeypatch):
     with pytest.raises(TypeError, match=r"expected a gpumem\.Arena"):
         integration.allocator(None)
     monkeypatch.setattr(integration, "_device_type", "cuda")

@@ -167,7 +167,7 @@ def test_default_arena_is_called_directly_after_its_first_block(mr, compiled):
     assert mr.sources[0] is mr.own
 
 
-def test_default_arena_does_not_replace_what_another_has_set_meanwhile(mr, compiled):
+def test_default_arena_does_not_replace_a_resource_that_another_thread_has_set(mr, compiled):
     stream, other = gpumem.Stream("host"), DeviceMemoryResource()
     with integration.using(), gpumem.using_resource(gpumem.Arena("host")):
         first = mr.sources[0]

@@ -62,7 +62,7 @@ def test_allocator_takes_the_place_of_pytorchs(driver):
     assert driver.start(1) == "gpumem 1 1"
 
 
-def test_block_comes_from_the_arena_and_goes_back(driver, arena):
+def test_block_is_allocated_from_the_arena_and_freed_to_it(driver, arena):
     address = driver.alloc(1000)
     ctypes.memset(address, 7, 1000)
     assert arena.stats().requested_in_use == 1000
@@ -149,7 +149,7 @@ def test_without_caching_blocks_of_a_replaced_arena_are_freed_in_it(driver, aren
     assert arena.stats().in_use == 0
 
 
-def test_empty_cache_of_a_pool_gives_back_what_is_idle_in_it_and_no_other_memory(
+def test_empty_cache_of_a_pool_releases_its_idle_memory_and_no_other(
     driver, arena, stream, numbers
 ):
     number, other = next(numbers), next(numbers)
@@ -408,7 +408,7 @@ def test_mem_pool_over_another_allocator_draws_from_it(driver, arena, stream, nu
 
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("foreign", [0, 1])
-def test_memory_of_an_ended_pool_goes_back_once_its_last_block_is_free(
+def test_memory_of_an_ended_pool_is_released_once_its_last_block_is_free(
     driver, arena, stream, numbers, foreign, queued
 ):
     number = next(numbers)

@@ -104,7 +104,7 @@ def test_recorded_stream_delays_reuse(caller, arena, stream):
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_emptied_cache_gives_back_what_queued_work_still_uses(
+def test_empty_cache_releases_memory_that_queued_work_still_uses(
     caller, arena, stream, host, recorded
 ):
     other = Stream("host")

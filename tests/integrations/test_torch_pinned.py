@@ -41,7 +41,7 @@ def stream(torch_stream):
     return torch_stream
 
 
-def test_block_has_its_exact_size_and_goes_back_to_the_arena(torch_driver, arena):
+def test_block_has_its_exact_size_and_is_freed_to_the_arena(torch_driver, arena):
     address, context = torch_driver.pinned_alloc(33 * MIB)
     ctypes.memset(address, 7, 33 * MIB)
     assert arena.stats().requested_in_use == 33 * MIB
@@ -57,7 +57,7 @@ def test_nothing_is_allocated_for_no_bytes(torch_driver, arena):
     assert arena.stats().num_allocs == 0
 
 
-def test_freed_block_comes_back_once_the_streams_that_used_it_have_passed(
+def test_freed_block_is_reused_once_the_streams_that_used_it_have_passed(
     torch_driver, arena, stream
 ):
     address, context = torch_driver.pinned_alloc(4096)
@@ -106,7 +106,7 @@ def test_allocation_waits_for_freed_blocks_before_memory_is_out(torch_driver, st
     torch_hooks.serve(torch_hooks.PINNED, Arena("host/pinned"))
 
 
-def test_block_whose_stream_takes_no_event_stays_in_use(torch_driver, arena, capfd):
+def test_block_stays_in_use_if_its_stream_takes_no_event(torch_driver, arena, capfd):
     address, context = torch_driver.pinned_alloc(4096)
     torch_driver.pinned_record(address, context, BROKEN)
     torch_driver.pinned_free(context)

@@ -308,7 +308,7 @@ def test_device_that_can_export_makes_its_pages_exportable():
     )
 
 
-def test_pages_beyond_what_was_said_are_refused():
+def test_pages_past_the_declared_count_are_refused():
     run("""
         address = torch.alloc(5000)
         _, _, _, pages = pages_of(address)

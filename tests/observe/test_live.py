@@ -399,7 +399,7 @@ def page_of(copy, *, stride=4096, resources=0, budgets=0):
 
 
 @pytest.mark.parametrize("counts", [(2, 0), (0, 9), (1, 1), (2**32 - 1, 2**32 - 1), (0, 0)])
-def test_page_whose_counts_contradict_its_bytes_is_damaged(stray, counts):
+def test_page_with_counts_that_contradict_its_bytes_is_damaged(stray, counts):
     stray.write_bytes(page_of(bytes(live._RESOURCE.size), resources=counts[0], budgets=counts[1]))
     with pytest.raises(gpumem.GpumemError, match="is damaged: neither copy is whole"):
         observe.LivePage.of_process(2**31 - 8)

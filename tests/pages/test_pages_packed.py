@@ -222,7 +222,7 @@ def test_block_goes_behind_a_low_page_in_use_that_cuts_a_row_in_two(make_arena):
     assert arena.allocate(8 * MIB).ptr == place
 
 
-def test_block_goes_to_idle_pages_behind_a_low_place_whose_memory_went_back(make_arena):
+def test_block_is_placed_on_idle_pages_behind_a_low_place_without_memory(make_arena):
     arena = make_arena(VIRTUAL | {"page_move_threshold": 0, "page_move_budget": 1})
     first, low, _a, _pin = row(arena, 2, 6, 2, 64)
     place = low.ptr

@@ -167,7 +167,7 @@ def test_refused_shrink_keeps_memory_for_the_next_one(host, call):
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_persistent_block_whose_release_fails_goes_back_later(host):
+def test_persistent_block_is_released_later_after_a_failed_release(host):
     arena = gpumem.Arena("host", {"backing": "regions"})
     arena.allocate_persistent(3 * MIB).close()
     host.fail("cuMemFreeAsync", 1, INVALID_VALUE, 0)

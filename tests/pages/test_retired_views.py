@@ -72,7 +72,7 @@ def test_pages_move_again_before_the_work_of_their_stream_is_done(make_arena, st
 
 
 @pytest.mark.parametrize("seed", [5, 10])
-def test_shrink_gives_back_pages_that_moved_again_once_the_work_is_done(
+def test_shrink_releases_pages_that_moved_again_once_the_work_is_done(
     make_arena, host, stream, seed
 ):
     arena = make_arena(MOVES_ALL)

@@ -34,7 +34,7 @@ def test_interrupt_ends_a_replay(make_arena):
     assert stats.in_use == 0
 
 
-def test_interrupt_ends_a_replay_whose_events_are_slow():
+def test_interrupt_ends_a_replay_of_slow_events():
     """It is looked for by the time that passed, not only after thousands of events."""
     child.run_quietly(f"""
 import signal, threading, time

@@ -281,7 +281,7 @@ def test_address_that_was_not_freed_is_refused(heap, waits):
 @pytest.mark.parametrize(
     ("offset", "nbytes"), [(-64, 65), (-64, 4096), (16, 16), (16, 4096), (112, 16)]
 )
-def test_block_that_overlaps_one_that_was_not_freed_is_refused_and_goes_back(waits, offset, nbytes):
+def test_block_that_overlaps_a_live_block_is_refused_and_freed(waits, offset, nbytes):
     page = np.zeros(1 << 16, np.uint8).ctypes.data + 4096 & ~4095
     given, freed = [page, page + offset], []
     stream, driver = gpumem.Stream("host"), HostDriver()
@@ -389,7 +389,7 @@ def test_thousands_of_addresses_are_told_apart(heap):
         (gpumem.MemoryInfo("host", alignment=4), 2, 4),
     ],
 )
-def test_misaligned_address_is_refused_and_goes_back(functions, memory, off, alignment):
+def test_misaligned_address_is_refused_and_freed(functions, memory, off, alignment):
     page = mmap.mmap(-1, 4096)
     given = np.frombuffer(page, np.uint8).ctypes.data + off
     freed = []
@@ -698,7 +698,7 @@ def test_out_of_memory_waits_for_pending_frees(heap, host):
 
 
 @pytest.mark.parametrize("call", ["allocate", "allocate, with a budget", "shrink"])
-def test_block_whose_stream_is_done_does_not_wait_for_an_older_ones(heap, host, call):
+def test_block_of_a_finished_stream_does_not_wait_for_an_older_block(heap, host, call):
     driver, busy, done = HostDriver(), gpumem.Stream("host"), gpumem.Stream("host")
     budget = gpumem.Budget(1000) if "budget" in call else None
     heap.limit = 1000 if budget is None else 1 << 60

@@ -95,7 +95,7 @@ def test_close_is_refused_while_a_view_lives():
         pool.allocate(1)
 
 
-def test_shrink_releases_all_beyond_the_bytes_to_keep():
+def test_shrink_releases_all_but_the_bytes_to_keep():
     config = {"release_threshold": 1 << 40, "bytes_to_keep_on_shrink": 0}
     with gpumem.DriverPool("host", config) as pool:
         pool.allocate(8 * MIB).close()

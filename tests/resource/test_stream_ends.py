@@ -220,7 +220,7 @@ def test_reused_slot_is_another_stream(ledger_resource):
             assert (other.stream, block.stream) == (first, second)
 
 
-def test_stream_whose_end_names_others_leaves_the_block_on_its_own(ledger_resource):
+def test_stream_that_names_others_at_its_end_leaves_the_block_on_its_own(ledger_resource):
     """The object of an ended stream runs code of users when it is dropped."""
 
     class Ends:

@@ -225,7 +225,7 @@ def frees(host):
     return sum(host.call_count(name) for name in names)
 
 
-def test_arena_whose_work_is_done_is_closed_at_its_end(environment, host):
+def test_environment_closes_an_arena_with_finished_work_at_its_end(environment, host):
     stream = gpumem.Stream("host")
     for memory in ("host", "host/host_accessible", "host/managed"):
         arena = environment.register(memory)

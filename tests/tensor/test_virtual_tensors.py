@@ -62,7 +62,7 @@ def test_page_is_the_largest_power_of_two_in_a_step(arena, row, step, page):
     assert cache.row_nbytes == row
 
 
-def test_page_goes_back_when_none_of_its_rows_is_committed(arena):
+def test_page_is_released_when_none_of_its_rows_is_committed(arena):
     cache = cache_of(arena, committed=6)
     cache.release(1, 3)
     assert cache.held_nbytes == 6 * MIB  # rows 0 and 3 keep their pages

@@ -162,7 +162,7 @@ def test_memory_stays_mapped_while_a_stream_uses_it(importer, describe, host, fd
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_block_of_another_pool_goes_back_after_every_streams_work(importer, end):
+def test_block_of_another_pool_is_freed_after_every_streams_work(importer, end):
     driver, side = HostDriver(), gpumem.Stream("host")
     pool = gpumem.DriverPool("host", {"shareable": True})
     buffer = pool.allocate(1 << 16)

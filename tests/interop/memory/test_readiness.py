@@ -210,7 +210,7 @@ def test_copy_of_memory_to_come_holds_up_no_stream_that_was_not_named(memory, na
 
 
 @pytest.mark.parametrize("kind", ["host", "host/host_accessible", "host/managed"])
-def test_one_thread_reads_a_frame_to_come_and_works_on_the_default_stream_meanwhile(memory, kind):
+def test_thread_works_on_the_default_stream_while_its_read_of_a_later_frame_waits(memory, kind):
     reader = gpumem.Stream("host")
     with gpumem.interop.HostTimeline.create() as timeline, gpumem.Arena(kind) as arena:
         frame, other = memory.tensor(4, "u1"), memory.tensor(4, "u1", offset=4)
