@@ -246,32 +246,3 @@ held = [cuda.alloc(1000), cuda.pinned(1000)]
 )
 def test_exit_is_quiet(end):
     child.run_quietly(FAKE + end)
-
-
-def test_c_functions_go_through_cupys_cfunctionallocator(cuda, arena, monkeypatch):
-    class CFunctionAllocator:
-        def __init__(self, param, malloc, free, owner):
-            self.given = param, malloc, free, owner
-
-        def malloc(self, nbytes):
-            return self.given
-
-    class Functions:
-        param, malloc, free = 1, 2, 3
-
-        def __init__(self, arena, stream):
-            self.arena = arena
-
-    monkeypatch.setattr(cuda.memory, "CFunctionAllocator", CFunctionAllocator, raising=False)
-    monkeypatch.setattr(integration, "Functions", Functions)
-    with pytest.raises(IntegrationError, match="does not export its C function"):
-        integration.allocator(arena, c_functions=True)
-    parts = integration._parts()
-    current = type("CurrentStream", (), {"stream_address": 4})()
-    with monkeypatch.context() as patch:
-        patch.setattr(integration, "_parts", lambda: parts._replace(current=current))
-        malloc = integration.allocator(arena, c_functions=True)
-    assert malloc(1)[:3] == (1, 2, 3)
-    assert malloc(1)[3].arena is arena
-    with pytest.raises(TypeError, match=r"expected a gpumem\.Arena"):
-        integration.allocator(None, c_functions=True)

@@ -188,11 +188,6 @@ cdef class CurrentStream:
         """Whether CuPy's C functions are used."""
         return self.device_function != NULL
 
-    @property
-    def stream_address(self):
-        """Address of CuPy's C function for a device's current stream; 0: it exports none."""
-        return <uintptr_t>self.stream_function
-
     cdef int device(self) except -1:
         if self.device_function != NULL:
             return self.device_function(0)

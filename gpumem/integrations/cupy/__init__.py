@@ -21,7 +21,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from gpumem._arena.arena import Arena
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem.device import MemoryKind
@@ -36,7 +35,6 @@ from gpumem.integrations._common.resources import (
 )
 from gpumem.integrations._common.switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._common.versions import import_framework, require_gpu
-from gpumem.integrations.cupy._functions import Functions
 
 __all__ = ["allocator", "disable", "enable", "status", "using"]
 
@@ -118,18 +116,13 @@ def status() -> Status:
     return _switch.status()
 
 
-def allocator(resource: ResourceLike = None, *, c_functions: bool = False) -> Callable[[int], Any]:
+def allocator(resource: ResourceLike = None) -> Callable[[int], Any]:
     """Return an allocator function for ``cupy.cuda.using_allocator``, ``MemoryPool`` and others.
 
     Parameters
     ----------
     resource
         As `enable`.
-    c_functions : bool
-        Whether CuPy calls an arena by C functions, through its ``CFunctionAllocator``: `resource`
-        is one `Arena` then, and other devices have no memory. Blocks are not `gpumem.Buffer`
-        objects, and exhaustion is a MemoryError without a report. It is for code that takes such
-        an allocator; the default is not slower.
 
     Returns
     -------
@@ -139,15 +132,9 @@ def allocator(resource: ResourceLike = None, *, c_functions: bool = False) -> Ca
     Raises
     ------
     MissingFrameworkError, IntegrationError, ConfigError, TypeError
-        As `enable`. IntegrationError also if the C functions cannot be compiled, or this CuPy does
-        not export the one for the current stream.
+        As `enable`.
     """
-    if not c_functions:
-        return _parts().allocator(_resources(resource))
-    if not isinstance(resource, Arena):
-        raise TypeError(f"invalid resource = {resource!r}: expected a gpumem.Arena")
-    _resources(resource)  # checks that CuPy can use it
-    return _parts().c_allocator(resource)
+    return _parts().allocator(_resources(resource))
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -175,20 +162,6 @@ class _Parts(NamedTuple):
 
     def allocator(self, resources: Resources) -> Callable[[int], Any]:
         return CupyAllocator(resources, self.current, self.maker, self.no_memory).malloc
-
-    def c_allocator(self, arena: Arena) -> Callable[[int], Any]:
-        stream = self.current.stream_address
-        if not stream:
-            raise IntegrationError("this CuPy does not export its C function for the stream")
-        try:
-            functions = Functions(arena, stream)
-        except (RuntimeError, OSError) as error:
-            raise IntegrationError(f"the C functions cannot be used: {error}") from error
-        made: Any = self.cuda.memory.CFunctionAllocator(
-            functions.param, functions.malloc, functions.free, functions
-        )
-        malloc: Callable[[int], Any] = made.malloc
-        return malloc
 
     def pinned_allocator(self, resources: Resources) -> Callable[[int], Any]:
         def allocate_pinned(nbytes: int) -> Any:
