@@ -130,11 +130,17 @@ def leave_room(host):
 
 
 @pytest.fixture
-def make_arena():
-    """Make arenas on the host; each is validated and closes at the end, so none leaks a block."""
+def make_arena(request):
+    """Make arenas on the host; each is validated and closes at the end, so none leaks a block.
+
+    `ARENA_CONFIG` of a test's module holds the settings that its arenas have beside their own.
+    """
     made = []
+    defaults = getattr(request.module, "ARENA_CONFIG", None)
 
     def make(config=None, memory="host", **more) -> gpumem.Arena:
+        if defaults:
+            config = defaults | (config or {})
         made.append(gpumem.Arena(memory, config, **more))
         return made[-1]
 

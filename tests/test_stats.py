@@ -1,26 +1,14 @@
 """The counters of an arena, and ONNX Runtime's names for them."""
 
-import pytest
-
 import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
+ARENA_CONFIG = {"backing": "regions", "split_rule": "tight"}
 
 ORT_KEYS = [
     "Limit", "InUse", "RequestedInUse", "TotalAllocated", "MaxInUse", "NumAllocs", "NumReserves",
     "NumArenaExtensions", "NumArenaShrinkages", "MaxAllocSize",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def make_arena(make_arena):
-    """Make arenas of regions, which is what these tests are about."""
-
-    def make(config=None, *arguments, **more):
-        config = {"backing": "regions", "split_rule": "tight"} | dict(config or {})
-        return make_arena(config, *arguments, **more)
-
-    return make
 
 
 def test_stats_and_shrink_reports_are_short_and_tables_in_notebooks(make_arena):

@@ -5,17 +5,7 @@ import pytest
 import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-@pytest.fixture
-def make_arena(make_arena):
-    """Make arenas of regions, which is what these tests are about."""
-
-    def make(config=None, *arguments, **more):
-        config = {"backing": "regions", "split_rule": "tight"} | dict(config or {})
-        return make_arena(config, *arguments, **more)
-
-    return make
+ARENA_CONFIG = {"backing": "regions", "split_rule": "tight"}
 
 
 def grow(arena, *requests):
