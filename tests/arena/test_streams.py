@@ -387,24 +387,18 @@ def shared_region(make_arena, streams):
     return arena
 
 
-def test_small_free_does_not_take_the_large_free_memory_beside_it_from_others(
-    make_arena, streams, virtual_clock
+@pytest.mark.parametrize(
+    ("stream", "mib"),
+    [pytest.param(0, 16, id="its own stream has all"), pytest.param(1, 12, id="another the rest")],
+)
+def test_small_free_leaves_the_large_free_memory_beside_it_to_all_streams(
+    make_arena, streams, virtual_clock, stream, mib
 ):
     arena = shared_region(make_arena, streams)
     virtual_clock.set_lag(LAG)
     arena.allocate(MIB, streams[0]).close(streams[0])
-    arena.blocks()  # frees what the thread has cached
-    assert arena.allocate(12 * MIB, streams[1]).allocated_nbytes == 12 * MIB
-
-
-def test_stream_has_its_own_unfinished_memory_together_with_what_is_free_for_all(
-    make_arena, streams, virtual_clock
-):
-    arena = shared_region(make_arena, streams)
-    virtual_clock.set_lag(LAG)
-    arena.allocate(MIB, streams[0]).close(streams[0])
-    arena.blocks()  # frees what the thread has cached
-    assert arena.allocate(16 * MIB, streams[0]).allocated_nbytes == 16 * MIB
+    arena.blocks()  # frees the blocks that the thread has cached
+    assert arena.allocate(mib * MIB, streams[stream]).allocated_nbytes == mib * MIB
 
 
 def test_mark_spreads_over_no_more_than_its_own_size(make_arena, streams, virtual_clock):

@@ -122,19 +122,10 @@ def test_capacity_comes_from_the_environment(child):
     child("assert driver.cuDeviceTotalMem(0) == 123456789", GPUMEM_HOST_CAPACITY="123456789")
 
 
-def test_capacity_in_the_environment_takes_a_unit():
+@pytest.mark.parametrize("device", ["Device('host')", "devices()[-1]"])
+def test_capacity_in_the_environment_takes_a_unit_before_any_first_call(device):
     done = subprocess.run(
-        [sys.executable, "-c", "import gpumem; print(gpumem.Device('host').total_bytes)"],
-        env=os.environ | {CAPACITY: "1.5GiB"},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.stdout, done.stderr) == (f"{3 << 29}\n", "")
-
-
-def test_capacity_in_the_environment_takes_a_unit_whatever_is_called_first():
-    done = subprocess.run(
-        [sys.executable, "-c", "import gpumem; print(gpumem.devices()[-1].total_bytes)"],
+        [sys.executable, "-c", f"import gpumem; print(gpumem.{device}.total_bytes)"],
         env=os.environ | {CAPACITY: "1.5GiB"},
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ from gpumem import Device, Stream
 
 MIB = 1 << 20
 VIRTUAL = {"backing": "virtual"}
+REGIONS = {"backing": "regions", "initial_chunk_size_bytes": 64 * MIB}
 
 
 def row(arena, *sizes):
@@ -22,40 +23,25 @@ def row(arena, *sizes):
     return blocks
 
 
-def test_block_is_placed_in_a_low_chunk_rather_than_the_tightest(make_arena):
-    arena = make_arena(VIRTUAL)
-    low, _a, tight, _b = row(arena, 8, 2, 4, 2)
-    place = low.ptr
-    tight.close()
-    low.close()
-    assert arena.allocate(4 * MIB).ptr == place
-
-
-def test_packed_block_does_not_reuse_the_last_address_of_its_size(make_arena):
-    arena = make_arena(VIRTUAL)
-    low, _a, last, _b = row(arena, 4, 2, 4, 2)
-    place = low.ptr
-    low.close()
-    last.close()
-    assert arena.allocate(4 * MIB).ptr == place
-
-
-def test_one_mib_block_reuses_the_last_address_of_its_size(make_arena):
-    arena = make_arena(VIRTUAL)
-    low, _a, last, _b = row(arena, 1, 2, 1, 2)
-    place = last.ptr
-    low.close()
-    last.close()
-    assert arena.allocate(MIB).ptr == place
-
-
-def test_arena_of_regions_allocates_the_tightest_chunk(make_arena):
-    arena = make_arena({"backing": "regions", "initial_chunk_size_bytes": 64 * MIB})
-    low, _a, tight, _b = row(arena, 8, 2, 4, 2)
-    place = tight.ptr
-    tight.close()
-    low.close()
-    assert arena.allocate(4 * MIB).ptr == place
+@pytest.mark.parametrize(
+    ("config", "first", "second", "freed", "placed"),
+    [
+        pytest.param(VIRTUAL, 8, 4, "second first", "first", id="low before tightest"),
+        pytest.param(VIRTUAL, 4, 4, "first second", "first", id="low before last freed"),
+        pytest.param(VIRTUAL, 1, 1, "first second", "second", id="one MiB: last freed before low"),
+        pytest.param(REGIONS, 8, 4, "second first", "second", id="regions: tightest before low"),
+    ],
+)
+def test_block_is_placed_in_the_preferred_of_two_chunks(
+    make_arena, config, first, second, freed, placed
+):
+    arena = make_arena(config)
+    low, _a, high, _b = row(arena, first, 2, second, 2)
+    chunks = {"first": low, "second": high}
+    place = chunks[placed].ptr
+    for name in freed.split():
+        chunks[name].close()
+    assert arena.allocate(second * MIB).ptr == place
 
 
 def test_beside_pending_memory_the_tightest_chunk_is_allocated(make_arena):

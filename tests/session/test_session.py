@@ -202,35 +202,32 @@ def test_later_work_of_the_stream_follows_the_output_copy(monkeypatch, host):
         session.compute_stream.synchronize()
 
 
+def assert_run_reads_threes(session, x):
+    """Work on the stream of a run reads the threes of an input."""
+    session.bind_input("x", x)
+    seen = []
+
+    def work(ctx):
+        ctx.stream.synchronize()
+        seen.append((ctx.inputs["x"].numpy(sync=False) == 3).all())
+
+    session.run(work)
+    assert seen == [True]
+
+
 def test_copied_inputs_are_ready_for_work_on_the_stream(monkeypatch, host):
     monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     host.set_lag(5_000_000)
-    seen = []
     with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
-        session.bind_input("x", gpumem.full(4096, 3, "u1", memory="host"))
-
-        def work(ctx):
-            ctx.stream.synchronize()
-            seen.append((ctx.inputs["x"].numpy(sync=False) == 3).all())
-
-        session.run(work)
-    assert seen == [True]
+        assert_run_reads_threes(session, gpumem.full(4096, 3, "u1", memory="host"))
 
 
 def test_input_with_queued_writes_is_waited_for(host):
     host.set_lag(2_000_000)
     stream = gpumem.Stream("host")
     x = gpumem.full(4096, 3, "u1", memory="host", stream=stream)
-    seen = []
     with gpumem.Session("host") as session:
-        session.bind_input("x", x)
-
-        def work(ctx):
-            ctx.stream.synchronize()
-            seen.append((ctx.inputs["x"].numpy(sync=False) == 3).all())
-
-        session.run(work)
-    assert seen == [True]
+        assert_run_reads_threes(session, x)
 
 
 def test_each_run_reads_current_inputs(session):

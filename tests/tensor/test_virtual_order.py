@@ -93,6 +93,20 @@ def test_each_release_waits_for_the_streams_of_its_own_rows(arena):
     assert cache.held_nbytes == 2 * MIB
 
 
+def assert_rows_wait(arena, cache, own):
+    """Two rows are held although the work of their own stream is done."""
+    own.synchronize()
+    arena.shrink()
+    assert cache.held_nbytes == 2 * MIB
+
+
+def assert_rows_are_released(arena, cache, side):
+    """No row is held once the work of the recorded stream is done."""
+    side.synchronize()
+    arena.shrink()
+    assert cache.held_nbytes == 0
+
+
 def test_recorded_stream_of_a_tensor_of_rows_holds_these_rows_only(arena):
     own, side = gpumem.Stream("host"), gpumem.Stream("host")
     cache = cache_of(arena, committed=4, stream=own)
@@ -100,12 +114,8 @@ def test_recorded_stream_of_a_tensor_of_rows_holds_these_rows_only(arena):
     with HostDriver().block(side):
         cache.release(2, 4)
         cache.release(0, 2)
-        own.synchronize()
-        arena.shrink()
-        assert cache.held_nbytes == 2 * MIB
-    side.synchronize()
-    arena.shrink()
-    assert cache.held_nbytes == 0
+        assert_rows_wait(arena, cache, own)
+    assert_rows_are_released(arena, cache, side)
 
 
 def test_note_of_a_stream_ends_with_the_release_of_its_rows(arena):
@@ -133,12 +143,8 @@ def test_rows_that_are_taken_back_keep_their_note(arena):
         cache.release(0, 2)
         cache.commit(2)  # before the work on `side` has ended
         cache.release(0, 2)
-        own.synchronize()
-        arena.shrink()
-        assert cache.held_nbytes == 2 * MIB
-    side.synchronize()
-    arena.shrink()
-    assert cache.held_nbytes == 0
+        assert_rows_wait(arena, cache, own)
+    assert_rows_are_released(arena, cache, side)
 
 
 def test_notes_of_streams_that_come_and_go_keep_no_slots(arena):

@@ -109,7 +109,8 @@ def test_random_commits_and_releases_keep_to_a_model(arena, rng):
             cache.release(first, last)
         for number in range(first, last):
             if wanted and not model[number]:
-                ctypes.memset(cache.ptr + number * row, number, row)
+                for offset in (*range(0, row, MIB), row - 1):  # at least once in every page
+                    ctypes.memset(cache.ptr + number * row + offset, number, 1)
             model[number] = wanted
         kept = [number for number in range(ROWS) if model[number]]
         pages = {at for n in kept for at in range(n * row // page, (n * row + row - 1) // page + 1)}
