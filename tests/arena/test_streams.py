@@ -2,11 +2,11 @@
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.single_block import BLOCK, can_have_it, single_block_arena
 
 import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
-BLOCK = MIB - 256
 LAG = 1_000_000  # ns
 POLICIES = ["completed", "wait", "never"]
 
@@ -20,23 +20,6 @@ def streams():
 def driver(virtual_clock):
     """Work for streams; on the virtual clock a query lets every worker do what it can first."""
     return HostDriver()
-
-
-def single_block_arena(make_arena, policy, stream):
-    """Make an arena with room for one block of BLOCK bytes, beside a small one that pins it."""
-    arena = make_arena(
-        {"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0}
-    )
-    return arena, arena.allocate(256, stream)
-
-
-def can_have_it(arena, stream):
-    """Tell whether the stream is handed the block."""
-    try:
-        arena.allocate(BLOCK, stream).close(stream)
-    except gpumem.OutOfMemoryError:
-        return False
-    return True
 
 
 # ---- driver calls --------------------------------------------------------------------------------

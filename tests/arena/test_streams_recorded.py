@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
-from helpers.single_block import BLOCK, MIB, next_address, single_block_arena
+from helpers.single_block import BLOCK, MIB, can_have_it, next_address, single_block_arena
 
 import gpumem
 
@@ -24,10 +24,6 @@ def streams():
 @pytest.fixture
 def driver(virtual_clock):
     return HostDriver()
-
-
-def can_have_it(arena, stream):
-    return next_address(arena, stream) is not None
 
 
 def drop(buffer, view):
