@@ -213,8 +213,16 @@ class BuildModules(build_ext):
         begin = time.time()
         super().run()
         if self.inplace:
+            self.remove_leftovers()
             STAMP.touch()
             os.utime(STAMP, (begin, begin))
+
+    def remove_leftovers(self) -> None:
+        """Remove compiled modules that have no source: each would hide a .py file of its name."""
+        built = {self.get_ext_fullpath(module.name) for module in self.extensions}
+        for path in PACKAGE.rglob("*" + self.get_ext_filename("")):
+            if str(path.resolve()) not in built:
+                path.unlink()
 
     def build_extensions(self) -> None:
         """Build what is out of date."""

@@ -433,7 +433,7 @@ def _open_any(device_type: str) -> DriverDevice:
 
 def _provider(device_type: str) -> Any:
     if device_type == "cuda":
-        from gpumem._native.driver import cuda as _cuda
+        from gpumem._native.driver import table as _cuda
 
         return _cuda
     from gpumem._native.driver import host as _host
@@ -542,7 +542,7 @@ def driver_status() -> DriverStatus:
     >>> bool(status.reason) is not status.available      # the reason, if it is not
     True
     """
-    from gpumem._native.driver import cuda as _cuda
+    from gpumem._native.driver import table as _cuda
 
     reason = _cuda.load()
     if reason is not None:

@@ -2,8 +2,8 @@
 
 from gpumem._buffer.buffer cimport (
     array_owner, Buffer, buffer_end, buffer_hand_over, buffer_lease, buffer_note_consumer,
-    buffer_of, buffer_share, drop_share, empty_buffer, Place, PLACE_EXPORTABLE, PLACE_FIXED,
-    PLACE_SLEEPS, require_open, ResourceBase,
+    buffer_of, buffer_share, drop_share, empty_buffer, note_discarded, Place, PLACE_EXPORTABLE,
+    PLACE_FIXED, PLACE_SLEEPS, raise_discarded, require_open, ResourceBase,
 )
 from gpumem._buffer.dlpack cimport (
     call_first, DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED,
@@ -21,15 +21,13 @@ from gpumem._buffer.ledger cimport (
     ledger_lease, ledger_make, ledger_move, ledger_order_uses, ledger_reset_peaks, ledger_return,
     ledger_stream, LedgerBlock, LedgerCounters,
 )
-from gpumem._buffer.order cimport (
-    finish_stream, host_may_read, host_may_write, order_after, order_before, order_host,
-    order_host_writing, order_read, order_settled, order_stream, order_written, own_stream,
-    wait_for_stream,
-)
 from gpumem._buffer.resource cimport (
     alignment_in, alignment_of, BorrowedMemory, MemoryResource, resource_adapt, resource_begin,
     resource_charge, resource_claim, resource_deliver, resource_init, set_resource_hook, size_of,
 )
 from gpumem._buffer.stream cimport (
-    device_of_stream, is_capturing, keeps_itself, Stream, stream_handle, stream_is_capturing,
+    device_of_stream, finish_stream, host_may_read, host_may_write, is_capturing, keeps_itself,
+    order_after, order_before, order_host, order_host_writing, order_read, order_settled,
+    order_stream, order_written, own_stream, Stream, stream_handle, stream_is_capturing,
+    wait_for_stream,
 )

@@ -122,3 +122,7 @@ cdef Lease* buffer_lease(Buffer buffer) except NULL
 cdef Lease* buffer_hand_over(Buffer buffer) noexcept
 cdef inline void drop_share(void* lease) noexcept nogil:
     lease_drop(<Lease*>lease)
+# NumPy discards the exception of `__getbuffer__`, and in the same call calls `__array__` of that
+# object, which passes its exceptions on: Ctrl-C is noted in the one and raised again in the other.
+cdef int note_discarded(object exporter, object error) except -1
+cdef int raise_discarded(object exporter) except -1

@@ -1,5 +1,7 @@
 """Buffer: a block of memory and the right to it."""
 
+from _thread import get_ident
+
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore
@@ -36,6 +38,9 @@ from gpumem.errors import ClosedError, ConfigError
 cdef extern from "Python.h":
     void set_references "Py_SET_REFCNT" (PyObject* dying, Py_ssize_t count)
     PyObject* PyErr_Occurred() noexcept     # borrowed
+    ctypedef struct PyFrameObject:
+        pass
+    PyFrameObject* PyEval_GetFrame()        # borrowed
 
 cdef char* BYTES_FORMAT = "B"
 
@@ -412,7 +417,11 @@ cdef class Buffer:
                               "memory first")
         if flags & PyBUF_WRITABLE and self.home.is_read_only:
             raise BufferError("this buffer is read-only")
-        self.home.order_view(self)
+        try:
+            self.home.order_view(self)
+        except KeyboardInterrupt as error:
+            note_discarded(self, error)
+            raise
         view.internal = buffer_share(self)
         view.buf = <void*>self.address
         view.len = self.requested_bytes
@@ -434,6 +443,7 @@ cdef class Buffer:
         Where that fails NumPy asks here, and passes the exception on.
         """
         import numpy
+        raise_discarded(self)
         return numpy.array(memoryview(self), dtype, copy=copy)
 
     def __dlpack_device__(self):
@@ -851,3 +861,32 @@ cdef int refuse_forgotten(ResourceBase resource) except -1:
         raise TypeError(f"this {type(resource).__name__} was never initialised: its __init__ calls "
                         "super().__init__(memory)")
     return 0
+
+
+# ---- Ctrl-C in NumPy's reads ---------------------------------------------------------------------
+
+cdef tuple discarded = None     # the call of `__getbuffer__` that Ctrl-C ended last
+
+
+cdef int note_discarded(object exporter, object error) except -1:
+    global discarded
+    if isinstance(error, KeyboardInterrupt):
+        discarded = this_call(exporter)
+    return 0
+
+
+cdef int raise_discarded(object exporter) except -1:
+    global discarded
+    if discarded is not None:
+        noted, discarded = discarded, None
+        # Another caller of `__getbuffer__` has raised the exception itself.
+        if noted == this_call(exporter):
+            raise KeyboardInterrupt
+    return 0
+
+
+cdef tuple this_call(object exporter):
+    # The instruction of Python code that called into C.
+    cdef PyObject* frame = <PyObject*>PyEval_GetFrame()
+    instruction = -1 if frame == NULL else (<object>frame).f_lasti
+    return get_ident(), id(exporter), <uintptr_t>frame, instruction

@@ -72,7 +72,7 @@ cdef struct BlockLedger:
     StreamSlot* streams     # slot -> stream; NULL: the upstream's
     uint32_t stream_count
     uint32_t vacant_slots
-    uint32_t reclaim_at     # slots; so many, and the next one that is wanted vacates what is idle
+    uint32_t reclaim_at     # slots from which on a new one first vacates unused ones
     size_t block_size       # of the resource's own struct, which begins with a LedgerBlock
     void (*free)(LedgerBlock* block) noexcept nogil
     void (*end)(BlockLedger* ledger) noexcept nogil     # the last reference is gone; or NULL

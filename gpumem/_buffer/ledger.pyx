@@ -19,7 +19,9 @@ from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 from gpumem._support.process cimport call_soon
 from gpumem._support.retired cimport retire, Retired, take_retired
-from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
+from gpumem._support.streams cimport (
+    LEGACY_STREAM, PER_THREAD_STREAM, reclaim_is_due, reclaim_next,
+)
 
 from gpumem._support.releases import on_release
 
@@ -335,10 +337,6 @@ cdef dict counted_fields(const LedgerCounters* now):
 
 # ---- streams -------------------------------------------------------------------------------------
 
-cdef enum:
-    RECLAIM_FIRST = 32      # stream slots; fewer are not worth a look
-
-
 cdef inline CUstream named(CUstream handle) noexcept nogil:
     # Handles 0 and 1 are both the legacy default stream.
     return NULL if <uintptr_t>handle == LEGACY_STREAM else handle
@@ -399,16 +397,13 @@ cdef bint take_slot(BlockLedger* ledger, CUstream handle, int32_t thread,
 
 
 cdef bint vacate_idle(BlockLedger* ledger) noexcept nogil:
-    # A slot that no block names is kept for a while, as its stream is likely to be named again.
     cdef uint32_t i
-    if (ledger.vacant_slots or ledger.stream_count < RECLAIM_FIRST
-            or ledger.stream_count < ledger.reclaim_at):
+    if not reclaim_is_due(ledger.stream_count, ledger.vacant_slots, ledger.reclaim_at):
         return False
     for i in range(DEFAULT_SLOT + 1, ledger.stream_count):
         if ledger.streams[i].references == 0:
             vacate(ledger, i)
-    # Twice as many as are in use, so that looking costs little per stream.
-    ledger.reclaim_at = 2 * (ledger.stream_count - ledger.vacant_slots)
+    ledger.reclaim_at = reclaim_next(ledger.stream_count, ledger.vacant_slots)
     return True
 
 

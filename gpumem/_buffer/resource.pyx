@@ -20,8 +20,7 @@ from gpumem._buffer.ledger cimport (
     ledger_open_event_source, ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream,
     LedgerBlock, LedgerCounters, ledgers_release_retired,
 )
-from gpumem._buffer.order cimport order_host_writing, order_stream
-from gpumem._buffer.stream cimport Stream, stream_handle
+from gpumem._buffer.stream cimport order_host_writing, order_stream, Stream, stream_handle
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (

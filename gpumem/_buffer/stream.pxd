@@ -1,5 +1,16 @@
-"""Streams and events as Python objects, and reading a stream from what users hand over."""
+"""Streams, events and graphs, the stream of an argument, and the order of accesses to a buffer.
 
+A buffer's own stream orders all accesses of gpumem to its bytes. Work queued on other streams is
+joined into it, so that a wait for it is a wait for all, and a free on it comes last.
+
+Memory from elsewhere without a stream is not freed on one. Each access that gpumem queues to it is
+noted with an event, and only a later access to the same bytes waits for that event: a copy of a
+frame that is still to come delays its own stream alone.
+"""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._buffer.buffer cimport Buffer
 from gpumem._native.driver cimport CUevent, CUresult, CUstream, DeviceContext, DriverDevice
 
 cdef class Event
@@ -33,3 +44,51 @@ cdef bint is_capturing(DriverDevice driver_device, CUstream stream) except -1
 cdef bint keeps_itself(object stream) noexcept
 # Of a stream object of any library; None where it does not say, as a bare handle.
 cdef object device_of_stream(object stream)
+
+# ---- the order of accesses to a buffer -----------------------------------------------------------
+
+# Work that gpumem queued for memory without a stream: its bytes, and the event after it.
+cdef class QueuedUse:
+    cdef uint64_t low, high
+    cdef DriverDevice driver_device
+    cdef CUstream stream
+    cdef Event event
+
+# Whether the CPU may read the bytes without a wait, as far as is known without a driver call; and
+# whether it may write them: queued reads count then, too.
+cdef inline bint host_may_read(Buffer buffer) noexcept:
+    # Memory without a stream may also be in use through another buffer over the same bytes.
+    return ((buffer.awaited > buffer.queued and not buffer.home.queued_uses)
+            or buffer.block_bytes == 0)
+
+cdef inline bint host_may_write(Buffer buffer) noexcept:
+    return host_may_read(buffer) and (not buffer.being_read or buffer.block_bytes == 0)
+
+# Before the CPU reads the bytes, or writes them: wait once for the work that was queued before.
+cdef inline int order_host(Buffer buffer) except -1:
+    return 0 if host_may_read(buffer) else order_host_slowly(buffer)
+
+cdef inline int order_host_writing(Buffer buffer) except -1:
+    return 0 if host_may_write(buffer) else order_host_slowly(buffer)
+
+cdef int order_host_slowly(Buffer buffer) except -1
+
+# In all of these the stream is one of `driver_device`; None is the buffer's own device. Between two
+# drivers, which cannot wait for each other's events, the CPU waits.
+
+# Work queued on `stream` from now on comes after all that the buffer's stream has queued.
+cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
+# gpumem has queued a read, or a write, of the bytes on `stream`.
+cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
+cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
+# Around a copy: the same for both buffers, in one step if they share a stream.
+cdef int order_before(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
+cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
+# The CPU may access the bytes at once: their producer has waited.
+cdef void order_settled(Buffer buffer) noexcept
+# The handle of the buffer's own stream, 1 for the legacy default stream.
+cdef CUstream own_stream(Buffer buffer) noexcept
+# The CPU waits for a stream. Ctrl-C ends the first wait: before it nothing is queued that only its
+# end makes safe. The second one is for what is queued, and goes on to its end.
+cdef int wait_for_stream(DeviceContext* context, CUstream stream) except -1
+cdef int finish_stream(DeviceContext* context, CUstream stream) except -1

@@ -19,12 +19,12 @@ from gpumem._native.driver cimport (
     CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUmemPoolPtrExportData, CUresult, DeviceContext,
     DriverDevice,
 )
-from gpumem._resource.device_memory cimport device_figures, no_way_between, peer_is_reached
 from gpumem._resource.handle cimport descriptor_of
 from gpumem._resource.pool_driver cimport (
-    pool_attribute, pool_config, pool_core, pool_destroy, pool_destroy_native, pool_end, pool_free,
-    pool_free_refused, pool_free_view, pool_import_pointer, pool_let, pool_lets, pool_make,
-    pool_require_sharing, pool_take, PoolBlock, PoolCore,
+    device_figures, no_way_between, peer_is_reached, pool_attribute, pool_config, pool_core,
+    pool_destroy, pool_destroy_native, pool_end, pool_free, pool_free_refused, pool_free_view,
+    pool_import_pointer, pool_let, pool_lets, pool_make, pool_require_sharing, pool_take, PoolBlock,
+    PoolCore,
 )
 from gpumem._support.lock cimport lock_acquire, lock_release
 

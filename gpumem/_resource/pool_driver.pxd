@@ -1,8 +1,11 @@
-"""The driver's calls behind a DriverPool: blocks without the interpreter, pools with it."""
+"""The driver's calls of a DriverPool: blocks without the interpreter, pools with it.
+
+Also figures of the memory of a device: those of the driver, and those of this process's resources.
+"""
 
 from libc.stdint cimport uint64_t
 
-from gpumem._buffer cimport BlockLedger, LedgerBlock
+from gpumem._buffer cimport BlockLedger, LedgerBlock, MemoryResource
 from gpumem._native.driver cimport (
     CUdeviceptr, CUmemoryPool, CUmemPool_attribute, CUmemPoolPtrExportData, CUresult, CUstream,
     DeviceContext, DriverDevice,
@@ -59,3 +62,12 @@ cdef CUresult pool_import_pointer(DeviceContext* context, CUmemoryPool pool,
 # refuses, the use is still there.
 cdef CUresult pool_import_drop(DeviceContext* context, CUdeviceptr base,
                                CUstream stream) noexcept nogil
+
+# The fields of OutOfMemoryReport about the device, as a dict. `owner` is the C struct of the
+# resource that reports. Caller holds no lock: this calls the driver.
+cdef dict device_figures(MemoryResource resource, DeviceContext* context, const void* owner)
+
+# Whether another device has a way to a resource's memory. ConfigError if it is no other device of
+# the same type, ValueError if there is none of that name.
+cdef bint peer_is_reached(MemoryResource resource, object device) except -1
+cdef object no_way_between(object peer, object own)

@@ -20,9 +20,6 @@ cdef extern from "owner_lock.h" nogil:
     void owner_leave(OwnerLock* lock)
     void visitor_enter(OwnerLock* lock)
     void visitor_leave(OwnerLock* lock)
-    # Its owner is the first thread, until a second one comes.
-    ctypedef struct FirstLock:
-        pass
-    void first_lock_init(FirstLock* lock, bint biased)
-    bint first_enter(FirstLock* lock)
-    void first_leave(FirstLock* lock, bint owned)
+    # The first thread that enters is the owner, until a second one enters.
+    void biased_enter(OwnerLock* lock)
+    void biased_leave(OwnerLock* lock)

@@ -15,8 +15,8 @@ from gpumem._buffer cimport (
     array_owner, Buffer, buffer_note_consumer, buffer_share, call_first, DL_CPU, DL_CUDA,
     DL_CUDA_HOST, DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice, dlpack_capsule, dlpack_check_stream,
     dlpack_device_from, dlpack_export, dlpack_read_call, dlpack_wants_versioned, DLPackCall,
-    drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, ResourceBase,
-    own_stream, require_open, same_device, vectorcall,
+    drop_share, exchange_capsule, Export, MemoryResource, note_discarded, order_host, order_stream,
+    own_stream, raise_discarded, require_open, ResourceBase, same_device, vectorcall,
 )
 from gpumem._copy cimport copy_elements, Side
 from gpumem._native.driver cimport CUstream
@@ -524,6 +524,7 @@ cdef class Tensor:
 
     def __array__(self, dtype=None, *, copy=None):
         """Return a NumPy array, by NumPy 2's rules: a copy where `copy` or `dtype` needs it."""
+        raise_discarded(self)
         array = self.numpy()
         # Another dtype always needs a copy, which then is the one that `copy=True` wants.
         if dtype is not None and numpy().dtype(dtype) != array.dtype:
@@ -544,8 +545,9 @@ cdef class Tensor:
         view.internal = buffer_share(self.buffer)
         try:
             order_host(self.buffer)
-        except BaseException:
+        except BaseException as error:
             drop_share(view.internal)
+            note_discarded(self, error)
             raise
         view.buf = <void*><uintptr_t>self.address
         view.len = self.count * self.element.itemsize

@@ -3,8 +3,8 @@
 import ctypes
 from typing import Any
 
-from gpumem._native.driver.cuda import load as load_cuda_driver
 from gpumem._native.driver.table import driver_entry_names
+from gpumem._native.driver.table import load as load_cuda_driver
 
 __all__ = ["HEAD", "driver_entry_names", "load_cuda_driver", "table_and_context_of"]
 

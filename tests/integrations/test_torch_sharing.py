@@ -11,7 +11,7 @@ BEFORE = """
     import ctypes, operator, os, tempfile
     from pathlib import Path
     import gpumem
-    from gpumem._resource.block_pages import OpenedPages, export_page, make_exportable, pages_of
+    from gpumem._resource.handle import OpenedPages, export_page, make_exportable, pages_of
     from gpumem._testing import host_device, torch_hooks
     from gpumem.integrations.torch import _sharing
     from helpers.descriptors import open_descriptors

@@ -40,7 +40,7 @@ import sys
 import gpumem
 gpumem.Device("cuda:3"), gpumem.MemoryInfo("cuda:0"), gpumem.ArenaConfig(max_mem=1)
 gpumem.Device("cuda:0").shares_memory_with("host"), gpumem.can_access("host", "cuda:0")
-assert "gpumem._native.driver.cuda" not in sys.modules
+assert "cuda.bindings" not in sys.modules
 assert "gpumem._native.driver.host" not in sys.modules
 """)
 

@@ -18,7 +18,7 @@ from gpumem._native.arena.values cimport (
     HOOK_KINDS, HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts, HookKind, HookLive, HookSums,
 )
 from gpumem._native.driver cimport CUstream
-from gpumem._support.lock cimport FirstLock, Lock
+from gpumem._support.lock cimport Lock, OwnerLock
 
 cdef enum:
     HOOK_SHARDS = 64        # of the table
@@ -40,7 +40,7 @@ cdef struct AllocatorHook "AllocatorHook":
     AllocatorHook* counted  # another hook that counts its blocks, a reference; NULL: none
     AllocatorHook* next     # in the list of all hooks
     AllocatorHook* counter  # whose counts its blocks are in: this one, `counted`, or NULL: none
-    FirstLock counting      # of `counts`; the last to be taken
+    OwnerLock counting      # of `counts`; the last to be taken
     HookCounts counts
     uint32_t count          # of `names`; only rises, read without the lock
     Lock lock               # of adding one

@@ -20,8 +20,8 @@ from gpumem._support.atomics cimport count_add, count_now, count_retain_live, pu
 from gpumem._support.events cimport is_recorded, thread_set_framework
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport (
-    first_enter, first_leave, first_lock_init, FirstLock, Lock, lock_acquire, lock_init,
-    lock_release, owner_is_biased,
+    biased_enter, biased_leave, Lock, lock_acquire, lock_init, lock_release, owner_is_biased,
+    owner_lock_init, OwnerLock,
 )
 from gpumem._support.memory cimport lines_alloc
 from gpumem._support.process cimport on_fork, process, process_is_exiting
@@ -49,7 +49,7 @@ cdef struct Extra:              # of a tag's blocks, a debug heap's, those with 
     bint shared                 # another process was given its memory; its arena counts it
 
 cdef struct Shard:
-    FirstLock lock
+    OwnerLock lock
     uint64_t mask               # entries - 1
     uint64_t count
     Entry* entries              # NULL: none yet
@@ -73,7 +73,7 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint c
     if hook == NULL:
         return NULL
     lock_init(&hook.lock)
-    first_lock_init(&hook.counting, biased)
+    owner_lock_init(&hook.counting, biased)
     arena_retain(arena)
     hook.arena = arena
     hook.owners = 1
@@ -105,12 +105,11 @@ cdef void hand_over(AllocatorHook* hook) noexcept nogil:
     # Nobody allocates any more: from here on each live block keeps the hook. A free that found the
     # hook's count in a shard has either ended with the shard's lock, or taken a reference.
     cdef int number
-    cdef bint owned
     for number in range(HOOK_SHARDS):
-        owned = first_enter(&shards[number].lock)
+        biased_enter(&shards[number].lock)
         count_add(&hook.references, hook.live[number])
         hook.live[number] = HANDED_OVER
-        first_leave(&shards[number].lock, owned)
+        biased_leave(&shards[number].lock)
 
 
 cdef void hook_let_go(AllocatorHook* hook) noexcept nogil:
@@ -200,13 +199,13 @@ cdef void count_allocate(AllocatorHook* hook, const Block* block, uint64_t nbyte
     cdef HookCounts* counts = &hook.counter.counts
     cdef HookKind kind = kind_of(block.handle)
     cdef HookSums* sums = &counts.sums[<int>kind]
-    cdef bint owned = first_enter(&hook.counter.counting)
+    biased_enter(&hook.counter.counting)
     sums.allocs += 1
     sums.requested += nbytes
     sums.allocated += block.size
     raise_peaks(&counts.peaks[<int>kind], live_of(sums))
     raise_peaks(&counts.peaks[<int>HOOK_KINDS], live_of_both(counts))
-    first_leave(&hook.counter.counting, owned)
+    biased_leave(&hook.counter.counting)
 
 
 cdef void count_free(const Entry* entry) noexcept nogil:
@@ -214,11 +213,11 @@ cdef void count_free(const Entry* entry) noexcept nogil:
     cdef HookSums* sums = &counter.counts.sums[<int>kind_of(entry.handle)]
     cdef uint64_t nbytes = nbytes_of(entry)
     cdef uint64_t size = size_of(entry)
-    cdef bint owned = first_enter(&counter.counting)
+    biased_enter(&counter.counting)
     sums.frees += 1
     sums.requested_freed += nbytes
     sums.allocated_freed += size
-    first_leave(&counter.counting, owned)
+    biased_leave(&counter.counting)
 
 
 cdef inline HookLive live_of(const HookSums* sums) noexcept nogil:
@@ -241,31 +240,30 @@ cdef inline void raise_peaks(HookLive* peaks, HookLive now) noexcept nogil:
 
 cdef HookCounts hook_counts(AllocatorHook* hook) noexcept nogil:
     cdef HookCounts counts
-    cdef bint owned = first_enter(&hook.counting)
+    biased_enter(&hook.counting)
     counts = hook.counts
-    first_leave(&hook.counting, owned)
+    biased_leave(&hook.counting)
     return counts
 
 
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil:
     cdef uint64_t count = 0
     cdef int number
-    cdef bint owned
     for number in range(HOOK_SHARDS):
-        owned = first_enter(&shards[number].lock)
+        biased_enter(&shards[number].lock)
         count += hook.live[number]
-        first_leave(&shards[number].lock, owned)
+        biased_leave(&shards[number].lock)
     return count
 
 
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
     cdef HookCounts* counts = &hook.counts
-    cdef bint owned = first_enter(&hook.counting)
+    biased_enter(&hook.counting)
     cdef int kind
     for kind in range(<int>HOOK_KINDS):
         counts.peaks[kind] = live_of(&counts.sums[kind])
     counts.peaks[<int>HOOK_KINDS] = live_of_both(counts)
-    first_leave(&hook.counting, owned)
+    biased_leave(&hook.counting)
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -435,12 +433,12 @@ cdef int hook_free(uint64_t address) noexcept nogil:
     cdef Entry* found
     cdef uint32_t slot = 0
     cdef int status = ARENA_STALE
-    cdef bint owned = first_enter(&shard.lock)
+    biased_enter(&shard.lock)
     found = find(shard, address)
     if found != NULL:
         slot = slot_of(found)
         status = take_out(shard, found, slot, &entry)
-    first_leave(&shard.lock, owned)
+    biased_leave(&shard.lock)
     if status == ARENA_OK:
         return ARENA_OK
     if found == NULL:
@@ -459,7 +457,7 @@ cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
     cdef int status = ARENA_STALE
     cdef bint retained = False
     cdef bint named = True
-    cdef bint owned = first_enter(&shard.lock)
+    biased_enter(&shard.lock)
     found = find(shard, address)
     if found != NULL:
         arena = arena_of(found)
@@ -471,7 +469,7 @@ cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
             arena_retain(arena)     # the slot lies in it, and the entry's may be the last reference
         if named:
             status = take_out(shard, found, slot, &entry)
-    first_leave(&shard.lock, owned)
+    biased_leave(&shard.lock)
     if unlikely(not named):
         return status
     if unlikely(found == NULL):
@@ -542,7 +540,7 @@ cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
     cdef bint retained
     cdef int status = ARENA_STALE
     # Under the shard's lock, so that the block is not freed while its list of uses changes.
-    cdef bint owned = first_enter(&shard.lock)
+    biased_enter(&shard.lock)
     found = find(shard, address)
     if found != NULL:
         status = slot_of_arena(found.hook, arena_of(found), stream, &slot, &retained)
@@ -553,14 +551,14 @@ cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
             status = ARENA_NO_METADATA
         if retained:
             slot_drop(arena_of(found), slot)
-    first_leave(&shard.lock, owned)
+    biased_leave(&shard.lock)
     return status
 
 
 cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef const Entry* entry
-    cdef bint owned = first_enter(&shard.lock)
+    biased_enter(&shard.lock)
     entry = find(shard, address)
     if entry != NULL:
         block.address = address
@@ -569,7 +567,7 @@ cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil:
         block.stream = <uint64_t>arena_of(entry).streams[slot_of(entry)].handle
         block.label = entry.hook.label
         block.device = entry.hook.arena.context.ordinal
-    first_leave(&shard.lock, owned)
+    biased_leave(&shard.lock)
     return entry != NULL
 
 
@@ -577,13 +575,13 @@ cdef ArenaCore* hook_arena(uint64_t address, uint64_t* nbytes) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef ArenaCore* arena = NULL
     cdef Entry* entry
-    cdef bint owned = first_enter(&shard.lock)
+    biased_enter(&shard.lock)
     entry = find(shard, address)
     if entry != NULL:
         arena = arena_of(entry)
         nbytes[0] = nbytes_of(entry)
         arena_retain(arena)
-    first_leave(&shard.lock, owned)
+    biased_leave(&shard.lock)
     return arena
 
 
@@ -592,7 +590,7 @@ cdef int hook_share(uint64_t address) noexcept nogil:
     cdef Extra* extra
     cdef Entry* entry
     cdef int status = ARENA_STALE
-    cdef bint owned = first_enter(&shard.lock)
+    biased_enter(&shard.lock)
     entry = find(shard, address)
     if entry != NULL:
         extra = extra_of(entry)
@@ -600,7 +598,7 @@ cdef int hook_share(uint64_t address) noexcept nogil:
         if extra != NULL and not extra.shared:
             extra.shared = True
             count_add(&extra.arena.shared_blocks, 1)
-    first_leave(&shard.lock, owned)
+    biased_leave(&shard.lock)
     return status
 
 
@@ -629,15 +627,14 @@ cdef void visit_blocks(const ArenaCore* arena, Visit* visit) noexcept nogil:
     # One shard at a time: each block is seen as it was at some moment of the call.
     cdef uint64_t i
     cdef int number
-    cdef bint owned
     cdef Shard* shard
     for number in range(HOOK_SHARDS):
         shard = &shards[number]
-        owned = first_enter(&shard.lock)
+        biased_enter(&shard.lock)
         for i in range(shard.mask + 1 if shard.entries != NULL else 0):
             if shard.entries[i].address != 0 and arena_of(&shard.entries[i]) == arena:
                 visit_one(&shard.entries[i], visit)
-        first_leave(&shard.lock, owned)
+        biased_leave(&shard.lock)
 
 
 cdef inline void visit_one(const Entry* entry, Visit* visit) noexcept nogil:
@@ -672,7 +669,7 @@ cdef void forget_after_fork() noexcept nogil:
     lock_init(&hooks_lock)
     while hook != NULL:
         lock_init(&hook.lock)
-        first_lock_init(&hook.counting, biased)
+        owner_lock_init(&hook.counting, biased)
         hook = hook.next
 
 
@@ -680,7 +677,7 @@ cdef void empty_shards() noexcept nogil:
     cdef int number
     memset(shards, 0, sizeof(shards))
     for number in range(HOOK_SHARDS):
-        first_lock_init(&shards[number].lock, biased)
+        owner_lock_init(&shards[number].lock, biased)
 
 
 on_fork(NULL, NULL, forget_after_fork)
@@ -704,12 +701,12 @@ cdef inline int enter(AllocatorHook* hook, ArenaCore* arena, uint64_t nbytes, ui
     # Without host memory for the entry the block is freed: nobody could free it by its address.
     cdef Shard* shard = shard_of(block.address)
     cdef Extra* extra = NULL
-    cdef bint owned, entered
+    cdef bint entered
     if unlikely(arena != hook.arena or arena.heap != NULL):
         extra = extra_make(arena, nbytes, block.size, slot)
         if extra == NULL:
             return refuse(arena, slot, block)
-    owned = first_enter(&shard.lock)
+    biased_enter(&shard.lock)
     # At most half full: linear probing mostly ends at its first look, which then is foreseen.
     entered = shard.entries != NULL and 2 * shard.count <= shard.mask
     if unlikely(not entered):
@@ -718,7 +715,7 @@ cdef inline int enter(AllocatorHook* hook, ArenaCore* arena, uint64_t nbytes, ui
         put(shard, hook, block, extra)
         if unlikely(hook.counter != NULL):
             count_allocate(hook, block, nbytes)
-    first_leave(&shard.lock, owned)
+    biased_leave(&shard.lock)
     if unlikely(not entered):
         free(extra)
         return refuse(arena, slot, block)

@@ -31,7 +31,9 @@ from gpumem._support.interpreter cimport interpreter_release, interpreter_restor
 from gpumem._support.lease cimport Uses, uses_add, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.memory cimport reserved_close, reserved_grow
-from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
+from gpumem._support.streams cimport (
+    LEGACY_STREAM, PER_THREAD_STREAM, reclaim_is_due, reclaim_next,
+)
 
 
 # ---- An event closes an epoch, behind the work whose blocks were freed ---------------------------
@@ -731,10 +733,6 @@ cdef void destroy_events(ArenaCore* arena) noexcept nogil:
 
 # ---- Slots: found and made -----------------------------------------------------------------------
 
-cdef enum:
-    RECLAIM_FIRST = 32      # stream slots; fewer are not worth a look
-
-
 cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
                       bint* fresh) noexcept nogil:
     return name_stream(arena, handle, False, stream_slot, fresh)
@@ -886,12 +884,11 @@ cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot,
 
 
 cdef inline bint wants_reclaim(const ArenaCore* arena) noexcept nogil:
-    return (arena.vacant_slots == 0 and arena.table.stream_slot_count >= RECLAIM_FIRST
-            and arena.table.stream_slot_count >= arena.reclaim_at)
+    return reclaim_is_due(arena.table.stream_slot_count, arena.vacant_slots, arena.reclaim_at)
 
 
 cdef void reclaim(ArenaCore* arena) noexcept nogil:
-    # Vacates what nothing is marked with; of per-thread streams mostly those of threads that ended.
+    # Vacates slots that mark no chunk: of per-thread streams mostly those of threads that ended.
     cdef uint32_t stream_slot
     cdef uint8_t* marked
     find_idle(arena)        # which takes marks off slots
@@ -904,8 +901,7 @@ cdef void reclaim(ArenaCore* arena) noexcept nogil:
         for stream_slot in range(1, arena.table.stream_slot_count):
             if is_idle(arena, stream_slot, marked):
                 vacate(arena, stream_slot)
-    # Twice as many as are in use, so that looking costs little per stream.
-    arena.reclaim_at = 2 * (arena.table.stream_slot_count - arena.vacant_slots)
+    arena.reclaim_at = reclaim_next(arena.table.stream_slot_count, arena.vacant_slots)
     lock_release(&arena.lock)
     free(marked)
 

@@ -211,7 +211,7 @@ cdef Mapped* mapped_remove(Backing* self, uint64_t address) noexcept nogil:
 # ---- Managed memory ------------------------------------------------------------------------------
 #
 # The driver's functions for hints took a device until CUDA 12.1 and take a location since 12.2.
-# driver/cuda fills one entry or the other by the driver's version: the filled one is called.
+# driver/table fills one entry or the other by the driver's version: the filled one is called.
 
 
 cdef void managed_init(Backing* backing, DeviceContext* context) noexcept nogil:

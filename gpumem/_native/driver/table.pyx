@@ -1,10 +1,16 @@
-"""Devices of the driver table: opening them, queries, one way to raise."""
+"""Devices of the driver table: opening them, queries, one way to raise; and the table of CUDA.
+
+The table of CUDA is filled by the first call that needs a CUDA device.
+"""
 
 import atexit
+import functools
+import os
 import threading
 
 cimport cython
-from libc.string cimport strcmp
+from libc.stdint cimport uintptr_t
+from libc.string cimport memset, strcmp
 
 from gpumem._support.atomics cimport published32, store64, sum_add
 from gpumem._support.clock cimport clock_ns, sleep_ns
@@ -456,3 +462,115 @@ def driver_entry_names():
 
 
 forbid_instantiation(DriverDevice)
+
+
+# ---- the table of CUDA ---------------------------------------------------------------------------
+
+# cuda-python is the loader: it finds libcuda (WSL included) and answers cuGetProcAddress, so that
+# the library and the types of handles are those that the rest of the process uses. Functions are
+# requested by name and by the CUDA version of the signature that the table declares, and only from a
+# driver of at least that version, since an older one would return another signature.
+
+cdef DriverTable cuda_table
+cdef str cuda_reason = "not queried yet"
+cdef int cuda_count = -1        # devices; -1: not loaded yet
+cdef list cuda_missing = []
+cdef int cuda_version = 0       # of the driver
+# The first call fills the table; calls of other threads wait for it.
+cdef object cuda_filling = threading.RLock()
+
+
+def load():
+    """Fill the table once; return None if CUDA answers, else the reason why it does not."""
+    global cuda_reason, cuda_count
+    with cuda_filling:
+        if cuda_count >= 0:
+            return cuda_reason
+        cuda_count = 0
+        try:
+            cuda_reason = fill_cuda_table()
+        except Exception as error:
+            # The loader fails in many ways (no libcuda, a stub library, a broken install): the
+            # reason is the error's own text, and CUDA is not available.
+            cuda_reason = f"{type(error).__name__}: {error}".strip().replace("\n", " ")
+            if type(error).__name__ == "DynamicLibNotFoundError":       # cuda-pathfinder's
+                cuda_reason = "no NVIDIA driver is installed (libcuda.so.1 was not found)"
+        return cuda_reason
+
+
+cdef object fill_cuda_table():
+    global cuda_count, cuda_version
+    cdef int found = 0
+    cdef int i
+    cdef CUresult code
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        return f"cuda-python is not installed ({error})"
+    memset(&cuda_table, 0, sizeof(cuda_table))
+    # 1: the legacy default stream is stream 0; 2: each thread's own is.
+    flags = 2 if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") == "1" else 1
+    ask = functools.partial(_address_of, driver.cuGetProcAddress, flags)
+    version = cuda_version = driver_version(ask(b"cuDriverGetVersion", 2020))
+    for i in range(DRIVER_ENTRY_COUNT):
+        address = 0
+        if driver_entries[i].version <= version:
+            address = ask(driver_entries[i].name, driver_entries[i].version)
+        (<uintptr_t*>(<char*>&cuda_table + driver_entries[i].offset))[0] = address
+        if not address:
+            cuda_missing.append(driver_entries[i].name.decode())
+    for i in range(OLDER_ENTRY_COUNT):
+        if version < older_entries[i].until:
+            address = ask(older_entries[i].name, older_entries[i].version)
+            (<uintptr_t*>(<char*>&cuda_table + older_entries[i].offset))[0] = address
+    if cuda_table.cuInit == NULL or cuda_table.cuDeviceGetCount == NULL:
+        return "the CUDA driver has no cuInit"
+    with nogil:
+        code = cuda_table.cuInit(0)
+    if code == CUDA_ERROR_NO_DEVICE:
+        return "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)"
+    check(&cuda_table, code, "cuInit")
+    check(&cuda_table, cuda_table.cuDeviceGetCount(&found), "cuDeviceGetCount")
+    if found == 0:
+        return "the CUDA driver finds no GPU"
+    cuda_count = found
+    return None
+
+
+def _address_of(get, flags, name, version):
+    """Return the address of a function by its name and signature; 0: not there."""
+    status, address, *_ = get(name, version, flags)
+    return address if int(status) == 0 and address else 0
+
+
+cdef int driver_version(uintptr_t address) except -1:
+    # 0: the driver has no such function.
+    cdef int version = 0
+    if address:
+        (<CUresult (*)(int*) noexcept nogil><void*>address)(&version)
+    return version
+
+
+def device_count():
+    """Return the number of CUDA devices; 0 where CUDA does not answer."""
+    load()
+    return cuda_count
+
+
+def version():
+    """Return the CUDA version of the driver, such as 13000; opens no device."""
+    load()
+    return cuda_version
+
+
+def missing_functions():
+    """Return the names of the table's functions that the driver does not have."""
+    load()
+    return tuple(cuda_missing)
+
+
+def open_device(int ordinal):
+    """Open a CUDA device; raise ValueError if there is none of that number."""
+    if not 0 <= ordinal < device_count():
+        raise ValueError(f"unknown device 'cuda:{ordinal}'")
+    return open_driver_device(&cuda_table, "cuda", ordinal)

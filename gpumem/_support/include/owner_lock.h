@@ -1,14 +1,17 @@
 /* A lock that costs its owner no atomic operation.
  *
- * One thread, the owner, enters all the time; others, visitors, hardly ever. The owner raises a
- * flag, looks whether a visitor is about, works, and lowers the flag: plain stores and loads. A
- * visitor pays for both: it announces itself, makes every core of the process pass a memory barrier
- * (membarrier(2), so that the owner either saw the announcement or is seen at work), and waits until
- * the flag is down. Biased locking after D. Dice, M. Moir, W. Scherer, "Quickly reacquirable locks"
- * (2003), with the kernel's barrier in place of collocated words.
+ * One thread, the owner, enters often; other threads, visitors, rarely. The owner raises a flag,
+ * checks for a visitor, works, and lowers the flag: plain stores and loads. A visitor pays for both:
+ * it announces itself, makes every core of the process pass a memory barrier (membarrier(2), so that
+ * the owner either saw the announcement or is seen at work), and waits until the flag is down.
+ * Biased locking after D. Dice, M. Moir, W. Scherer, "Quickly reacquirable locks" (2003), with the
+ * kernel's barrier in place of collocated words.
+ *
+ * Either the caller knows whether its thread is the owner (owner_enter, visitor_enter), or the lock
+ * does (biased_enter): then its owner is the first thread that enters, until a second one does.
  *
  * Where the kernel has no such barrier, and under the thread sanitizer, which does not know it, the
- * owner takes the visitors' lock like everybody.
+ * owner takes the visitors' lock like every thread.
  */
 #ifndef GPUMEM_OWNER_LOCK_H
 #define GPUMEM_OWNER_LOCK_H
@@ -24,9 +27,12 @@
 #include "lock.h"
 
 typedef struct OwnerLock {
-    uint32_t busy;     /* the owner is inside; written by the owner alone */
-    uint32_t visited;  /* a visitor is inside or waits for the owner to leave */
-    Lock visitors;     /* held by the one visitor, or by the owner while `visited` */
+    uint32_t busy;    /* the owner is inside; written by the owner alone */
+    uint32_t visited; /* 1: a visitor is inside or waits for the owner to leave; 2: never biased again */
+    Lock visitors;    /* held by the one visitor, or by the owner while `visited` */
+    /* Used by biased_enter alone: thread_word() of the owner, which a later thread may have once the
+     * owner has ended; 0: none yet. */
+    uintptr_t owner;
 } OwnerLock;
 
 enum { OWNER_YIELDS = 100, OWNER_NAP_NS = 50000 };
@@ -55,6 +61,7 @@ static inline int owner_is_biased(void) {
 static inline void owner_lock_init(OwnerLock *lock, int biased) {
     lock->busy = 0;
     lock->visited = biased ? 0 : 2;
+    lock->owner = 0;
     lock_init(&lock->visitors);
 }
 
@@ -93,14 +100,6 @@ static inline void visitor_leave(OwnerLock *lock) {
     lock_release(&lock->visitors);
 }
 
-/* A lock whose owner is the first thread that takes it, until a second one comes: from then on all
- * threads take the visitors' lock, since the second one's call is hardly its last, and each visit
- * costs microseconds. */
-typedef struct FirstLock {
-    uintptr_t owner; /* thread_word() of it, which a thread may have again once it has ended; 0: none */
-    OwnerLock lock;
-} FirstLock;
-
 /* Not 0, and different for threads that live at once. */
 static inline uintptr_t thread_word(void) {
 #if defined(__x86_64__) && defined(__GNUC__) && (__GNUC__ >= 11 || defined(__clang__))
@@ -110,38 +109,33 @@ static inline uintptr_t thread_word(void) {
 #endif
 }
 
-static inline void first_lock_init(FirstLock *lock, int biased) {
-    lock->owner = 0;
-    owner_lock_init(&lock->lock, biased);
-}
-
-static __attribute__((noinline, unused)) int first_enter_other(FirstLock *lock, uintptr_t self) {
+static __attribute__((noinline, unused)) void biased_enter_other(OwnerLock *lock, uintptr_t self) {
     uintptr_t none = 0;
     if (__atomic_load_n(&lock->owner, __ATOMIC_RELAXED) == none &&
         __atomic_compare_exchange_n(&lock->owner, &none, self, 0, __ATOMIC_RELAXED,
                                     __ATOMIC_RELAXED)) {
-        owner_enter(&lock->lock);
-        return 1;
+        owner_enter(lock);
+        return;
     }
-    visitor_enter(&lock->lock);
-    __atomic_store_n(&lock->lock.visited, 2, __ATOMIC_RELAXED);
-    return 0;
+    /* From here on all threads take the visitors' lock: the second thread will enter again, and each
+     * visit would cost microseconds. */
+    visitor_enter(lock);
+    __atomic_store_n(&lock->visited, 2, __ATOMIC_RELAXED);
 }
 
-/* Returns whether the caller is the owner, which `first_leave` is told. */
-static inline int first_enter(FirstLock *lock) {
+static inline void biased_enter(OwnerLock *lock) {
     uintptr_t self = thread_word();
     if (__builtin_expect(__atomic_load_n(&lock->owner, __ATOMIC_RELAXED) != self, 0))
-        return first_enter_other(lock, self);
-    owner_enter(&lock->lock);
-    return 1;
+        biased_enter_other(lock, self);
+    else
+        owner_enter(lock);
 }
 
-static inline void first_leave(FirstLock *lock, int owned) {
-    if (__builtin_expect(owned, 1))
-        owner_leave(&lock->lock);
+static inline void biased_leave(OwnerLock *lock) {
+    if (__builtin_expect(__atomic_load_n(&lock->owner, __ATOMIC_RELAXED) == thread_word(), 1))
+        owner_leave(lock);
     else
-        visitor_leave(&lock->lock);
+        visitor_leave(lock);
 }
 
 #endif

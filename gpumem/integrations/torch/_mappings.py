@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic, sleep
 
-from gpumem._resource.block_pages import OpenedPages
+from gpumem._resource.handle import OpenedPages
 from gpumem._support.forks import ForkLock
 
 KEPT_SECONDS = 1.0

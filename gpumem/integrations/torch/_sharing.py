@@ -13,7 +13,7 @@ from __future__ import annotations
 from errno import EBADF
 from itertools import count
 
-from gpumem._resource.block_pages import (
+from gpumem._resource.handle import (
     OpenedPages,
     export_page,
     keep_awake,

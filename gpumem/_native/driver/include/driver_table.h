@@ -1,7 +1,7 @@
 /* One table of driver functions: what an arena calls, on CUDA and on the host device.
  *
  * GM_DRIVER_FUNCTIONS is the single list. From it come the struct, the names and
- * versions that fill it from a CUDA driver (driver/cuda.pyx), the prototypes that the
+ * versions that fill it from a CUDA driver (driver/table.pyx), the prototypes that the
  * host device implements (gpumem/hostdev/) and the test-only shared library.
  *
  * F(name, version, parameters)
