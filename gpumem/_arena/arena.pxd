@@ -3,7 +3,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena.debug_heap cimport Heap
-from gpumem._arena.source cimport Source
 from gpumem._buffer cimport Buffer, MemoryResource, Stream
 from gpumem._native.arena.api cimport ArenaCore, Block
 
@@ -19,7 +18,7 @@ cdef class Arena(MemoryResource):
     cdef ArenaCore* core
     cdef readonly object config         # ArenaConfig
     cdef Heap heap                      # None without a debug heap
-    cdef Source source                  # of its regions, instead of the driver; or None
+    cdef object source                  # of its regions, instead of the driver; or None
     cdef uint32_t default_slot          # of the default stream
     cdef bint default_per_thread        # each thread has its own default stream: look the slot up
     cdef bint asks_default              # the same, or a raw handle that was reset: name it again
@@ -40,8 +39,6 @@ cdef class Arena(MemoryResource):
                   Block* block) except -1
     cdef int take_slow(self, uint64_t nbytes, uint32_t slot, Region region,
                        Block* block) except -1
-    # Raises GpumemError where the arena's source calls its own arena.
-    cdef int require_outside_source(self) except -1
 
 # Allocates for work on a stream of another library; `stream` keeps that stream. Unlike `allocate`
 # it queries whether the stream captures also if the arena has a free block.

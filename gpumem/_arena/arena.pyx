@@ -10,18 +10,17 @@ import os
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
-from gpumem._arena.figures cimport (
-    counters_of, find_apart, heap_blocks_of, is_apart, is_apart_as, rows_of,
-)
 from gpumem._arena.graph_pool cimport (
     capture_into, capture_on, children_of, close_pools, end_finished_captures, pool_for,
     reset_pools, take_captured,
 )
 from gpumem._arena.open cimport (
     add_peer, arena_open, extra_for, let_peer, note_registration, peers_of, region_for,
+    require_outside_source,
 )
 from gpumem._arena.status cimport (
-    raise_asleep, raise_in_use, raise_status, require_heap, take_under_pressure, under_pressure,
+    counters_of, find_apart, heap_blocks_of, is_apart, is_apart_as, raise_asleep, raise_in_use,
+    raise_status, require_heap, rows_of, take_under_pressure, under_pressure,
 )
 from gpumem._arena.tags cimport (
     arena_of_tag, arenas_of_tags, close_if_idle, close_tags, named_tags, put_to_sleep, tagged_as,
@@ -326,7 +325,7 @@ cdef class Arena(MemoryResource):
             flags |= ALLOCATE_TRANSPORT
         elif region != REGION_OF_MANY:
             flags |= ALLOCATE_PERSISTENT
-        self.require_outside_source()
+        require_outside_source(self)
         slot_retain(self.core, slot)    # other threads run: it must keep its stream
         try:
             if self.heap is not None:
@@ -415,7 +414,7 @@ cdef class Arena(MemoryResource):
         cdef uint64_t released = 0
         cdef int status
         self.require_open()
-        self.require_outside_source()
+        require_outside_source(self)
         end_finished_captures(self)
         with nogil:
             status = arena_shrink(self.core, &released)
@@ -628,7 +627,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         True
         """
         self.require_open()
-        self.require_outside_source()
+        require_outside_source(self)
         peer = Device(device)
         add_peer(self, peer)
         for child in children_of(self):
@@ -813,7 +812,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         require_heap(self)
         self.require_own()
         self.require_open()
-        self.require_outside_source()
+        require_outside_source(self)
         found = self.heap.check(self.core, wait)
         for each in arenas_of_tags(self):
             found += each.check_heap(wait=False)
@@ -1251,11 +1250,6 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         cdef Arena tagged = arena_of_tag(self)
         return self.require_present() if tagged is None else tagged.require_present()
 
-    cdef int require_outside_source(self) except -1:
-        if self.source is not None:
-            self.source.require_outside()
-        return 0
-
     # ---- its end ---------------------------------------------------------------------------------
 
     def close(self):
@@ -1289,7 +1283,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         cdef int status
         if self.closed:
             return
-        self.require_outside_source()
+        require_outside_source(self)
         with nogil:
             status = arena_close_wait(self.core)
         if status == ARENA_INTERRUPTED:

@@ -1,10 +1,36 @@
-"""Opening an arena: its settings, backing, peers and budget."""
+"""Opening an arena: its settings, backing, peers, budget and source."""
 
 from libc.stdint cimport uint64_t
 
 from gpumem._arena.arena cimport Arena
+from gpumem._native.arena.api cimport ArenaCore
 from gpumem._native.bfc cimport QUANTUM
-from gpumem._native.driver cimport DriverDevice
+from gpumem._native.driver cimport CUresult, DriverDevice
+
+ctypedef void* (*AllocateFunction)(size_t nbytes) noexcept nogil
+ctypedef void (*FreeFunction)(void* address, size_t nbytes) noexcept nogil
+
+# Called with the arena's grow lock held, so by one thread at a time.
+cdef class Source:
+    cdef object given                   # the user's argument
+    cdef object allocate                # callables; None: the C functions
+    cdef object free
+    cdef AllocateFunction c_allocate
+    cdef FreeFunction c_free
+    cdef object memory                  # MemoryInfo of the arena
+    cdef DriverDevice driver_device
+    cdef dict held                      # address -> bytes of every region that the arena has
+    cdef dict errors                    # thread -> the exception of its latest call
+    cdef object caller                  # thread that is inside a callable; None: no thread
+
+    cdef CUresult reserve(self, uint64_t size, uint64_t* address) noexcept
+    cdef void release(self, uint64_t address, uint64_t size) noexcept
+    cdef int take(self, uint64_t size, uint64_t* address) except -1
+    cdef int give(self, uint64_t address, uint64_t size) noexcept
+    # Is the calling thread inside a callable of this source, which its arena waits for?
+    cdef bint is_inside(self) except -1
+    # Raises GpumemError then.
+    cdef int require_outside(self) except -1
 
 # Makes the core of a new Arena from the arguments of its class.
 cdef int arena_open(Arena arena, object memory, object config, tuple excess, object source,
@@ -35,3 +61,7 @@ cdef int add_peer(Arena arena, object device) except -1
 cdef bint let_peer(Arena arena, DriverDevice peer) except -1
 # The devices that `add_peer` has added, as a tuple of Device.
 cdef tuple peers_of(Arena arena)
+# Raises GpumemError where the arena's source calls its own arena, which waits for it.
+cdef int require_outside_source(Arena arena) except -1
+# The exception of this thread's latest call of the arena's source, once; None: it did not raise.
+cdef object source_error(ArenaCore* core)

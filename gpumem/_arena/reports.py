@@ -1,4 +1,4 @@
-"""Reports of an arena, made from the plain values that `figures.pyx` copies."""
+"""Reports of an arena, made from the plain values that `status.pyx` copies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A refused request: the callbacks that may make room for it, then its exception.
+"""Figures of an arena, and a refused request: callbacks that may make room, then its exception.
 
-Called with the interpreter lock, after every other lock was released.
+Figures are plain values, copied under the arena's locks; `reports.py` makes objects of them. Other
+functions are called with the interpreter lock, after every other lock was released.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -8,6 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._arena.arena cimport Arena, Region
 from gpumem._budget cimport Relief
 from gpumem._native.arena.api cimport AllocatorHook, ArenaCore, Block
+from gpumem._native.backing cimport Mapped
 from gpumem._native.driver cimport CUstream
 
 # Progress of one request in calling its arena's virtual tensors; zeros at first.
@@ -46,3 +48,16 @@ cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1
 # released rows, try again. Its exception is passed to sys.unraisablehook. The caller holds no lock.
 cdef bint tensors_relieve(Arena arena, int status, uint64_t nbytes, object but,
                           Asking* asking) except -1
+
+# The fields of its own `Stats`, without those of its tags.
+cdef dict counters_of(Arena arena)
+# The first fields of a `BlockInfo` for each of its own blocks, in address order.
+cdef list rows_of(Arena arena)
+# Blocks that its debug heap knows: address -> (requested bytes, whether it is live).
+cdef dict heap_blocks_of(Arena arena)
+# Does the address lie in memory apart of this kind, or of any? Such memory does not sleep.
+cdef bint find_apart(Arena arena, int kind, uint64_t address, Mapped* memory) noexcept
+cdef bint is_apart_as(Arena arena, int kind, uint64_t address) noexcept
+cdef bint is_apart(Arena arena, uint64_t address) noexcept
+# Bytes of pages that virtual tensors use, in the arena and its tags.
+cdef uint64_t virtual_in_use(ArenaCore* arena) noexcept nogil

@@ -12,10 +12,9 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
 from gpumem._arena.arena cimport Arena, default_stream_of
-from gpumem._arena.figures cimport counters_of
 from gpumem._arena.graph_pool cimport children_of
 from gpumem._arena.open cimport count_of, why_regions
-from gpumem._arena.status cimport raise_status, under_pressure
+from gpumem._arena.status cimport counters_of, raise_status, under_pressure
 from gpumem._native.arena.api cimport (
     arena_can_sleep, ARENA_DEAD, arena_events, arena_heap, arena_is_idle, arena_is_open,
     arena_live_spans, ARENA_OK, ARENA_OVER_BUDGET, arena_rows_in_use, arena_sleep,

@@ -18,435 +18,119 @@ from gpumem._support.atomics cimport load32, load64
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
+# Each is set while this module is imported, and then never again.
+allocate_fast = fast_path.allocate_fast
+free_fast = fast_path.free_fast
+allocate_detoured = detours.allocate_detoured
+free_detoured = detours.free_detoured
+arena_free_used = detours.arena_free_used
+arena_allocate_slow = slow_path.arena_allocate_slow
+arena_allocate = slow_path.arena_allocate
+arena_create = life.arena_create
+arena_close = life.arena_close
+arena_close_wait = life.arena_close_wait
+arena_is_idle = life.arena_is_idle
+arena_leave = life.arena_leave
+arenas_release_retired = life.arenas_release_retired
+arenas_release_retired_wait = life.arenas_release_retired_wait
+arenas_release_after_work = life.arenas_release_after_work
+devices_are_quiet = life.devices_are_quiet
+arena_prepare = life.arena_prepare
+arena_shrink = life.arena_shrink
+arena_shrink_after_work = life.arena_shrink_after_work
+arena_set_limit = life.arena_set_limit
+arena_reset_peaks = life.arena_reset_peaks
+arena_check = life.arena_check
+arena_copy_blocks = life.arena_copy_blocks
+arena_lease = life.arena_lease
+arena_move_lease = life.arena_move_lease
+arena_debug = life.arena_debug
+invariant_text = bookkeeping.invariant_text
+caches_flush = thread_cache.caches_flush
+arena_add_peer = growth.arena_add_peer
+arena_page_around = growth.arena_page_around
+list_for_transport = growth.list_for_transport
+arena_stream = streams.arena_stream
+arena_stream_is_callers = streams.arena_stream_is_callers
+slot_retain = streams.slot_retain
+slot_drop = streams.slot_drop
+arena_record = streams.arena_record
+arena_reset_stream = streams.arena_reset_stream
+arena_drop = family.arena_drop
+arena_retain_live = family.arena_retain_live
+tag_open = family.tag_open
+tag_close = family.tag_close
+tag_now = family.tag_now
+tag_adopt = family.tag_adopt
+tag_next = family.tag_next
+part_next = family.part_next
+pool_create = life.pool_create
+pool_adopt = life.pool_adopt
+pool_begin = life.pool_begin
+pool_end = life.pool_end
+pool_sleeps = life.pool_sleeps
+pool_retain_with = life.pool_retain_with
+arena_sleep = sleeping.arena_sleep
+arena_wake = sleeping.arena_wake
+sleep_sums = sleeping.sleep_sums
+span_open = spans.span_open
+span_close = spans.span_close
+span_drop = spans.span_drop
+span_record = spans.span_record
+span_view = spans.span_view
+span_view_end = spans.span_view_end
+span_is_held = spans.span_is_held
+span_release = spans.span_release
+room_for_streams = spans.room_for_streams
+span_commit = slow_path.span_commit
+span_wait = slow_path.span_wait
+arena_copy = bookkeeping.arena_copy
+arena_copy_free = bookkeeping.arena_copy_free
+arena_add_figures = bookkeeping.arena_add_figures
+arena_counts = bookkeeping.arena_counts
+arena_counts_now = bookkeeping.arena_counts_now
+block_note = bookkeeping.block_note
+hook_create = hooks.hook_create
+hook_retain = hooks.hook_retain
+hook_drop = hooks.hook_drop
+hook_let_go = hooks.hook_let_go
+hook_allocate = hooks.hook_allocate
+hook_allocate_range = hooks.hook_allocate_range
+hook_free = hooks.hook_free
+hook_free_on = hooks.hook_free_on
+hook_record = hooks.hook_record
+hook_find = hooks.hook_find
+hook_arena = hooks.hook_arena
+hook_share = hooks.hook_share
+hooks_of = hooks.hooks_of
+hooks_blocks = hooks.hooks_blocks
+hooks_bytes = hooks.hooks_bytes
+hook_slot = hooks.hook_slot
+hook_counts = hooks.hook_counts
+hook_live = hooks.hook_live
+hook_reset_peak = hooks.hook_reset_peak
+heap_create = debug_heap.heap_create
+heap_drop = debug_heap.heap_drop
+heap_narrow = debug_heap.heap_narrow
+heap_bad_free = debug_heap.heap_bad_free
+heap_pump = debug_heap.heap_pump
+heap_check = debug_heap.heap_check
+heap_hold = debug_heap.heap_hold
+heap_let_go = debug_heap.heap_let_go
+heap_copy = guards.heap_copy
+heap_findings = guards.heap_findings
+heap_wants_stack = guards.heap_wants_stack
+heap_note_stack = guards.heap_note_stack
+arena_can_sleep = types.arena_can_sleep
+arena_is_graph_pool = types.is_graph_pool
+arena_clock = types.move_clock
+family_limit = types.family_limit
+family_held = types.family_held
+family_held_peak = types.family_held_peak
+arena_driver_calls = types.backing_calls
+arena_refusal = types.last_refusal
 
-cdef int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                       Block* block) noexcept nogil:
-    return fast_path.allocate_fast(arena, nbytes, stream_slot, block)
 
-
-cdef int free_fast(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    return fast_path.free_fast(arena, handle, stream_slot)
-
-
-cdef int allocate_detoured(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                           Block* block) noexcept nogil:
-    return detours.allocate_detoured(arena, nbytes, stream_slot, block)
-
-
-cdef int free_detoured(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    return detours.free_detoured(arena, handle, stream_slot)
-
-
-cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
-                         Uses* uses) noexcept nogil:
-    return detours.arena_free_used(arena, handle, stream_slot, uses)
-
-
-cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                             uint32_t flags, Block* block) noexcept nogil:
-    return slow_path.arena_allocate_slow(arena, nbytes, stream_slot, flags, block)
-
-
-cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                        Block* block) noexcept nogil:
-    return slow_path.arena_allocate(arena, nbytes, stream_slot, block)
-
-
-cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil:
-    return life.arena_create(settings, backing)
-
-
-cdef int arena_close(ArenaCore* arena) noexcept nogil:
-    return life.arena_close(arena)
-
-
-cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
-    return life.arena_close_wait(arena)
-
-
-cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil:
-    return life.arena_is_idle(arena)
-
-
-cdef void arena_leave(ArenaCore* arena) noexcept nogil:
-    life.arena_leave(arena)
-
-
-cdef bint arenas_release_retired() noexcept nogil:
-    return life.arenas_release_retired()
-
-
-cdef bint arenas_release_retired_wait() noexcept nogil:
-    return life.arenas_release_retired_wait()
-
-
-cdef void arenas_release_after_work() noexcept nogil:
-    life.arenas_release_after_work()
-
-
-cdef bint devices_are_quiet() noexcept nogil:
-    return life.devices_are_quiet()
-
-
-cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    return life.arena_prepare(arena, nbytes)
-
-
-cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
-    return life.arena_shrink(arena, released)
-
-
-cdef int arena_shrink_after_work(ArenaCore* arena, uint64_t* released) noexcept nogil:
-    return life.arena_shrink_after_work(arena, released)
-
-
-cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    life.arena_set_limit(arena, nbytes)
-
-
-cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
-    life.arena_reset_peaks(arena)
-
-
-cdef int arena_check(ArenaCore* arena) noexcept nogil:
-    return life.arena_check(arena)
-
-
-cdef BlockCopy* arena_copy_blocks(ArenaCore* arena, uint32_t* count) noexcept nogil:
-    return life.arena_copy_blocks(arena, count)
-
-
-cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    return life.arena_lease(arena, handle, stream_slot)
-
-
-cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot) noexcept nogil:
-    life.arena_move_lease(arena, lease, stream_slot)
-
-
-cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil:
-    life.arena_debug(arena, heap)
-
-
-cdef const char* invariant_text(int number) noexcept nogil:
-    return bookkeeping.invariant_text(number)
-
-
-cdef bint caches_flush(ArenaCore* arena) noexcept nogil:
-    return thread_cache.caches_flush(arena)
-
-
-cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil:
-    return growth.arena_add_peer(arena, device)
-
-
-cdef bint arena_page_around(ArenaCore* arena, uint64_t address, MappedPage* found) noexcept nogil:
-    return growth.arena_page_around(arena, address, found)
-
-
-cdef CUresult list_for_transport(ArenaCore* arena, uint64_t address) noexcept nogil:
-    return growth.list_for_transport(arena, address)
-
-
-cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
-                      bint* fresh) noexcept nogil:
-    return streams.arena_stream(arena, handle, stream_slot, fresh)
-
-
-cdef bint arena_stream_is_callers(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    return streams.arena_stream_is_callers(arena, stream_slot)
-
-
-cdef void slot_retain(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    streams.slot_retain(arena, stream_slot)
-
-
-cdef void slot_drop(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    streams.slot_drop(arena, stream_slot)
-
-
-cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexcept nogil:
-    return streams.arena_record(arena, uses, stream_slot)
-
-
-cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot,
-                             bint may_end) noexcept nogil:
-    return streams.arena_reset_stream(arena, stream_slot, may_end)
-
-
-cdef void arena_drop(ArenaCore* arena) noexcept nogil:
-    family.arena_drop(arena)
-
-
-cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil:
-    return family.arena_retain_live(arena)
-
-
-cdef void tag_open(OpenTag* tag) noexcept nogil:
-    family.tag_open(tag)
-
-
-cdef bint tag_close(OpenTag* tag) noexcept nogil:
-    return family.tag_close(tag)
-
-
-cdef ArenaCore* tag_now(const ArenaCore* arena) noexcept nogil:
-    return family.tag_now(arena)
-
-
-cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil:
-    family.tag_adopt(tagged, arena)
-
-
-cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil:
-    return family.tag_next(arena, before)
-
-
-cdef ArenaCore* part_next(ArenaCore* pool, ArenaCore* before) noexcept nogil:
-    return family.part_next(pool, before)
-
-
-cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing* given, bint splits,
-                            bint captured) noexcept nogil:
-    return life.pool_create(owner, part_of, given, splits, captured)
-
-
-cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
-    life.pool_adopt(pool, owner, part_of)
-
-
-cdef void pool_begin(ArenaCore* pool) noexcept nogil:
-    life.pool_begin(pool)
-
-
-cdef void pool_end(ArenaCore* pool) noexcept nogil:
-    life.pool_end(pool)
-
-
-cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil:
-    return life.pool_sleeps(pool)
-
-
-cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:
-    return life.pool_retain_with(pool, graph)
-
-
-cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
-    return sleeping.arena_sleep(arena, place)
-
-
-cdef int arena_wake(ArenaCore* arena) noexcept nogil:
-    return sleeping.arena_wake(arena)
-
-
-cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil:
-    return sleeping.sleep_sums(arena)
-
-
-cdef int span_open(ArenaCore* arena, uint64_t nbytes, uint64_t page_bytes, uint32_t stream_slot,
-                   ArenaSpan** out) noexcept nogil:
-    return spans.span_open(arena, nbytes, page_bytes, stream_slot, out)
-
-
-cdef int span_close(ArenaSpan* span) noexcept nogil:
-    return spans.span_close(span)
-
-
-cdef void span_drop(ArenaSpan* span) noexcept nogil:
-    spans.span_drop(span)
-
-
-cdef int span_record(ArenaSpan* span, uint32_t stream_slot, uint64_t first,
-                     uint64_t last) noexcept nogil:
-    return spans.span_record(span, stream_slot, first, last)
-
-
-cdef SpanView* span_view(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil:
-    return spans.span_view(span, first, last)
-
-
-cdef void span_view_end(void* view) noexcept nogil:
-    spans.span_view_end(view)
-
-
-cdef bint span_is_held(ArenaSpan* span, uint64_t first, uint64_t last) noexcept nogil:
-    return spans.span_is_held(span, first, last)
-
-
-cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
-                      uint32_t spare_end, Uses* room) noexcept nogil:
-    return spans.span_release(span, first, last, spare, spare_end, room)
-
-
-cdef Uses* room_for_streams(ArenaSpan* span, Uses* uses) noexcept nogil:
-    return spans.room_for_streams(span, uses)
-
-
-cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last,
-                     Lack* lack) noexcept nogil:
-    return slow_path.span_commit(span, first, spare, last, lack)
-
-
-cdef int span_wait(ArenaSpan* span, int status, const Lack* lack, uint64_t* until) noexcept nogil:
-    return slow_path.span_wait(span, status, lack, until)
-
-
-cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
-    return bookkeeping.arena_copy(arena, copy)
-
-
-cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil:
-    bookkeeping.arena_copy_free(copy)
-
-
-cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept nogil:
-    bookkeeping.arena_add_figures(arena, figures)
-
-
-cdef void arena_counts(ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
-    bookkeeping.arena_counts(arena, counts)
-
-
-cdef void arena_counts_now(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
-    bookkeeping.arena_counts_now(arena, counts)
-
-
-cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_t generation,
-                     BlockNote* note) noexcept nogil:
-    return bookkeeping.block_note(arena, small, index, generation, note)
-
-
-cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted, bint counts,
-                                uint8_t framework) noexcept nogil:
-    return hooks.hook_create(arena, counted, counts, framework)
-
-
-cdef void hook_retain(AllocatorHook* hook) noexcept nogil:
-    hooks.hook_retain(hook)
-
-
-cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
-    hooks.hook_drop(hook)
-
-
-cdef void hook_let_go(AllocatorHook* hook) noexcept nogil:
-    hooks.hook_let_go(hook)
-
-
-cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, uint32_t flags,
-                       uint64_t* address) noexcept nogil:
-    return hooks.hook_allocate(hook, nbytes, stream, flags, address)
-
-
-cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t size, uint64_t nbytes,
-                             CUstream stream) noexcept nogil:
-    return hooks.hook_allocate_range(hook, address, size, nbytes, stream)
-
-
-cdef int hook_free(uint64_t address) noexcept nogil:
-    return hooks.hook_free(address)
-
-
-cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
-    return hooks.hook_free_on(address, stream)
-
-
-cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
-    return hooks.hook_record(address, stream)
-
-
-cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil:
-    return hooks.hook_find(address, block)
-
-
-cdef ArenaCore* hook_arena(uint64_t address, uint64_t* nbytes) noexcept nogil:
-    return hooks.hook_arena(address, nbytes)
-
-
-cdef int hook_share(uint64_t address) noexcept nogil:
-    return hooks.hook_share(address)
-
-
-cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) noexcept nogil:
-    return hooks.hooks_of(framework, found, most)
-
-
-cdef uint64_t hooks_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
-                           uint64_t most) noexcept nogil:
-    return hooks.hooks_blocks(arena, addresses, frameworks, most)
-
-
-cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil:
-    hooks.hooks_bytes(arena, by_framework)
-
-
-cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil:
-    return hooks.hook_slot(hook, stream, stream_slot)
-
-
-cdef HookCounts hook_counts(AllocatorHook* hook) noexcept nogil:
-    return hooks.hook_counts(hook)
-
-
-cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil:
-    return hooks.hook_live(hook)
-
-
-cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
-    hooks.hook_reset_peak(hook)
-
-
-cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks) noexcept nogil:
-    return debug_heap.heap_create(settings, hooks)
-
-
-cdef void heap_drop(DebugHeap* heap) noexcept nogil:
-    debug_heap.heap_drop(heap)
-
-
-cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
-                          uint64_t nbytes) noexcept nogil:
-    return debug_heap.heap_narrow(arena, handle, address, nbytes)
-
-
-cdef void heap_bad_free(uint64_t address) noexcept nogil:
-    debug_heap.heap_bad_free(address)
-
-
-cdef void heap_pump(ArenaCore* arena) noexcept nogil:
-    debug_heap.heap_pump(arena)
-
-
-cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
-    return debug_heap.heap_check(arena)
-
-
-cdef void heap_hold(ArenaCore* arena) noexcept nogil:
-    debug_heap.heap_hold(arena)
-
-
-cdef void heap_let_go(ArenaCore* arena) noexcept nogil:
-    debug_heap.heap_let_go(arena)
-
-
-cdef HeapCounts heap_counts(DebugHeap* heap) noexcept nogil:
-    return guards.heap_counts(heap)
-
-
-cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil:
-    return guards.heap_copy(heap, freed, count)
-
-
-cdef HeapFinding* heap_findings(DebugHeap* heap, uint64_t* lost) noexcept nogil:
-    return guards.heap_findings(heap, lost)
-
-
-cdef bint heap_wants_stack(DebugHeap* heap) noexcept nogil:
-    return guards.heap_wants_stack(heap)
-
-
-cdef void heap_note_stack(uint32_t stack) noexcept nogil:
-    guards.heap_note_stack(stack)
 
 
 # ---- fields --------------------------------------------------------------------------------------
@@ -462,14 +146,6 @@ cdef DeviceContext* arena_context(const ArenaCore* arena) noexcept nogil:
 
 cdef bint arena_is_paged(const ArenaCore* arena) noexcept nogil:
     return (<const Core*>arena).settings.paged
-
-
-cdef bint arena_can_sleep(const ArenaCore* arena) noexcept nogil:
-    return types.arena_can_sleep(arena)
-
-
-cdef bint arena_is_graph_pool(const ArenaCore* arena) noexcept nogil:
-    return types.is_graph_pool(arena)
 
 
 cdef ArenaCore* arena_parent(const ArenaCore* arena) noexcept nogil:
@@ -496,10 +172,6 @@ cdef MoveBudget* arena_move_budget(ArenaCore* arena) noexcept nogil:
     return &(<Core*>arena).move_budget
 
 
-cdef uint64_t arena_clock(const ArenaCore* arena) noexcept nogil:
-    return types.move_clock(arena)
-
-
 cdef void arena_set_clock(ArenaCore* arena, uint64_t nanoseconds) noexcept nogil:
     (<Core*>arena).replayed_at = nanoseconds
 
@@ -514,18 +186,6 @@ cdef uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
 
 cdef uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
     return types.arena_reserved(arena) + load64(&(<const Core*>arena).spanned)
-
-
-cdef uint64_t family_limit(const ArenaCore* arena) noexcept nogil:
-    return types.family_limit(arena)
-
-
-cdef uint64_t family_held(const ArenaCore* arena) noexcept nogil:
-    return types.family_held(arena)
-
-
-cdef uint64_t family_held_peak(const ArenaCore* arena) noexcept nogil:
-    return types.family_held_peak(arena)
 
 
 cdef uint64_t arena_rows_in_use(const ArenaCore* arena) noexcept nogil:
@@ -560,10 +220,6 @@ cdef uint64_t arena_largest_free(ArenaCore* arena) noexcept nogil:
     return largest
 
 
-cdef uint64_t arena_driver_calls(const ArenaCore* arena) noexcept nogil:
-    return types.backing_calls(arena)
-
-
 cdef int32_t arena_graphs(ArenaCore* arena) noexcept nogil:
     return count_now(&(<Core*>arena).graphs)
 
@@ -595,10 +251,6 @@ cdef Backing* arena_backing(ArenaCore* arena) noexcept nogil:
 
 cdef Access* arena_access(ArenaCore* arena) noexcept nogil:
     return &(<Core*>arena).access
-
-
-cdef CUresult arena_refusal(const ArenaCore* arena) noexcept nogil:
-    return types.last_refusal(arena)
 
 
 cdef const char* arena_refused_call(const ArenaCore* arena) noexcept nogil:

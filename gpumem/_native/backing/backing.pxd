@@ -9,7 +9,7 @@ has no other free, `waits`, the release waits for everything on the device never
 
 The family: plain driver blocks and managed memory, pinned host pages, physical handles of a NUMA
 node or to be shared, and files in memory to be shared. A user's callback may provide regions, too
-(_arena/source).
+(_arena/open).
 """
 
 from libc.stdint cimport uint64_t
