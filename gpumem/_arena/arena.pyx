@@ -46,7 +46,7 @@ from gpumem._native.arena.api cimport (
     STREAM_NAMED, STREAM_VACANT, tag_now,
 )
 from gpumem._native.backing cimport Mapped, shared_export
-from gpumem._native.bfc cimport MOST_BYTES
+from gpumem._native.bfc cimport MAX_BYTES
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, CUstream, DriverDevice
 from gpumem._resource cimport handle_of
@@ -300,7 +300,7 @@ cdef class Arena(MemoryResource):
             if tag_now(self.core) != NULL:
                 return ARENA_TAGGED         # that tag may be awake
             raise_status(self, asked, extra, slot, ARENA_CLOSED)
-        if nbytes > MOST_BYTES:
+        if nbytes > MAX_BYTES:
             raise_status(self, asked, extra, slot, ARENA_OVER_LIMIT)
         status = ARENA_MISS
         if region == REGION_OF_MANY:
@@ -370,7 +370,7 @@ cdef class Arena(MemoryResource):
         """
         cdef uint64_t size = size_of(nbytes, self)
         cdef int status
-        if not arena_is_paged(self.core) or size == 0 or size > MOST_BYTES:
+        if not arena_is_paged(self.core) or size == 0 or size > MAX_BYTES:
             self.allocate(nbytes).close()
             return
         if not arena_is_open(self.core):

@@ -22,7 +22,7 @@ from gpumem._support.lock cimport Lock, OwnerLock
 
 cdef enum:
     HOOK_SHARDS = 64        # of the table
-    HOOK_STREAMS = 64       # a hook remembers by handle; others are looked up at every use
+    HOOK_STREAMS = 64       # that a hook remembers by handle; others are searched at every use
 
 cdef struct StreamName:
     uint64_t handle
@@ -36,10 +36,10 @@ cdef struct AllocatorHook "AllocatorHook":
     int32_t references
     uint32_t live[HOOK_SHARDS]  # blocks in each shard, with its lock
     uint8_t framework       # that calls it, by its number in _support/events
-    uint64_t label[2]       # what its caller knows it by; gpumem does not look at it
+    uint64_t label[2]       # by which its caller knows it; gpumem does not read it
     AllocatorHook* counted  # another hook that counts its blocks, a reference; NULL: none
     AllocatorHook* next     # in the list of all hooks
-    AllocatorHook* counter  # whose counts its blocks are in: this one, `counted`, or NULL: none
+    AllocatorHook* counter  # that counts its blocks: this one, `counted`, or NULL: none
     OwnerLock counting      # of `counts`; the last to be taken
     HookCounts counts
     uint32_t count          # of `names`; only rises, read without the lock
@@ -60,8 +60,8 @@ cdef void hook_let_go(AllocatorHook* hook) noexcept nogil
 # persistent block is also given to a stream that captures.
 cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, uint32_t flags,
                        uint64_t* address) noexcept nogil
-# Exactly the bytes of an earlier block, in an arena whose streams' work is done; see
-# arena_allocate_range.
+# Allocates exactly the bytes of an earlier block, after all work of the arena's streams is done;
+# see arena_allocate_range.
 cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t size, uint64_t nbytes,
                              CUstream stream) noexcept nogil
 # Frees a block on the stream it was allocated for. ARENA_STALE: no live block of a hook begins

@@ -32,8 +32,8 @@ cdef enum:
     FIRST_ENTRIES = 64          # of a shard; a power of two
     HANDED_OVER = 0xFFFFFFFF    # instead of a count of live blocks: each has a reference
 
-# Two to a cache line, since a search of a large table waits for memory. What the block's chunk says
-# is read there, with the shard's lock: the block is live.
+# Two entries fill a cache line, since a search of a large table waits for memory. Figures of the
+# block are read from its chunk, with the shard's lock: the block is live.
 cdef struct Entry:
     uint64_t address            # 0: free
     uint64_t handle             # of the block
@@ -102,8 +102,8 @@ cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
 
 
 cdef void hand_over(AllocatorHook* hook) noexcept nogil:
-    # Nobody allocates any more: from here on each live block keeps the hook. A free that found the
-    # hook's count in a shard has either ended with the shard's lock, or taken a reference.
+    # Nothing is allocated any more: from here on each live block keeps the hook. A free that found
+    # the hook's count in a shard has either ended with the shard's lock, or taken a reference.
     cdef int number
     for number in range(HOOK_SHARDS):
         biased_enter(&shards[number].lock)
@@ -305,7 +305,7 @@ cdef int look_up(AllocatorHook* hook, CUstream stream, uint64_t handle, uint32_t
 
 cdef inline int slot_of_arena(AllocatorHook* hook, ArenaCore* arena, CUstream stream,
                               uint32_t* stream_slot, bint* retained) noexcept nogil:
-    # The hook remembers slots of its own arena; a tag's are looked up.
+    # The hook remembers slots of its own arena; a tag's are searched.
     if arena == hook.arena:
         return slot_for(hook, stream, stream_slot, retained)
     retained[0] = True
@@ -387,7 +387,7 @@ cdef inline ArenaCore* arena_for(ArenaCore* arena) noexcept nogil:
 
 cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t size, uint64_t nbytes,
                              CUstream stream) noexcept nogil:
-    # Of a pool, in the part whose memory it is.
+    # Of a pool, the part that has the memory serves it.
     cdef int status = allocate_range(hook, hook.arena, address, size, nbytes, stream)
     cdef ArenaCore* part = NULL
     if status == ARENA_STALE and is_graph_pool(hook.arena):
@@ -453,7 +453,7 @@ cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
     cdef ArenaCore* arena = NULL
     cdef Entry entry
     cdef Entry* found
-    cdef uint32_t slot = 0      # of a dead arena: nobody asks
+    cdef uint32_t slot = 0      # of a dead arena: it is not used
     cdef int status = ARENA_STALE
     cdef bint retained = False
     cdef bint named = True
@@ -461,7 +461,7 @@ cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil:
     found = find(shard, address)
     if found != NULL:
         arena = arena_of(found)
-        # With the shard's lock, so that a block whose stream cannot be named stays in the table.
+        # With the shard's lock, so that the block stays in the table if its stream has no slot.
         if not context_is_dead(arena.context):
             status = slot_of_arena(found.hook, arena, stream, &slot, &retained)
             named = status == ARENA_OK
@@ -494,8 +494,9 @@ cdef inline int freed(int status) noexcept nogil:
 cdef inline int take_out(Shard* shard, Entry* found, uint32_t slot, Entry* entry) noexcept nogil:
     # With the shard's lock: out of the table before the block is freed, since its address may be
     # handed out again at once, and the new entry must not meet the old one. The lock keeps the
-    # block's hook, so that an ordinary free takes no reference. ARENA_MISS: the rest may call other
-    # code, and is for `free_entry` without the lock, which `entry` has a reference to its hook for.
+    # block's hook, so that an ordinary free takes no reference. ARENA_MISS: the next steps may call
+    # other code, and are for `free_entry` without the lock, which `entry` has a reference to its
+    # hook for.
     cdef AllocatorHook* hook = found.hook
     cdef ArenaCore* arena = hook.arena
     cdef uint64_t handle = found.handle
@@ -698,7 +699,7 @@ cdef Entry* find(Shard* shard, uint64_t address) noexcept nogil:
 
 cdef inline int enter(AllocatorHook* hook, ArenaCore* arena, uint64_t nbytes, uint32_t slot,
                       const Block* block) noexcept nogil:
-    # Without host memory for the entry the block is freed: nobody could free it by its address.
+    # Without host memory for the entry the block is freed: no caller could free it by its address.
     cdef Shard* shard = shard_of(block.address)
     cdef Extra* extra = NULL
     cdef bint entered
@@ -707,7 +708,7 @@ cdef inline int enter(AllocatorHook* hook, ArenaCore* arena, uint64_t nbytes, ui
         if extra == NULL:
             return refuse(arena, slot, block)
     biased_enter(&shard.lock)
-    # At most half full: linear probing mostly ends at its first look, which then is foreseen.
+    # At most half full: linear probing mostly ends at its first entry, which then is foreseen.
     entered = shard.entries != NULL and 2 * shard.count <= shard.mask
     if unlikely(not entered):
         entered = enlarge(shard)

@@ -698,14 +698,15 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
     if given != NULL:
         pool.backing.forget = given.forget
     pool_adopt(pool, owner, part_of)
-    # Opened as an event source only when it is complete: readers may then look at it.
+    # Opened as an event source only when it is complete: from then on threads may read it.
     event_source_name(&pool.events, owner.events.memory, b"graph pool", owner.events.name)
     event_source_open(&pool.events, pool, OWNER_ARENA)
     return pool
 
 
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
-    # A handle each for the regions of what can sleep. No peer is added meanwhile.
+    # Each region of a pool that can sleep has a handle. The owner's lock keeps peers from being
+    # added.
     cdef int i
     pool.settings.max_extend = min(pool.settings.max_extend, <uint64_t>POOL_REGION)
     lock_acquire(&owner.grow_lock)

@@ -29,8 +29,8 @@ cdef extern from *:
     enum:
         GM_DEBUG
 
-# A chunk was taken for the thread whose cache is `cache`: fills in the block and the statistics. It
-# is freed to that cache, unless its region is persistent.
+# Fills in the block and the statistics after a chunk was taken for the thread that owns `cache`.
+# The chunk is freed to that cache, unless its region is persistent.
 cdef inline void finish_allocate(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
                                  uint32_t index, Block* block) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
@@ -81,8 +81,8 @@ cdef const char* invariant_text(int number) noexcept nogil
 # added at the level that the arena shares with its tags and graph pools, which refuses to pass
 # max_mem, and at each of the user's budgets above. A refusal names the level that refused, so that
 # the status says whether max_mem or a budget did. Bytes that were released are refunded by one
-# function that compares with the metadata (`arena_reconcile`): whatever fails half-way, at rest the
-# level's `used` is what the arena holds. The fast path does not touch it.
+# function that compares with the metadata (`arena_reconcile`): after any failure half-way, at rest
+# the level's `used` is the bytes that the arena holds. The fast path does not touch it.
 #
 # Bytes of blocks in use are charged around an allocation and refunded with its free, whatever the
 # thread's cache then does with it: a cached block is not in use.

@@ -11,8 +11,8 @@ from gpumem._native.arena.types cimport (
     apart_bytes, apart_from, arena_extensions, arena_in_use, arena_limit, arena_max_in_use,
     ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,
     arena_shrinkages, arena_state, ArenaCore, ArenaSpan, backing_calls, Block, BlockNote,
-    family_held, family_level, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE, root_of, SMALL_SPACE,
-    SPACES, STATE_ASLEEP, table_of, ThreadCache,
+    family_held, family_level, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE, root_of,
+    SMALL_SPACE, SPACES, STATE_ASLEEP, table_of, ThreadCache,
 )
 from gpumem._native.arena.values cimport HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, HeapCounts
 from gpumem._native.backing cimport Mapped
@@ -29,8 +29,8 @@ from gpumem._native.pages cimport (
     span_page_bytes, span_page_in_use,
 )
 from gpumem._support.atomics cimport (
-    load32, load64, load8, peak_try, pointer_try, publish32, published64, published_pointer, store64,
-    version_begin, version_of,
+    load32, load64, load8, peak_try, pointer_try, publish32, published64, published_pointer,
+    store64, version_begin, version_of,
 )
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport (
@@ -159,7 +159,7 @@ cdef void arena_refund_pages(ArenaCore* arena, uint64_t created, uint64_t releas
 
 
 cdef int refuse_budget(ArenaCore* arena, uint64_t wanted) noexcept nogil:
-    # Callers that know only the parent of a tag's arena look there.
+    # Callers that know only the parent of a tag's arena read it there.
     store64(&arena.over_budget, wanted)
     if arena.parent != NULL:
         store64(&arena.parent.over_budget, wanted)
@@ -322,7 +322,7 @@ cdef void remember(ArenaCore* arena, uint64_t handle, const RecNoted* noted) noe
     if notes == NULL:
         return
     at = &notes[index_of(handle)]
-    # Generation 0 while the rest is written: a reader without the lock then takes none of it.
+    # Generation 0 while the other fields are written: a reader without the lock then takes none.
     version_begin(&at.generation)
     at.number = noted.number
     at.time = noted.time
@@ -355,7 +355,7 @@ cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_
     at = &arena.notes[small][index]
     if version_of(&at.generation) != generation or generation == 0:
         return False
-    # Compared again after the copy: the chunk may have been handed out anew meanwhile.
+    # Compared again after the copy: the chunk may have been allocated anew during it.
     note[0] = at[0]
     return version_of(&at.generation) == generation
 
@@ -370,7 +370,7 @@ cdef void notes_free(ArenaCore* arena) noexcept nogil:
 # ---- copies of the metadata ----------------------------------------------------------------------
 
 cdef enum:
-    SPARE = 1024                # entries more than there are, for what is added meanwhile
+    SPARE = 1024                # further entries, for those that are added during the copy
 
 
 cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
@@ -390,7 +390,7 @@ cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
         caches_hold(arena)
         lock_acquire(&arena.lock)
         enough = fits(arena, &room)
-        # Else the arena grew beyond the room meanwhile: begin anew with its new counts.
+        # Otherwise the arena has outgrown the room: begin anew with its new counts.
         if enough:
             copy_metadata(arena, copy)
         lock_release(&arena.lock)

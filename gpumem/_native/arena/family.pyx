@@ -99,7 +99,7 @@ cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil:
 
 cdef void pool_join(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil:
     cdef ArenaCore* root = <ArenaCore*>root_of(owner)
-    # Memory of somebody else's allocator stays when the arena sleeps.
+    # Memory of another allocator stays when the arena sleeps.
     if pool.backing.source == NULL:
         arena_retain(owner)
         pool.sleeps_with = owner
@@ -115,7 +115,7 @@ cdef void join(ArenaCore* child, ArenaCore* parent, ArenaCore** first) noexcept 
     budget_move(child.level, parent.level.parent)
     lock_acquire(&parent.lock)
     child.next_child = first[0]
-    publish_pointer(<void**>first, child)       # shares_limit looks without the lock
+    publish_pointer(<void**>first, child)       # shares_limit reads it without the lock
     lock_release(&parent.lock)
 
 

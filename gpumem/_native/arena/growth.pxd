@@ -39,12 +39,12 @@ cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 
 # ---- Out of memory: waiting on the host for the work of other streams ----------------------------
 #
-# The last resort, when the driver and every other source have refused. No lock is held meanwhile.
+# The last resort, when the driver and every other source have refused. Caller holds no lock.
 # The wait is bounded, because a stream may itself wait for what this thread does next; an event
 # that did not complete in one wait is not waited for again until it has completed.
 
 cdef enum:
-    FIRST_PAUSE = 20000         # ns between two looks at the driver; doubles
+    FIRST_PAUSE = 20000         # ns between two polls of the driver; doubles
     LONGEST_PAUSE = 1000000
 
 # For work that holds memory which a block of `nbytes` may have once it is done. ARENA_OK: something

@@ -115,7 +115,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
 cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
                                bint* forced) noexcept nogil:
     # Doubling starts at initial_chunk. A request larger than the running size doubles it as often
-    # as needed, beyond the cap if it must; only a growth that needed none lets it double after.
+    # as needed, above the cap if it must; only a growth that needed none lets it double after.
     # Changes nothing: the driver may refuse, and a failure must not steer later growth.
     cdef uint64_t running = arena.next_region
     if has_size_of_block(arena, size):
@@ -268,7 +268,7 @@ cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     cdef ArenaCore* pool
     lock_acquire(&arena.grow_lock)
-    # Graph pools first: an arena that has the peer already is not looked at again.
+    # Graph pools first: an arena that has the peer already is skipped.
     pool = pool_next(arena, NULL)
     while pool != NULL and code == CUDA_SUCCESS:
         code = arena_add_peer(pool, device) if arena_can_sleep(pool) else CUDA_SUCCESS
@@ -343,7 +343,8 @@ cdef bint region_around(const Backing* backing, uint64_t address, MappedPage* fo
 
 cdef enum:
     SMALL_RANGE_FROM = 67108864     # bytes in use from which small blocks have their own range
-    IDLE_FROM = 33554432        # bytes that are free before rests are shared; each costs an event
+    # Free bytes from which remainders are marked dirty; each costs an event.
+    IDLE_FROM = 33554432
     ASK_FREE = 268435456        # bytes; for blocks from here on the device's free memory is read
 
 
@@ -686,7 +687,7 @@ cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil
 # ---- Out of memory: the host waits ---------------------------------------------------------------
 
 cdef enum:
-    SIGNALS_EVERY = 50000000    # ns: a look takes the interpreter lock
+    SIGNALS_EVERY = 50000000    # ns: a check takes the interpreter lock
 
 
 cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
@@ -713,7 +714,7 @@ cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
             note_waits_in_vain(arena)
             return ARENA_OVER_LIMIT
         if not is_worth_waiting(arena, requesting):
-            # A reset of a stream since the look above leaves nothing to wait for.
+            # A reset of a stream since the poll above leaves nothing to wait for.
             return ARENA_OK if load64(&arena.completions) != before else ARENA_OVER_LIMIT
         if pause(next_pause if next_pause < until[0] - now else until[0] - now, flags):
             return ARENA_INTERRUPTED

@@ -28,8 +28,8 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noe
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil
 # Of a paged arena: every page that is idle and has no queued work; returns the bytes.
 cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil
-# Before a plan of this range is carried out that makes pages beyond the share above this live peak:
-# idle pages of the other range are released for them.
+# Releases idle pages of the other range before a plan of this range makes pages above the share of
+# this live peak.
 cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* plan,
                                  uint64_t peak) noexcept nogil
 # The graphs of a graph pool are gone: from here on its pages can be released as any. Without a

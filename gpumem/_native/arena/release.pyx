@@ -91,7 +91,7 @@ cdef uint64_t release_retired(ArenaCore* arena, bint with_wait) noexcept nogil:
 
 
 cdef void poll_idle_regions(ArenaCore* arena) noexcept nogil:
-    # Nothing is polled where no unfinished work keeps memory from going back.
+    # Nothing is polled where no unfinished work keeps memory from being released.
     cdef uint32_t i
     cdef const Uses* uses
     cdef bint polls
@@ -116,8 +116,8 @@ cdef void poll_idle_regions(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint region_is_done(ArenaCore* arena, uint32_t region) noexcept nogil:
-    # Is all work known to be done that was queued when its blocks were freed? Notes on whose work
-    # it waits.
+    # Returns whether all work is known to be done that was queued when its blocks were freed. Marks
+    # the streams that have the unfinished work.
     cdef const Chunk* chunk
     cdef StreamSlot* stream
     cdef uint32_t index = arena.table.regions[region].first
@@ -251,10 +251,10 @@ cdef uint64_t trim_space(ArenaCore* arena, Space* space, uint32_t pages,
 
 cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* plan,
                                  uint64_t peak) noexcept nogil:
-    # Pages move within their range. So that what large blocks left idle does not stay beside what
-    # small ones need now, nor the other way round, idle pages of the other range go back for those
-    # that the plan makes beyond the share. Less than the share may be idle there: it will be needed
-    # again, and to give it back and make it again would cost more than it saves.
+    # Pages move within their range. Idle pages of the other range are released for the pages that
+    # the plan makes above the share: otherwise idle memory of large blocks would stay beside memory
+    # that small blocks need now, and the other way round. At most the share stays idle there: it
+    # will be needed again, and releasing and making it again would cost more than it saves.
     cdef int other = LARGE_SPACE if space == &arena.spaces[SMALL_SPACE] else SMALL_SPACE
     cdef const Bfc* table = &arena.table if other == LARGE_SPACE else &arena.small
     cdef uint64_t share = with_share(arena, peak) - peak

@@ -1,9 +1,9 @@
-"""Sleep of one arena: its memory goes back, its live bytes to a store, its addresses stay.
+"""Sleep of one arena: its memory is released, its live bytes are stored, its addresses stay.
 
-Going to sleep: nothing is handed out from here on; all work on the device ends; idle pages go; the
-handles go back behind the copies of the live blocks, but each page keeps its place in the metadata.
-Waking makes each page again, at its place, and copies back what is still live. A block freed
-meanwhile is not copied, a page without a live byte not made.
+A sleep has four steps: nothing is allocated any more; all work on the device ends; idle pages are
+released; the handles are released behind the copies of the live blocks. Each page keeps its place
+in the metadata. A wake makes each page again, at its place, and restores the bytes that are still
+live. It neither copies a block that was freed during the sleep nor makes a page without live bytes.
 
 Virtual tensors are a part of it, with the pages of committed rows. Its graph pools sleep after it,
 and wake before it, each the same way: a region of theirs is one handle. So its graphs work on.

@@ -22,7 +22,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport (
     orphan_add, Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
-    sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPiece, space_drop_dormant,
+    sleeper_lacks, sleeper_release, sleeper_sleep, sleeper_wake, SleepPiece, space_drop_dormant,
     space_list_pages, space_map_kept, span_list_bytes, span_list_pages, span_uses, StorePlace,
 )
 from gpumem._support.atomics cimport load32, load64, store32, store64
@@ -37,19 +37,19 @@ cdef enum:
 # ---- an arena and its graph pools ----------------------------------------------------------------
 
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
-    cdef StorePlace rest
+    cdef StorePlace room_left
     cdef ArenaCore* pool
     cdef int status
     if place != NULL:
-        rest = place[0]
-    status = sleep_alone(arena, NULL if place == NULL else &rest)
+        room_left = place[0]
+    status = sleep_alone(arena, NULL if place == NULL else &room_left)
     if status != ARENA_OK:
         return status
-    take_room(&rest, arena)
+    take_room(&room_left, arena)
     pool = pool_next(arena, NULL)
     while pool != NULL and status == ARENA_OK:
-        status = told(arena, pool, sleep_alone(pool, NULL if place == NULL else &rest))
-        take_room(&rest, pool)
+        status = told(arena, pool, sleep_alone(pool, NULL if place == NULL else &room_left))
+        take_room(&room_left, pool)
         pool = pool_next(arena, pool)
     if pool != NULL:
         arena_drop(pool)
@@ -82,7 +82,7 @@ cdef int arena_wake(ArenaCore* arena) noexcept nogil:
 
 
 cdef int told(ArenaCore* arena, const ArenaCore* pool, int status) noexcept nogil:
-    # Whoever asks the arena finds why a pool was refused. One that is closed has no memory.
+    # Callers read from the arena why a pool was refused. A closed pool has no memory.
     if status == ARENA_CLOSED:
         return ARENA_OK
     if status != ARENA_OK:
@@ -91,11 +91,11 @@ cdef int told(ArenaCore* arena, const ArenaCore* pool, int status) noexcept nogi
     return status
 
 
-cdef void take_room(StorePlace* rest, const ArenaCore* arena) noexcept nogil:
+cdef void take_room(StorePlace* room_left, const ArenaCore* arena) noexcept nogil:
     cdef uint64_t nbytes = whole_pages(load64(&arena.sleeper.nbytes))
-    rest.offset += nbytes
-    rest.room -= min(rest.room, nbytes)
-    rest.keep -= min(rest.keep, nbytes)
+    room_left.offset += nbytes
+    room_left.room -= min(room_left.room, nbytes)
+    room_left.keep -= min(room_left.keep, nbytes)
 
 
 cdef inline uint64_t whole_pages(uint64_t nbytes) noexcept nogil:
@@ -163,13 +163,13 @@ cdef void end_wake(ArenaCore* arena, bint stays) noexcept nogil:
         sleeper_forget(&arena.sleeper)
         set_state(arena, STATE_OPEN)
         lock_acquire(&arena.lock)
-        note_reserved(arena)    # peaks may have been reset meanwhile
+        note_reserved(arena)    # peaks may have been reset since
         lock_release(&arena.lock)
     elif arena_state(arena) == STATE_ASLEEP and arena.sleeper.copied == arena.sleeper.nbytes:
-        # Unless some bytes are nowhere else, as an earlier refusal left them. Memory goes back when
-        # its last view is gone.
+        # Not if an earlier refusal left bytes that are nowhere else. Memory is released when its
+        # last view is gone.
         if drop_dormant(arena) == CUDA_SUCCESS and list_pages(arena):
-            sleeper_give_back(&arena.sleeper)
+            sleeper_release(&arena.sleeper)
         settle(arena)
     arena_reconcile(arena)
     lock_release(&arena.grow_lock)
@@ -246,8 +246,8 @@ cdef void free_completed(ArenaCore* arena) noexcept nogil:
 
 
 cdef CUresult drop_dormant(ArenaCore* arena) noexcept nogil:
-    # Views left from before a move; the pages keep their memory and place. Those of a graph pool
-    # come back with its memory.
+    # Unmaps views left from before a move; the pages keep their memory and place. A wake restores
+    # the views of a graph pool with its memory.
     cdef CUresult code = context_enter(arena.context)
     cdef int i
     if code != CUDA_SUCCESS:

@@ -1,4 +1,4 @@
-"""Allocation beyond the fast path: what happens, in order, when memory is out."""
+"""Allocation after the fast path: the steps, in order, until memory is out."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -6,10 +6,10 @@ from gpumem._native.arena.debug_heap.heap cimport heap_pump
 from gpumem._native.arena.detours cimport arena_allocate_fast
 from gpumem._native.arena.types cimport ARENA_MISS, ArenaCore, ArenaSpan, Block, SpanView
 from gpumem._native.arena.values cimport Lack
-from gpumem._native.bfc cimport MOST_BYTES
+from gpumem._native.bfc cimport MAX_BYTES
 
 # After ARENA_MISS from the fast path, without the interpreter lock, because it may wait.
-# `flags` are AllocateFlags. A persistent block has no fast path, nor one of more than MOST_BYTES,
+# `flags` are AllocateFlags. A persistent block has no fast path, nor one of more than MAX_BYTES,
 # which is refused.
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              uint32_t flags, Block* block) noexcept nogil
@@ -18,7 +18,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
 cdef inline int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                                Block* block) noexcept nogil:
     cdef int status = ARENA_MISS
-    if nbytes <= MOST_BYTES:
+    if nbytes <= MAX_BYTES:
         status = arena_allocate_fast(arena, nbytes, stream_slot, block)
     if status != ARENA_MISS:
         return status

@@ -30,7 +30,7 @@ from gpumem._native.arena.types cimport (
     table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport (
-    Bfc, bfc_allocate, bfc_allocate_across, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, MOST_BYTES, NIL,
+    Bfc, bfc_allocate, bfc_allocate_across, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, MAX_BYTES, NIL,
     round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
@@ -113,8 +113,8 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         else:
             publish_cached(arena)   # as each search does
 
-        # 6. The driver, one thread at a time. Arenas without references and freed persistent regions
-        #    are released first, so that their memory neither counts in max_mem nor is missing for
+        # 6. The driver, one thread at a time. Arenas without references and regions of freed
+        #    persistent blocks are released first, so that their memory neither counts in max_mem nor is missing for
         #    the growth. Memory that the driver takes back only when the device is idle is released
         #    here only if no stream is at work, and only before more of its kind is allocated.
         mode = context_relax(arena.context)
@@ -137,7 +137,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
 
         # 8. Give back regions and pages that hold no block and have no unfinished work, also those
         #    of other tags, then grow once more. Not earlier: idle memory is there to be used again.
-        #    Steps 3 and 4 have looked for it, unless the block has a region of its own.
+        #    Steps 3 and 4 have searched for it, unless the block has a region of its own.
         if shrink_may_help(arena, nbytes, status):
             if own_region:
                 find_idle(arena)
@@ -243,7 +243,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     cdef int status
     if context_is_dead(arena.context):
         return ARENA_DEAD
-    if nbytes > MOST_BYTES:
+    if nbytes > MAX_BYTES:
         status = ARENA_OVER_LIMIT
     elif arena.heap != NULL:
         status = allocate_guarded(arena, nbytes, stream_slot, flags | ALLOCATE_NO_WAIT, block)

@@ -26,7 +26,8 @@ cdef Uses* room_for_streams(ArenaSpan* span, Uses* uses) noexcept nogil
 # Caller holds `grow_lock`. Lets spare pages leave, and releases those that have no unfinished work;
 # returns the bytes.
 cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil
-# With the grow lock: records events behind releases, and gives back the pages whose work is done.
+# Caller holds `grow_lock`. Records events behind releases, and releases the pages that no work uses
+# any more.
 cdef void spans_poll(ArenaCore* arena) noexcept nogil
 # The same without events: only what is known to be done, and spans that have ended.
 cdef void spans_sweep(ArenaCore* arena) noexcept nogil

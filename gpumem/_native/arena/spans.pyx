@@ -89,8 +89,8 @@ cdef void take_pages(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
 
 
 cdef void note_block(ArenaSpan* span, uint32_t kind, uint32_t page) noexcept nogil:
-    # A page in use counts as a block, whose owner is what the thread is tagged with, else all
-    # virtual tensors together: with a lock no stack is recorded.
+    # A page in use counts as a block. Its owner is the thread's tag, otherwise all virtual tensors
+    # together: under a lock no stack is recorded.
     cdef uint64_t nbytes = span_page_bytes(&span.pages, page)
     cdef uint8_t before
     if is_recorded(&span.arena.events):
@@ -191,8 +191,8 @@ cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
 
 
 cdef void span_stamp(ArenaSpan* span, Uses* uses, StampOf of) noexcept nogil:
-    # What is queued now on the streams of what leaves is the last that may use it. A stream that
-    # was noted since room was made for all of them, by another thread, is not ordered before this.
+    # Work that is queued now is the last that may use the pages that leave. A stream that another
+    # thread noted since room was made for all of them is not ordered before this.
     cdef ArenaCore* arena = span.arena
     cdef const SpanNote* note
     cdef uint32_t i
@@ -246,7 +246,7 @@ cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil:
 
 
 cdef void spans_poll(ArenaCore* arena) noexcept nogil:
-    # With the grow lock. An event is recorded behind the work of each release at the first look.
+    # Caller holds `grow_lock`. The first poll of a release records an event behind its work.
     cdef ArenaSpan* span = arena.spans
     cdef bint waits = False
     while span != NULL:

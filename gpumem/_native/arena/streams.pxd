@@ -6,8 +6,8 @@ with recorded uses is pending free until its epoch on each of those streams is d
 has completed, the requesting stream waits on the device, or at last the host waits. arena/types has
 the rules.
 
-"With the lock": the caller holds `arena.lock`. A function that calls the driver releases it
-meanwhile; `in_driver` then keeps other threads off the slot.
+"With the lock": the caller holds `arena.lock`. A function that calls the driver releases the lock
+during the call; `in_driver` then keeps other threads off the slot.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -22,7 +22,7 @@ from gpumem._support.lease cimport Uses
 cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # The same of every stream.
 cdef void complete_streams(ArenaCore* arena) noexcept nogil
-# The same of the streams that a look at their events finds done, under every policy.
+# The same of the streams that a poll of their events finds done, under every policy.
 cdef void complete_done_streams(ArenaCore* arena) noexcept nogil
 # Waits for what lies before the frees of every stream, but for captures, and streams that cannot be
 # named. `interrupted` as below.
@@ -35,8 +35,8 @@ cdef bint streams_may_work(ArenaCore* arena) noexcept nogil
 # The opposite. Asks the streams themselves first: an event that is recorded for the question is
 # done some microseconds later.
 cdef bint streams_are_done(ArenaCore* arena) noexcept nogil
-# Nobody keeps the handles of streams alive for the arena from here on: records the events that are
-# missing, and names none but the default streams until a caller does.
+# Records the missing events, because the handles of streams are not kept alive for the arena any
+# more; all but the default streams are then in STREAM_LEFT.
 cdef void leave_streams(ArenaCore* arena) noexcept nogil
 # Waits until everything queued on the device has finished.
 cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil
@@ -50,39 +50,42 @@ cdef void share_tables(ArenaCore* arena) noexcept nogil
 # pending-free blocks for their own.
 cdef bint release_completed(ArenaCore* arena, uint32_t requesting) noexcept nogil
 cdef void mark_remainders_dirty(ArenaCore* arena, uint32_t requesting) noexcept nogil
-# With the lock: may a look at the stream's event free something for the requesting stream?
+# Caller holds `lock`. Returns whether a poll of the stream's event may free memory for the
+# requesting stream.
 cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
                            uint32_t requesting) noexcept nogil
-# What threads have cached, and what no stream is at work with any more, becomes free for every
+# Makes memory that threads have cached, and memory that no stream uses any more, free for every
 # stream, so that regions and pages without a block are seen to be idle.
 cdef void find_idle(ArenaCore* arena) noexcept nogil
 # With the lock: may work be left on the stream that no completed event covers?
 cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     return load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch != 0
-# With the lock, released meanwhile: polls a stream's event, records one if there is none.
+# Caller holds `lock`, which is released for the driver. Polls a stream's event, and records one if
+# there is none.
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
-# With the lock, released meanwhile: if the stream is idle now, what was freed on it is done.
+# Caller holds `lock`, which is released for the driver. If the stream is idle now, its epochs end.
 cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
-# Has every stream ended its work that a block is marked with, or whose work has no known end? Asks
-# the driver now; a stream that is being captured counts as idle.
+# Queries the driver whether the streams are idle that a block is marked with, or that have work
+# without a known end. A stream that is being captured counts as idle.
 cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil
 # With the lock: takes another stream's unfinished block and makes the requesting stream wait for
 # that stream on the device; a pending-free block, too. NIL if none fits; *status is set where a
 # budget refuses what fits.
 cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t requesting,
                               int* status) noexcept nogil
-# With the lock, released meanwhile: is the epoch done, or does an event lie behind it? Records it.
+# Caller holds `lock`, which is released for the driver. Records an event behind the epoch if there
+# is none. Returns whether the epoch is done or has an event.
 cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil
-# With the lock, released meanwhile: makes the requesting stream wait on the device for an epoch of
-# another that is done or has an event behind it. After this an allocation is not refused any more:
-# nothing takes the wait back. False: the driver refused.
+# Caller holds `lock`, which is released for the driver. Makes the requesting stream wait on the
+# device for an epoch of another stream that is done or has an event behind it. After this an
+# allocation is not refused any more: nothing takes the wait back. False: the driver refused.
 cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
                       uint32_t requesting) noexcept nogil
 # Caller holds the lock, which is released for the driver. Records an event on every other stream
 # that has freed memory.
 cdef void record_events_of_others(ArenaCore* arena, uint32_t requesting) noexcept nogil
 # With the lock, until it is released: lets a plan take other streams' memory in front of an event;
-# disable_cross_stream_search ends that. Whoever takes it has to wait_behind.
+# disable_cross_stream_search ends that. A caller that takes the memory has to wait_behind.
 cdef void enable_cross_stream_search(ArenaCore* arena, uint32_t requesting) noexcept nogil
 cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil
 # Destroys the pooled events; no thread uses the arena any more.
@@ -132,7 +135,7 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
 cdef void uses_release(ArenaCore* arena, Uses* uses) noexcept nogil
 # Has the work of every stamped use been done?
 cdef bint uses_done(const ArenaCore* arena, const Uses* uses) noexcept nogil
-# Frees the blocks whose uses are all done; was there any?
+# Frees the blocks that no stream uses any more. Returns whether there was any.
 cdef bint free_completed(ArenaCore* arena) noexcept nogil
 # Without the lock: frees everything, done or not; no block is in use any more.
 cdef void free_all_pending(ArenaCore* arena) noexcept nogil

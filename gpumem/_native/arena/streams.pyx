@@ -36,7 +36,7 @@ from gpumem._support.streams cimport (
 )
 
 
-# ---- An event closes an epoch, behind the work whose blocks were freed ---------------------------
+# ---- An event closes an epoch, behind the work of the freed blocks -------------------------------
 
 cdef bint switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef bint due
@@ -141,7 +141,7 @@ cdef void mark_remainders_dirty(ArenaCore* arena, uint32_t requesting) noexcept 
 cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
                            uint32_t requesting) noexcept nogil:
     # With reuse="never" no epoch is released, but pending frees that wait for the stream end, and
-    # regions without a block go back. They may wait for the requesting stream's own work.
+    # regions without a block are released. They may wait for the requesting stream's own work.
     if arena.streams[stream_slot].pending_frees or arena.streams[stream_slot].holds_region:
         return True
     return arena.settings.reuse != REUSE_NEVER and stream_slot != requesting and (
@@ -177,7 +177,8 @@ cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
 
 
 cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # With the lock, released for the driver; `in_driver` keeps other threads off the slot meanwhile.
+    # Caller holds `lock`, which is released for the driver; `in_driver` then keeps other threads
+    # off the slot.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     cdef uint64_t epoch = stream.event_epoch
     cdef CUevent event = stream.event
@@ -418,7 +419,8 @@ cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t requesting) noexcept nogil:
-    # With the lock, released for the driver; `in_driver` keeps others from recording the event anew.
+    # With the lock, released for the driver; `in_driver` keeps others from recording the event
+    # anew.
     cdef CUevent event = arena.streams[stream_slot].event
     cdef CUstream stream = arena.streams[requesting].handle
     cdef CUresult code
@@ -579,7 +581,7 @@ cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t requesting)
 # ---- The host has waited: everything is free -----------------------------------------------------
 
 cdef void wait_for_frees(ArenaCore* arena, bint* interrupted) noexcept nogil:
-    # Streams that other threads name meanwhile are not waited for.
+    # Streams that other threads name during the wait are not waited for.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef uint32_t count, stream_slot
     lock_acquire(&arena.lock)
@@ -606,7 +608,7 @@ cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil:
 
 
 cdef void wait_for_stream(ArenaCore* arena, uint32_t stream_slot, bint* interrupted) noexcept nogil:
-    # Other threads may poll the event meanwhile, or record it again, later in the same stream.
+    # During the wait other threads may poll the event, or record it again, later in the stream.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     cdef CUevent event = NULL
     lock_acquire(&arena.lock)
@@ -932,7 +934,7 @@ cdef inline bint is_idle(const ArenaCore* arena, uint32_t stream_slot,
 
 
 cdef void vacate(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # Its epochs go on: stamps of the stream before must not look like those of the next.
+    # Its epochs go on: stamps of the stream before must differ from those of the next.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     if stream.thread != NULL:
         thread_drop(stream.thread)

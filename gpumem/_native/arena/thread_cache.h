@@ -1,4 +1,4 @@
-/* What a thread remembers: its caches, by arena, and whether it still lives.
+/* The state of a thread: its caches, by arena, and whether it still lives.
  *
  * Included by one module only, since the thread-local storage is its own. Arenas are told apart by
  * serial numbers that are never used again, so that a thread may remember one that is long gone.

@@ -10,7 +10,7 @@ lock once. Where a table packs (bfc/table), with one stream's memory in it, bloc
 not reused that way: a long-lived block must not lie wherever the last one happened to lie.
 
 A block that another thread frees is pushed onto its cache's `remote` list without a lock (a
-Treiber stack that is only ever emptied whole, so that no entry can come back unnoticed: R. K.
+Treiber stack that is only ever emptied whole, so that no entry can return unnoticed: R. K.
 Treiber, 1986). The owner collects it when a stack runs dry.
 
 A cache's lock (owner_lock.h) costs its owner nothing. Growth, a shrink and statistics, which need
@@ -32,7 +32,7 @@ from gpumem._support.atomics cimport load32, load64, locked_raise64, store64
 cdef extern from *:
     """
     #include <string.h>
-    /* A used chunk's two bin links hold the address of the cache it goes back to. */
+    /* A used chunk's two bin links hold the address of the cache that it returns to. */
     static inline void *gm_home(const uint32_t *links) {
         void *home;
         memcpy(&home, links, sizeof(home));
@@ -61,7 +61,7 @@ cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil
 cdef inline Stacks* stacks_now(const ThreadCache* cache, uint32_t stream_slot) noexcept nogil:
     return cache.stacks[stream_slot] if stream_slot < cache.slot_count else NULL
 
-# A look without the lock: only its owner puts blocks in.
+# Reads without the lock: only its owner adds blocks.
 cdef inline bint cache_may_have(const ThreadCache* cache, uint32_t stream_slot,
                                 uint64_t requested) noexcept nogil:
     cdef uint64_t size = round_to_quantum(requested)
@@ -76,8 +76,8 @@ cdef inline bint cache_may_have(const ThreadCache* cache, uint32_t stream_slot,
 cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
                          uint32_t stream_slot, Block* block) noexcept nogil
 
-# A used chunk that was freed on the slot's stream, by the thread whose cache is `mine`. False if
-# the table has to take it.
+# Caches a used chunk that was freed on the slot's stream; `mine` is the cache of the calling
+# thread. False: the table has to take the chunk.
 cdef inline bint cache_free(ArenaCore* arena, ThreadCache* mine, Bfc* table, uint32_t index,
                             uint32_t stream_slot) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
@@ -89,7 +89,7 @@ cdef inline bint cache_free(ArenaCore* arena, ThreadCache* mine, Bfc* table, uin
     cache_free_own(arena, mine, table, chunk, index)
     return True
 
-# `chunk` is the one of that index: every caller has looked at it.
+# `chunk` is the chunk of that index: every caller has read it.
 cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table, Chunk* chunk,
                          uint32_t index) noexcept nogil
 cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* table,
@@ -116,8 +116,8 @@ cdef ThreadMark* thread_now() noexcept nogil
 cdef void thread_retain(ThreadMark* thread) noexcept nogil
 cdef void thread_drop(ThreadMark* thread) noexcept nogil
 
-# What the calling thread has cached of other streams becomes free, and the block that it freed last
-# on any stream. Was there any?
+# Frees the blocks that the calling thread has cached of other streams, and the block that it freed
+# last on any stream. Returns whether there was any.
 cdef bint cache_flush_other_streams(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # The largest blocks that the calling thread has in stacks of this stream become free, until they
 # are at least this large together. Was there any?

@@ -113,7 +113,7 @@ cdef inline void allocate_last(ArenaCore* arena, ThreadCache* cache, uint64_t re
 
 cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_t requested,
                        Block* block) noexcept nogil:
-    # Cached to used: the chunk whose index is in block.handle.
+    # The chunk goes from cached to used; its index is in block.handle.
     cdef uint32_t index = <uint32_t>block.handle
     cdef Chunk* chunk = &table.chunks[index]
     store64(&cache.cached_bytes, cache.cached_bytes - chunk.size)
@@ -212,9 +212,10 @@ cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* tabl
     cdef Chunk* chunk = &table.chunks[index]
     if seen >> 32 >= REMOTE_DEPTH:
         return False
-    # No lock: a copy of the table may be made meanwhile. A reader that sees the epoch, where a used
-    # chunk has what was requested, sees the state; and one that sees the state, the link that keeps
-    # what was requested until the cache's owner counts it. Small blocks' bytes fit into a link.
+    # Without the lock, a copy of the table may be made at the same time. A reader that sees the
+    # epoch, where a used chunk has what was requested, sees the state; and one that sees the state,
+    # the link that keeps what was requested until the cache's owner counts it. Small blocks' bytes
+    # fit into a link.
     store32(&chunk.bin_prev, <uint32_t>chunk.requested)
     publish8(&chunk.state, CHUNK_CACHED)
     publish64(&chunk.epoch, stamp_free(&arena.streams[chunk.stream_slot]))
@@ -479,15 +480,15 @@ cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil:
 
 
 cdef ThreadCache* find_listed(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
-    # The thread's own, forgotten for want of room, or one whose thread has ended.
+    # Finds the thread's own cache, forgotten for want of room, or a cache of a thread that ended.
     cdef ThreadCache* cache = arena.caches
     while cache != NULL:
         if cache.owner == mark:
             return cache
         cache = cache.next
     cache = arena.caches
-    # None of its own: take over a cache whose thread has ended, with all it holds, so that the
-    # number of caches is bounded by the threads that live at once.
+    # The thread has none: it takes over the cache of a thread that has ended, with its blocks, so
+    # that the number of caches is bounded by the threads that live at once.
     while cache != NULL:
         if mark_ended(cache.owner):
             mark_drop(cache.owner)
@@ -511,7 +512,7 @@ cdef ThreadCache* add_cache(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
 
 
 cdef void caches_free(ArenaCore* arena) noexcept nogil:
-    # No thread uses the arena any more, and none looks its serial up again.
+    # No thread uses the arena any more, and no thread searches for its serial again.
     cdef ThreadCache* cache = arena.caches
     cdef ThreadCache* following
     cdef uint32_t stream_slot

@@ -127,7 +127,7 @@ cdef struct SpanView "SpanView":
     SpanView* next          # in the span's list; a view that holds no rows is in none
     SpanView** link
 
-# A stream that uses pages of a span, too, until they have left. It keeps its slot meanwhile.
+# A stream that uses pages of a span, too. It keeps its slot until they have left.
 cdef struct SpanNote:
     uint32_t slot
     bint whole              # all pages, as long as the span lives: noted for the view of all rows
@@ -181,12 +181,12 @@ cdef struct ArenaCore "ArenaCore":
     Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
     Space spaces[SPACES]    # of a paged arena: where the blocks of these three live
     MoveBudget move_budget
-    # Bytes that it made beyond its share of the live peak because the time for moving was used up,
+    # Bytes above its share of the live peak that it made because the time for moving was used up,
     # and has not released since; grow_lock.
     uint64_t overdraft
     uint64_t replayed_at    # ns of the time of the trace that a replay runs; 0: none does
     # The account of the bytes that it holds: an arena's, its tags' and its graph pools' lie below
-    # one level, whose limit is max_mem and whose parent is the user's budget, if any.
+    # one level. Its limit is max_mem, and its parent is the user's budget, if any.
     BudgetCore* level
     BudgetCore* in_use_level    # the account of its blocks in use, of a user's budget; NULL: none
     uint64_t over_budget        # bytes that a user's budget refused last (atomic)
@@ -203,8 +203,8 @@ cdef struct ArenaCore "ArenaCore":
     uint64_t next_region    # bytes the next region will have, if it need not be larger
     uint32_t stream_capacity
     uint32_t vacant_slots
-    uint32_t reclaim_at     # slots from which on unused ones are looked for before adding one
-    uint64_t completions    # how often work had ended, or the limit changed: a wait looks again
+    uint32_t reclaim_at     # slots from which on unused ones are reclaimed before a new one
+    uint64_t completions    # how often work had ended, or the limit changed: a wait ends then
     Uses* pending_free      # freed blocks that wait for the streams recorded for them
     uint32_t retired        # persistent regions to release: their block is gone
     ArenaCore* parent       # of a graph pool and of a tag's arena; a reference; NULL for all others
@@ -212,7 +212,7 @@ cdef struct ArenaCore "ArenaCore":
     ArenaCore* pools        # the first graph pool; with `lock`
     ArenaCore* next_child   # in its parent's list of one of these; with the parent's `lock`
     bint has_tag            # it is a tag's arena
-    ArenaCore* sleeps_with  # of a graph pool: the arena whose tag its blocks have; a reference
+    ArenaCore* sleeps_with  # of a graph pool: the arena of its blocks' tag; a reference
     ArenaCore* part_of      # of a graph pool: the one that has it for another tag, and refers to it
     uint64_t held_peak      # highest bytes held by it and its children together (atomic)
     uint64_t family_peak    # bytes in use by it and its tags when one of them grew (atomic)
@@ -252,7 +252,7 @@ cdef inline Bfc* table_of(ArenaCore* arena, uint64_t handle) noexcept nogil:
     return &arena.small if handle & IN_SMALL else &arena.table
 
 cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
-    # Changes under the arena lock; reports of memory that is out look without it.
+    # Changes under the arena lock; reports of memory that is out read it without the lock.
     return (load64(&arena.table.in_use) + load64(&arena.small.in_use)
             - load64(&arena.cached_bytes))
 
@@ -294,7 +294,7 @@ cdef inline uint64_t arena_shrinkages(const ArenaCore* arena) noexcept nogil:
             + load64(&arena.spaces[SMALL_SPACE].released))
 
 cdef inline const ArenaCore* root_of(const ArenaCore* arena) noexcept nogil:
-    # The arena whose limit holds: a child keeps to its parent's, and counts in it.
+    # The arena that has the limit: a child keeps to its parent's, and counts in it.
     return <const ArenaCore*>arena.parent if arena.parent != NULL else arena
 
 cdef inline bint is_graph_pool(const ArenaCore* arena) noexcept nogil:

@@ -284,7 +284,7 @@ cdef enum:
     HEAP_FRAMES = 12        # return addresses that are stored where the interpreter has no stack
     HEAP_SEEN = 16          # wrong bytes that a finding shows
     HEAP_FINDINGS = 1000    # that wait to be read at most; more are only counted
-    HEAP_NO_STACK = 0xFFFFFFFF  # of a site whose stack is not stored
+    HEAP_NO_STACK = 0xFFFFFFFF  # of a site without a stored stack
 
 # Where a call came from.
 cdef struct HeapSite:

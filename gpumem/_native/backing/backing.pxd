@@ -18,7 +18,7 @@ from gpumem._native.driver cimport (
     Access, CUmem_advise, CUmemAccessDesc, CUresult, CUstream, DeviceContext,
 )
 
-# A region whose release needs more than its address.
+# A region that is released by more than its address.
 cdef struct Mapped:
     Mapped* next
     uint64_t address
@@ -38,7 +38,7 @@ cdef struct Backing:
     uint64_t calls          # driver calls made by this backing
     uint64_t granule        # bytes, a power of two; regions are multiples of it
     int node                # host memory: the NUMA node; -1: the device's nearest
-    bint waits              # a release waits for the device, whoever works there
+    bint waits              # a release waits for all work on the device
     bint exportable         # physical handles and files are made to be given to other processes
     bint has_files          # what `Mapped.memory` is: a descriptor
     bint has_handles        # or a physical handle, mapped by the driver
@@ -53,11 +53,11 @@ cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) no
 cdef CUresult backing_set_access(Backing* self, const CUmemAccessDesc* place) noexcept nogil
 
 # Plain blocks by cuMemAlloc: a GPU's own memory, or ordinary memory on the host device. The
-# others of the family begin with it. They go back in stream order, on a stream that has no other
+# others of the family begin with it. They are freed in stream order, on a stream that has no other
 # work: cuMemFree would wait for every stream, and other threads' calls would wait for it.
 cdef void backing_init(Backing* backing, DeviceContext* context) noexcept nogil
 cdef bint backing_frees_in_order(const Backing* backing) noexcept nogil
-# The same, with a list of its regions, which go back by cuMemFree: for an arena that has others,
+# The same, with a list of its regions, which are freed by cuMemFree: for an arena that has others,
 # too.
 cdef void listed_init(Backing* backing, DeviceContext* context) noexcept nogil
 # One cuMemHostAlloc, and its end.
@@ -93,7 +93,7 @@ cdef extern from "host_pages.h" nogil:
     # Pages that several threads make while the caller uses those that are made.
     ctypedef struct HostPages:
         pass
-    # Bytes that nobody has taken.
+    # Bytes that no thread has taken.
     size_t host_pages_left(const HostPages* pages)
     void host_pages_end(HostPages* pages)
 
@@ -116,7 +116,7 @@ cdef bint pages_exist(uint64_t address, uint64_t nbytes) noexcept nogil
 # ---- Regions of one physical handle each, mapped once, and of one file in memory each ------------
 
 cdef void numa_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
-# Makes the least of a node's memory and gives it back. A refusal names the call that refused.
+# Makes the smallest memory of a node and releases it. A refusal names the call that refused.
 cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noexcept nogil
 # Memory of the device, or of a node, that can be exported. Regions are cleared: another process may
 # have used the memory before.

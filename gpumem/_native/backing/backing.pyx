@@ -386,7 +386,7 @@ cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noe
 
 
 cdef bint pages_exist(uint64_t address, uint64_t nbytes) noexcept nogil:
-    # The kernel looks at its list of mappings, not at pages.
+    # The kernel reads its list of mappings, not pages.
     cdef uint64_t page = whole_pages(1)
     cdef uint64_t first = address // page * page
     return msync(<void*>first, address + nbytes - first, MS_ASYNC) == 0
@@ -489,7 +489,7 @@ cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcep
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # After a refusal the region is whole and its record stays, to be tried again: a mapping keeps
-    # memory whose handle was released. Once unmapped the addresses are not used again.
+    # its memory after the handle is released. Once unmapped the addresses are not used again.
     cdef Mapped* mapped = mapped_find(self, address)
     cdef CUresult code
     if mapped == NULL:

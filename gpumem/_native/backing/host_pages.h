@@ -4,8 +4,8 @@
  * is most of the time. MADV_POPULATE_WRITE makes pages, because it fails where no memory is left;
  * where the kernel has no such advice, each page is touched.
  *
- * The caller takes the pages in order, from the first on. What it has taken is its own; the rest
- * goes back at the end.
+ * The caller takes the pages in order, from the first on. It keeps the pages that
+ * it has taken; all others are freed at the end.
  */
 #ifndef GPUMEM_HOST_PAGES_H
 #define GPUMEM_HOST_PAGES_H
@@ -44,7 +44,7 @@ typedef struct HostPages {
     size_t next;        /* offset of the piece that is made next */
     size_t making[HOST_PAGES_THREADS + 1];  /* that each thread is at; SIZE_MAX: none */
     int failed;         /* no memory is left */
-    int thread_count;   /* beside the caller, whose place in `making` is behind theirs */
+    int thread_count;   /* without the caller; its place in `making` is behind theirs */
     pthread_t threads[HOST_PAGES_THREADS];
 } HostPages;
 

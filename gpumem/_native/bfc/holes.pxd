@@ -18,10 +18,10 @@ cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
                          uint32_t* region) noexcept nogil
 # Makes enough unused slots that `count` cuts cannot fail.
 cdef bint holes_prepare(Bfc* table, uint32_t count) noexcept nogil
-# Turns [begin, end) of a free chunk into a hole; what is left of it stays free. Returns the hole.
+# Turns [begin, end) of a free chunk into a hole; all else of it stays free. Returns the hole.
 cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil
-# Turns [begin, end) of a hole into a free chunk of `stream_slot`; the rest stays hole. Returns what
-# the chunk became after merging.
+# Turns [begin, end) of a hole into a free chunk of `stream_slot`; all else stays hole. Returns the
+# chunk after merging.
 cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
                          uint32_t stream_slot, uint64_t epoch) noexcept nogil
 # Makes one used chunk of [begin, end), which neighbouring free chunks and holes cover from
@@ -33,7 +33,7 @@ cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_
 # with *status set, the array of chunks could not grow. A loop over all chunks.
 cdef uint32_t bfc_allocate_across(Bfc* table, uint64_t size, uint64_t requested,
                                   uint32_t stream_slot, int* status) noexcept nogil
-# Gives what a used chunk has beyond `size` bytes back as a free chunk of its stream slot.
+# Frees the bytes of a used chunk above `size` as a chunk of its stream slot.
 cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil
 # Undoes an allocation that failed: the used chunk becomes one hole.
 cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil

@@ -51,20 +51,20 @@ cdef inline void hole_unlink(Bfc* table, uint32_t index) noexcept nogil:
 cdef uint32_t cut(Bfc* table, uint32_t index, uint64_t address) noexcept nogil:
     # Cuts a chunk that hangs nowhere at an address inside it; returns the upper part, which hangs
     # nowhere either. A slot is ready.
-    cdef uint32_t rest_index = slot_allocate(table)
+    cdef uint32_t remainder_index = slot_allocate(table)
     cdef Chunk* chunk = &table.chunks[index]
-    cdef Chunk* rest = &table.chunks[rest_index]
-    cdef uint32_t generation = rest.generation
-    rest[0] = chunk[0]
-    rest.generation = generation        # the slot's own: handles of its last block stay stale
-    rest.address = address
-    rest.size = chunk.address + chunk.size - address
-    rest.prev = index
+    cdef Chunk* remainder = &table.chunks[remainder_index]
+    cdef uint32_t generation = remainder.generation
+    remainder[0] = chunk[0]
+    remainder.generation = generation        # the slot's own: handles of its last block stay stale
+    remainder.address = address
+    remainder.size = chunk.address + chunk.size - address
+    remainder.prev = index
     if chunk.next != NIL:
-        table.chunks[chunk.next].prev = rest_index
-    chunk.next = rest_index
+        table.chunks[chunk.next].prev = remainder_index
+    chunk.next = remainder_index
     chunk.size = address - chunk.address
-    return rest_index
+    return remainder_index
 
 
 cdef inline uint64_t end_of(const Bfc* table, uint32_t index) noexcept nogil:
@@ -185,8 +185,8 @@ cdef inline void hang(Bfc* table, uint32_t index, bint hole) noexcept nogil:
 
 
 cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil:
-    # True: there was more than `size`, and the rest is free in the epoch.
-    cdef uint32_t rest
+    # True: there was more than `size`, and the remainder is free in the epoch.
+    cdef uint32_t remainder
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t requested = chunk.requested
     cdef uint32_t stream_slot = chunk.stream_slot
@@ -196,11 +196,11 @@ cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
     # Free and allocated again around the cut, so that counts and bins follow. The handle stays
     # valid, because the generation is put back.
     chunk_free(table, index, stream_slot, epoch)
-    rest = cut(table, index, chunk.address + size)
+    remainder = cut(table, index, chunk.address + size)
     generation = table.chunks[index].generation
     chunk_allocate(table, index, requested, stream_slot)
     table.chunks[index].generation = generation
-    chunk_coalesce(table, rest)
+    chunk_coalesce(table, remainder)
     return True
 
 

@@ -11,8 +11,8 @@ A *region* is one range of addresses from the backing. It is cut without gap or 
     freed while s may still have work on it  slot s, stamped with the epoch of s at the free
 
 An *epoch* of a stream ends when an event is recorded on it. `completed` of a slot is the last
-epoch whose event is known to have completed: chunks up to it are in slot 0, so that the epoch of a
-free chunk in slot s is later. Marks are slot numbers, never pointers to streams.
+epoch with an event that is known to have completed: chunks up to it are in slot 0, so that the
+epoch of a free chunk in slot s is later. Marks are slot numbers, never pointers to streams.
 
 Search (after TLSF: M. Masmano, I. Ripoll, A. Crespo, J. Real, ECRTS 2004, with a bounded best
 fit in front): sizes fall into two-level bins, 32 linear steps per power of two, so every
@@ -23,14 +23,13 @@ with its neighbours at once. Where several streams free into a table, two free c
 by side: a mark takes no more released memory than there is of its own.
 
 A table that *packs* takes for blocks above PACK_BYTES the lowest of the heads of the PACK_LIMIT
-smallest bins whose heads fit: long lives gather at low addresses, and what is free above them stays
-in one piece (serving with caches that grow, nothing moved: 1.05 of the requested bytes instead of
-1.19).
-The head of a bin lies below what was freed into the bin since it is the head, and the bins know
-where their heads lie, so that no other chunk is looked at. While other streams hold unfinished
-memory the table takes the smallest: low places are theirs as much as ours, and to mix them keeps
-both from merging. Not where it *mixes* them anyway: where a stream may have what others have not
-finished, behind a wait on the device.
+smallest bins with heads that fit: long lives gather at low addresses, and free memory above them
+stays in one piece (serving with caches that grow, nothing moved: 1.05 of the requested bytes
+instead of 1.19). The head of a bin lies below what was freed into the bin since it is the head, and
+the bins know where their heads lie, so that no other chunk is read. While other streams hold
+unfinished memory the table takes the smallest: low places are theirs as much as ours, and to mix
+them keeps both from merging. Not where it *mixes* them anyway: where a stream may have what others
+have not finished, behind a wait on the device.
 
 A small block may stay in a thread's cache (arena/thread_cache) after its free, before it comes
 here: such a chunk is *cached*. To the table it is still used; it counts in `in_use`, and only the
@@ -53,10 +52,10 @@ cdef enum:
     STEPS = 32
     LEVELS = 36             # sizes below 2**48 bytes
     BINS = 1152             # LEVELS * STEPS
-    SCAN_LIMIT = 8          # chunks looked at in one bin
-    PACK_LIMIT = 10         # bins that fit among whose heads a table that packs takes the lowest
+    SCAN_LIMIT = 8          # chunks read in one bin
+    PACK_LIMIT = 10         # bins that fit: of their heads a table that packs takes the lowest
     PLACE_BITS = 17         # a place is a step of 128 KiB
-    PACK_BYTES = 65536      # up to so many a block's place does not matter enough to look for it
+    PACK_BYTES = 65536      # the place of a block of at most that is not worth a search
     SWAP_BYTES = 2097152    # from so many on a block may take a place that swaps fill, see pages
     SWAP_SKIPS = 3          # such searches that are left out after one that found nothing, for
     SWAP_PARTS = 50         # blocks below this part of the bytes in use
@@ -66,7 +65,7 @@ cdef enum:
 cdef enum:
     # Bytes: more than any machine has or a bin takes, and far from where sums of sizes overflow.
     ABSURD = 281474976710656
-    MOST_BYTES = 281474976710400    # of a block: rounded up to a quantum it is not absurd yet
+    MAX_BYTES = 281474976710400    # of a block: rounded up to a quantum it is not absurd yet
 
 cdef enum ChunkState:
     CHUNK_UNUSED = 0        # a slot of the array that names no memory
@@ -103,14 +102,14 @@ cdef extern from *:
     } Chunk;
     """
     # 48 bytes. A used chunk was requested, and any other one was freed in an epoch: the two share a
-    # word. What is asked of a neighbour comes before what only its own changes of state need.
+    # word. Fields that are read of a neighbour come before those that only its own changes need.
     ctypedef struct Chunk:
         uint64_t address        # of the first byte
         uint64_t size           # bytes, a multiple of QUANTUM
         uint32_t prev           # neighbours by address, same region; NIL at its ends
         uint32_t next           # (unused slot: next unused slot)
         uint32_t generation     # +1 at each take, so that an old handle is seen to be stale
-        uint16_t stream_slot    # free: the slot whose bins it is in. used: of its stream
+        uint16_t stream_slot    # free: the slot that has it in its bins. used: of its stream
         uint8_t state           # ChunkState; see state_of
         uint8_t persistent      # all of a region that is, see Region
         uint64_t requested      # used: bytes the caller asked for
@@ -137,9 +136,9 @@ cdef struct StreamBins:
     uint64_t free_chunks
     uint64_t completed      # epochs <= completed are known to have ended
     uint64_t behind         # during a plan, which may take epochs <= behind and wait for them; or 0
-    uint32_t steps[LEVELS + 1]      # the last is 0: a search may look one level further
+    uint32_t steps[LEVELS + 1]      # the last is 0: a search may read one level further
     uint32_t head[BINS]
-    uint32_t place[BINS]            # place_of the head, so that a search need not look at it
+    uint32_t place[BINS]            # place_of the head, so that a search need not read it
 
 # Fields that are read without the lock come first; a cache line apart, those that every operation
 # changes.
@@ -275,8 +274,8 @@ cdef inline int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) 
         return BFC_STALE
     index[0] = slot
     return BFC_OK
-# Says that a chunk will be freed soon: its neighbours, which decide whether it merges, are on their
-# way to this core's cache meanwhile.
+# Says that a chunk will be freed soon: its neighbours, which decide whether it merges, are fetched
+# to this core's cache until then.
 cdef inline void bfc_expect_free(const Bfc* table, uint32_t index) noexcept nogil:
     cdef const Chunk* chunk = &table.chunks[index]
     if chunk.prev != NIL:

@@ -48,7 +48,7 @@ cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_
     if index == NIL:
         return NIL
     split = split_leaves(table, table.chunks[index].size, size)
-    # Before anything changes: the array of chunks may have to grow for the rest of a split.
+    # Before anything changes: the array of chunks may have to grow for the remainder of a split.
     if split and not slot_ready(table):
         status[0] = BFC_NO_METADATA
         return NIL
@@ -125,7 +125,7 @@ cdef inline bint may_swap(Bfc* table, uint32_t index, uint64_t size) noexcept no
 
 cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t size) noexcept nogil:
     # The lowest of the heads of PACK_LIMIT bins, from the smallest that fit upward. Chunks of the
-    # request's own bin may be too small: there only the head is looked at.
+    # request's own bin may be too small: there only the head is read.
     if bins.levels == 0:
         return NIL
     cdef uint32_t own = bin_of(size)
@@ -218,7 +218,7 @@ cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef StreamBins* bins = table.bins[chunk.stream_slot]
     cdef uint32_t bin
-    # Only the head of a bin needs its bin looked up; the bits are cleared when it was the last.
+    # Only the head of a bin needs its bin; the bits are cleared when it was the last chunk.
     if chunk.bin_next != NIL:
         table.chunks[chunk.bin_next].bin_prev = chunk.bin_prev
     if chunk.bin_prev != NIL:
@@ -279,7 +279,7 @@ cdef void chunk_mark(Bfc* table, uint32_t index, uint32_t stream_slot,
 
 
 cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil:
-    # Is the rest of a chunk of `have` bytes worth a chunk of its own?
+    # Returns whether the remainder of a chunk of `have` bytes is worth a chunk of its own.
     if table.split_rule == SPLIT_TIGHT:
         return have > want
     if table.split_rule == SPLIT_NEVER:
@@ -288,24 +288,24 @@ cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) no
 
 
 cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
-    # Cuts a detached free chunk after `size` bytes; the rest keeps slot and epoch and is binned.
-    # The slot was made ready by the caller, so nothing here can fail or move the array.
-    cdef uint32_t rest_index = slot_allocate(table)
+    # Cuts a detached free chunk after `size` bytes; the remainder keeps slot and epoch and is
+    # binned. The slot was made ready by the caller, so nothing here can fail or move the array.
+    cdef uint32_t remainder_index = slot_allocate(table)
     cdef Chunk* chunk = &table.chunks[index]
-    cdef Chunk* rest = &table.chunks[rest_index]
-    rest.address = chunk.address + size
-    rest.size = chunk.size - size
-    rest.epoch = chunk.epoch
-    rest.stream_slot = chunk.stream_slot
-    rest.state = CHUNK_FREE
-    rest.persistent = False
-    rest.prev = index
-    rest.next = chunk.next
+    cdef Chunk* remainder = &table.chunks[remainder_index]
+    remainder.address = chunk.address + size
+    remainder.size = chunk.size - size
+    remainder.epoch = chunk.epoch
+    remainder.stream_slot = chunk.stream_slot
+    remainder.state = CHUNK_FREE
+    remainder.persistent = False
+    remainder.prev = index
+    remainder.next = chunk.next
     if chunk.next != NIL:
-        table.chunks[chunk.next].prev = rest_index
-    chunk.next = rest_index
+        table.chunks[chunk.next].prev = remainder_index
+    chunk.next = remainder_index
     chunk.size = size
-    bin_insert(table, rest_index)
+    bin_insert(table, remainder_index)
 
 
 cdef inline bint can_merge(const Bfc* table, uint32_t index, uint32_t beside) noexcept nogil:
@@ -324,8 +324,9 @@ cdef inline bint can_merge(const Bfc* table, uint32_t index, uint32_t beside) no
 
 
 cdef inline bint may_spread(const Bfc* table, uint64_t marked, uint64_t released) noexcept nogil:
-    # With several streams, over no more than is marked: who frees a little beside gigabytes must
-    # not take them from all others. Not at all would leave pieces too small for everybody.
+    # With several streams, a stamped chunk merges only with released neighbours no larger than
+    # itself. Otherwise one small free would make gigabytes unavailable to other streams; never
+    # merging would fragment the table.
     return table.merge_released and (released <= marked or not table.shared)
 
 
@@ -572,7 +573,7 @@ cdef uint32_t completed_chunks(const Bfc* table, const StreamBins* bins, uint64_
     return count
 
 
-# ---- looking at it -----------------------------------------------------------------------------
+# ---- reads -------------------------------------------------------------------------------------
 
 cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil:
     # The largest of the topmost filled bin of each stream slot; not on the fast path.
@@ -631,7 +632,7 @@ cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size)
     cdef uint32_t i, index
     for i in range(table.region_count):
         region = &table.regions[i]
-        # Modulo 2**64: an address below the region is beyond its size.
+        # Modulo 2**64: an address below the region is above its size.
         if address - region.address >= region.size:
             continue
         index = region.first

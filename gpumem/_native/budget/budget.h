@@ -3,7 +3,7 @@
  * A charge goes from the level where it is made up to the root. Each level adds it to `used` by a
  * compare-and-swap that refuses what would pass `limit`, so `used` is never above a limit, not even
  * for a moment; where a level refuses, the levels below it are rolled back. A request that does
- * not fit is mostly seen before anything is added. Between that look and the swaps, two requests
+ * not fit is mostly seen before anything is added. Between that check and the swaps, two requests
  * may both be refused although either would fit once the other is rolled back: a caller that gets
  * BUDGET_REFUSED calls budget_refusing before it gives up.
  *
@@ -105,7 +105,7 @@ static inline void budget_mark_crossed(BudgetCore *level, uint64_t over) {
 
 /* More than 0 bytes. */
 static inline BudgetCharge budget_charge(BudgetCore *from, uint64_t bytes) {
-    uint64_t over = 0, bit = 1; /* levels whose soft limit this charge passed */
+    uint64_t over = 0, bit = 1; /* levels at which this charge passed the soft limit */
     if (budget_refusing(from, bytes)) return BUDGET_REFUSED;
     for (BudgetCore *level = from; level; level = level->parent, bit <<= 1) {
         uint64_t used = budget_add(level, bytes), soft = budget_load(&level->soft);

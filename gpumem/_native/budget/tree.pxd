@@ -85,9 +85,9 @@ cdef bint budget_has_crossed() noexcept nogil
 cdef void budget_note_crossed() noexcept nogil
 cdef void (*tell_crossed)() noexcept
 
-# Lets what charges this level, or one below it, give back memory that nothing uses, if that may be
-# as much as is missing, and without a wait; returns the bytes. Whoever charges `asking` has done so
-# already. Set by the arenas.
+# Releases idle memory of the resources that charge this level, or one below it, without a wait, if
+# it may be as much as is missing; returns the bytes. The resource that charges `asking` has
+# released its own already. Set by the arenas.
 cdef uint64_t (*release_idle_below)(const BudgetCore* level, uint64_t missing,
                                     const BudgetCore* asking) noexcept nogil
 

@@ -148,7 +148,7 @@ lock_init(&trees)
 on_fork(before_fork, after_fork_in_parent, after_fork_in_child)
 
 
-# ---- looking at it -------------------------------------------------------------------------------
+# ---- reads ---------------------------------------------------------------------------------------
 
 cdef uint64_t budget_ceiling(const BudgetCore* level) noexcept nogil:
     cdef uint64_t lowest = BUDGET_UNLIMITED
@@ -227,14 +227,14 @@ cdef void holdings_free(Holding* holdings, uint32_t count) noexcept nogil:
 # ---- soft limits ---------------------------------------------------------------------------------
 
 cdef BudgetCore* budget_next_crossed() noexcept nogil:
-    # The word is cleared before the search: a charge that crosses meanwhile sets it again.
+    # The word is cleared before the search: a charge that crosses during it sets it again.
     cdef BudgetCore* level
     if not load32(&crossings):
         return NULL
     lock_acquire(&trees)
     flag_take(&crossings)
     level = all_levels
-    # A level whose last reference is going is passed over: it has no callback any more.
+    # A level without references is passed over: it has no callback any more.
     while level != NULL and not (flag_take(&level.crossed) and revive(level)):
         level = level.next
     if level != NULL:

@@ -9,19 +9,19 @@ from gpumem._native.pages.plan cimport (
 )
 from gpumem._native.pages.sleep cimport (
     Sleeper, sleeper_add_page, sleeper_add_piece, sleeper_forget, sleeper_forget_pages,
-    sleeper_give_back, sleeper_lacks, sleeper_sleep, sleeper_wake, SleepPiece,
-    STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
+    sleeper_lacks, sleeper_release, sleeper_sleep, sleeper_wake, SleepPiece, STORE_DEVICE,
+    STORE_FILE, STORE_HOST, StorePlace,
 )
 from gpumem._native.pages.space cimport (
     budget_earn, budget_fill, budget_init, budget_rested, budget_slack, budget_spend, MappedPage,
     MoveBudget, orphan_add, orphans_release, pages_are_exportable, pages_check, pages_invariant,
     pages_make_exportable, range_reserve, space_add_range, space_create, space_destroy,
-    space_give_up_views, space_page_around, space_set_access, space_reserves,
+    space_give_up_views, space_page_around, space_reserves, space_set_access,
 )
 from gpumem._native.pages.span cimport (
     Span, span_free, span_lacks, SPAN_LEAVING, span_list_bytes, span_list_pages, span_map,
-    span_page_at, span_page_bytes, span_page_in_use, SpanPage, span_reserve, span_set_access,
-    span_settle, SPAN_SPARE, span_unmap, SPAN_USED, span_uses,
+    span_page_at, span_page_bytes, span_page_in_use, span_reserve, span_set_access, span_settle,
+    SPAN_SPARE, span_unmap, SPAN_USED, span_uses, SpanPage,
 )
 from gpumem._native.pages.types cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of, bytes_of, Demand,

@@ -26,9 +26,10 @@ from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 
 cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
-    # First what can run out: memory. Where that fails, nothing else has been done. Then unmaps,
-    # then maps, since a page may go where another one was. Memory goes back last. After a refusal
-    # the driver's side is cleared away here, so that `space_undo` has only the tables to put right.
+    # Memory is made first, because it can run out: if that fails, nothing else has been done.
+    # Unmaps come before maps, since a page may be mapped where another one was. Memory is released
+    # last. After a refusal the driver's side is undone here, so that `space_undo` restores only the
+    # tables.
     cdef DeviceContext* context = space.context
     cdef uint64_t begin, made, end
     cdef CUresult code = context_enter(context)
@@ -160,8 +161,9 @@ cdef void end_run(Space* space, Plan* plan, uint32_t first, uint32_t last,
 
 
 cdef void release_unmapped(Space* space, Plan* plan) noexcept nogil:
-    # Memory without any view left: of pages that are given back, and after a refusal what is new
-    # and not mapped, or had its active view unmapped; the dormant one was unmapped before it.
+    # Releases memory without a view: of pages that are released, and after a refusal of new pages
+    # that are not mapped, or whose active view was unmapped; the dormant one was unmapped before
+    # it.
     cdef uint32_t i
     cdef const Action* action
     for i in range(plan.count):

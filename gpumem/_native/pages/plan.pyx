@@ -1,8 +1,8 @@
 """Plans: where a block's window is built, and which pages supply it.
 
 A plan changes the chunk table and the pages before any driver call. So everything that can fail
-for want of host memory or of pages comes before the first change. What is found only later (a plan
-that would pass the hard limit, a driver call that is refused) undoes the whole plan: its claim
+for want of host memory or of pages comes before the first change. A failure after it (a plan that
+would pass the hard limit, a driver call that is refused) undoes the whole plan: its claim
 first, then its actions, the last one first; see `space_undo`.
 """
 
@@ -301,7 +301,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     # 1. New memory, as long as the arena holds little more than its live peak.
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
         return plan_create(space, plan, at, granules, demand)
-    # 2. New memory somewhat beyond that, the further the time for moves is overdrawn.
+    # 2. New memory somewhat above that, the further the time for moves is overdrawn.
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.spare_limit:
         sum_add(&space.spared, 1)
         plan.spares = True
@@ -354,8 +354,8 @@ cdef inline uint32_t largest_power_of_two(uint32_t wanted, uint32_t most) noexce
 cdef uint32_t longest_idle(const Space* space, Plan* plan, uint32_t wanted, uint64_t begin,
                            uint64_t end) noexcept nogil:
     # Of the movable pages that fit, the largest; of those, the longest idle. Pages only cease to be
-    # movable while a plan is made, and most became idle together. So the next of the same kind is
-    # looked for behind the last one, and only where there is none begins the search anew.
+    # movable while a plan is made, and most became idle together. So the search goes on behind the
+    # last one for the next of the same kind, and begins anew only where there is none.
     cdef uint32_t best = NIL
     cdef uint32_t i
     cdef const Page* page
@@ -614,7 +614,7 @@ cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, 
             g += 1      # empty addresses, of which a hole may have thousands
         begin[0] = granule_in(hole, first, g)
     if end_of(hole) != granule_in(hole, first, g) < begin[0] + size:
-        begin[0] = end_of(hole)     # nothing was ever mapped in the rest of it
+        begin[0] = end_of(hole)     # nothing was ever mapped above it
         return begin[0]
     return granule_in(hole, first, g)
 
@@ -652,8 +652,8 @@ cdef bint gap_from_first_hole(const Space* space, uint32_t hole, const Demand* d
 
 
 cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best) noexcept nogil:
-    # Places worth a look: either end of the gap, either end of each free chunk in it, and behind
-    # each view that is still worked through.
+    # Tries either end of the gap, either end of each free chunk in it, and the place behind each
+    # view that work still uses.
     cdef uint32_t index = gap.first
     cdef const Chunk* chunk
     try_site(space, gap, gap.begin, demand, best)

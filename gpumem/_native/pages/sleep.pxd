@@ -1,17 +1,19 @@
-"""Memory that sleeps: physical handles that go back to the driver, and a store for their bytes.
+"""Memory that sleeps: physical handles that are released to the driver, and a store for their
+bytes.
 
 A *sleeper* is what the owner of mapped handles fills in: an arena for its pages, a graph pool for
 its regions, a tensor for its own. It names the handles (`SleepPage`) and the live bytes on them
-(`SleepPiece`); the rest is done here, alike for all. Addresses stay reserved, the owner's.
+(`SleepPiece`); all else is done here, alike for all. Addresses stay reserved, the owner's.
 
-Going down: bytes are copied in the order of addresses, some groups of handles ahead; once a group's
+A sleep: bytes are copied in the order of addresses, some groups of handles ahead; once a group's
 copies have ended, its handles are unmapped, and released while the next copies run. Several threads
-make the pages of pinned memory meanwhile; they are registered a chunk at a time. Coming up: handles
-are made and mapped, a run at a time, and the copies of one run go on while the next is made.
+make the pages of pinned memory at the same time; they are registered a chunk at a time. A wake:
+handles are made and mapped, a run at a time, and the copies of one run go on while the next is
+made.
 
-The store is pinned memory of the host, memory of another device, or a file. What was copied stays
+The store is pinned memory of the host, memory of another device, or a file. Copied bytes stay
 in it until `sleeper_wake` has succeeded, so that a refusal at any step can be undone or tried
-again.
+again. Functions say `down` for a sleep and `up` for a wake.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -84,21 +86,21 @@ cdef struct Sleeper:
     bint no_store           # the last failure was the store's: no room for the copy
     Store store
 
-# Anew for each sleep and each wake: pages may have gone meanwhile. False: out of host memory.
+# Called anew for each sleep and each wake, because pages may have left. False: out of host memory.
 cdef bint sleeper_add_page(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
                            uint64_t* memory) noexcept nogil
 cdef bint sleeper_add_piece(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
                             uint64_t block) noexcept nogil
 
 # All work that may touch the pages has ended, and none is queued until it has woken. No lock that a
-# free needs is held. A refusal leaves some handles given back: `sleeper_wake` brings them back.
+# free needs is held. A refusal leaves some handles released: `sleeper_wake` makes them again.
 # Without pieces `place` may be NULL.
 cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
                             const char** call) noexcept nogil
 # A refusal leaves it asleep, with its bytes in the store.
 cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil
 # Undoes a wake that succeeded, before anything has used the memory: the store has the bytes still.
-cdef void sleeper_give_back(Sleeper* sleeper) noexcept nogil
+cdef void sleeper_release(Sleeper* sleeper) noexcept nogil
 # Bytes of memory that the named pages lack.
 cdef uint64_t sleeper_lacks(const Sleeper* sleeper) noexcept nogil
 # Before pages are named anew.

@@ -5,14 +5,13 @@ from libc.stdlib cimport free, qsort, realloc
 from libc.string cimport memset
 
 from gpumem._native.backing cimport (
-    Backing, backing_release, host_pages_end, host_pages_left, numa_init, pinned_begin,
-    pinned_init, pinned_take, THE_DEVICE,
+    Backing, backing_release, host_pages_end, host_pages_left, numa_init, pinned_begin, pinned_init,
+    pinned_take, THE_DEVICE,
 )
 from gpumem._native.driver cimport (
-    access_apply, access_init, access_next, context_enter, context_leave,
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUevent, CUresult, CUstream,
-    DeviceContext,
+    access_apply, access_init, access_next, context_enter, context_leave, CU_EVENT_DISABLE_TIMING,
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN,
+    CUDA_SUCCESS, CUevent, CUresult, CUstream, DeviceContext,
 )
 from gpumem._native.pages.space cimport page_create
 from gpumem._support.atomics cimport store64, sum_add
@@ -40,9 +39,9 @@ cdef extern from *:
 
 cdef enum:
     CHUNK = 268435456       # bytes, 256 MiB: of the store, made in one piece
-    GROUP = 134217728       # bytes, 128 MiB: handles that are given back, or made, together
-    AHEAD = 4               # groups whose copies are queued while the one before them is unmapped
-    PEER_GROUP = 536870912  # bytes, 512 MiB: given back together in a sleep on another device,
+    GROUP = 134217728       # bytes, 128 MiB: handles that are released, or made, together
+    AHEAD = 4               # groups with queued copies while the one before them is unmapped
+    PEER_GROUP = 536870912  # bytes, 512 MiB: released together in a sleep on another device,
     PEER_AHEAD = 1          # where an unmap waits for all copies that are queued (H100)
     FILE_PAGE = 4096
 
@@ -284,8 +283,8 @@ cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil:
     if code == CUDA_SUCCESS:
         code = copy_up(sleeper, copies.stream, call)
     code = copies_end(sleeper, &copies, code, call)
-    # What was made goes back. A page that an earlier refusal left with memory stays: its bytes may
-    # be nowhere else.
+    # Pages that were made are released. A page that an earlier refusal left with memory stays: its
+    # bytes may be nowhere else.
     for i in range(sleeper.page_count):
         if code != CUDA_SUCCESS and sleeper.pages[i].made:
             page_take_back(sleeper, i)
@@ -293,7 +292,7 @@ cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil:
     return code
 
 
-cdef void sleeper_give_back(Sleeper* sleeper) noexcept nogil:
+cdef void sleeper_release(Sleeper* sleeper) noexcept nogil:
     cdef uint32_t i
     if context_enter(sleeper.context) == CUDA_SUCCESS:
         for i in range(sleeper.page_count):
@@ -415,7 +414,8 @@ cdef CUresult copies_end(Sleeper* sleeper, Copies* copies, CUresult code,
 cdef CUresult queue_pieces(Sleeper* sleeper, CUstream stream, uint64_t end, bint down,
                            const char** call) noexcept nogil:
     # From where the last call ended, as far as pieces lie below `end`. Pieces side by side are one
-    # copy. What was freed is left out; coming up, also what a sleep that was refused never copied.
+    # copy. Freed bytes are left out; a wake also leaves out bytes that a refused sleep never
+    # copied.
     cdef uint64_t most = sleeper.nbytes if down else sleeper.copied
     cdef uint64_t address = 0       # on the device, of the copy that has not been queued yet
     cdef uint64_t offset = 0        # and in the store

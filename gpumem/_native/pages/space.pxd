@@ -75,7 +75,7 @@ cdef struct MoveBudget:
 
 cdef void budget_init(MoveBudget* budget, double share) noexcept nogil
 cdef void budget_fill(MoveBudget* budget, uint64_t now) noexcept nogil
-# Bytes that may be made beyond the share instead of moves: 0 while there is time left.
+# Bytes that may be made above the share instead of moves: 0 while there is time left.
 cdef double budget_slack(MoveBudget* budget, uint64_t now, uint64_t live_peak) noexcept nogil
 # Is half of it saved up? Then there is time for what can wait.
 cdef bint budget_rested(MoveBudget* budget, uint64_t now) noexcept nogil
@@ -103,10 +103,10 @@ cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* mem
 cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil
 # Do bytes from an address on lie in one of its ranges? With the arena lock.
 cdef bint space_reserves(const Space* space, uint64_t address, uint64_t size) noexcept nogil
-# The page whose active view an address lies in; False: none. With the grow lock.
+# Caller holds `grow_lock`. Finds the page that has an address in its active view; False: none.
 cdef bint space_page_around(const Space* space, uint64_t address, MappedPage* found) noexcept nogil
 # Unmaps all retired views, through which no work is queued; stops where the driver refuses. Each is
-# forgotten under the lock, unless it is NULL: nobody else looks at the space.
+# forgotten under the lock, unless it is NULL: no other thread uses the space.
 cdef CUresult space_drop_retired(Space* space, Lock* lock) noexcept nogil
 # Unmaps one view of a page.
 cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil

@@ -132,7 +132,7 @@ cdef void see_swappable_in(Space* space, uint32_t index, IdleSearch* search) noe
 
 
 cdef inline uint32_t next_swap(const Space* space, uint32_t g, uint32_t last) noexcept nogil:
-    # The first granule from `g` on whose bit is set; `last` if none below that has one.
+    # Returns the first granule from `g` on with its bit set; `last` if none below that has one.
     cdef uint64_t bits
     while g < last:
         bits = space.swaps_at[g >> 6] >> (g & 63)
@@ -143,7 +143,7 @@ cdef inline uint32_t next_swap(const Space* space, uint32_t g, uint32_t last) no
 
 
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil:
-    # Makes the active place of an idle page a hole, and looks again at what is left above it.
+    # Makes the active place of an idle page a hole, and numbers the chunk above it anew.
     cdef uint64_t begin = address_of(space, page.active)
     cdef uint64_t end = address_of(space, page.active + page.granules)
     # The mark is read before the chunk is cut, which may change its index.
@@ -154,7 +154,7 @@ cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* ep
 
 
 cdef void see_above(Space* space, uint32_t index) noexcept nogil:
-    # What was cut off above a chunk has a number of its own now; what is below keeps the old one.
+    # The chunk cut off above has a number of its own now; the chunk below keeps the old one.
     see_again(space, space.table.chunks[index].next)
 
 
@@ -458,7 +458,7 @@ cdef enum:
     # 800 ms: overdrawn by 80 ms, new pages are made up to 1 % of the live peak; by 400 ms, 25 %.
     OVERDRAWN_NS = 800000000
     # 16 MiB at least: of a small arena, 1 % is less than a page.
-    LEAST_SLACK = 16777216
+    MIN_SLACK = 16777216
 
 
 cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
@@ -467,7 +467,7 @@ cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
 
 
 cdef void budget_fill(MoveBudget* budget, uint64_t now) noexcept nogil:
-    # With the share of the time since the last look.
+    # Adds the share of the time since the last call.
     if budget.filled_at and now > budget.filled_at:
         budget_add(budget, <double>(now - budget.filled_at) * budget.share, SAVED_NS)
     budget.filled_at = now
@@ -483,7 +483,7 @@ cdef double budget_slack(MoveBudget* budget, uint64_t now, uint64_t live_peak) n
     if budget.share == 0:
         return INFINITY
     overdrawn = -budget.saved / OVERDRAWN_NS
-    return max(<double>live_peak * overdrawn * overdrawn, <double>LEAST_SLACK)
+    return max(<double>live_peak * overdrawn * overdrawn, <double>MIN_SLACK)
 
 
 cdef bint budget_rested(MoveBudget* budget, uint64_t now) noexcept nogil:
@@ -581,7 +581,7 @@ cdef inline bint is_mapped(const Space* space, uint32_t granule) noexcept nogil:
 
 
 cdef bint space_reserves(const Space* space, uint64_t address, uint64_t size) noexcept nogil:
-    # Modulo 2**64: an address below a range is beyond its size.
+    # Modulo 2**64: an address below a range is above its size.
     cdef const Range* each
     cdef uint32_t i
     for i in range(space.range_count):
@@ -658,7 +658,7 @@ cdef int pages_check(const Space* space) noexcept nogil:
         if page.granules == 0 or not check_view(space, space.retired[i].first, page.granules,
                                                 RETIRED):
             return 46
-    # No granule may name a page beyond those that their pages' views account for.
+    # No granule may name a page other than those that their pages' views account for.
     for i in range(space.granules):
         mapped -= space.page_at[i] != NIL
     if mapped != 0:

@@ -16,11 +16,11 @@ cdef enum SpanPageState:
     SPAN_EMPTY = 0              # no memory is wanted here
     SPAN_SPARE = 1              # mapped ahead of need
     SPAN_USED = 2               # mapped, and in use
-    SPAN_LEAVING = 3            # to be given back once the work of its release is done
+    SPAN_LEAVING = 3            # to be unmapped once the work of its release is done
 
 cdef struct SpanPage:
     uint64_t memory             # physical handle; 0: none
-    uint64_t release            # number of the release it leaves in; 0: whose work is done
+    uint64_t release            # number of the release it leaves in; 0: its work is done
     uint32_t state              # SpanPageState
     bint mapped
     bint fresh                  # during one call: mapped, or made, by it
@@ -55,15 +55,15 @@ cdef CUresult span_reserve(Span* span, uint64_t nbytes, uint64_t page_bytes,
                            const char** call) noexcept nogil
 # Bytes of memory that pages [first, last) lack.
 cdef uint64_t span_lacks(const Span* span, uint32_t first, uint32_t last) noexcept nogil
-# Makes, maps and opens what pages [first, last) lack. After a refusal all of that is undone; a page
-# that the driver does not take back leaves with the next release.
+# Makes, maps and opens the missing memory of pages [first, last). After a refusal all of that is
+# undone; a page that the driver does not take back leaves with the next release.
 cdef CUresult span_map(Span* span, uint32_t first, uint32_t last, const char** call) noexcept nogil
-# Unmaps and gives back the pages that leave and whose work is done; what is refused stays, for the
-# next time.
+# Unmaps and releases the pages that leave and have no unfinished work; pages that the driver
+# refuses stay until the next call.
 cdef void span_unmap(Span* span) noexcept nogil
 # Sets one device's access to every page; stops where the driver refuses.
 cdef CUresult span_set_access(const Span* span, const CUmemAccessDesc* place) noexcept nogil
-# Names the pages that a sleep gives back, or a wake makes: those with memory or in use. False: out
+# Names the pages that a sleep releases, or a wake makes: those with memory or in use. False: out
 # of host memory.
 cdef bint span_list_pages(Span* span, Sleeper* sleeper) noexcept nogil
 # Names the bytes of the pages in use. `block`: how the owner tells them from others.
@@ -72,5 +72,5 @@ cdef bint span_list_bytes(const Span* span, Sleeper* sleeper, uint64_t block) no
 cdef void span_settle(Span* span) noexcept nogil
 # Is the page that an address of the span lies in in use?
 cdef bint span_uses(const Span* span, uint64_t address) noexcept nogil
-# Gives the addresses back, of a span without memory. False: the driver refused.
+# Frees the addresses of a span without memory. False: the driver refused.
 cdef bint span_free(Span* span) noexcept nogil

@@ -203,7 +203,7 @@ cdef bint span_list_bytes(const Span* span, Sleeper* sleeper, uint64_t block) no
 
 
 cdef void span_settle(Span* span) noexcept nogil:
-    # A page that leaves goes to sleep too, and does not come back. One whose memory the driver
+    # A page that leaves goes to sleep too, and no wake makes it again. One whose memory the driver
     # refused to take back after an unmap keeps it without a mapping, and was not named.
     cdef SpanPage* page
     cdef uint32_t i

@@ -17,13 +17,13 @@ later plan unmaps it.
 
 The pages of a graph pool move too, but keep every view: a graph uses the addresses that its capture
 was given whenever it is launched. No view counts as quiet there, so none is unmapped and no page is
-given back before the pool ends. What lies in two views of a page is never used at the same time, as
-the later block was allocated after the free of the earlier one, on its stream.
+released before the pool ends. Blocks in two views of a page are never used at the same time, as the
+later block was allocated after the free of the earlier one, on its stream.
 
-Growing means building a window for the block: a run of free chunks and holes. What is missing
-in it is supplied by new pages while reserved memory stays within a share of the live peak; beyond
-that by the idle pages that were longest not used; only when none is idle, or the time for moving
-is used up, is the share passed.
+Growing means building a window for the block: a run of free chunks and holes. New pages fill the
+holes while reserved memory stays within a share of the live peak. Above it, the pages that have
+been idle longest move there; only when none is idle, or the time for moving is used up, is the
+share passed.
 
 Everything here is called with the arena's grow lock. Planning also holds the arena lock and changes
 the chunk table and the pages at once; the driver calls come after, without it. Then, with the arena
@@ -44,19 +44,19 @@ cdef enum:
     PEAK_PAGES = 224            # the live peak is at least so many pages: rounding stays small
     CLAIM_PAGES = 56            # suffice for a block that is much of it: copies go page by page
     BLOCK_PAGES = 8             # a block for which pages of the largest size are made, at least
-    MOST_RETIRED = 4096         # views; each plan looks at all of them
+    MAX_RETIRED = 4096          # views; each plan reads all of them
     RETIRED = 0xFFFFFFFE        # in Space.page_at: a retired view
     MAX_RANGES = 24             # they double, so this is more than there are addresses
     PLANNED_SLOTS = 96          # chunk slots that one plan may need besides two per granule
 
-# 48 bytes. What plans read of every page comes first.
+# 48 bytes. The fields that plans read of every page come first.
 cdef struct Page:
     uint64_t seen_idle          # number of the last plan that saw it idle
     uint64_t idle_since         # number of the plan that first saw it idle
-    uint32_t active             # first granule of the view that counts; NIL: it is being given back
+    uint32_t active             # first granule of the view that counts; NIL: it is being released
     uint32_t dormant            # first granule of the other view; NIL: none
     uint32_t chunk              # the free chunk it lay in when it was last seen idle
-    uint16_t dormant_stream_slot    # what may still be queued through the dormant view
+    uint16_t dormant_stream_slot    # of work that may still be queued through the dormant view
     uint8_t granules            # 0: this slot is unused
     uint8_t busy                # had a live byte at the last plan
     uint64_t dormant_epoch
@@ -64,10 +64,10 @@ cdef struct Page:
 
 # A view that a page left two moves ago or earlier, while work was still queued through it.
 cdef struct RetiredView:
-    uint64_t epoch              # what may still be queued through it
+    uint64_t epoch              # of work that may still be queued through it
     uint32_t stream_slot
     uint32_t first              # granule
-    uint32_t page               # it exists: a page with a retired view is not given back
+    uint32_t page               # it exists: a page with a retired view is not released
 
 # One reservation. Granules of all ranges are numbered in one row; each range has one number, and
 # one granule of addresses, more than it uses, so that its end is no other range's beginning.
@@ -107,8 +107,8 @@ cdef struct Space:
     uint64_t created            # pages that were mapped; minus `released`: pages there are
     uint64_t moved
     uint64_t swapped            # dormant views made active again, without a driver call
-    uint64_t released           # of those, given back to the driver; not those that sleep
-    uint64_t spared             # pages made without a look for idle ones: no time left to move
+    uint64_t released           # of those, released to the driver; not those that sleep
+    uint64_t spared             # pages made without a search for idle ones: no time left to move
     uint64_t* orphans           # memory without a view that the driver refused to take back
     uint32_t orphan_count
 
@@ -172,7 +172,7 @@ cdef struct Demand:
     uint32_t stream_slot        # stream that will use it
     uint64_t live_peak          # bytes, this block included
     uint64_t reserved           # bytes of physical memory held by the arena, all ranges
-    uint64_t share_limit        # bytes up to which new pages are made without looking for idle ones
+    uint64_t share_limit        # bytes up to which new pages are made without a search first
     uint64_t spare_limit        # bytes up to which new ones are made before idle ones move
     uint64_t hard_limit         # bytes never passed
     bint by_budget              # the hard limit is a budget's, not max_mem
@@ -202,7 +202,7 @@ cdef inline uint32_t page_mapped_at(const Space* space, uint32_t granule) noexce
     return space.page_at[granule] if granule < space.granules else NIL
 
 cdef inline Page* page_over(const Space* space, uint32_t granule) noexcept nogil:
-    # The page whose active or dormant view has the granule; NULL: none has.
+    # The page that has the granule in its active or dormant view; NULL: none has.
     cdef uint32_t mapped = page_mapped_at(space, granule)
     if mapped == NIL or mapped == RETIRED:
         return NULL
@@ -240,7 +240,7 @@ cdef inline bint is_movable(const Space* space, const Page* page, uint64_t begin
     # Idle, outside [begin, end), and its dormant view, if any, can be unmapped or retired. Plans
     # ask this of every page in `idle`, of which some have been used up.
     return (is_idle(space, page) and not overlaps(space, page, begin, end)
-            and (space.retired_count < MOST_RETIRED or is_dormant_quiet(space, page)))
+            and (space.retired_count < MAX_RETIRED or is_dormant_quiet(space, page)))
 
 cdef inline bint is_dormant_quiet(const Space* space, const Page* page) noexcept nogil:
     # Can the dormant view, if any, be unmapped now?
@@ -248,7 +248,7 @@ cdef inline bint is_dormant_quiet(const Space* space, const Page* page) noexcept
             or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch))
 
 cdef inline bint has_active(const Page* page, uint32_t granule) noexcept nogil:
-    # Is the granule in its active view? NIL is beyond every granule.
+    # Returns whether the granule is in its active view. NIL is above every granule.
     return page.active <= granule < page.active + page.granules
 
 cdef inline bint is_backed(const Space* space, uint32_t granule) noexcept nogil:

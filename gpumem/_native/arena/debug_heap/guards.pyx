@@ -382,7 +382,7 @@ cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept
 # ---- findings and where calls came from ----------------------------------------------------------
 
 cdef void note_finding(DebugHeap* heap, HeapFinding* finding) noexcept nogil:
-    # The first findings are the useful ones: beyond the limit new ones are only counted.
+    # The first findings are the useful ones: above the limit new ones are only counted.
     if finding == NULL or heap.finding_count == HEAP_FINDINGS:
         heap.lost_findings += 1
         free(finding)

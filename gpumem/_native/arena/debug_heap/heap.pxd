@@ -31,7 +31,7 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil
 # arena's slow path; empties the quarantine before memory is out.
 cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                        HeapSource source, Block* block) noexcept nogil
-# Of a live block only this part is the user's; the rest becomes guard.
+# Leaves the user this part of a live block; the other bytes become guards.
 cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
                           uint64_t nbytes) noexcept nogil
 # Takes `uses` over; NULL: none. If its streams are done the block is quarantined at once, which may

@@ -23,7 +23,7 @@ from gpumem._native.arena.types cimport (
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ArenaCore, Block, driver_refused,
     stamp_free, STATE_ASLEEP, STREAM_DRAINED,
 )
-from gpumem._native.bfc cimport MOST_BYTES
+from gpumem._native.bfc cimport MAX_BYTES
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, context_relax, context_restore,
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS, CUresult,
@@ -41,7 +41,7 @@ from gpumem._support.process cimport on_fork
 cdef enum:
     POLL_INTERVAL = 100000      # ns between two examinations while streams are not done
 
-# Heaps whose arena lives, for frees of unknown addresses. `heaps_lock` comes before a heap's.
+# Heaps of arenas that live, for frees of unknown addresses. `heaps_lock` comes before a heap's.
 cdef DebugHeap* heaps = NULL
 cdef Lock heaps_lock
 lock_init(&heaps_lock)
@@ -84,7 +84,7 @@ cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
     count_add(&heap.references, 1)
     heap.free_block = free_block
     arena.heap = heap
-    # Allocations and frees leave the fast path, whose caches would hand a freed block out at once.
+    # Allocations and frees leave the fast path: its caches would allocate a freed block at once.
     arena.detour += 1
     lock_acquire(&heaps_lock)
     heap.next = heaps
@@ -99,7 +99,7 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil:
     cdef DebugHeap** link = &heaps
     cdef HeapBlock* block
     cdef int state
-    # Out of the list first, so that no bad free finds a heap whose blocks end.
+    # The heap leaves the list first, so that no bad free finds a heap without blocks.
     lock_acquire(&heaps_lock)
     while link[0] != NULL and link[0] != heap:
         link = &link[0].next
@@ -137,7 +137,7 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, 
     cdef uint64_t guards = 2 * arena.heap.settings.guard if guarded else 0
     cdef HeapBlock* made
     cdef int status
-    if nbytes > MOST_BYTES - guards:
+    if nbytes > MAX_BYTES - guards:
         return ARENA_OVER_LIMIT
     # Before the turn: storing the caller's stack may wait for the interpreter lock.
     made = make(arena, nbytes, stream_slot, guarded)
@@ -189,7 +189,7 @@ cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint
 
 cdef int wait_for_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                        uint64_t* until) noexcept nogil:
-    # Without the turn, so that other threads free and examine meanwhile.
+    # The turn is released during the wait, so that other threads can free and examine.
     cdef int waited
     lock_release(&arena.heap.turn)
     waited = wait_for_streams(arena, nbytes, stream_slot, flags, until)
@@ -269,7 +269,7 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     block = table_find(heap, handle)
     live = block != NULL and block.state == HEAP_LIVE
     if live:
-        # Counted while the handle is valid; given back below, without the lock.
+        # The bytes are read while the handle is valid, and refunded below, without the lock.
         counted = counted_bytes(arena, handle)
         note_freed(arena, block, stream_slot, uses)
         block.freed = site
@@ -435,8 +435,8 @@ cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
 
 
 cdef CUresult check_all(ArenaCore* arena, HeapState state) noexcept nogil:
-    # A copy of the list, because memory is read without the lock. A block that is freed meanwhile
-    # moves to another list, but ends only with the turn, which is held here.
+    # The list is copied, because memory is read without the lock. A block that is freed during the
+    # check moves to another list, but ends only with the turn, which is held here.
     cdef DebugHeap* heap = arena.heap
     cdef CUresult code = CUDA_SUCCESS
     cdef HeapBlock* block
@@ -465,9 +465,9 @@ cdef inline bint holds_any(const DebugHeap* heap) noexcept nogil:
 
 
 cdef uint64_t examine_and_release(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
-    # With the turn: examines what its streams have finished with, and frees what is beyond `most`
-    # bytes, which it counts. `forced`: all streams are done, and blocks that the driver does not
-    # let be examined are freed unexamined.
+    # Caller holds `turn`. Examines the blocks that their streams have finished with, frees blocks
+    # until at most `most` bytes remain, and returns the freed bytes. `forced`: all streams are
+    # done, and blocks that the driver does not let be examined are freed unexamined.
     if not arena_is_open(arena) or not holds_any(arena.heap):
         return 0
     # Polled first: an event that has completed lets blocks of either list go on.

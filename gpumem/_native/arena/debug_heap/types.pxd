@@ -37,7 +37,7 @@ cdef struct DebugHeap "DebugHeap":
     int32_t references      # of the arena and of Python (atomic)
     HeapSettings settings
     HeapHooks hooks
-    # Frees a block, whose charge has ended, to its arena: an `ArenaCore*`, handle, slot.
+    # Frees a block to its arena after its charge was refunded: an `ArenaCore*`, handle, slot.
     int (*free_block)(void* arena, uint64_t handle, uint32_t slot) noexcept nogil
     Lock turn
     Lock lock
@@ -54,7 +54,7 @@ cdef struct DebugHeap "DebugHeap":
     HeapFinding* findings   # the oldest first
     HeapFinding* last_finding
     uint32_t finding_count
-    uint64_t lost_findings  # beyond HEAP_FINDINGS, or out of host memory
+    uint64_t lost_findings  # above HEAP_FINDINGS, or out of host memory
     CUstream stream         # the heap's own, non-blocking; NULL: none yet
     uint8_t* staging        # for copies from the device; NULL: none yet
     DebugHeap* next         # list of all heaps
