@@ -185,7 +185,7 @@ cdef class GraphPool:
         required(self)
         if pool_sleeps(self.core):
             raise AsleepError(f"{self.name!r} is asleep: wake() of arena {self.arena.name!r} "
-                                 "restores its memory")
+                              "restores its memory")
 
     cdef Arena part(self, Arena tagged):
         if tagged is None:

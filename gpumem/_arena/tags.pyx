@@ -294,8 +294,8 @@ cdef int wake_all(Arena arena, list named, object refusal) except -1:
             failed.append(name)
     if failed:
         raise AsleepError(f"tags {', '.join(failed)} of arena {arena.name!r} are asleep, and "
-                             f"could not be woken after a refusal ({refusal}); wake() can be tried"
-                             ) from refusal
+                          f"could not be woken after a refusal ({refusal}); wake() can be tried"
+                          ) from refusal
     return 0
 
 

@@ -1,4 +1,4 @@
-"""MemoryResource: the base of all that allocates buffers; sizes and alignments that callers pass."""
+"""MemoryResource: the base of all resources; sizes and alignments that callers pass."""
 
 from dataclasses import replace
 
@@ -6,11 +6,10 @@ cimport cython
 from cpython.long cimport PyLong_AsSsize_t
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free
 
 from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
 from gpumem._buffer.buffer cimport (
-    Buffer, buffer_end, buffer_of, empty_buffer, ResourceBase, refuse_forgotten, require_made,
+    Buffer, buffer_of, empty_buffer, ResourceBase, refuse_forgotten, require_made,
 )
 from gpumem._buffer.dlpack cimport dlpack_device_of
 from gpumem._buffer.ledger cimport (

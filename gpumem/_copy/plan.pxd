@@ -69,7 +69,8 @@ cdef void rows_move(const Rows* rows) noexcept nogil
 
 # ---- driver calls --------------------------------------------------------------------------------
 
-# The result of the last driver call, and the call's name. A failed copy may have moved some of the bytes.
+# The result of the last driver call, and the call's name. A failed copy may have moved some of the
+# bytes.
 cdef struct CallResult:
     CUresult code
     const char* call

@@ -5,7 +5,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer cimport (
-    BlockLedger, Buffer, DEFAULT_SLOT, ledger_count_call, ledger_counters, ledger_end,
+    BlockLedger, Buffer, ledger_count_call, ledger_counters, ledger_end,
     ledger_is_default, ledger_keep, ledger_make, ledger_move, ledger_return, ledger_stream,
     LedgerBlock, LedgerCounters, MemoryResource, resource_begin, resource_init,
 )
@@ -18,7 +18,6 @@ from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.interpreter cimport (
     interpreter_release, interpreter_restore, PyGILState_Check, PyThreadState,
 )
-from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport (
     call_soon, call_unraisable, process_interrupted, raise_interrupt,

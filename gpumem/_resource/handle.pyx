@@ -82,7 +82,8 @@ cdef class Handle:
         # A second call would lose the first descriptor.
         if self.fd >= 0:
             raise TypeError("Handle.__init__ called twice")
-        fstat(fd)       # or it would close a descriptor that another owner opens later under the number
+        # Refuses a closed number: closing it later could close a descriptor of another owner.
+        fstat(fd)
         self.kind = kind
         self.contents = contents
         own(self, fd)

@@ -9,7 +9,6 @@ from typing import Final, NoReturn, TypeGuard
 
 from gpumem._support.texts import shown
 
-
 MISSING: Final = object()
 """The default of a parameter that is needed, where the callee has a better error than Python."""
 

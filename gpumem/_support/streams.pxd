@@ -12,7 +12,8 @@ cdef enum:
     MIN_RECLAIM_SLOTS = 32      # fewer slots are not worth a scan
 
 # Whether a scan for unused slots is due before one is added. `reclaim_at` is in slots.
-cdef inline bint reclaim_is_due(uint32_t slots, uint32_t vacant, uint32_t reclaim_at) noexcept nogil:
+cdef inline bint reclaim_is_due(uint32_t slots, uint32_t vacant,
+                                uint32_t reclaim_at) noexcept nogil:
     return vacant == 0 and slots >= MIN_RECLAIM_SLOTS and slots >= reclaim_at
 
 # The `reclaim_at` after a scan: twice as many as are in use, so that scans cost little per stream.

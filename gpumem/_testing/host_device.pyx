@@ -1,6 +1,6 @@
 """The host device: its settings; instruments that count, fail, delay and watch its calls."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from gpumem._arena cimport Arena
 from gpumem._buffer cimport Buffer, MemoryResource
@@ -188,7 +188,8 @@ def free_block(Arena arena not None, uint64_t handle):
 
 def spend_move_time(Arena arena not None, uint64_t nanoseconds):
     """Let moves of an arena's pages have taken so much time; no other thread uses the arena."""
-    budget_fill(arena_move_budget(arena.core), arena_clock(arena.core))      # adds what is saved up now
+    # Time that was saved up until now counts first.
+    budget_fill(arena_move_budget(arena.core), arena_clock(arena.core))
     budget_spend(arena_move_budget(arena.core), nanoseconds)
 
 

@@ -15,7 +15,6 @@ from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.traces import samples
 
-
 Command = Callable[..., Any]
 Range = TypeVar("Range", click.IntRange, click.FloatRange)
 

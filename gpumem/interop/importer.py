@@ -238,9 +238,14 @@ class Importer:
 class ImporterLike(Protocol):
     """An importer made by a factory of `Importer.register`; `Importer` documents the methods."""
 
-    def can_import_memory(self, handle_type: MemoryHandleType) -> InteropCapability: ...
-    def can_import_semaphore(self, type: SemaphoreType) -> InteropCapability: ...
-    def import_memory(self, descriptor: MemoryDescriptor, *, consume: bool = False) -> object: ...
-    def import_semaphore(
-        self, descriptor: SemaphoreDescriptor, *, consume: bool = False
-    ) -> object: ...
+    def can_import_memory(self, handle_type: MemoryHandleType) -> InteropCapability:
+        """Tell whether a type of memory handles can be imported."""
+
+    def can_import_semaphore(self, type: SemaphoreType) -> InteropCapability:
+        """Tell whether a type of semaphores can be imported."""
+
+    def import_memory(self, descriptor: MemoryDescriptor, *, consume: bool = False) -> object:
+        """Import memory that another API or process has exported."""
+
+    def import_semaphore(self, descriptor: SemaphoreDescriptor, *, consume: bool = False) -> object:
+        """Import a semaphore that another API or process has exported."""

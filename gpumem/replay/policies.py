@@ -21,7 +21,6 @@ from gpumem.replay.engine import opened, run_on
 from gpumem.traces import ALLOC, Curve, Segments, Trace
 from gpumem.traces.builder import SegmentLog
 
-
 PAGES = "gpumem, pages that move"
 """The name of the policy that is an arena's default on a device's own memory."""
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from gpumem.errors import TraceError
 from gpumem.traces import ALLOC, Trace
 
-
 MAX_BLOCKS = 1 << 20
 """Blocks that a page shows one by one, at most; of more, the smallest are only in the sums."""
 MAX_OWNERS = 1 << 12

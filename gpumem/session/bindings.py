@@ -262,6 +262,7 @@ class _OfStream(Forwarding):
 
 
 def require_like(tensor: Tensor, name: str, shape: Any, dtype: npt.DTypeLike) -> None:
+    """Raise ValueError unless an output has the shape and dtype of its array."""
     if not is_like(tensor, shape, dtype):
         raise ValueError(
             f"output {name!r} of shape {shape} and dtype {dtype} does not fit the array of shape "

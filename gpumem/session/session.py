@@ -51,7 +51,6 @@ from gpumem.session.environment import (
 )
 from gpumem.session.options import SessionOptions
 
-
 _held_externals: weakref.WeakSet[MemoryResource] = weakref.WeakSet()
 _held_lock = ForkLock()
 

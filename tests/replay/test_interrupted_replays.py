@@ -10,7 +10,7 @@ import gpumem
 from gpumem.replay._replay import run
 from gpumem.traces import Trace
 
-PAIRS = 2_000_000
+PAIRS = 5_000_000
 
 
 def trace_of_pairs(pairs: int) -> Trace:

@@ -1,8 +1,8 @@
 """The arena's face: calls of inner modules, and reads of fields."""
 
 from gpumem._native.arena cimport (
-    allocator_hooks as hooks, arena as life, bookkeeping, detours, family, fast_path, growth, sleep
-    as sleeping, slow_path, spans, streams, thread_cache, types,
+    allocator_hooks as hooks, arena as life, bookkeeping, detours, family, fast_path, growth,
+    sleep as sleeping, slow_path, spans, streams, thread_cache, types,
 )
 from gpumem._native.arena.allocator_hooks cimport AllocatorHook as Hook
 from gpumem._native.arena.debug_heap cimport guards, heap as debug_heap
@@ -129,8 +129,6 @@ family_held = types.family_held
 family_held_peak = types.family_held_peak
 arena_driver_calls = types.backing_calls
 arena_refusal = types.last_refusal
-
-
 
 
 # ---- fields --------------------------------------------------------------------------------------

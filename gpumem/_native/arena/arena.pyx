@@ -184,7 +184,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     arena.next_region = first
     if (not arena_level_init(arena)
             or bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
-                 settings.max_dead) != BFC_OK
+                        settings.max_dead) != BFC_OK
             or bfc_init(&arena.small, SPLIT_TIGHT, settings.max_dead) != BFC_OK
             or bfc_init(&arena.persistent, SPLIT_TIGHT, settings.max_dead) != BFC_OK):
         forget(arena)

@@ -1,7 +1,6 @@
 """Allocation after the fast path, and the commit of a virtual tensor, which makes room likewise."""
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free
 
 from gpumem._native.arena.arena cimport (
     arenas_release_before_growth, arenas_release_retired, release_once_quiet,
@@ -114,9 +113,10 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             publish_cached(arena)   # as each search does
 
         # 6. The driver, one thread at a time. Arenas without references and regions of freed
-        #    persistent blocks are released first, so that their memory neither counts in max_mem nor is missing for
-        #    the growth. Memory that the driver takes back only when the device is idle is released
-        #    here only if no stream is at work, and only before more of its kind is allocated.
+        #    persistent blocks are released first, so that their memory neither counts in max_mem
+        #    nor is missing for the growth. Memory that the driver takes back only when the device
+        #    is idle is released here only if no stream is at work, and only before more of its
+        #    kind is allocated.
         mode = context_relax(arena.context)
         quiet = arenas_release_before_growth(arena, flags)
         lock_acquire(&arena.grow_lock)

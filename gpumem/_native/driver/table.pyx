@@ -468,8 +468,8 @@ forbid_instantiation(DriverDevice)
 
 # cuda-python is the loader: it finds libcuda (WSL included) and answers cuGetProcAddress, so that
 # the library and the types of handles are those that the rest of the process uses. Functions are
-# requested by name and by the CUDA version of the signature that the table declares, and only from a
-# driver of at least that version, since an older one would return another signature.
+# requested by name and by the CUDA version of the signature that the table declares, and only from
+# a driver of at least that version, since an older one would return another signature.
 
 cdef DriverTable cuda_table
 cdef str cuda_reason = "not queried yet"

@@ -789,7 +789,7 @@ def require_bytes(Handle file not None, size):
                              f"than described, {exact_size(size)}")
 
 
-# ---- Mappings: objects of the driver and the system for one import --------------------------------
+# ---- Mappings: objects of the driver and the system for one import -------------------------------
 #
 # The ExternalMemory, and each buffer over it with its views, have one reference each. Dropping the
 # last one only retires the mapping, because a driver's free may wait for work that has yet to be

@@ -17,7 +17,6 @@ from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ModelGraphError
 from gpumem.planning.graph import ModelGraph, Node
 
-
 # ---- devices -------------------------------------------------------------------------------------
 
 
