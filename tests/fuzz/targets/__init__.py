@@ -61,7 +61,7 @@ class Target:
     alive
         What is counted before and after repetitions.
     rounds
-        Repetitions by which a leak is looked for.
+        Repetitions in each round of the search for a leak.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Target:
     max_rss: int = 48 << 20
     limit_address_space: bool = True
     alive: Callable[[], Any] = lambda: None
-    rounds: tuple[int, ...] = (8, 8, 80)
+    rounds: tuple[int, ...] = (8, 8, 80, 400)
 
 
 def load(name: str) -> Target:
