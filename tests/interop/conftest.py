@@ -18,8 +18,9 @@ ALWAYS_THERE = {"workers", "streams", "events", "handles", "mappings", "reservat
 def things_alive(host) -> dict[str, int]:
     """Return what imports hold on the host devices; default arenas hold pages and streams."""
     gpumem.Device("host").synchronize()  # a dropped arena stays until its work is done
-    gpumem.Device("host").free_bytes  # noqa: B018  # gives back what nobody refers to
-    gpumem.Device("host").synchronize()  # a pool's blocks go back in stream order
+    gpumem.Device("host").free_bytes  # noqa: B018  # releases unreferenced arenas
+    gpumem.Device("host").synchronize()  # a pool's blocks are freed in stream order
+    gpumem.get_default_resource("host").shrink()  # its pages are files, and come with its growth
     return {name: count for name, count in host.live().items() if name not in ALWAYS_THERE}
 
 
