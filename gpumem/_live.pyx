@@ -44,11 +44,11 @@ from gpumem._support.forks import ForkLock
 
 
 cdef enum:
-    LIVE_VERSION = 2
+    LIVE_VERSION = 2            # changes with the structs below and ArenaCounts
     LIVE_HEADER_BYTES = 4096
-    LIVE_RESOURCES = 256        # that a copy has room for; the rest is counted
+    LIVE_RESOURCES = 256        # that a copy has room for; the others are counted
     LIVE_BUDGETS = 128
-    MAX_READS = 8              # of one resource's counters, until two in a row agree
+    MAX_READS = 8               # of one resource's counters, until two in a row agree
 
 cdef struct LiveHeader:
     char[8] magic
@@ -116,6 +116,7 @@ cdef uint32_t[16] CRC = [
     0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c, 0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c,
 ]
 
+VERSION = LIVE_VERSION
 FOLDER = "/dev/shm"
 PERIOD = 0.1                    # default seconds between updates
 

@@ -1,4 +1,4 @@
-"""``gpumem bench``: the time of an allocation here, beside that of other allocators."""
+"""``gpumem bench``: the time of an allocation here, next to that of other allocators."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def demo(as_json: bool) -> None:
         "next": _next_steps(),
     }
     present(facts, as_json, _show)
-    _raise_what_failed(policies, views)
+    _raise_failures(policies, views)
 
 
 def _trace_that_fits(device: Device) -> tuple[Trace, Device]:
@@ -231,7 +231,7 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
     console.print(pairs(facts["next"]))
 
 
-def _raise_what_failed(policies: list[PolicyResult], views: list[View]) -> None:
+def _raise_failures(policies: list[PolicyResult], views: list[View]) -> None:
     failures = [f"{p.name}: {p.failed_allocs} failed allocations" for p in policies]
     failures = [text for text, p in zip(failures, policies, strict=True) if p.failed_allocs]
     failures += [f"{view.library}: {view.detail}" for view in views if not view.zero_copy]

@@ -45,7 +45,7 @@ def stdout() -> Console:
 
 
 class _Table(Table):
-    """A table of texts that may come out of files: a terminal shows them and obeys none."""
+    """A table of texts, perhaps out of files: a terminal shows control characters, obeys none."""
 
     def add_row(self, *cells: Any, **more: Any) -> None:
         super().add_row(*map(visible, cells), **more)
@@ -72,13 +72,13 @@ def pairs(rows: Mapping[str, str], title: str = "") -> Table:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Show `what` as the current step while the block runs; on a terminal only.
+def progress(step: str) -> Iterator[Callable[[str], None]]:
+    """Show `step` as the current step while the block runs; on a terminal only.
 
     The block receives a function that changes the step that is shown.
     """
     if not sys.stderr.isatty():
-        yield lambda what: None
+        yield lambda step: None
         return
-    with Console(stderr=True, markup=False).status(what) as status:
+    with Console(stderr=True, markup=False).status(step) as status:
         yield status.update

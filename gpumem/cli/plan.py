@@ -36,10 +36,10 @@ DEVICES = ("cuda:0", "host")
 _MEANINGS = (
     "committed: weights and outputs of the nodes on a device, and half as much again for their "
     "work (--percent; or measured costs, --stats)",
-    "budget: the most that may be committed on a device; empty: no limit",
-    "peak: the most that a run needs at once of a memory, with every value at its planned offset; "
+    "budget: the maximum that may be committed on a device; empty: no limit",
+    "peak: the bytes of a memory that a run needs at once, with every value at its planned offset; "
     "without weights, unless --weights is given",
-    "lower bound: the most bytes of values that are live at once; no plan needs less",
+    "lower bound: the peak of the bytes of live values; no plan needs less",
 )
 MAX_ROWS = 40  # of one table; --json and -o have everything
 
@@ -98,7 +98,7 @@ def plan(
 ) -> None:
     """Place MODEL, an ONNX file, on devices under budgets, and plan its memory."""
     if output is not None and is_same_file(output, (model, stats)):
-        raise ConfigError(f"invalid --output {output}: expected another file than what is read")
+        raise ConfigError(f"invalid --output {output}: expected another file than the input")
     if output is not None:
         with _writing(output):
             require_writable(output, in_place=True)
@@ -242,7 +242,7 @@ def _device_facts(placement: Placement, accountants: Accountants, target: Target
 
 @contextmanager
 def _writing(output: Path) -> Iterator[None]:
-    """Say that a file cannot be written."""
+    """Turn an OSError of writing `output` into the error that the command prints."""
     try:
         yield
     except OSError as error:
@@ -295,7 +295,7 @@ def _show_runs(console: Console, placement: Placement) -> None:
         why = "; ".join(f"{one.device}: {one.why}" for one in run[0].refusals)
         rows.add_row(f"{len(run)}: {ends}", device, why)
     console.print(rows)
-    _say_what_is_left_out(console, len(runs))
+    _show_left_out(console, len(runs))
 
 
 def _title(one: Assignment) -> str:
@@ -313,10 +313,10 @@ def _show_copies(console: Console, made: MemoryPlan) -> None:
         nbytes = "?" if copy.nbytes is None else format_size(copy.nbytes)
         rows.add_row(copy.value.name, str(copy.source), str(copy.destination), step, nbytes)
     console.print(rows)
-    _say_what_is_left_out(console, len(copies))
+    _show_left_out(console, len(copies))
     console.print(f"{format_size(made.copies.copied_bytes)} are copied in a run")
 
 
-def _say_what_is_left_out(console: Console, count: int) -> None:
+def _show_left_out(console: Console, count: int) -> None:
     if count > MAX_ROWS:
         console.print(f"and {count - MAX_ROWS:,} more: --json and -o have all of them")

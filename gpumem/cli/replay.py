@@ -80,7 +80,7 @@ def _config(settings: Sequence[str], max_mem: int | None) -> dict[str, object]:
         given.append(("arena.max_mem", str(max_mem)))
     config: dict[str, object] = {}
     for key, value in given:
-        # The arena's own check cannot see a key that is given twice.
+        # The arena's own check cannot find a key that is given twice.
         if config.setdefault(key, value) != value:
             raise ConfigError(
                 f"{key} is given twice with different values: {config[key]!r} and {value!r}"
@@ -120,7 +120,7 @@ def _rows(trace: Trace, result: ReplayResult) -> dict[str, str]:
 
 
 def _unfinished(result: ReplayResult) -> dict[str, str]:
-    """With lag: what unfinished work withholds from other streams is needed, too."""
+    """With lag: return a row with the bytes that unfinished work keeps from other streams."""
     needed = result.peak_live_or_unfinished_bytes
     if needed == result.peak_requested_bytes:
         return {}

@@ -92,7 +92,7 @@ def run(
 def _command(program: str, module: bool) -> list[str]:
     if module:
         return [sys.executable, "-m", program]
-    # As a shell does, a name without a folder is looked for among the commands; a script's is not.
+    # As in a shell, a name without a folder is searched in PATH; a script's name is not.
     if program.endswith(".py") or (os.path.isfile(program) and not os.access(program, os.X_OK)):
         return [sys.executable, program]
     found = shutil.which(program)

@@ -111,9 +111,9 @@ def _watch(page: LivePage, interval: float) -> None:
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[Callable[[float], bool]]:
-    """Let the terminal give single keys; the block receives a function that waits for a q.
+    """Read single keys from the terminal; the block receives a function that waits for a q.
 
-    The function waits for at most that many seconds, and returns whether q was pressed. Without a
+    The function waits for at most `seconds`, and returns whether q was pressed. Without a
     terminal as stdin it only waits.
     """
     keyboards = [sys.stdin.fileno()] if sys.stdin.isatty() else []
@@ -125,7 +125,7 @@ def _keyboard() -> Iterator[Callable[[float], bool]]:
                 key = os.read(keyboard, 1)
                 if key in (b"q", b"Q"):
                     return True
-                if not key:  # the terminal was closed: nothing more will come
+                if not key:  # the terminal was closed
                     keyboards.clear()
         return False
 

@@ -16,7 +16,7 @@ from gpumem.observe import LiveBudget, LivePage, LiveResource
 
 LATE_PERIODS = 10  # without an update, after which the age of the numbers is shown
 STATES = {"R": "running", "S": "sleeping", "D": "in a system call", "T": "stopped", "t": "stopped"}
-NAME_WIDTH = 12  # characters, the least for names; longer ones are folded
+MIN_NAME_WIDTH = 12  # characters; longer names are folded
 GAP = 3  # between columns
 
 
@@ -105,7 +105,7 @@ def _fitting(
     widths = {each: max((len(each.cell(one)) for one in resources), default=1) for each in columns}
     shown = [each for each in columns if widths[each]]
     for last in sorted(shown, key=lambda each: each.dispensable, reverse=True):
-        need = sum(max(len(each.title), widths[each]) + GAP for each in shown[1:]) + NAME_WIDTH
+        need = sum(max(len(each.title), widths[each]) + GAP for each in shown[1:]) + MIN_NAME_WIDTH
         if need <= width or not last.dispensable:
             break
         shown.remove(last)

@@ -20,8 +20,8 @@ from gpumem._support.forks import ForkLock
 from gpumem.errors import GpumemError, NotPublishedError
 
 FOLDER = Path(_live.FOLDER)
-_VERSION = 2
-_PERIODS = (0.001, 3600.0)  # seconds, least and most
+_VERSION = _live.VERSION
+_MIN_PERIOD, _MAX_PERIOD = 0.001, 3600.0  # seconds
 
 _NAME = re.compile(r"gpumem-(\d+)-(\d+)", re.ASCII)  # user, process
 _UNLIMITED = 1 << 63
@@ -40,7 +40,7 @@ class LiveResource:
     Attributes
     ----------
     id : int
-        Of the resource in its process, never used again.
+        Number of the resource in its process, never used again.
     name, memory, kind : str
         Cut to 63, 31 and 23 bytes; `kind` is "arena", "graph pool", "user", or a class's name.
     budget : int or None
@@ -79,13 +79,13 @@ class LiveBudget:
     Attributes
     ----------
     id : int
-        Of the budget in its process, never used again.
+        Number of the budget in its process, never used again.
     name : str
         Cut to 63 bytes.
     parent : int or None
         `id` of the level above.
     used, peak : int
-        Charged now; the most so far.
+        Bytes charged now, and their maximum so far.
     limit, soft : int or None
 
     Examples
@@ -112,7 +112,7 @@ class LivePage:
     Attributes
     ----------
     process : int
-        Its id.
+        Id of the process.
     alive : bool
         False: the process has ended without removing its page. These are its last numbers, and
         the page is removed now.
@@ -149,7 +149,7 @@ class LivePage:
 
     @classmethod
     def of_process(cls, process: int) -> LivePage:
-        """Read what a process publishes, without touching the process.
+        """Read the page of a process, without touching the process.
 
         Parameters
         ----------
@@ -241,8 +241,8 @@ class LivePage:
     def total(self, counter: str, memory: str | None = None) -> int:
         """Sum a counter of all resources, or of those of one memory.
 
-        What an arena has from another resource of the page counts once in ``in_use``,
-        ``requested_in_use`` and ``reserved``: there, and what is free of it not as used.
+        Memory that an arena has from another resource of the page counts once in ``in_use``,
+        ``requested_in_use`` and ``reserved``: at the arena. Its free part is not in use.
         """
         ids = {one.id for one in self.resources}
         counts_bytes = counter in ("in_use", "requested_in_use", "reserved")
@@ -360,9 +360,9 @@ def publish(*, period: float = _live.PERIOD) -> Publication:
     global _publication
     if isinstance(period, bool) or not isinstance(period, int | float):
         raise TypeError(f"period must be a number of seconds, not {type(period).__name__}")
-    least, most = _PERIODS
-    if not least <= period <= most:
-        raise ValueError(f"invalid period = {period!r}: expected {least} to {most} seconds")
+    if not _MIN_PERIOD <= period <= _MAX_PERIOD:
+        accepted = f"{_MIN_PERIOD} to {_MAX_PERIOD} seconds"
+        raise ValueError(f"invalid period = {period!r}: expected {accepted}")
     with _lock:
         path = Path(_live.start(period))
         if _publication is None:
@@ -420,8 +420,13 @@ def _header(descriptor: int, path: Path) -> bytes:
 def _layout(header: bytes, file_bytes: int, path: Path) -> tuple[int, int, float]:
     """Return where the copies begin, bytes from one to the next, and seconds between updates."""
     _, version, start, stride, resource_bytes, budget_bytes, period_ms, _ = _HEADER.unpack(header)
-    if (version, resource_bytes, budget_bytes) != (_VERSION, _RESOURCE.size, _BUDGET.size):
+    if version != _VERSION:
         raise GpumemError(f"{path} has version {version}: this gpumem reads version {_VERSION}")
+    if (resource_bytes, budget_bytes) != (_RESOURCE.size, _BUDGET.size):
+        raise GpumemError(
+            f"{path} is of another gpumem: its records have {resource_bytes} and {budget_bytes} "
+            f"bytes, this gpumem reads {_RESOURCE.size} and {_BUDGET.size}"
+        )
     if stride > file_bytes:
         raise GpumemError(f"{path} is damaged: copies of {stride} bytes in a file of {file_bytes}")
     return start, stride, period_ms / 1000

@@ -20,8 +20,8 @@ _RESOURCES = (
     _Metric("requested_bytes", "requested_in_use", "Bytes in use, as requested."),
     _Metric("reserved_bytes", "reserved", "Bytes reserved from the device."),
     _Metric("limit_bytes", "limit", "Limit of reserved bytes; absent if unlimited."),
-    _Metric("in_use_peak_bytes", "max_in_use", "Most bytes in use so far."),
-    _Metric("reserved_peak_bytes", "max_reserved", "Most bytes reserved so far."),
+    _Metric("in_use_peak_bytes", "max_in_use", "Peak of the bytes in use."),
+    _Metric("reserved_peak_bytes", "max_reserved", "Peak of the bytes reserved."),
     _Metric("largest_block_bytes", "max_alloc_size", "Largest block allocated so far."),
     _Metric("asleep_bytes", "asleep_bytes", "Bytes of arenas that sleep, kept on the host."),
     _Metric("allocations_total", "num_allocs", "Blocks allocated."),
@@ -36,7 +36,7 @@ _BUDGETS = (
     _Metric("budget_used_bytes", "used", "Bytes charged, including levels below."),
     _Metric("budget_limit_bytes", "limit", "Hard limit in bytes; absent if unlimited."),
     _Metric("budget_soft_limit_bytes", "soft", "Soft limit in bytes; absent if none."),
-    _Metric("budget_peak_bytes", "peak", "Most bytes charged so far."),
+    _Metric("budget_peak_bytes", "peak", "Peak of the bytes charged."),
 )
 
 

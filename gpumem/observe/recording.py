@@ -37,7 +37,7 @@ from gpumem.traces.gpumem_recording import traces_of
 
 MAX_EVENTS = 1 << 28
 _ALWAYS = (1 << 32) - 1
-_BLOCKS_OF_A_TEXT = 400  # at most 100 bytes each, and a text has up to 60,000
+_BLOCKS_OF_A_TEXT = 400  # of at most 100 bytes each; a text has at most 60,000
 _MAX_TEXTS = (1 << 16) - 1  # of 26 million blocks
 
 
@@ -63,7 +63,7 @@ class Recording:
     >>> recording = gpumem.observe.record(arena)
     >>> arena.allocate(1000).close()
     >>> recording.stop()
-    >>> recording.running, recording.lost, recording.trace().events     # one came, one went
+    >>> recording.running, recording.lost, recording.trace().events     # one alloc, one free
     (False, 0, 2)
     """
 
@@ -116,7 +116,7 @@ class Recording:
             The file cannot be read.
         """
         if self.path is not None:
-            # The file does not say what did not fit in it.
+            # The file does not count the events that did not fit in it.
             return replace(read(self.path), lost=self.lost)
         if self._taken is not None:
             return self._taken
@@ -150,7 +150,7 @@ class Recording:
         return busiest(self._traces(device))
 
     def report(self, path: str | os.PathLike[str], *, title: str | None = None) -> Report:
-        """Write a page of HTML that shows what was recorded; see `write_report`.
+        """Write a page of HTML that shows the recorded run; see `write_report`.
 
         Parameters
         ----------
@@ -249,7 +249,7 @@ class Recording:
         return LiveBlocks(written, [(of, block) for of, blocks in found for block in blocks])
 
     def _write_live(self) -> None:
-        """Write into the file what is live after the beginning; later events complete it."""
+        """Write the blocks live at the beginning into the file; later events complete them."""
         number = itertools.count()
         with contextlib.suppress(GpumemError, MemoryError):
             for resource, blocks in self._resources_now():
@@ -268,7 +268,7 @@ class Recording:
                 yield RecordedResource(found.memory, found.kind, found.name), list(found.live)
 
     def _covers(self, live: LiveBlocks) -> bool:
-        """Whether the ring still holds every event since `live` was taken."""
+        """Return whether the ring still holds every event since `live` was taken."""
         return self._handle.written - self._slots <= live.written
 
     def _close_file(self) -> None:

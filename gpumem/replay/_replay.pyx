@@ -109,7 +109,7 @@ cdef Columns columns_of(trace) except *:
 cdef bint replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* columns,
                       uint64_t* handles, int64_t* sizes, char* live, bint virtual_clock,
                       Pass* counts) noexcept nogil:
-    # True: Ctrl-C ended it, and the exception is set.
+    # Returns whether Ctrl-C ended it; the exception is then set.
     cdef size_t event
     cdef int32_t b
     cdef int64_t size
@@ -117,10 +117,10 @@ cdef bint replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
     cdef int64_t now = 0
     cdef Block block
     cdef uint64_t begin = clock_ns()
-    cdef uint64_t looked = 0
+    cdef uint64_t checked = 0
     memset(counts, 0, sizeof(Pass))
     for event in range(columns.count):
-        if event % CLOCK_EVERY == 0 and is_interrupted(&looked):
+        if event % CLOCK_EVERY == 0 and is_interrupted(&checked):
             return True
         b = columns.block[event]
         if b < 0:
@@ -157,9 +157,9 @@ cdef bint replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
     return False
 
 
-cdef inline bint is_interrupted(uint64_t* looked) noexcept nogil:
+cdef inline bint is_interrupted(uint64_t* checked) noexcept nogil:
     cdef uint64_t now = clock_ns()
-    if now - looked[0] < SIGNALS_EVERY:
+    if now - checked[0] < SIGNALS_EVERY:
         return False
-    looked[0] = now
+    checked[0] = now
     return process_interrupted()

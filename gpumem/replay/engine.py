@@ -32,14 +32,14 @@ class ReplayResult:
     events : int
         Events of the trace.
     peak_requested_bytes : int
-        Most bytes live at once, as requested by the program, failed allocations included.
+        Peak of the live bytes, as requested by the program, failed allocations included.
     peak_live_or_unfinished_bytes : int
         Largest number of bytes live at once, or freed by a stream before its work on them finished:
         no other stream could use those. The same as peak_requested_bytes without lag.
     peak_in_use_bytes : int
-        Most bytes in use at once, padding included.
+        Peak of the bytes in use, padding included.
     peak_reserved_bytes : int
-        Most bytes reserved from the device.
+        Peak of the bytes reserved from the device.
     fragmentation : float
         peak_reserved_bytes divided by the peak of live bytes of allocations that did not fail: by
         peak_requested_bytes if none failed; 1.0 if nothing was allocated.

@@ -114,7 +114,7 @@ class BlockAddresses:
     held : Curve
         Bytes held from the device.
     segments : Segments or None
-        Where it lay; a page that moved is in both places.
+        Addresses of that memory; a page that moved is in both places.
     """
 
     address: NDArray[np.uint64]
@@ -125,7 +125,7 @@ class BlockAddresses:
 def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddresses:
     """Replay a trace on a fresh arena of the host and record it.
 
-    No memory is read or written, so any trace fits that some machine has run.
+    No memory is read or written, so a trace of any machine fits.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def _placement(trace: Trace, records: NDArray[np.void]) -> BlockAddresses:
     filled = trace.size[trace.action == ALLOC] > 0
     address[filled] = records["address"][kind == events.ALLOC]
 
-    # Memory is reserved and released before the event that causes it is recorded. Changes behind
+    # Memory is reserved and released before the event that causes it is recorded. Changes after
     # the last event come from the end of the replay.
     events_before = np.cumsum(kind <= events.FAILURE, dtype=np.int64)
     change = np.flatnonzero((kind == events.RESERVE) | (kind == events.RELEASE))

@@ -106,7 +106,7 @@ def write_report(
     device: int | None = None,
     doing: Callable[[str], None] = lambda what: None,
 ) -> Report:
-    """Write a page that shows what a run did with memory, or several runs beside each other.
+    """Write a page that shows what a run did with memory, or several runs side by side.
 
     It shows bytes over time by owner, addresses, the state at each moment, stacks, streams, sizes,
     and what is live at the end; docs/where_memory_goes.md describes the views. It also shows what

@@ -12,9 +12,9 @@ from gpumem.errors import TraceError
 from gpumem.traces import ALLOC, Trace
 
 MAX_BLOCKS = 1 << 20
-"""Blocks that a page shows one by one, at most; of more, the smallest are only in the sums."""
+"""A page shows at most so many blocks one by one; smaller ones are only in the sums."""
 MAX_OWNERS = 1 << 12
-"""Owners on a page, at most; of more, those with the fewest bytes become one."""
+"""A page names at most so many owners; those with the fewest bytes become one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +57,11 @@ class BlockTable:
         )
         return live
 
-    def largest(self, most: int) -> NDArray[np.bool_]:
-        """Mark the `most` largest blocks, the earlier of two alike."""
+    def largest(self, count: int) -> NDArray[np.bool_]:
+        """Mark the `count` largest blocks, the earlier of two alike."""
         kept = np.ones(self.count, np.bool_)
-        if self.count > most:
-            kept[np.argsort(-self.size, kind="stable")[most:]] = False
+        if self.count > count:
+            kept[np.argsort(-self.size, kind="stable")[count:]] = False
         return kept
 
 
@@ -174,11 +174,11 @@ def draw_together(address: NDArray[np.uint64], nbytes: NDArray[np.int64]) -> Dra
     order = np.argsort(address, kind="stable")
     begin = address[order]
     # No block ends after the last address.
-    room = np.uint64((1 << 64) - 1) - begin
-    end = np.maximum.accumulate(begin + np.minimum(nbytes[order].astype(np.uint64), room))
+    to_last = np.uint64((1 << 64) - 1) - begin
+    end = np.maximum.accumulate(begin + np.minimum(nbytes[order].astype(np.uint64), to_last))
     gap = np.zeros(begin.size, np.uint64)
-    behind = begin[1:] > end[:-1]
-    gap[1:][behind] = (begin[1:] - end[:-1])[behind]
+    apart = begin[1:] > end[:-1]
+    gap[1:][apart] = (begin[1:] - end[:-1])[apart]
     used = int(end[-1] - begin[0]) - int(gap.sum())
     widest = max(_MIN_GAP, used // _GAP_SHARE)
     starts = np.flatnonzero(np.concatenate([[True], gap[1:] > widest]))

@@ -26,7 +26,7 @@ class Figures:
     Attributes
     ----------
     name : str
-        Of the trace.
+        Name of the trace.
     events, allocations, streams : int
         Number of each. An event is an allocation or a free, as the page counts them: a request
         for a free, which some traces also hold, is not one, nor is a block of 0 bytes.
@@ -116,7 +116,7 @@ def recorded_policy(trace: Trace) -> Policy | None:
 
 
 def policies_of(trace: Trace, doing: Callable[[str], None]) -> Iterator[Policy]:
-    """Serve a trace in every way, first as recorded if the log tells that."""
+    """Serve a trace in every way, first as recorded if the log has its reserved bytes."""
     if recorded := recorded_policy(trace):
         yield recorded
     for each in policies(trace):
@@ -300,8 +300,8 @@ def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``type`` of what is stored ("u1", "u2", "u4" or "f8"), ``length``, ``unit`` by which every
-        stored number is to be multiplied, ``rising``, and ``data``: zlib's format in base64.
+        ``type`` of the stored numbers ("u1", "u2", "u4" or "f8"), ``length``, ``unit`` by which
+        each is to be multiplied, ``rising``, and ``data``: zlib's format in base64.
 
     Raises
     ------
@@ -325,8 +325,8 @@ def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
             raise TraceError("a rising column never decreases")
     unit = max(int(np.gcd.reduce(numbers)) if numbers.size else 1, 1)
     stored = numbers // unit
-    most = int(np.max(stored, initial=0))
-    width = next((name for name, limit in _WIDTHS if most < limit), "f8")
+    largest = int(np.max(stored, initial=0))
+    width = next((name for name, limit in _WIDTHS if largest < limit), "f8")
     packed = zlib.compress(stored.astype(f"<{width}").tobytes(), 6)
     return {
         "type": width,

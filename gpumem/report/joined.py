@@ -84,7 +84,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether the file still has this name: a holder before may have removed it."""
+    """Return whether the file still has this name: an earlier holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

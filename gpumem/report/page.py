@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumem._support.files import require_writable
 
-# A script uses those before it.
+# In this order: a script uses those before it.
 _SCRIPTS = (
     "format columns theme model groups charts timeline block map moment lanes sizes tables runs "
     "figures link main"
@@ -30,7 +30,7 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
     title : str
         Heading of the page, of any characters.
     version : str
-        gpumem's.
+        Version of gpumem.
     data : mapping
         ``runs``, the result of `run_data` for each, and ``shown``, the number of the first shown;
         ``job``, of a page that the processes of a job write together.

@@ -37,7 +37,7 @@ class TraceBuilder:
     concurrently may write their times in a slightly different order than their events. Addresses
     and owners of blocks become the details of the trace.
 
-    `origin_us` is when the log's time 0 was, in microseconds since 1970, if that is known. The
+    `origin_us` is the log's time 0 in microseconds since 1970, if that is known. The
     trace's ``meta["first_us"]`` is the time of the first event, by which traces of several devices
     or processes are put side by side.
 
@@ -140,7 +140,7 @@ class TraceBuilder:
         self._segments.end(address, nbytes, len(self))
 
     def failure(self, nbytes: int) -> None:
-        """Record that an allocation of so many bytes failed."""
+        """Record that an allocation of `nbytes` failed."""
         self._failures.append((len(self), nbytes))
 
     def _stack_number(self, frames: Frames) -> int:

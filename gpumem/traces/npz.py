@@ -17,7 +17,7 @@ from gpumem.traces.trace import Trace
 
 MAGIC = b"PK"
 MAX_EVENTS = 1 << 26
-"""Most events of one archive: 67 million, about 1.5 GiB of arrays."""
+"""An archive has at most 67 million events, about 1.5 GiB of arrays."""
 MAX_META_BYTES = 1 << 24
 
 _REQUIRED = ("action", "block", "size", "stream", "time_us")

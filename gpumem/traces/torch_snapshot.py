@@ -61,7 +61,7 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
             found.append(builder.trace(name, {"source": "torch_snapshot", "device": index}))
     if found:
         return found
-    # If a history was recorded, what is in use is not what happened.
+    # If a history was recorded, the blocks in use do not stand for it.
     segments = {} if any(traces) else _segments(snapshot, nbytes)
     known = max(len(traces), *(index + 1 for index in segments), 1)
     require_device(device, known)
@@ -69,7 +69,7 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
 
 
 def _load_plain(file: IO[bytes]) -> tuple[object, int]:
-    """Return what the pickle holds, and its number of bytes."""
+    """Return the object in the pickle, and the number of its bytes."""
     try:
         nbytes = _check_sizes(file)
         return _PlainUnpickler(file).load(), nbytes
@@ -79,7 +79,7 @@ def _load_plain(file: IO[bytes]) -> tuple[object, int]:
         raise TraceError(f"damaged pickle: {reason(error)}") from None
 
 
-# Arguments of pickle's opcodes: fixed bytes; a length in so many bytes, then as many; lines.
+# Arguments of pickle's opcodes: fixed bytes; a length of n bytes, then that many bytes; lines.
 _FIXED = {ord(code): size for code, size in zip("qhKMJrjG", (1, 1, 1, 2, 4, 4, 4, 8), strict=True)}
 _FIXED |= {0x80: 1, 0x82: 1, 0x83: 2, 0x84: 4, 0x95: 8}
 _COUNTED = {ord("U"): 1, ord("C"): 1, 0x8C: 1, 0x8A: 1, ord("T"): 4, ord("X"): 4, ord("B"): 4}
@@ -91,8 +91,8 @@ _PUT, _LONG_BINPUT, _FRAME, _STOP = ord("p"), ord("r"), 0x95, ord(".")
 def _check_sizes(file: IO[bytes]) -> int:
     """Refuse a pickle that names more bytes than it has, or a number of an object above them.
 
-    The unpickler allocates what is named, and a list as long as the highest number, so ten bytes
-    could exhaust the memory. The file is left where it was. Returns its bytes.
+    The unpickler allocates all bytes that are named, and a list as long as the highest number, so
+    ten bytes could exhaust the memory. The file's position does not change. Returns its bytes.
     """
     start = file.tell()
     data = file.read()
@@ -127,7 +127,7 @@ def _check_sizes(file: IO[bytes]) -> int:
 
 
 def _require_plausible(what: str, count: int, nbytes: int) -> None:
-    """Refuse one list that stands for many: a pickle can be far smaller than what it builds."""
+    """Refuse one list that stands for many: a pickle can be far smaller than its objects."""
     if count > nbytes:
         raise TraceError(f"damaged pickle: {count} {what} in {nbytes} bytes")
 

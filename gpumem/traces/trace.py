@@ -32,7 +32,7 @@ MAX_SIZE = 1 << 48
 MAX_LIVE = 1 << 62
 """Largest sum of live blocks in bytes; keeps every sum inside a signed 64-bit integer."""
 MAX_STREAMS = 1024
-"""Most streams of one trace: a replay makes a real stream of each."""
+"""A trace has at most so many streams: a replay makes a real stream of each."""
 
 IntArray: TypeAlias = NDArray[np.integer[Any]]
 
@@ -45,7 +45,7 @@ _MAY_FOLLOW = np.array(
         [True, False, False],  # never seen: it can only be allocated
         [False, True, True],  # allocated
         [False, False, True],  # free requested
-        [True, False, False],  # freed: its number may be given out again
+        [True, False, False],  # freed: its number may be used again
     ]
 )
 
@@ -143,7 +143,7 @@ class Trace:
 
     @cached_property
     def peak_requested(self) -> int:
-        """Most bytes live at once, as requested (a block lives until its free completes)."""
+        """Peak of the live bytes, as requested (a block lives until its free completes)."""
         return int(np.max(self.live_bytes(), initial=0))
 
     def live_bytes(self) -> NDArray[np.int64]:
@@ -326,7 +326,7 @@ class Curve(NamedTuple):
         return Curve(self.at[kept], self.nbytes[kept])
 
     def by_event(self, events: int) -> NDArray[np.int64]:
-        """Return the bytes held at each of so many events."""
+        """Return the bytes held at each of `events` events."""
         places = np.searchsorted(self.at, np.arange(events), side="right")
         return np.concatenate([np.zeros(1, np.int64), self.nbytes])[places]
 

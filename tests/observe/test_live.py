@@ -405,6 +405,18 @@ def test_page_with_counts_that_contradict_its_bytes_is_damaged(stray, counts):
         observe.LivePage.of_process(2**31 - 8)
 
 
+def test_page_with_records_of_another_size_is_of_another_gpumem(stray):
+    header = live._HEADER.pack(b"gpumemTP", live._VERSION, 64, 4096, 8, 9, 100, 1)
+    stray.write_bytes(header.ljust(5000, b"\0"))
+    with pytest.raises(gpumem.GpumemError, match="another gpumem: its records have 8 and 9 bytes"):
+        observe.LivePage.of_process(2**31 - 8)
+
+
+def test_another_layout_has_another_version():
+    layout = live._RESOURCE.format, _live.COUNTERS, live._BUDGET.format, live._COPY.format
+    assert (live._VERSION, zlib.crc32(repr(layout).encode())) == (2, 4247100152)
+
+
 def test_page_with_copies_larger_than_its_file_is_damaged(stray):
     stray.write_bytes(page_of(b"", stride=2**32 - 1))
     with pytest.raises(gpumem.GpumemError, match="copies of 4294967295 bytes in a file of 5000"):
