@@ -4,11 +4,10 @@ import dataclasses
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from helpers.child import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -413,17 +412,13 @@ def test_signature_shows_the_settings():
 def test_pickle_is_read_where_no_object_was_made_before():
     data = pickle.dumps(ArenaConfig(max_mem=5))
     program = f"import pickle; print(pickle.loads({data!r}).max_mem, pickle.loads({data!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("5 ArenaConfig(")
+    assert python("-c", program).stdout.startswith("5 ArenaConfig(")
 
 
 def test_settings_do_not_depend_on_which_class_was_used_first():
     for first, then in (("ArenaConfig", "PoolConfig"), ("PoolConfig", "ArenaConfig")):
         program = f"import gpumem; gpumem.{first}(); print(gpumem.{then}())"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert done.stdout.startswith(f"{then}("), done.stderr
+        assert python("-c", program).stdout.startswith(f"{then}(")
 
 
 def test_arena_accepts_a_config_or_a_mapping(make_arena):

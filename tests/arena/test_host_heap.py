@@ -2,13 +2,12 @@
 
 import ctypes
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from arena.refused_host_memory import PROGRAMS
 from helpers import child
+from helpers.child import path_with, python
 from helpers.marks import NEEDS_OWN_MALLOC
 
 TESTS = Path(__file__).parents[1]
@@ -24,15 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_finished_lives_leave_nothing_on_the_heap_and_no_reserved_addresses():
-    paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "arena.leak_counts"],
-        env={**os.environ, **EXACT, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=True,
-    )
+    done = python("-m", "arena.leak_counts", env={**EXACT, "PYTHONPATH": path_with(TESTS)})
     print(done.stdout)
     for line in done.stdout.splitlines():
         heap, mapped = map(float, line.split()[-2:])

@@ -1,10 +1,9 @@
 """Calls for host memory that fail, one by one: each is a MemoryError, nothing else changes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.child import python
 from helpers.marks import NEEDS_OWN_MALLOC
 
 ROOT = Path(__file__).parents[2]
@@ -132,14 +131,6 @@ def share_a_budget(step):
 
 @pytest.mark.parametrize("program", ["grow_and_share", "move_pages", "share_a_budget"])
 def test_step_that_lacks_host_memory_is_refused_and_works_again(program):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{EACH_CALL_FAILS}\nprint(*fail_each({program}))"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python("-c", f"{EACH_CALL_FAILS}\nprint(*fail_each({program}))", cwd=ROOT)
     calls, refused = map(int, done.stdout.split())
     assert calls >= refused >= 3

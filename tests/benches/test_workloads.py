@@ -2,12 +2,11 @@
 
 import functools
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.child import program
 
 from bench import workloads
 from bench.children import Child, Ranks, ask_all
@@ -216,14 +215,8 @@ def test_unresponsive_child_process_is_killed():
 def test_one_command_writes_the_table(tmp_path):
     command = [sys.executable, "-m", "bench.torch_steps", "--size", "tiny", "--device", "cpu"]
     options = "--rounds 2 --steps 2 --warmup 1 --workloads gpt2_train --configurations native full"
-    done = subprocess.run(
-        [*command, *options.split(), "--out", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command += [*options.split(), "--out", tmp_path]
+    done = program(*command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
     assert (tmp_path / "torch_steps.md").read_text() == done.stdout
     values = json.loads((tmp_path / "torch_steps.json").read_text())
     assert [row["same"] for row in values["rows"]] == [True, True]

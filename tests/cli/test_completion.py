@@ -8,6 +8,7 @@ import sys
 
 import click
 import pytest
+from helpers.child import program, python
 
 from gpumem import observe
 from gpumem.cli import commands, main
@@ -24,19 +25,13 @@ complete -p gpumem
 
 def completed(*words):
     """Return what completing the last of `words` offers, as (type, value)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gpumem"],
-        env=os.environ
-        | {
-            "_GPUMEM_COMPLETE": "bash_complete",
-            "COMP_WORDS": " ".join(("gpumem", *words)),
-            "COMP_CWORD": str(len(words)),
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    asked = {
+        "_GPUMEM_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("gpumem", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = python("-m", "gpumem", env=asked)
+    assert done.stderr == ""
     return [tuple(line.split(",", 1)) for line in done.stdout.splitlines()]
 
 
@@ -56,13 +51,7 @@ def test_bash_completes_after_sourcing_the_script(tmp_path):
     command = tmp_path / "gpumem"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpumem "$@"\n')
     command.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "--norc", "-c", ASK],
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = program("bash", "--norc", "-c", ASK, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert done.stderr == ""
     replies, registered = done.stdout.splitlines()
     assert replies == "replay"

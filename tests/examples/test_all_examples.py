@@ -2,11 +2,10 @@
 
 import importlib.machinery
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.child import python
 
 from gpumem.report import write_report
 
@@ -34,10 +33,7 @@ def script():
 
 
 def test_list_names_every_program_and_why_one_is_left_out(script):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--list"], capture_output=True, text=True, check=True
-    )
-    lines = done.stdout.splitlines()
+    lines = python(SCRIPT, "--list").stdout.splitlines()
     named = {line.split()[1].rstrip(":") for line in lines}
     files = {str(path.relative_to(ROOT / "examples")) for path in ROOT.glob("examples/**/*.py")}
     assert named == files - PARTS

@@ -2,14 +2,12 @@
 
 import doctest
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.child import path_with, python
 
 import gpumem
 from gpumem.cli import commands as command_line
@@ -46,19 +44,10 @@ def require_what_it_needs(code):
 @pytest.mark.parametrize(("code", "below"), list(snippets()))
 def test_snippet_runs_and_prints_what_stands_below_it(code, below, tmp_path):
     require_what_it_needs(code)
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    # Others' warnings are not ours.
+    # A library on the GPU may warn.
     warnings = "default" if NEEDS_GPU in code else "error"
-    done = subprocess.run(
-        [sys.executable, "-W", warnings, "-c", code.replace("/tmp/", f"{tmp_path}/")],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    code = code.replace("/tmp/", f"{tmp_path}/")
+    done = python("-W", warnings, "-c", code, cwd=tmp_path, env={"PYTHONPATH": path_with(ROOT)})
     assert NEEDS_GPU in code or not done.stderr
     if below is not None:
         same = doctest.OutputChecker().check_output(below, done.stdout, doctest.ELLIPSIS)

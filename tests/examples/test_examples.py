@@ -1,14 +1,12 @@
 """The examples run as a reader runs them, and print what they say they do."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+from helpers.child import path_with, python
 from helpers.vulkan_producer import reason_without
 
 import gpumem
@@ -20,17 +18,8 @@ needs_vulkan = pytest.mark.skipif(bool(REASON), reason=REASON)
 
 def run(*command, folder=ROOT):
     """Run Python with this tree's package; returns the lines it printed."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *command],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    done = python("-W", "error", *command, cwd=folder, env={"PYTHONPATH": path_with(ROOT)})
+    assert done.stderr == ""
     return done.stdout.splitlines()
 
 

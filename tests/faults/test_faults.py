@@ -1,10 +1,9 @@
 """Calls of each scenario fail, with one error or another; planted faults are found."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.child import python
 from helpers.marks import NEEDS_OWN_MALLOC
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,14 +73,7 @@ for scenario, text in [
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return python(*arguments, cwd=ROOT)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -90,7 +82,6 @@ def test_program_survives_a_failure_of_any_driver_call(rng, scenario):
     seed = str(rng.randrange(1 << 32))
     short = ("--once", "--sample", "120")
     done = run("-m", "tests.faults", *short, "--scenario", scenario, "--seed", seed)
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 problems\n")
 
 
@@ -98,7 +89,6 @@ def test_program_survives_a_failure_of_any_driver_call(rng, scenario):
 def test_programs_survive_a_failure_of_any_call_for_host_memory(rng):
     seed = str(rng.randrange(1 << 32))
     done = run("-m", "tests.faults", "--kind", "heap", "--sample", "6", "--seed", seed)
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 problems\n")
 
 
@@ -108,5 +98,4 @@ def test_every_scenario_is_tested():
 
 
 def test_search_finds_planted_faults():
-    done = run("-c", PLANTED)
-    assert done.returncode == 0, done.stderr
+    run("-c", PLANTED)

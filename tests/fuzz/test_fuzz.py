@@ -3,13 +3,12 @@
 import io
 import json
 import re
-import subprocess
-import sys
 import zipfile
 import zlib
 
 import onnx
 import pytest
+from helpers.child import python
 
 from fuzz import changes, targets
 
@@ -18,14 +17,8 @@ CORPUS_BYTES = 200 << 10
 
 
 def run_fuzz(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--folder", str(folder), "--seconds=0", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = ("-m", "tests.fuzz", "--folder", folder, "--seconds=0", *arguments)
+    return python(*command, cwd=ROOT, status=None)
 
 
 def corpus(name):

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.child import python
 
 import gpumem
 from gpumem.replay import replay
@@ -307,9 +308,4 @@ def test_forked_child_may_not_use_the_parents_arena():
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
         "b.close(); a.check_invariants(); a.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-W", "ignore::DeprecationWarning", "-c", script).stderr == ""

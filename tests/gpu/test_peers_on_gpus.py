@@ -1,14 +1,12 @@
 """Peers on real GPUs: copies at the speed of the link, kernels, PyTorch's own copies."""
 
 import itertools
-import os
 import random
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
+from helpers.child import python
 from helpers.driver import HostDriver
 
 import gpumem
@@ -178,21 +176,13 @@ torch.cuda.synchronize(0), torch.cuda.synchronize(1)
 
 def run_torch(script, resource="", mode="full"):
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            TORCH.format(resource=resource, mode=mode) + textwrap.dedent(script),
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ
-        | dict.fromkeys(("TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"), "1")
-        | {"NCCL_NVLS_ENABLE": "0"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    without_multicast = {
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
+        "NCCL_NVLS_ENABLE": "0",
+    }
+    script = TORCH.format(resource=resource, mode=mode) + textwrap.dedent(script)
+    python("-c", script, env=without_multicast)
 
 
 def test_torch_copies_between_gpus_without_a_setting():

@@ -4,12 +4,10 @@ The same steps run with PyTorch's own allocator, and their results must agree to
 """
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from helpers.child import python
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -69,14 +67,7 @@ TRAINING = """
 def run(body, before="", **settings):
     """Run lines after TRAINING in a fresh process; return what they printed last, from JSON."""
     script = textwrap.dedent(before) + textwrap.dedent(TRAINING) + textwrap.dedent(body)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=os.environ | SETTINGS | settings,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    done = python("-c", script, env=SETTINGS | settings)
     assert "gpumem:" not in done.stderr, done.stderr
     lines = done.stdout.strip().splitlines()
     return json.loads(lines[-1]) if lines else None
@@ -299,7 +290,4 @@ def test_exit_is_quiet_whatever_is_alive(kept):
         "gpumem.get_default_resource('cuda:0').close()",
     }
     script = FULL + textwrap.dedent(TRAINING) + bodies[kept]
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-c", script).stderr == ""

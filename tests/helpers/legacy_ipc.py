@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import gpumem
+
+from .child import python
 
 # Opens a legacy handle, reads the first bytes and writes them back doubled.
 READER = """
@@ -48,12 +48,4 @@ def legacy_handle(address: int) -> Any:
 
 def double_in_a_child(handle: str) -> None:
     """Let another process open the memory, double its first 256 bytes and close it."""
-    child = subprocess.run(
-        [sys.executable, "-c", READER],
-        input=f"{handle}\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert child.stdout == "done\n", child.stderr
+    assert python("-c", READER, input=f"{handle}\n").stdout == "done\n"

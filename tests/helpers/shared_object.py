@@ -1,6 +1,6 @@
 """Programs of tests in C and C++, compiled without a warning."""
 
-import subprocess
+from .child import program
 
 
 def build(folder, source, *options, language="c"):
@@ -8,12 +8,5 @@ def build(folder, source, *options, language="c"):
     built = folder / "program.so"
     compiler = {"c": "gcc", "c++": "g++"}[language]
     options = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *options]
-    done = subprocess.run(
-        [compiler, "-x", language, *options, "-", "-o", str(built)],
-        input=source,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    program(compiler, "-x", language, *options, "-", "-o", built, input=source)
     return str(built)

@@ -12,13 +12,13 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.child import path_with, python
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -51,8 +51,7 @@ def library(tmp_path_factory) -> Path:
 
 
 def child_environment(library: Path, **more: str) -> dict:
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "GPUMEM_TEST_DRIVER": str(library), **more}
+    return {"PYTHONPATH": path_with(HERE), "GPUMEM_TEST_DRIVER": str(library), **more}
 
 
 @pytest.fixture
@@ -62,16 +61,8 @@ def child(library):
     def run(code: str, *, start: bool = True, expect: int = 0, **environment: str) -> str:
         head = "import control, drivers\ndriver = drivers.load()\nhost = control.Control(driver)\n"
         head += "driver.start()\n" if start else ""
-        done = subprocess.run(
-            [sys.executable, "-c", head + textwrap.dedent(code)],
-            env=child_environment(library, **environment),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        env = child_environment(library, **environment)
+        return python("-c", head + textwrap.dedent(code), env=env, status=expect).stdout
 
     return run
 
@@ -93,16 +84,9 @@ def behaviour_results(library, tmp_path_factory) -> dict:
 
 def run_behaviour(library: Path, report: Path) -> str:
     """Run the folder in a child, which writes what became of each test; returns how it ended."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, str(HERE / "behaviour")],
-        env=child_environment(library, GPUMEM_TEST_REPORT=str(report)),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        cwd=build.ROOT,
-    )
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / "behaviour")
+    env = child_environment(library, GPUMEM_TEST_REPORT=str(report))
+    done = python(*command, env=env, cwd=build.ROOT, status=None)
     return f"exit {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
 
 

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import child_environment
+from helpers.child import python
 
 HERE = Path(__file__).resolve().parent
 H200 = json.loads((HERE / "answers_h200.json").read_text())
@@ -51,16 +50,7 @@ DIFFERENCES |= {
 
 @pytest.fixture(scope="session")
 def answers(library):
-    command = [sys.executable, str(HERE / "answers.py")]
-    done = subprocess.run(
-        command,
-        env=child_environment(library),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return json.loads(python(HERE / "answers.py", env=child_environment(library)).stdout)
 
 
 @pytest.mark.parametrize("question", sorted(H200))

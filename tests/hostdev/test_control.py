@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.child import python
 
 CAPACITY = "GPUMEM_HOST_CAPACITY"
 
@@ -39,11 +37,7 @@ gpumem.replay.replay("multistream_train", "host")       # on a larger device, un
 free, again = gpumem.Device("host").free_bytes, gpumem.Device("host").total_bytes
 assert again == total and total - free > used // 2, (total, free, used)
 """
-    environment = {name: value for name, value in os.environ.items() if name != CAPACITY}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", script, env={CAPACITY: None})
 
 
 FIRST = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -71,15 +65,7 @@ print(device.total_bytes, device.free_bytes)
 
 def free_of_groups(folder):
     """Return the bytes in all and the free bytes, as a fresh process sees them."""
-    environment = {name: value for name, value in os.environ.items() if name != CAPACITY}
-    done = subprocess.run(
-        [sys.executable, "-c", FREE_OF_GROUPS, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", FREE_OF_GROUPS, folder, env={CAPACITY: None})
     return tuple(map(int, done.stdout.split()))
 
 
@@ -124,12 +110,8 @@ def test_capacity_comes_from_the_environment(child):
 
 @pytest.mark.parametrize("device", ["Device('host')", "devices()[-1]"])
 def test_capacity_in_the_environment_takes_a_unit_before_any_first_call(device):
-    done = subprocess.run(
-        [sys.executable, "-c", f"import gpumem; print(gpumem.{device}.total_bytes)"],
-        env=os.environ | {CAPACITY: "1.5GiB"},
-        capture_output=True,
-        text=True,
-    )
+    script = f"import gpumem; print(gpumem.{device}.total_bytes)"
+    done = python("-c", script, env={CAPACITY: "1.5GiB"})
     assert (done.stdout, done.stderr) == (f"{3 << 29}\n", "")
 
 
@@ -146,14 +128,7 @@ assert [one.category for one in caught] == [gpumem.errors.ConfigWarning], caught
 assert "invalid GPUMEM_HOST_CAPACITY = " in str(caught[0].message)
 assert 1 << 20 < total < 1 << 60, total
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, CAPACITY: value},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", script, env={CAPACITY: value})
 
 
 def test_untouched_memory_costs_nothing(child):

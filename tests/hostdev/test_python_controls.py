@@ -1,25 +1,16 @@
 """The host device's controls as gpumem's own module offers them. One child per test."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from helpers.child import python
 
 
 @pytest.fixture
 def run():
     def run(code: str, expect: int = 0) -> str:
         head = "import gpumem\nfrom gpumem._testing import host_device\n"
-        done = subprocess.run(
-            [sys.executable, "-c", head + textwrap.dedent(code)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stderr
+        return python("-c", head + textwrap.dedent(code), status=expect).stderr
 
     return run
 

@@ -1,26 +1,18 @@
 """Some programs behave as the model says."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from helpers.child import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_model(*arguments: str, module: tuple[str, ...] = ("-m", "tests.model")):
-    return subprocess.run(
-        [sys.executable, *module, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+def run_model(*arguments: str, module=("-m", "tests.model"), status=0):
+    return python(*module, *arguments, cwd=ROOT, status=status)
 
 
 def test_programs_behave_as_the_model_says():
     done = run_model("--first", "--minutes", "0", "--seed", "1", "--steps", "40")
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("no difference\n")
 
 
@@ -39,8 +31,8 @@ sys.exit(command.main())
 
 
 def test_failure_that_a_second_run_does_not_show_is_told_with_its_program():
-    done = run_model("--minutes", "0", "--seed", "1", "--steps", "20", module=("-c", FAILS_ONCE))
-    assert done.returncode == 1, done.stdout + done.stderr
+    steps = ("--minutes", "0", "--seed", "1", "--steps", "20")
+    done = run_model(*steps, module=("-c", FAILS_ONCE), status=1)
     last = done.stdout.splitlines()[-1]
     assert "Flaky" in last, last
     assert "AssertionError: seen in one run" in done.stdout

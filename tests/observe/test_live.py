@@ -15,6 +15,7 @@ import time
 import zlib
 
 import pytest
+from helpers.child import python
 from helpers.threads import in_a_thread
 
 import gpumem
@@ -628,13 +629,7 @@ def test_process_without_resources_publishes_nothing():
 
 
 def test_unknown_value_of_the_environment_variable_is_reported():
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", "import gpumem"],
-        env=os.environ | {"GPUMEM_TOP": "maybe"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0
+    done = python("-W", "default", "-c", "import gpumem", env={"GPUMEM_TOP": "maybe"})
     # At the program's own line, not in what Python's import runs.
     assert done.stderr.startswith("<string>:1: ConfigWarning: invalid GPUMEM_TOP='maybe'")
 

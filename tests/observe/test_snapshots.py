@@ -17,6 +17,7 @@ import jsonschema
 import numpy as np
 import pytest
 from helpers import child
+from helpers.child import program
 from helpers.every_kind import RESOURCES
 
 import gpumem
@@ -466,8 +467,7 @@ PYTHON_WITH_TORCH = [
 
 
 @pytest.mark.skipif(
-    not PYTHON_WITH_TORCH,
-    reason="PyTorch is neither here nor in $GPUMEM_TEST_TORCH_PYTHON",
+    not PYTHON_WITH_TORCH, reason="PyTorch is neither here nor in $GPUMEM_TEST_TORCH_PYTHON"
 )
 def test_pytorchs_own_tools_read_a_snapshot(make_arena, tmp_path):
     arena = make_arena(REGIONS)
@@ -487,13 +487,7 @@ def test_pytorchs_own_tools_read_a_snapshot(make_arena, tmp_path):
         assert "MemoryViz" in html and len(html) > 1000
         assert "MemoryViz" in viz.trace_plot(snapshot)
     """
-    done = subprocess.run(
-        [PYTHON_WITH_TORCH[-1], "-c", textwrap.dedent(script), str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    program(PYTHON_WITH_TORCH[-1], "-c", textwrap.dedent(script), path)
     for buffer in live:
         buffer.close()
 

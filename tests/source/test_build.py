@@ -2,11 +2,10 @@
 
 import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.child import python
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gpumem"
@@ -85,15 +84,8 @@ sys.argv = ["setup.py", "-q", "build", "--build-base", {str(tmp_path)!r}]
 {before}
 runpy.run_path("setup.py", run_name="__main__")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
+    done = python("-c", script, cwd=ROOT, env=environment, status=1)
+    assert done.stdout == ""
     assert not list(tmp_path.iterdir())
     (line,) = done.stderr.splitlines()
     return line

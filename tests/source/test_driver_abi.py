@@ -9,11 +9,11 @@ driver/include/driver_table.h with the prototype that cudaTypedefs.h has for its
 import os
 import re
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
+from helpers.child import program
 
 import gpumem
 
@@ -64,14 +64,8 @@ def run_program(folder: Path, name: str, source: str, *include: Path) -> list[st
     """Compile and run one C program; returns the lines that it prints."""
     (folder / f"{name}.c").write_text(source)
     flags = [f"-I{path}" for path in include]
-    built = subprocess.run(
-        ["gcc", "-std=gnu11", *flags, "-o", name, f"{name}.c"],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    return subprocess.run(
-        [str(folder / name)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    program("gcc", "-std=gnu11", *flags, "-o", name, f"{name}.c", cwd=folder)
+    return program(folder / name).stdout.splitlines()
 
 
 # ---- the names in cuda_abi.h ---------------------------------------------------------------------

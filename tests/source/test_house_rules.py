@@ -1,10 +1,10 @@
 """What holds for every tracked file."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.child import program
 from source import layers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,9 +16,7 @@ TEXT = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".md", ".toml", ".txt", ".in"
 def tracked() -> list[Path]:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    listed = program("git", "ls-files", "-z", cwd=ROOT).stdout
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 

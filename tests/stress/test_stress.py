@@ -1,24 +1,17 @@
 """A short run of the stress finds nothing, and it does find what is wrong."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.child import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_stress(rng, *arguments: str) -> subprocess.CompletedProcess:
     seed = str(rng.randrange(1 << 32))
-    return subprocess.run(
-        [sys.executable, "-m", "tests.stress", "--seed", seed, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return python("-m", "tests.stress", "--seed", seed, *arguments, cwd=ROOT, status=None)
 
 
 def test_stress_finds_no_wrong_byte_and_no_unordered_access(rng):

@@ -1,12 +1,10 @@
 """The stubs say what the compiled modules have, and users' code passes a strict checker."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from helpers.child import python
 
 import gpumem
 
@@ -23,15 +21,7 @@ OF_LIBRARIES = {
 
 
 def run_mypy(cache: Path, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "MYPY_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", *arguments, cwd=ROOT, env={"MYPY_CACHE_DIR": str(cache)})
 
 
 def test_stubs_agree_with_the_runtime(tmp_path):
