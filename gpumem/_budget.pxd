@@ -1,8 +1,8 @@
 """Budget and Reservation, and what resources need of them.
 
 A resource that is given a budget makes an account of it (`account_of`) and charges that. Where a
-charge is refused, it holds no lock, lets `press` or `budget_relieve` run the callbacks, and tries
-again as long as they return True.
+charge is refused, it calls `call_pressure_callback` or `budget_call_pressure` without a lock, and
+tries again as long as they return True.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -10,11 +10,11 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.budget cimport BudgetCore
 
 # The state of one request's calls of callbacks; all zeros at its start.
-cdef struct Relief:
+cdef struct PressureState:
     uint32_t spent          # a bit per depth: levels with a callback that has nothing left to free
-    uint32_t asked          # the bit of the callback that was called last
+    uint32_t called         # the bit of the callback that was called last
     uint32_t calls          # of callbacks
-    uint32_t retries        # because there was room by then
+    uint32_t retries        # because there was room at the second check
     BudgetCore* refusing    # before that call: the level that refused, and what it had used
     uint64_t used
     bint idle_released      # of the arenas below the level that refused
@@ -33,24 +33,27 @@ cdef class Reservation:
     cdef int step
     cdef uint32_t generation    # of the process that made it
 
-# A new account for a resource, the caller's to drop; NULL: no budget. `in_use`: what it counts.
+# A new account for a resource, which the caller drops; NULL: no budget. `in_use`: does it count
+# blocks in use?
 cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_use) except? NULL
 
-# The account of a holder with a limit of its own, `nbytes` of a user, which charges no budget.
+# The account of a holder that has a limit of its own, `nbytes`, and charges no budget.
 cdef BudgetCore* limit_of(object nbytes, str holder) except NULL
 
 # Charges an account, under pressure if need be, or raises BudgetExceededError with further fields.
 cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except -1
-# A request for `nbytes` bytes was refused. Calls callbacks, one after the other; True: try again.
-# Their exceptions are appended to `errors`.
-cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors) except -1
-# The same for callers without the interpreter lock, which must hold no lock of ours. The
-# callbacks' exceptions are passed to sys.unraisablehook.
-cdef bint budget_relieve(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept nogil
-# Tells the callbacks of soft limits that were passed; their exceptions are passed to
+# A request for `nbytes` bytes was refused. Calls the next callback; True: try again. Its exception
+# is appended to `errors`.
+cdef bint call_pressure_callback(BudgetCore* level, uint64_t nbytes, PressureState* pressure,
+                                 list errors) except -1
+# The same for callers without the interpreter lock, which hold no lock of gpumem's. The callbacks'
+# exceptions are passed to sys.unraisablehook.
+cdef bint budget_call_pressure(BudgetCore* level, uint64_t nbytes,
+                               PressureState* pressure) noexcept nogil
+# Calls the callbacks of soft limits that were passed; their exceptions are passed to
 # sys.unraisablehook.
-cdef void tell_of_crossings() noexcept
+cdef void call_crossing_callbacks() noexcept
 # Raises BudgetExceededError; further fields of the error by name.
 cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict numbers) except -1
-# Reports what callbacks raised although the request was served in the end.
-cdef void tell_errors(list errors) noexcept
+# Reports exceptions of callbacks although the request was served in the end.
+cdef void report_errors(list errors) noexcept

@@ -45,17 +45,16 @@ cdef object of_devices = WeakValueDictionary()
 cdef class Budget:
     """A limit on bytes that many share, in a tree of them.
 
-    Process, device, tenant, session: a charge counts at its own level and at every one above, or
-    nowhere. Exact whatever threads do: no hard limit is passed, not even for a moment. Charging
-    takes no lock, no driver call and no interpreter.
+    Levels may be a process, a device, a tenant, a session: a charge counts at its own level and at
+    every one above, or nowhere. It is exact with any number of threads: no hard limit is passed,
+    not even for a moment. Charging takes no lock, no driver call and no interpreter.
 
-    Give it to whatever takes memory, as ``budget=``: an `Arena`, a `DriverPool`, an
+    Pass it as ``budget=`` to a resource that holds memory: an `Arena`, a `DriverPool`, an
     `ExternalAllocator`, a `MemoryResource` of your own, or any resource through
-    `gpumem.adaptors.limit(resource, budget)`. Each charges what it holds from the device, before
-    the driver call and until the device has it back, so that allocations which the resource serves
-    from memory it holds cost nothing more; with ``count="in_use"`` each charges its allocated
-    blocks.
-    For memory of others there is `reserve`.
+    `gpumem.adaptors.limit(resource, budget)`. Each charges the memory that it holds from
+    the device, before the driver call and until that memory is released, so that allocations which
+    the resource serves from memory it holds cost nothing more; with ``count="in_use"`` each
+    charges its allocated blocks. `reserve` charges memory of other libraries.
 
     Parameters
     ----------
@@ -63,15 +62,15 @@ cdef class Budget:
         Bytes, 0 to 2**63 - 1, or a text such as ``"20GiB"``, that are never passed. None: only the
         levels above limit it.
     soft : int or str, optional
-        Bytes, alike, `limit` at most, from which on `on_pressure` is called, once each time that
-        `used` passes them; no request fails because of it.
+        Bytes or a text, at most `limit`: `on_pressure` is called once each time that `used` passes
+        them. No request fails because of it.
     parent : Budget, optional
         The level above. Its limit may be lower than `limit`, also later: each is kept, so the
         lowest one on the way up counts.
     name : str, optional
         Name used in error messages and reports.
     on_pressure : callable, optional
-        ``on_pressure(budget, nbytes)``, called with bytes that are needed, which may free memory:
+        ``on_pressure(budget, nbytes)``, called with the bytes that are needed. It may free memory:
         drop caches, shrink arenas. See Notes.
 
     Attributes
@@ -101,25 +100,26 @@ cdef class Budget:
 
     Notes
     -----
-    A request that a hard limit refuses first uses the spare memory of its own resource: blocks that
+    A request that a hard limit refuses first uses idle memory of its own resource: blocks that
     other streams have finished with, cached chunks, pages that can move, idle memory. Then
     `on_pressure` of the level that refused is called, then of those above it, last of those below
-    it down to where the request was made; after each call it is tried again, without the arenas
-    to which nothing refers any more; those of pinned and managed memory a callback has to close,
-    because their end waits for the device. A callback that freed something, but too little, is
-    called again, up to 16 times for one request. Last, arenas at and below the level that refused
-    release idle memory in which no work is unfinished. Then the
-    request fails with BudgetExceededError, with the callbacks' exceptions as its cause; if it
-    succeeds after all, they are passed to `sys.unraisablehook`.
+    it down to where the request was made. After each call, arenas without references are released
+    and the request is tried again; arenas of pinned and managed memory must be closed by a
+    callback, because their end waits for the device. A callback that freed something, but too
+    little, is called again, up to 16 times for one request. Last, arenas at and below the level
+    that refused release idle memory in which no work is unfinished. Then the request fails with
+    BudgetExceededError, with the callbacks' exceptions as its cause; if it succeeds after all, they
+    are passed to `sys.unraisablehook`.
 
-    A callback runs without any lock of gpumem's, on the thread that allocates, so on several at
-    once. Its own allocations may be refused; it is not called again for them on the same thread.
+    A callback runs without any lock of gpumem's, on the thread that allocates, so it may run on
+    several threads at once. Its own allocations may be refused; it is not called again for them on
+    the same thread.
 
     For a soft limit the callback is called right after the charge, or, where the charging thread
     does not run Python, soon after by the main thread. Its exceptions are passed to
     `sys.unraisablehook`.
 
-    In a fork's child every budget is empty: what was charged is held by the parent process.
+    In a fork's child every budget is empty: the charged memory is the parent's.
     """
 
     __signature__ = ClassSignature()
@@ -130,8 +130,8 @@ cdef class Budget:
         if excess or others or limit is MISSING:
             refuse_call("Budget", "limit", "bytes such as '20GiB', or None for no limit",
                         (limit, *excess), others, most=1, keywords=KEYWORDS)
-        cdef uint64_t most = bytes_of("limit", limit)
-        cdef uint64_t gentle = soft_of(soft, most)
+        cdef uint64_t hard = bytes_of("limit", limit)
+        cdef uint64_t gentle = soft_of(soft, hard)
         require_name(name)
         if parent is not None and not isinstance(parent, Budget):
             raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
@@ -142,7 +142,7 @@ cdef class Budget:
         self.pressure = callback_of(on_pressure)
         self.pressing = set()
         title = ("budget" if name is None else name).encode("utf-8", "replace")
-        self.core = budget_make(NULL if parent is None else self.parent.core, title, most, gentle,
+        self.core = budget_make(NULL if parent is None else self.parent.core, title, hard, gentle,
                                 False)
         if self.core == NULL:
             raise MemoryError("out of host memory while allocating a budget")
@@ -201,25 +201,25 @@ cdef class Budget:
         """Bytes that are never passed; None: only the levels above limit it.
 
         May be set. Below what is used, nothing more is charged until that much is refunded;
-        `on_pressure` is called once with the bytes above the new limit. Below `soft`, that one is
-        not reached any more.
+        `on_pressure` is called once with the bytes above the new limit. A limit below `soft` means
+        that `soft` is not reached any more.
         """
         return or_none(budget_load(&self.core.limit))
 
     @limit.setter
     def limit(self, value):
-        cdef uint64_t most = bytes_of("limit", value)
+        cdef uint64_t limit = bytes_of("limit", value)
         cdef uint64_t used
-        store64(&self.core.limit, most)
+        store64(&self.core.limit, limit)
         used = budget_load(&self.core.used)
-        if used > most:
-            call_or_tell(self, used - most)
+        if used > limit:
+            call_outside_request(self, used - limit)
 
     @property
     def soft(self):
         """Bytes from which on `on_pressure` is called; None: never.
 
-        May be set, up to `limit`; it counts for what is charged from then on.
+        May be set, up to `limit`; it applies to later charges.
         """
         return or_none(budget_load(&self.core.soft))
 
@@ -260,9 +260,9 @@ cdef class Budget:
         return None if unlimited else budget_room(self.core)
 
     def holders(self):
-        """Return the holders of its bytes: (name, bytes) of each, the most first.
+        """Return the holders of its bytes: (name, bytes) of each, the largest first.
 
-        Resources, budgets under it, and as "reservations" what was reserved here itself.
+        These are resources, budgets under it, and as "reservations" those made at this level.
         """
         return holders_of(self.core)
 
@@ -321,9 +321,9 @@ cdef class Reservation:
     """Room in a budget for memory that another library allocates; made by `Budget.reserve`.
 
     Pending at first. `commit` confirms that the memory was allocated, `cancel` abandons the
-    reservation; what was committed ends with `release`. Each step is taken once, by
-    whichever thread. A context manager, or dropping it, cancels at the end what was not committed.
-    What was committed stays charged until `release`, or for as long as the budget lives.
+    reservation, `release` ends a committed one. Each step is taken once, on any thread. A
+    reservation that is not committed is cancelled at the end of its context, and when it is
+    dropped. Committed bytes stay charged until `release`, or for as long as the budget lives.
 
     Attributes
     ----------
@@ -350,7 +350,7 @@ cdef class Reservation:
     def __dealloc__(self):
         if self.step == PENDING:
             end_pending(self)
-            give_bytes_back(self)
+            refund(self)
         budget_drop(self.core)
 
     @property
@@ -384,7 +384,7 @@ cdef class Reservation:
         """
         take_step(self, PENDING, CANCELLED)
         end_pending(self)
-        give_bytes_back(self)
+        refund(self)
 
     def release(self):
         """Confirm that the memory was freed. The bytes are uncharged.
@@ -395,7 +395,7 @@ cdef class Reservation:
             It is not committed.
         """
         take_step(self, COMMITTED, RELEASED)
-        give_bytes_back(self)
+        refund(self)
 
     def __enter__(self):
         return self
@@ -485,85 +485,85 @@ cdef void end_pending(Reservation reservation) noexcept:
         add_pending(reservation.core, 0 - reservation.size)
 
 
-cdef void give_bytes_back(Reservation reservation) noexcept:
+cdef void refund(Reservation reservation) noexcept:
     # The budgets of a fork's child began empty.
     if reservation.generation == process.generation:
         budget_uncharge(reservation.core, reservation.size)
 
 
 cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except -1:
-    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
+    cdef PressureState pressure = PressureState(0, 0, 0, 0, NULL, 0, False)
     cdef list errors = []
     while not budget_admit(level, nbytes):
-        if not press(level, nbytes, &relief, errors):
+        if not call_pressure_callback(level, nbytes, &pressure, errors):
             raise_exceeded(level, nbytes, errors, numbers)
-    tell_errors(errors)
+    report_errors(errors)
     if budget_has_crossed():
-        tell_of_crossings()
+        call_crossing_callbacks()
     return 0
 
 
 # ---- pressure ------------------------------------------------------------------------------------
 
 cdef inline BudgetCore* users_level(BudgetCore* level) noexcept nogil:
-    """Find the user's budget that an account charges. An account that charges none has the limit.
+    """Find the user's budget that an account charges; an account without one has the limit itself.
 
-    An arena's account has a limit as well, max_mem, for which no budget refuses.
+    An arena's account also has the limit max_mem, which is checked elsewhere.
     """
     while level.is_account and level.parent != NULL:
         level = level.parent
     return level
 
 
-cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors) except -1:
+cdef bint call_pressure_callback(BudgetCore* level, uint64_t nbytes, PressureState* pressure,
+                                 list errors) except -1:
     cdef BudgetCore* refusing = budget_refusing(users_level(level), nbytes)
-    cdef BudgetCore* asked
+    cdef BudgetCore* called
     if refusing == NULL:
-        # Bytes were refunded, or another request's charge was in the way and was refunded.
-        relief.retries += 1
-        if relief.retries <= MAX_RETRIES:
+        # Bytes were refunded, perhaps those of another request.
+        pressure.retries += 1
+        if pressure.retries <= MAX_RETRIES:
             return True
         refusing = budget_tightest(users_level(level))
-    note_outcome(relief, refusing)
-    asked = first_to_call(refusing, NULL, relief)
-    if asked == NULL:
-        asked = first_to_call(level, refusing, relief)
-    if asked == NULL:
-        return release_idle(refusing, missing_bytes(refusing, nbytes), level, relief)
-    relief.asked = <uint32_t>1 << asked.depth
-    relief.calls += 1
-    call(<Budget>asked.face, missing_bytes(refusing, nbytes), errors)
-    # The arenas that it dropped hold what they charged until they are released.
+    note_outcome(pressure, refusing)
+    called = first_to_call(refusing, NULL, pressure)
+    if called == NULL:
+        called = first_to_call(level, refusing, pressure)
+    if called == NULL:
+        return release_idle(refusing, missing_bytes(refusing, nbytes), level, pressure)
+    pressure.called = <uint32_t>1 << called.depth
+    pressure.calls += 1
+    call(<Budget>called.face, missing_bytes(refusing, nbytes), errors)
+    # Arenas that it dropped keep their charges until they are released.
     release_retired(False)
     return True
 
 
 cdef bint release_idle(const BudgetCore* refusing, uint64_t missing, const BudgetCore* asking,
-                       Relief* relief) noexcept:
+                       PressureState* pressure) noexcept:
     """Release idle memory of arenas below a level, once callbacks have freed theirs."""
     cdef uint64_t released = 0
-    if release_idle_below != NULL and not relief.idle_released:
-        relief.idle_released = True
+    if release_idle_below != NULL and not pressure.idle_released:
+        pressure.idle_released = True
         with nogil:
             released = release_idle_below(refusing, missing, asking)
     return released != 0
 
 
-cdef void note_outcome(Relief* relief, BudgetCore* refusing) noexcept nogil:
-    """Judge the last callback by the room there is, now that the request was tried again."""
+cdef void note_outcome(PressureState* pressure, BudgetCore* refusing) noexcept nogil:
+    """Mark the last callback as spent if it freed nothing, or after the last call allowed."""
     # The requesting arena may have used the freed bytes at once.
-    if relief.refusing == refusing and budget_load(&refusing.used) >= relief.used:
-        relief.spent |= relief.asked
-    if relief.calls >= MAX_CALLS:
-        relief.spent |= relief.asked
-    relief.refusing = refusing
-    relief.used = budget_load(&refusing.used)
+    if (pressure.refusing == refusing and budget_load(&refusing.used) >= pressure.used
+            or pressure.calls >= MAX_CALLS):
+        pressure.spent |= pressure.called
+    pressure.refusing = refusing
+    pressure.used = budget_load(&refusing.used)
 
 
 cdef BudgetCore* first_to_call(BudgetCore* level, const BudgetCore* end,
-                               const Relief* relief) except? NULL:
+                               const PressureState* pressure) except? NULL:
     """Find the lowest level, from one up to `end`, that has a callback to call; or NULL."""
-    while level != end and not may_call(level, relief):
+    while level != end and not may_call(level, pressure):
         level = level.parent
     return NULL if level == end else level
 
@@ -575,16 +575,16 @@ cdef uint64_t missing_bytes(const BudgetCore* refusing, uint64_t nbytes) noexcep
     return wanted - limit if wanted > limit else nbytes
 
 
-cdef bint may_call(const BudgetCore* level, const Relief* relief) except -1:
+cdef bint may_call(const BudgetCore* level, const PressureState* pressure) except -1:
     cdef Budget budget
-    if level.face == NULL or relief.spent >> level.depth & 1:
+    if level.face == NULL or pressure.spent >> level.depth & 1:
         return False
     budget = <Budget>level.face
     return budget.pressure is not None and get_ident() not in budget.pressing
 
 
 cdef int call(Budget budget, uint64_t nbytes, list errors) except -1:
-    """Call its callback; an Exception is kept, what ends a program goes on."""
+    """Call its callback and keep its Exception; any other BaseException is raised."""
     thread = get_ident()
     budget.pressing.add(thread)
     try:
@@ -596,22 +596,24 @@ cdef int call(Budget budget, uint64_t nbytes, list errors) except -1:
     return 0
 
 
-cdef bint budget_relieve(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept nogil:
-    return not process_is_exiting() and press_and_tell(level, nbytes, relief)
+cdef bint budget_call_pressure(BudgetCore* level, uint64_t nbytes,
+                               PressureState* pressure) noexcept nogil:
+    return not process_is_exiting() and call_and_report(level, nbytes, pressure)
 
 
-cdef bint press_and_tell(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept with gil:
+cdef bint call_and_report(BudgetCore* level, uint64_t nbytes,
+                          PressureState* pressure) noexcept with gil:
     cdef list errors = []
     cdef bint again = False
     try:
-        again = press(level, nbytes, relief, errors)
+        again = call_pressure_callback(level, nbytes, pressure, errors)
     except BaseException as error:
         errors.append(error)
-    tell_errors(errors)
+    report_errors(errors)
     return again
 
 
-cdef int call_or_tell(Budget budget, uint64_t nbytes) noexcept:
+cdef int call_outside_request(Budget budget, uint64_t nbytes) noexcept:
     """Call outside of a request, unless this thread is inside the callback."""
     cdef list errors = []
     if budget.pressure is None or get_ident() in budget.pressing:
@@ -620,30 +622,30 @@ cdef int call_or_tell(Budget budget, uint64_t nbytes) noexcept:
         call(budget, nbytes, errors)
     except BaseException as error:
         errors.append(error)
-    tell_errors(errors)
-    errors.clear()      # their frames hold what the callback dropped
+    report_errors(errors)
+    errors.clear()      # their frames hold objects that the callback dropped
     call_unraisable(release_retired, (False,), None)
     return 0
 
 
-cdef void tell_errors(list errors) noexcept:
+cdef void report_errors(list errors) noexcept:
     for error in errors:
         report_unraisable(error, None)
 
 
-cdef void tell_of_crossings() noexcept:
+cdef void call_crossing_callbacks() noexcept:
     cdef BudgetCore* level = budget_next_crossed()
     cdef uint64_t used, soft
     while level != NULL:
         used = budget_load(&level.used)
         soft = budget_load(&level.soft)
         if level.face != NULL and used > soft:
-            call_or_tell(<Budget>level.face, used - soft)
+            call_outside_request(<Budget>level.face, used - soft)
         budget_drop(level)
         level = budget_next_crossed()
 
 
-tell_crossed = tell_of_crossings
+tell_crossed = call_crossing_callbacks
 
 
 # ---- failing -------------------------------------------------------------------------------------
@@ -710,7 +712,7 @@ cdef tuple holders_of(BudgetCore* level):
                if holdings[i].used]
     holdings_free(holdings, count)
     for _, nbytes in holders:
-        own -= min(own, <uint64_t>nbytes)   # other threads charge
+        own -= min(own, <uint64_t>nbytes)   # other threads charge meanwhile
     if own:
         holders.append(("reservations", own))
     return tuple(sorted(holders, key=lambda holder: -holder[1]))

@@ -21,18 +21,18 @@ cdef class Arena(MemoryResource):
     cdef object source                  # of its regions, instead of the driver; or None
     cdef uint32_t default_slot          # of the default stream
     cdef bint default_per_thread        # each thread has its own default stream: look the slot up
-    cdef bint asks_default              # the same, or a raw handle that was reset: name it again
-    cdef bint obtains_slowly            # for any of these reasons
+    cdef bint looks_up_default          # the same, or a raw handle that was reset: name it again
+    cdef bint obtains_slowly            # looks_up_default, or `extra` is not 0
     cdef uint64_t extra                 # bytes that align a block as its memory requires
-    cdef Stream last_stream             # named last, while it has its slot; one of gpumem's own
+    cdef Stream last_stream             # named last, while it has its slot; a Stream of gpumem
     cdef uint32_t last_slot
     cdef list stale                     # released stream objects, until no call is under way
-    cdef list relievers                 # of virtual tensors with a callback, weak; shared by tags
+    cdef list pressure_tensors          # weak, virtual tensors with a callback; shared by tags
     cdef object captures                # Captures; None until a graph is captured
     cdef dict tags                      # name -> Tag; None until one is opened
     cdef dict files                     # tag -> the SleepFile that holds its bytes
 
-    cdef void ask_default(self, bint asks) noexcept
+    cdef void set_default_lookup(self, bint needed) noexcept
     # Allocates `asked` bytes and `extra` for their alignment. Returns ARENA_OK, ARENA_CAPTURING or
     # ARENA_TAGGED; raises for every other status.
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
@@ -45,7 +45,7 @@ cdef class Arena(MemoryResource):
 cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream)
 # The same for the device's legacy default stream, which cannot capture.
 cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes)
-# For a free of an address that is not allocated: raises the debug heap's report of it.
+# Raises the debug heap's report for a free of an address that is not allocated.
 cdef int arena_bad_free(Arena arena, uint64_t address) except -1
 # The arena's default stream, as an argument for arenas of its tags.
 cdef object default_stream_of(Arena arena)

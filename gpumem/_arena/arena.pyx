@@ -1,7 +1,7 @@
 """`gpumem.Arena`: argument checks, and where the interpreter lock is released.
 
-The class has every public method with its text; what takes more than some lines is a function of
-another module of this folder, grouped by subject.
+The class has every public method with its docstring. A longer body is a function in another module
+of this folder, grouped by subject.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from gpumem._arena.tags cimport (
     arena_of_tag, arenas_of_tags, close_if_idle, close_tags, named_tags, put_to_sleep, tagged_as,
     wake_tags,
 )
-from gpumem._budget cimport tell_of_crossings
+from gpumem._budget cimport call_crossing_callbacks
 from gpumem._buffer cimport (
     alignment_of, Buffer, buffer_of, buffer_share, drop_share, empty_buffer, keeps_itself,
     MemoryResource, Place, PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, size_of, Stream,
@@ -77,10 +77,10 @@ cdef class Arena(MemoryResource):
     block is available to the same stream at once, and to others when that is safe (see
     `ArenaConfig.stream_reuse`). On one stream, once warm, neither calls the driver.
 
-    Safe to use from many threads. Dead after a fork: the child makes its own. There, views of the
-    host's memory stay: a page is copied when the child writes it, and shows the parent's writes
-    until then; `shareable` blocks are one memory in both. Pinned memory is not inherited, and a
-    GPU's is not usable.
+    Safe to use from many threads. A fork's child cannot use it, and makes its own. Views of the
+    host's memory stay valid there: a page is copied when the child writes it, and shows the
+    parent's writes until then; `shareable` blocks are one memory in both. Pinned memory is not
+    inherited, and a GPU's is not usable.
 
     Buffers keep their arena alive. An arena without references releases its memory, once its work
     is done, at a call of gpumem that may block (growth, shrink, close, `Device.free_bytes`).
@@ -106,12 +106,12 @@ cdef class Arena(MemoryResource):
         released, work queued on the device is waited for. A source must not call its arena. One
         that refers to its arena keeps it alive until it is closed.
     budget : Budget, optional
-        The budget that it charges, in addition to ``max_mem``: a block is refused rather than a
-        limit passed. A small one makes "auto" backing regions, as a small ``max_mem`` does.
+        The budget that it charges, in addition to ``max_mem``: a block that would pass a limit is
+        refused. With a small budget, "auto" backing is regions, as with a small ``max_mem``.
     count : {"reserved", "in_use"}
         Which bytes are charged to `budget`. "reserved": device memory, charged before each driver
         call. "in_use": allocated blocks, including padding. A driver may round a region up,
-        usually to 2 MiB, and does not report it: that is not counted.
+        usually to 2 MiB, and does not report it: the difference is not counted.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
     debug_heap : bool, DebugHeapOptions or Mapping, optional
@@ -162,7 +162,7 @@ cdef class Arena(MemoryResource):
             self.slot_of(default_stream, &self.default_slot)
             slot_retain(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
-        self.ask_default(self.default_per_thread)
+        self.set_default_lookup(self.default_per_thread)
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
                  default_stream=None, debug_heap=None, name=None, **settings):
@@ -229,10 +229,10 @@ cdef class Arena(MemoryResource):
         cdef int status
         if alignment is not None:
             extra = max(extra, extra_for(alignment_of(alignment)))
-        # First, as other code may run here: none does from finding the slot to using it.
+        # This comes first because it may run other code, which could vacate a slot.
         if shareable is not False or transport is not None:
             region = <Region>region_for(self, shareable, transport)
-        if stream is not None or self.asks_default:
+        if stream is not None or self.looks_up_default:
             self.slot_of(stream, &slot)
         if size == 0:
             return empty_block(self, slot)
@@ -278,7 +278,7 @@ cdef class Arena(MemoryResource):
         cdef uint32_t slot = self.default_slot
         cdef uint64_t size = size_of(nbytes, self)
         cdef int status
-        if self.asks_default:
+        if self.looks_up_default:
             self.slot_of(None, &slot)
         if size == 0:
             return empty_block(self, slot)
@@ -310,7 +310,7 @@ cdef class Arena(MemoryResource):
         if status == ARENA_MISS:
             status = self.take_slow(nbytes, slot, region, block)
         elif arena_takes_detours(self.core) and budget_has_crossed():
-            tell_of_crossings()
+            call_crossing_callbacks()
         if status != ARENA_OK and status != ARENA_CAPTURING and status != ARENA_TAGGED:
             return take_under_pressure(self, asked, extra, slot, region, status, block)
         return status
@@ -339,7 +339,7 @@ cdef class Arena(MemoryResource):
             if self.heap is not None:
                 self.heap.after()
         if budget_has_crossed():
-            tell_of_crossings()
+            call_crossing_callbacks()
         return status
 
     def prepare(self, nbytes):
@@ -421,7 +421,7 @@ cdef class Arena(MemoryResource):
         if status != ARENA_OK:
             raise_status(self, 0, 0, self.default_slot, status)
         if self.heap is not None:
-            self.heap.tell()
+            self.heap.deliver()
         from gpumem._arena import reports
         left = reports.blocks_of(rows_of(self), heap_blocks_of(self))
         return reports.shrink_report(released, left,
@@ -852,7 +852,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         return found
 
     def _check_last(self):
-        # At the end of the process: without a wait; the caller reports the findings.
+        # The process is ending: this does not wait, and the caller reports the findings.
         if arena_is_open(self.core) and not context_is_dead(&self.driver_device.context):
             with nogil:
                 heap_check(self.core)
@@ -863,8 +863,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         """Tag the blocks that the calling thread allocates, so that they can sleep separately.
 
         A context manager. Blocks of a tag lie on pages of their own, and count in the arena's
-        limit, budget and `stats`; PyTorch's tensors over this arena are blocks as well. Tags can be
-        nested; the innermost counts. Recordings and reports show the tag, as `gpumem.observe.tag`.
+        limit, budget and `stats`; PyTorch's tensors over this arena are blocks as well. Of nested
+        tags the innermost applies. Recordings and reports show the tag, as `gpumem.observe.tag`.
         Blocks without a tag have the tag ``"default"``, which is "keep".
 
         Parameters
@@ -907,11 +907,11 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         """Release memory to the driver and keep addresses; the bytes of "keep" blocks are copied.
 
         After `wake`, pointers, tensors over them and captured graphs are valid as before. Virtual
-        tensors and blocks of graph pools sleep with the tag that they were made under; launch no
-        graph that uses one meanwhile. This call waits for everything queued on the device; Ctrl-C
-        ends that wait, and the arena stays awake.
+        tensors and blocks of graph pools sleep with the tag that they were made under; a graph that
+        uses one must not be launched until `wake`. This call waits for all work queued on the
+        device; Ctrl-C ends that wait, and the arena stays awake.
 
-        Until `wake`:
+        While memory is asleep:
 
         - No work may touch sleeping memory: a kernel's reads and writes there are undefined,
           usually an illegal address.
@@ -1022,8 +1022,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
     def capture(self, stream=None, *, pool=None):
         """Serve a stream from a graph pool while a graph is captured on it.
 
-        A context manager; open it around the capture, or inside before the first allocation.
-        It returns the pool. Every allocation on the stream is served from it until the context
+        A context manager that returns the pool; open it around the capture, or inside before the
+        first allocation. Every allocation on the stream is served from it until the context
         ends, `allocate_persistent` too. It may be nested for different streams.
 
         Without this context, the arena queries the driver whether the stream captures whenever it
@@ -1070,23 +1070,23 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         return arenas_of_tags(self)
 
     def _children(self):
-        # Arenas of tags, and those of graph pools.
+        # Returns arenas of tags, and those of graph pools.
         return children_of(self)
 
     # ---- streams ---------------------------------------------------------------------------------
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
-        # From finding the slot to using it no code runs that could vacate it: objects that are
-        # released by this call are kept until the next one.
+        # No code that could vacate the slot runs from finding it to using it: objects that this
+        # call releases are kept until the next one.
         cdef CUstream handle = NULL
         cdef bint fresh
         cdef int status
         if stream is None and self.default_per_thread:
             stream = PER_THREAD_STREAM
-        elif stream is None and self.asks_default:
-            # Reset, so that the arena has to be told that the raw handle is named again.
+        elif stream is None and self.looks_up_default:
+            # It was reset, so the raw handle must be named to the arena again.
             stream = <uintptr_t>arena_stream_handle(self.core, self.default_slot)
-            self.ask_default(False)
+            self.set_default_lookup(False)
         elif stream is None:
             slot[0] = self.default_slot
             return 0
@@ -1114,13 +1114,13 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
             self.last_slot = slot[0]
         return 0
 
-    cdef void ask_default(self, bint asks) noexcept:
-        self.asks_default = asks
-        self.obtains_slowly = asks or self.extra != 0
+    cdef void set_default_lookup(self, bint needed) noexcept:
+        self.looks_up_default = needed
+        self.obtains_slowly = needed or self.extra != 0
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        # Two streams cannot be named here: another thread's default stream, for which the legacy
-        # stream waits, and a handle that was reset, with no work left to wait for.
+        # Two streams cannot be named here: another thread's default stream, which the legacy
+        # stream waits for, and a handle that was reset, which has no unfinished work.
         if (arena_stream_state(self.core, slot) != STREAM_NAMED
                 or not arena_stream_is_callers(self.core, slot)):
             return LEGACY_STREAM
@@ -1128,7 +1128,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
 
     cdef int before_stream(self, Buffer buffer, CUstream stream,
                            DriverDevice driver_device) except -1:
-        # The queued work is then joined into the legacy stream; the block is free after that.
+        # The queued work is then ordered before later work of the legacy stream, and the block is
+        # free after both.
         if arena_stream_state(self.core, buffer.slot) != STREAM_NAMED and not buffer.is_closed:
             buffer.record_stream(LEGACY_STREAM)
         return MemoryResource.before_stream(self, buffer, stream, driver_device)
@@ -1136,13 +1137,13 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
     def reset_stream(self, stream):
         """Declare that a stream has no unfinished work: its freed memory is free for every stream.
 
-        The caller has synchronised the stream. Blocks that wait for it because it was recorded for
-        them wait no longer. The arena forgets the stream, and its object, unless a live block will
-        be freed on it.
+        The caller has synchronised the stream. Freed blocks that it was recorded for do not wait
+        for it any longer. The arena forgets the stream, and its object, unless a live block will be
+        freed on it.
 
-        Also required before the owner of a stream given as a raw handle destroys it. Memory that
-        is freed on that handle later is kept for it, and the driver is not queried about it, until
-        the handle is named or reset again.
+        Call it also before the owner of a stream that was given as a raw handle destroys it. Memory
+        that is freed on that handle later is kept for it, and the driver is not queried about it,
+        until the handle is named or reset again.
 
         Parameters
         ----------
@@ -1177,14 +1178,14 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
             self.streams.pop(slot, None)
             self.last_stream = None
         elif slot == self.default_slot and arena_stream_state(self.core, slot) != STREAM_NAMED:
-            self.ask_default(True)
+            self.set_default_lookup(True)
         for each in arenas_of_tags(self):
             each.reset_stream(stream)
         reset_pools(self, slot, named)
 
     # ---- what buffers need of their arena --------------------------------------------------------
 
-    cdef void give_back(self, Buffer buffer) noexcept:
+    cdef void free_buffer(self, Buffer buffer) noexcept:
         # After a fork or at exit the metadata is not touched.
         if context_is_dead(&self.driver_device.context):
             uses_free(buffer.uses)
@@ -1199,7 +1200,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         return 0
 
     cdef Place place_of(self, Buffer buffer) noexcept:
-        # A source's regions are fixed, and a source may ask while its arena waits for it.
+        # A source's regions are fixed, and a source may call this while its arena waits for it.
         if self.source is not None:
             return PLACE_FIXED
         if is_apart_as(self, APART_SHAREABLE, buffer.address):
@@ -1255,9 +1256,10 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
     def close(self):
         """Release all memory to the driver now. Idempotent.
 
-        Waits for the streams on which blocks were freed, or which were recorded for them; where one
-        was a raw handle, reset before the free, for everything queued on the device. Ctrl-C ends
-        that wait, and the arena stays open. For other streams the driver waits, as `shrink` says.
+        Waits for the streams on which blocks were freed, and for those recorded for them. If one of
+        them was a raw handle that was reset before the free, it waits for all work queued on the
+        device. Ctrl-C ends that wait, and the arena stays open. Other streams are waited for only
+        by the driver, as `shrink` says.
 
         Raises
         ------
@@ -1303,14 +1305,14 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         self.streams.clear()
         self.stale = []
         if self.heap is not None:
-            self.heap.tell()
+            self.heap.deliver()
 
     def _close_if_idle(self):
         close_if_idle(self)
 
 
 cdef void release_vacant(Arena arena, uint32_t fresh) noexcept:
-    # The object of the stream that a fresh or vacant slot named before is not needed any more.
+    # A fresh or vacant slot named another stream before; its object is not needed any more.
     arena.last_stream = None
     for slot in list(arena.streams):
         if slot == fresh or arena_stream_state(arena.core, slot) == STREAM_VACANT:
@@ -1360,7 +1362,7 @@ cdef int arena_bad_free(Arena arena, uint64_t address) except -1:
 
 
 cdef bint may_end(Arena arena, uint32_t slot) noexcept:
-    # Only a raw handle: the default streams stay, and an object keeps its own stream.
+    # Only a raw handle may end: the default streams stay, and an object keeps its own stream.
     return slot not in arena.streams and arena.stream_at(slot) > PER_THREAD_STREAM
 
 

@@ -16,24 +16,25 @@ cdef class Heap:
     cdef str memory
     cdef object owner               # weak reference to the Arena
     cdef uint32_t generation        # of the process that made it
-    cdef uint64_t lost              # reports that were not kept, and not mentioned yet
+    cdef uint64_t lost              # number of reports that were not kept, and not mentioned yet
 
-    # Raises, warns or calls, as the options say, for everything found so far.
-    cdef int tell(self) except -1
-    # Before an allocation: checks freed blocks, delivers findings, and records this thread's stack.
+    # Raises, warns or calls, as the options say, for all findings so far.
+    cdef int deliver(self) except -1
+    # Runs before an allocation: checks freed blocks, delivers findings, and records this thread's
+    # stack.
     cdef int before(self, ArenaCore* core) except -1
-    # After it, also if it failed.
+    # Runs after an allocation, also a failed one.
     cdef void after(self) noexcept
-    # Of an aligned block: the user's bytes begin at an address inside. Raises, with the block
-    # freed, if the driver refuses.
+    # Moves the beginning of the user's bytes to an aligned address inside the block. Raises, with
+    # the block freed, if the driver refuses.
     cdef int narrow(self, ArenaCore* core, const Block* block, uint64_t nbytes,
                     uint32_t slot) except -1
-    # For an address that is not allocated: delivers what any heap recorded of it.
+    # Delivers the record of any heap about an address that is not allocated.
     cdef int bad_free(self, uint64_t address) except -1
-    # Checks every block; `wait`: once all work of the device is done.
+    # Checks every block; `wait`: after all work of the device is done.
     cdef tuple check(self, ArenaCore* core, bint wait)
     cdef list outstanding(self)
-    # The live blocks in some lines, for the message of a close that is refused.
+    # The live blocks as text lines, for the message of a refused close.
     cdef str live_text(self)
 
 # A debug heap for a new arena; None without `debug`.

@@ -57,7 +57,7 @@ cdef extern from *:
     void gm_name_caller(void* address, char* text, size_t room)
 
 cdef enum:
-    MAX_TOLD = 10          # reports or blocks in one message
+    MAX_LISTED = 10         # reports or blocks in one message
 
 KINDS = {
     <int>HEAP_OVERRUN: "overrun",
@@ -73,7 +73,7 @@ BAD_FREES = ("double_free", "invalid_free")
 # Heaps of live arenas, and heaps that have findings.
 cdef list heaps = []
 # Every stack that was kept, as (code object, offset) of each call; its number is its index. The
-# same calls have the same number, so this grows with what a program does, not with how often.
+# same calls have the same number, so this does not grow when a program repeats itself.
 cdef list stacks = [None]
 # Numbers by identities and offsets: equal code objects may be of different files.
 cdef dict numbers = {}
@@ -105,7 +105,7 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     settings.stack_every = options.stack_every
     settings.by_cpu = arena.memory.kind is MemoryKind.HOST
     hooks.stack = stack_here
-    hooks.found = ask_to_tell
+    hooks.found = schedule_delivery
     made = Heap.__new__(Heap)
     made.options = options
     made.arena = arena.name
@@ -118,9 +118,9 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     arena_debug(core, made.heap)
     forget_heaps()
     heaps.append(made)
-    # Last registered, first called: while the device, which was opened before, still works.
-    atexit.unregister(tell_at_exit)
-    atexit.register(tell_at_exit)
+    # The function that is registered last is called first, while the device still works.
+    atexit.unregister(report_at_exit)
+    atexit.register(report_at_exit)
     return made
 
 
@@ -145,8 +145,8 @@ cdef class Heap:
     cdef int before(self, ArenaCore* core) except -1:
         with nogil:
             heap_pump(core)
-        self.tell()
-        # A stack costs a microsecond or more, so that only every n-th block has one.
+        self.deliver()
+        # A stack costs a microsecond or more, so only every n-th block has one.
         if heap_wants_stack(self.heap):
             heap_note_stack(number_of_stack(heap_settings(self.heap).stack_depth))
         else:
@@ -162,14 +162,14 @@ cdef class Heap:
         with nogil:
             code = heap_narrow(core, block.handle, block.address, nbytes)
         if code != CUDA_SUCCESS:
-            # The block was not delivered yet: its caller gets the exception instead.
+            # The caller gets the exception instead of the block.
             arena_free(core, block.handle, slot)
             check_code(arena_context(core).table, code, "cuMemsetD8Async")
         return 0
 
     cdef int bad_free(self, uint64_t address) except -1:
         heap_bad_free(address)
-        return self.tell()
+        return self.deliver()
 
     cdef tuple check(self, ArenaCore* core, bint wait):
         cdef CUresult code = CUDA_SUCCESS
@@ -180,11 +180,11 @@ cdef class Heap:
         with nogil:
             code = heap_check(core)
         check_code(arena_context(core).table, code, "cuMemcpyDtoHAsync")
-        return tell_of(self, take_reports(self))
+        return deliver_reports(self, take_reports(self))
 
-    cdef int tell(self) except -1:
+    cdef int deliver(self) except -1:
         if heap_has_findings(self.heap):
-            tell_of(self, take_reports(self))
+            deliver_reports(self, take_reports(self))
         return 0
 
     cdef list outstanding(self):
@@ -204,14 +204,14 @@ cdef class Heap:
     cdef str live_text(self):
         live = self.outstanding()
         lines = [f"\n  {format_size(block.nbytes)} at {block.ptr:#x}, allocated at "
-                 f"{block.allocated.where}" for block in live[:MAX_TOLD]]
-        if len(live) > MAX_TOLD:
-            lines.append(f"\n  and {len(live) - MAX_TOLD} more")
+                 f"{block.allocated.where}" for block in live[:MAX_LISTED]]
+        if len(live) > MAX_LISTED:
+            lines.append(f"\n  and {len(live) - MAX_LISTED} more")
         return "".join(lines)
 
 
 cdef CUresult wait_for_device(ArenaCore* core) noexcept nogil:
-    # Relaxed: another stream's capture of this thread does not forbid it.
+    # The mode is relaxed, so that a capture of another stream by this thread does not forbid it.
     cdef CUstreamCaptureMode mode
     cdef CUresult code = context_enter(arena_context(core))
     if code != CUDA_SUCCESS:
@@ -234,7 +234,7 @@ cdef uint32_t stack_here(uint32_t depth) noexcept nogil:
 
 
 cdef uint32_t stack_with_lock(uint32_t depth) noexcept with gil:
-    # In a finalizer an exception may be on its way.
+    # In a finalizer an exception may be set already.
     cdef PyObject* kind = NULL
     cdef PyObject* value = NULL
     cdef PyObject* trace = NULL
@@ -257,7 +257,7 @@ cdef uint32_t number_of_stack(uint32_t depth) except? 0:
     while frame is not None and len(calls) < depth:
         calls.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
-    # Not the code objects themselves: comparing them compares their bytecode.
+    # The key has identities, because comparing code objects compares their bytecode.
     key = tuple([(id(code), offset) for code, offset in calls])
     number = numbers.get(key)
     if number is None:
@@ -296,9 +296,9 @@ cdef object site_of(const HeapSite* site, uint64_t stream):
 # ---- reports -------------------------------------------------------------------------------------
 
 cdef list take_reports(Heap heap):
-    """Return what was found since the last time as `HeapReport`."""
-    # All at once: making a report runs Python code, and `tell_all` may run between two
-    # instructions.
+    """Return the findings since the last time as `HeapReport`."""
+    # They are taken all at once: making a report runs Python code, and `deliver_all` may run
+    # between two instructions.
     cdef uint64_t lost = 0
     cdef HeapFinding* oldest = heap_findings(heap.heap, &lost)
     cdef HeapFinding* finding = oldest
@@ -331,30 +331,30 @@ cdef object report_of(Heap heap, const HeapFinding* finding):
         wrong_bytes=finding.wrong)
 
 
-cdef tuple tell_of(Heap heap, list reports):
+cdef tuple deliver_reports(Heap heap, list reports):
     how = heap.options.on_error
-    # The reports were taken off: they are lost if they are not delivered now.
+    # The heap does not have the reports any more: they are lost if they are not delivered now.
     if how == "raise" and reports:
         raise error_of(heap, reports)
     if how == "warn":
-        tell_each(heap, reports, warn)
+        call_for_each(heap, reports, warn)
     elif how != "raise":
-        tell_each(heap, reports, how)
+        call_for_each(heap, reports, how)
     return tuple(reports)
 
 
 cdef object error_of(Heap heap, list reports):
     kind = InvalidFreeError if reports[0].kind in BAD_FREES else HeapCorruptionError
-    text = "\n".join(str(report) for report in reports[:MAX_TOLD])
-    if len(reports) > MAX_TOLD:
-        text += f"\nand {len(reports) - MAX_TOLD} more: see `reports`"
+    text = "\n".join(str(report) for report in reports[:MAX_LISTED])
+    if len(reports) > MAX_LISTED:
+        text += f"\nand {len(reports) - MAX_LISTED} more: see `reports`"
     if heap.lost:
         text += f"\nand {heap.lost} that were not kept"
     heap.lost = 0
     return kind(text, reports)
 
 
-cdef int tell_each(Heap heap, list reports, object how) except -1:
+cdef int call_for_each(Heap heap, list reports, object how) except -1:
     """Call `how` with every report, then raise the first exception that it raised."""
     failure = None
     for report in reports:
@@ -362,7 +362,7 @@ cdef int tell_each(Heap heap, list reports, object how) except -1:
             how(report)
         except BaseException as error:
             failure = failure or error
-    # Mentioned once, after the reports that were kept.
+    # Lost reports are mentioned once, after the others.
     lost, heap.lost = heap.lost, 0
     if failure is not None:
         raise failure
@@ -379,12 +379,12 @@ def warn(report):
 
 # ---- delivery without a call of the arena --------------------------------------------------------
 
-cdef void ask_to_tell() noexcept nogil:
-    call_soon(tell_all)
+cdef void schedule_delivery() noexcept nogil:
+    call_soon(deliver_all)
 
 
-cdef void tell_all() noexcept:
-    # Findings that are to be raised wait for a call that may raise, unless the arena is gone.
+cdef void deliver_all() noexcept:
+    # Findings that are to be raised wait for a call that may raise, unless the arena has ended.
     for heap in list(heaps):
         if not heap_has_findings((<Heap>heap).heap):
             continue
@@ -392,14 +392,14 @@ cdef void tell_all() noexcept:
         gone = heap_is_gone((<Heap>heap).heap)
         try:
             if (<Heap>heap).options.on_error != "raise":
-                tell_of(heap, take_reports(heap))
+                deliver_reports(heap, take_reports(heap))
             elif gone:
-                tell_each(heap, take_reports(heap), warn)
+                call_for_each(heap, take_reports(heap), warn)
         except BaseException as error:
             report_unraisable(error, heap)
 
 
-def tell_at_exit():
+def report_at_exit():
     """Check every arena once more; deliver the findings and report blocks that are in use."""
     if not heaps:
         return
@@ -409,19 +409,19 @@ def tell_at_exit():
         if (<Heap>heap).generation != process.generation:
             continue            # the parent's, in a fork's child
         try:
-            tell_last(heap)
+            report_last(heap)
         except BaseException as error:
             report_unraisable(error, heap)
 
 
-cdef int tell_last(Heap heap) except -1:
+cdef int report_last(Heap heap) except -1:
     arena = heap.owner()
     how = heap.options.on_error
     if not callable(how):
         how = print_report
     if arena is not None:
         arena._check_last()
-    tell_each(heap, take_reports(heap), how)
+    call_for_each(heap, take_reports(heap), how)
     # An arena that is gone has no live blocks.
     if heap_is_gone(heap.heap) or not heap.options.leaks:
         return 0
@@ -430,7 +430,7 @@ cdef int tell_last(Heap heap) except -1:
                                   allocated=block.allocated)
              for block in heap.outstanding()]
     if how is not print_report:
-        tell_each(heap, leaks, how)
+        call_for_each(heap, leaks, how)
     elif leaks:
         print_leaks(heap, leaks)
     return 0
@@ -446,8 +446,8 @@ cdef str leaked_text(list leaks):
 
 
 cdef int print_leaks(Heap heap, list leaks) except -1:
-    """Print blocks in use on stderr, those of one stack together, the most bytes first."""
-    # One line for each place of allocation, not for each block.
+    """Print blocks in use on stderr, those of one stack together, the largest sum first."""
+    # There is one line for each place of allocation, not for each block.
     groups = {}
     for leak in leaks:
         groups.setdefault((str(leak.allocated.stack and leak.allocated.stack.format()),
@@ -455,9 +455,9 @@ cdef int print_leaks(Heap heap, list leaks) except -1:
     print(f"gpumem: {leaked_text(leaks)} of arena {heap.arena!r} on {heap.memory} in use at the "
           "end", file=sys.stderr)
     largest = sorted(groups.values(), key=lambda group: -sum(leak.nbytes for leak in group))
-    for group in largest[:MAX_TOLD]:
+    for group in largest[:MAX_LISTED]:
         print(f"leak: {leaked_text(group)}, allocated {group[0].allocated}", file=sys.stderr,
               end="")
-    if len(groups) > MAX_TOLD:
-        print(f"and from {len(groups) - MAX_TOLD} more places", file=sys.stderr)
+    if len(groups) > MAX_LISTED:
+        print(f"and from {len(groups) - MAX_LISTED} more places", file=sys.stderr)
     return 0

@@ -10,11 +10,11 @@ from gpumem._native.driver cimport CUgraph
 cdef class GraphPool:
     cdef readonly Arena arena           # that it belongs to
     cdef Arena inner                    # the arena that holds its memory
-    cdef dict parts                         # and those for tags: arena of a tag -> arena
-    cdef ArenaCore* core                    # of `inner`
-    cdef dict serving                       # slot of `arena` -> its stream, kept alive
-    cdef uint32_t contexts                  # that are open
-    cdef uint64_t capture                   # that it was opened for by itself; 0: by the user
+    cdef dict parts                     # arena of a tag -> the arena for blocks of that tag
+    cdef ArenaCore* core                # of `inner`
+    cdef dict serving                   # slot of `arena` -> its stream, kept alive
+    cdef uint32_t contexts              # open contexts
+    cdef uint64_t capture               # the capture that the arena opened it for; 0: by the user
     cdef object __weakref__
 
     # The arena that serves allocations under the tag of `tagged`; None: no tag is open.
@@ -23,20 +23,17 @@ cdef class GraphPool:
 
 # Which pools serve which streams of one arena.
 cdef class Captures:
-    cdef dict served                        # slot -> GraphPool
-    cdef object pools                       # every GraphPool of it that lives, for its end
+    cdef dict served                    # slot -> GraphPool
+    cdef object pools                   # every live GraphPool of the arena
 
-    # The pool that serves a stream now; None: the arena itself. `capturing`: its driver says that
-    # it captures, so there must be one.
-    cdef GraphPool pool_of(self, Arena arena, uint32_t slot,
-                           bint capturing)
-    cdef GraphPool join(self, Arena arena, uint32_t slot,
-                        uint64_t capture, uint64_t graph)
-    cdef int serve(self, Arena arena, uint32_t slot, object stream,
-                   GraphPool pool) except -1
-    # The pool serves a slot no longer; None: none at all.
+    # The pool that serves a stream now; None: the arena itself. `capturing`: the driver reports
+    # that the stream captures, so a pool must serve it.
+    cdef GraphPool pool_of(self, Arena arena, uint32_t slot, bint capturing)
+    cdef GraphPool join(self, Arena arena, uint32_t slot, uint64_t capture, uint64_t graph)
+    cdef int serve(self, Arena arena, uint32_t slot, object stream, GraphPool pool) except -1
+    # Ends serving a slot; None: all slots of the pool.
     cdef int end(self, GraphPool pool, object slot) except -1
-    # Ends a pool, or all, that were opened by themselves for a capture that is over; did any?
+    # Ends a pool, or all pools, that the arena opened for a capture that is over; did any end?
     cdef bint end_if_over(self, GraphPool pool) except -1
     cdef bint end_over(self) except -1
 
@@ -54,7 +51,7 @@ cdef Buffer take_captured(Arena arena, GraphPool pool, object nbytes, uint32_t s
                           object alignment)
 # Arenas of an arena's tags and of its open pools.
 cdef list children_of(Arena arena)
-# Ends the pools that were opened by themselves for a capture that is over; did any end?
+# Ends the pools that the arena opened for a capture that is over; did any end?
 cdef bint end_finished_captures(Arena arena) except -1
 # Resets a stream, which has this slot in the arena, in the pools that do not serve it.
 cdef int reset_pools(Arena arena, uint32_t slot, object stream) except -1

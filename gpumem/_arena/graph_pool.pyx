@@ -38,10 +38,10 @@ cdef class GraphPool:
     tag by tag, and its graphs are valid again after `Arena.wake`.
 
     The pool keeps its memory until it is closed, or until it is dropped and the graphs it is
-    retained with, and their last instances, are gone. It takes memory from the driver beside its
-    arena's own; ``max_mem`` bounds both together. Beside a paged arena it has pages, which move
-    within a capture to where a block needs them and stay mapped at each address that they had, for
-    the graph.
+    retained with, and their last instances, have ended. Its memory is separate from its arena's;
+    ``max_mem`` bounds both together. The pool of a paged arena has pages, which move within a
+    capture to where a block needs them, and stay mapped for the graph at each address that they
+    had.
 
     Attributes
     ----------
@@ -85,8 +85,8 @@ cdef class GraphPool:
     def add_stream(self, stream):
         """Serve another stream, which joined the capture by waiting for an event of it.
 
-        Until the capture's context ends. Blocks of one captured stream are not given to another
-        one inside the capture.
+        The stream is served until the capture's context ends. A block of one captured stream is not
+        reused by another one inside the capture.
 
         Raises
         ------
@@ -111,13 +111,13 @@ cdef class GraphPool:
         serve_named(self, stream)
 
     def retain_with(self, graph):
-        """Keep the pool as long as a graph and everything instantiated of it.
+        """Keep the pool's memory as long as a graph or an instance of it exists.
 
         Parameters
         ----------
         graph : int or CUgraph
-            The native graph, complete or still being captured. Retain before instantiating:
-            instances made earlier hold nothing.
+            The native graph, complete or still being captured. Retain it before instantiating:
+            earlier instances do not retain the pool.
 
         Raises
         ------
@@ -155,7 +155,7 @@ cdef class GraphPool:
             each.check_invariants()
 
     def close(self):
-        """Give the memory back to the driver now. Idempotent.
+        """Release the memory to the driver now. Idempotent.
 
         The caller ensures that no launch of a graph that uses it is queued or will follow.
 
@@ -243,8 +243,7 @@ cdef class Captures:
         self.served = {}
         self.pools = WeakSet()
 
-    cdef GraphPool pool_of(self, Arena arena, uint32_t slot,
-                           bint capturing):
+    cdef GraphPool pool_of(self, Arena arena, uint32_t slot, bint capturing):
         cdef GraphPool pool = self.served.get(slot)
         cdef uint64_t capture
         cdef CUgraph graph = NULL
@@ -252,7 +251,7 @@ cdef class Captures:
             return None
         if pool is not None and pool.capture == 0:
             return pool                 # until its context ends
-        # A pool that was opened by itself serves one capture: is it still that one?
+        # A pool that the arena opened serves one capture: is it still that one?
         capture = capture_on(arena.core, slot, &graph)
         if pool is not None and pool.capture != capture:
             self.end(pool, None)
@@ -261,25 +260,22 @@ cdef class Captures:
             pool = self.join(arena, slot, capture, <uintptr_t>graph)
         return pool
 
-    cdef GraphPool join(self, Arena arena, uint32_t slot,
-                        uint64_t capture, uint64_t graph):
-        # No pool was opened for this capture: the arena opens one for all its streams.
+    cdef GraphPool join(self, Arena arena, uint32_t slot, uint64_t capture, uint64_t graph):
+        # The user opened no pool for this capture: the arena opens one for all its streams.
         cdef GraphPool pool = None
-        # A capture may span several streams: they share one pool.
         for pool in self.served.values():
             if pool.capture == capture:
                 break
         else:
             pool = open_pool(arena)
-            # First, so that no pool is left where the driver has no user objects.
+            # This comes first, so that no pool is left where the driver has no user objects.
             retain_with(pool, graph)
             pool.capture = capture
         self.serve(arena, slot, None, pool)
         return pool
 
-    cdef int serve(self, Arena arena, uint32_t slot, object stream,
-                   GraphPool pool) except -1:
-        # A pool that was opened by itself may have served a capture that is over.
+    cdef int serve(self, Arena arena, uint32_t slot, object stream, GraphPool pool) except -1:
+        # A pool that the arena opened may have served a capture that is over.
         cdef GraphPool before = self.served.get(slot)
         if before is not None and not self.end_if_over(before):
             raise InUseError(f"stream {arena.stream_at(slot):#x} already allocates from a graph "
@@ -295,14 +291,14 @@ cdef class Captures:
         for each in list(pool.serving) if slot is None else [slot]:
             del self.served[each], pool.serving[each]
             slot_drop(pool.arena.core, each)
-        # No user has a pool that was opened by itself: without a graph its memory is of no use.
+        # Users cannot refer to a pool that the arena opened: without a graph it is not needed.
         if pool.capture and not pool.serving:
             for inner in pool.members():
                 close_if_idle(inner)
         return 0
 
     cdef bint end_if_over(self, GraphPool pool) except -1:
-        # The end of the capture of a pool that was opened by itself is found by the next query.
+        # The end of the capture that the arena opened a pool for is found by the next query.
         cdef CUgraph graph
         if pool.capture == 0 or any([capture_on(pool.arena.core, slot, &graph) == pool.capture
                                      for slot in pool.serving]):
@@ -314,7 +310,7 @@ cdef class Captures:
         return any([self.end_if_over(pool) for pool in set(self.served.values())])
 
 
-# ---- what an arena asks of its pools -------------------------------------------------------------
+# ---- an arena's use of its pools -----------------------------------------------------------------
 
 
 cdef Captures captures_of(Arena arena):
@@ -397,7 +393,7 @@ cdef int reset_pools(Arena arena, uint32_t slot, object stream) except -1:
 
 
 cdef int close_pools(Arena arena) except -1:
-    # All or none: the first that is in use keeps the others open.
+    # Either all close or none: one that is in use keeps the others open.
     pools = open_pools(arena)
     for pool in pools:
         captures_of(arena).end_if_over(pool)
@@ -465,7 +461,7 @@ cdef GraphPool make_pool(Arena arena, Arena inner):
 
 
 cdef int adopt(Arena inner, Arena owner, GraphPool pool) except -1:
-    # From here on the limit and the counters of the pool's arena include it.
+    # From here on the limit and the counters of the pool's arena include the pool.
     cdef ArenaCore* whole = NULL if inner is pool.inner else pool.core
     with nogil:
         pool_adopt(inner.core, owner.core, whole)
@@ -486,8 +482,8 @@ cdef int retain_with(GraphPool pool, uint64_t graph) except -1:
 
 
 cdef uint64_t graph_handle(object graph) except? 0:
-    # cuda-python's CUgraph converts to an int, but has no __index__.
-    # int() would accept these, too.
+    # cuda-python's CUgraph converts to an int, but has no __index__. int() would accept these types
+    # as well.
     if isinstance(graph, (bool, float, str)):
         raise TypeError(f"{graph!r} is not a graph: expected a native handle")
     try:

@@ -10,7 +10,7 @@ from gpumem._native.driver cimport CUresult, DriverDevice
 ctypedef void* (*AllocateFunction)(size_t nbytes) noexcept nogil
 ctypedef void (*FreeFunction)(void* address, size_t nbytes) noexcept nogil
 
-# Called with the arena's grow lock held, so by one thread at a time.
+# Caller holds the arena's grow lock.
 cdef class Source:
     cdef object given                   # the user's argument
     cdef object allocate                # callables; None: the C functions
@@ -25,8 +25,8 @@ cdef class Source:
 
     cdef CUresult reserve(self, uint64_t size, uint64_t* address) noexcept
     cdef void release(self, uint64_t address, uint64_t size) noexcept
-    cdef int take(self, uint64_t size, uint64_t* address) except -1
-    cdef int give(self, uint64_t address, uint64_t size) noexcept
+    cdef int request_region(self, uint64_t size, uint64_t* address) except -1
+    cdef int free_region(self, uint64_t address, uint64_t size) noexcept
     # Is the calling thread inside a callable of this source, which its arena waits for?
     cdef bint is_inside(self) except -1
     # Raises GpumemError then.
@@ -52,16 +52,16 @@ cdef int require_pages(Arena arena) except -1
 # The Region for the arguments of `allocate`, with its backing made. Raises ValueError or
 # ConfigError.
 cdef int region_for(Arena arena, object shareable, object transport) except -1
-# A transport registers the block at this address: its region is then released as one that was made
-# for transports.
+# Notes that a transport registers the block at this address: its region is then released like one
+# that was made for transports.
 cdef int note_registration(Arena arena, uint64_t address) except -1
 # Lets a further device access the arena's memory; raises where that is not possible.
 cdef int add_peer(Arena arena, object device) except -1
-# The same for a device that is about to use it; returns whether it may.
+# The same for a device that is about to use the memory; returns whether it may.
 cdef bint let_peer(Arena arena, DriverDevice peer) except -1
 # The devices that `add_peer` has added, as a tuple of Device.
 cdef tuple peers_of(Arena arena)
-# Raises GpumemError where the arena's source calls its own arena, which waits for it.
+# Raises GpumemError where the arena's source calls its own arena, which waits for the source.
 cdef int require_outside_source(Arena arena) except -1
 # The exception of this thread's latest call of the arena's source, once; None: it did not raise.
 cdef object source_error(ArenaCore* core)

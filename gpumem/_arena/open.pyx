@@ -82,7 +82,7 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     if arena.core == NULL:
         raise MemoryError("out of host memory while allocating arena metadata, or out of "
                           f"addresses on {memory}")
-    arena.stale, arena.relievers = [], []
+    arena.stale, arena.pressure_tensors = [], []
     add_listed_peers(arena)
     join_budget(arena, budget, count)
     if arena.source is not None:
@@ -102,7 +102,7 @@ cdef int open_event_source(Arena arena) except -1:
 
 
 cdef void name_upstream(Arena arena) noexcept:
-    # Tells observers which resource of the process supplies the arena's memory.
+    # Names to observers the resource of the process that supplies the arena's memory.
     cdef const EventSource* below = NULL
     resource = (<Source>arena.source).given
     # An adaptor's blocks are those of its upstream.
@@ -124,7 +124,7 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
     memset(settings, 0, sizeof(ArenaSettings))
     settings.max_mem = config.max_mem
     settings.initial_chunk = config.initial_chunk_size_bytes
-    # Sizes in bytes, in whole quanta, as the chunk table counts them.
+    # The chunk table counts sizes in whole quanta.
     settings.initial_growth_chunk = round_to_quantum(config.initial_growth_chunk_size_bytes)
     settings.max_extend = round_to_quantum(config.max_power_of_two_extend_bytes)
     settings.max_dead = config.max_dead_bytes_per_chunk
@@ -134,8 +134,7 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
                       "never": REUSE_NEVER}[config.stream_reuse]
     settings.ort_split = config.split_rule == "ort"
     settings.passthrough = not config.enable
-    # Nanoseconds.
-    settings.oom_wait = <uint64_t>config.oom_wait_ms * 1000000
+    settings.oom_wait = <uint64_t>config.oom_wait_ms * 1000000      # ns
     settings.move_share = config.page_move_threshold
     settings.move_budget = config.page_move_budget
     return 0
@@ -259,7 +258,7 @@ cdef int require_shareable(Arena arena) except -1:
 cdef int require_registrable(Arena arena) except -1:
     """Make the backing of blocks that are driver allocations of their own."""
     # Other processes may have these open. Pages cannot be opened, and regions are released
-    # without regard to them.
+    # without regard to other processes.
     reason = why_not_registrable(arena)
     if reason:
         raise ConfigError(f"invalid transport = 'ipc' for arena {arena.name!r} on {arena.memory}: "
@@ -303,7 +302,8 @@ cdef str why_not_registrable(Arena arena):
 
 
 cdef bint by_handle(Arena arena):
-    # As a physical handle of the driver's; other host memory is a file, which any process can map.
+    # Shared memory is a physical handle of the driver's; other host memory is a file, which any
+    # process can map.
     return arena.memory.kind is MemoryKind.DEVICE or arena.config.numa_node is not None
 
 
@@ -320,12 +320,12 @@ cdef str why_not_shareable(Arena arena):
 
 
 cdef int require_settings(Arena arena) except -1:
-    """Raise ConfigError for a setting that this memory has no use for."""
+    """Raise ConfigError for a setting that this memory cannot have."""
     config = arena.config
     where = arena.memory if arena.source is None else "memory of a source"
     if config.numa_node is None:
         return 0
-    # A node is a place of host memory; device memory has one place only.
+    # Only host memory has nodes.
     if arena.source is not None or arena.memory.kind not in HOST_KINDS:
         raise ConfigError(f"invalid numa_node = {config.numa_node} for {where}: expected "
                           "host or host_accessible memory")
@@ -336,7 +336,7 @@ cdef int require_settings(Arena arena) except -1:
 
 
 cdef int require_node(Arena arena, int node) except -1:
-    """Raise ConfigError, with the driver's words, if it makes no memory of a node."""
+    """Raise ConfigError, with the driver's error, if it cannot make memory of a node."""
     cdef CUresult code
     cdef const char* call = NULL
     capability = arena.memory.device.capabilities["virtual_memory"]
@@ -346,7 +346,7 @@ cdef int require_node(Arena arena, int node) except -1:
     # One page is made and released: a driver reports an invalid node only then.
     with nogil:
         code = numa_try(&arena.driver_device.context, node, &call)
-    # The user gave a setting, so the driver's refusal is reported as one of it.
+    # The user passed a setting, so the driver's refusal is reported as an invalid setting.
     try:
         check(arena.driver_device.context.table, code, call.decode())
     except DriverError as refusal:
@@ -539,8 +539,9 @@ class Upstream:
         """Return the address of a new buffer of the resource."""
         buffer = self.resource.allocate(nbytes, self.stream)
         self.stream.synchronize()
-        # More than one only if the resource returns an address twice: the first is in use. Held,
-        # because the resource does not know of the blocks in it, and may be an arena that sleeps.
+        # There is a second buffer only if the resource returns an address twice: the first is in
+        # use. A buffer is held because its resource does not know of the blocks in it, and may be
+        # an arena that sleeps.
         self.buffers.setdefault(buffer.ptr, []).append((buffer, hold(buffer)))
         return buffer.ptr
 
@@ -561,11 +562,11 @@ cdef class Source:
 
     cdef CUresult reserve(self, uint64_t size, uint64_t* address) noexcept:
         thread = threading.get_ident()
-        # Per thread: the status reaches the calling thread without the exception.
+        # Exceptions are kept by thread, because only the status reaches the calling thread.
         self.errors.pop(thread, None)
         self.caller = thread
         try:
-            self.take(size, address)
+            self.request_region(size, address)
         except MemoryError as refusal:
             self.errors[thread] = refusal
             return CUDA_ERROR_OUT_OF_MEMORY
@@ -576,8 +577,8 @@ cdef class Source:
             self.caller = None
         return CUDA_SUCCESS if address[0] else CUDA_ERROR_OUT_OF_MEMORY
 
-    cdef int take(self, uint64_t size, uint64_t* address) except -1:
-        """Call the source for a region; address 0: it has none."""
+    cdef int request_region(self, uint64_t size, uint64_t* address) except -1:
+        """Request a region from the source; address 0: it has none."""
         cdef void* pointer
         address[0] = 0
         if self.allocate is None:
@@ -594,15 +595,15 @@ cdef class Source:
         given = given.__index__()
         if given == 0:
             return 0
-        wrong = self.overlap_of(given, size)
+        wrong = self.why_overlapping(given, size)
         if wrong:
             # It is not freed: the source would release memory that the arena allocates from.
             raise SourceError(f"{self.given!r} gave {given:#x} for {exact_size(size)}, which "
                               f"{wrong}")
-        wrong = self.what_is_wrong(given, size)
+        wrong = self.why_unusable(given, size)
         if wrong:
             # The source keeps its own count, so a region is freed also if it is unusable.
-            self.give_unusable(given, size)
+            self.free_unusable(given, size)
             raise SourceError(f"{self.given!r} gave {given:#x} for {exact_size(size)}, which "
                               f"{wrong}")
         # Recorded before the arena has it, so that an overlap with the next region is found.
@@ -610,14 +611,14 @@ cdef class Source:
         address[0] = given
         return 0
 
-    def overlap_of(self, given, size):
-        """Return what a region shares with one that the arena has, "" if nothing."""
+    def why_overlapping(self, given, size):
+        """Return which region of the arena's a new one overlaps, "" if none."""
         for address, nbytes in self.held.items():
             if given < address + nbytes and address < given + size:
                 return f"overlaps {exact_size(nbytes)} at {address:#x} that it gave before"
         return ""
 
-    def what_is_wrong(self, given, size):
+    def why_unusable(self, given, size):
         """Return why a region is not usable, "" if it is."""
         if not 0 < given <= END_OF_ADDRESSES - size:
             return "is not an address"
@@ -631,13 +632,13 @@ cdef class Source:
                 return f"is not {self.memory.kind.value} memory of {self.memory.device}"
         return ""
 
-    def give_unusable(self, address, size):
+    def free_unusable(self, address, size):
         """Free a region that was not accepted; a failure must not hide the reason."""
         if 0 < address < 1 << 64:
-            self.give(address, size)
+            self.free_region(address, size)
 
-    cdef int give(self, uint64_t address, uint64_t size) noexcept:
-        # A failure has no caller: a shrink, a close or a finalizer goes on.
+    cdef int free_region(self, uint64_t address, uint64_t size) noexcept:
+        # A failure cannot be raised: a shrink, a close or a finalizer continues.
         if self.free is None:
             with nogil:
                 self.c_free(<void*><uintptr_t>address, size)
@@ -649,7 +650,7 @@ cdef class Source:
         self.held.pop(address, None)
         # A release may happen inside a reserve of the same thread: the outer caller is restored.
         self.caller, before = threading.get_ident(), self.caller
-        self.give(address, size)
+        self.free_region(address, size)
         self.caller = before
 
     cdef bint is_inside(self) except -1:
@@ -735,7 +736,7 @@ cdef int require_outside_source(Arena arena) except -1:
 cdef object source_error(ArenaCore* core):
     if arena_backing(core).source == NULL:
         return None
-    # Once: an exception would keep its frames alive.
+    # It is removed, because an exception keeps its frames alive.
     return (<Source>arena_backing(core).source).errors.pop(threading.get_ident(), None)
 
 

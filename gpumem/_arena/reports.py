@@ -57,7 +57,7 @@ def blocks_of(rows: Iterable[Row], in_heap: Mapping[int, tuple[int, bool]]) -> l
 
 
 def _as_its_user_sees_it(block: BlockInfo, in_heap: Mapping[int, tuple[int, bool]]) -> BlockInfo:
-    # A block that the heap does not know was freed by now, or was allocated before the heap.
+    # A block that the heap does not know was freed since, or was allocated before the heap.
     if not block.used or block.address not in in_heap:
         return block
     requested, live = in_heap[block.address]

@@ -1,21 +1,23 @@
 """Figures of an arena, and a refused request: callbacks that may make room, then its exception.
 
-Figures are plain values, copied under the arena's locks; `reports.py` makes objects of them. Other
-functions are called with the interpreter lock, after every other lock was released.
+Figures are plain values, copied under the arena's locks; `reports.py` makes objects of them. The
+other functions are called with the interpreter lock, after every other lock was released.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena.arena cimport Arena, Region
-from gpumem._budget cimport Relief
+from gpumem._budget cimport PressureState
 from gpumem._native.arena.api cimport AllocatorHook, ArenaCore, Block
 from gpumem._native.backing cimport Mapped
 from gpumem._native.driver cimport CUstream
 
-# Progress of one request in calling its arena's virtual tensors; zeros at first.
-cdef struct Asking:
-    uint32_t reliever       # the next callback
-    uint32_t calls
+# Progress of one request in calling the callbacks of virtual tensors and of budgets; all zeros at
+# its start.
+cdef struct Callbacks:
+    uint32_t next           # index of the next virtual tensor
+    uint32_t calls          # of virtual tensors
+    PressureState budget
 
 # The one place that turns a status into an exception. `asked` and `extra`: bytes of the request,
 # and bytes for their alignment in addition.
@@ -38,16 +40,15 @@ cdef int take_under_pressure(Arena arena, uint64_t asked, uint64_t extra, uint32
 cdef int under_pressure(Arena arena, int (*call)(ArenaCore*, uint64_t) noexcept nogil,
                         uint64_t nbytes) except -1
 # A hook's allocation that the budget refused, tried again after callbacks as long as they make
-# room. It acquires the interpreter lock for them, and reports their exceptions. The caller holds
-# no lock.
+# room. It acquires the interpreter lock for them, and reports their exceptions. Caller holds no
+# lock.
 cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
                                  uint32_t flags, uint64_t* address) noexcept nogil
-# The budget has refused: runs callbacks, and keeps their exceptions. True: try again.
-cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1
-# Memory is out, with this status: calls a callback of a virtual tensor other than `but`. True: it
-# released rows, try again. Its exception is passed to sys.unraisablehook. The caller holds no lock.
-cdef bint tensors_relieve(Arena arena, int status, uint64_t nbytes, object but,
-                          Asking* asking) except -1
+# A request was refused with this status. Calls a callback of a virtual tensor other than `but`, and
+# passes its exception to sys.unraisablehook; then, if a budget refused, a callback of a budget, and
+# appends its exceptions to `errors`. True: there may be room, so try again. Caller holds no lock.
+cdef bint make_room(Arena arena, int status, uint64_t nbytes, object but, Callbacks* callbacks,
+                    list errors) except -1
 
 # The fields of its own `Stats`, without those of its tags.
 cdef dict counters_of(Arena arena)
@@ -59,5 +60,3 @@ cdef dict heap_blocks_of(Arena arena)
 cdef bint find_apart(Arena arena, int kind, uint64_t address, Mapped* memory) noexcept
 cdef bint is_apart_as(Arena arena, int kind, uint64_t address) noexcept
 cdef bint is_apart(Arena arena, uint64_t address) noexcept
-# Bytes of pages that virtual tensors use, in the arena and its tags.
-cdef uint64_t virtual_in_use(ArenaCore* arena) noexcept nogil

@@ -4,11 +4,14 @@ from threading import get_ident
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free, qsort
+from libc.string cimport memset
 
 from gpumem._arena.arena cimport Arena, Region
 from gpumem._arena.graph_pool cimport end_finished_captures
 from gpumem._arena.open cimport pages_problem, source_error
-from gpumem._budget cimport budget_relieve, press, raise_exceeded, Relief, tell_errors
+from gpumem._budget cimport (
+    budget_call_pressure, call_pressure_callback, PressureState, raise_exceeded, report_errors,
+)
 from gpumem._native.arena.api cimport (
     AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, arena_account, arena_backing, ARENA_CAPTURING,
     ARENA_CLOSED, arena_context, arena_copy, arena_copy_blocks, arena_copy_free, arena_counts,
@@ -42,7 +45,7 @@ cdef enum:
     MAX_CALLS = 16          # of callbacks, for one request
 
 # (thread, tensor) of callbacks that are running: their own allocations do not call them again.
-cdef set relieving = set()
+cdef set running_callbacks = set()
 
 
 # ---- Callbacks that may make room ----------------------------------------------------------------
@@ -50,25 +53,22 @@ cdef set relieving = set()
 
 cdef int take_under_pressure(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
                              Region region, int status, Block* block) except -1:
-    # First pools of finished captures end, then callbacks of the arena's own tensors are called,
-    # then those of budgets. They may also close the arena or reset the stream: the slot keeps its
-    # stream.
-    cdef Asking asking = Asking(0, 0)
-    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
+    # First the pools of finished captures end, then callbacks are called. These may also close the
+    # arena or reset the stream, so the slot is retained to keep its stream.
+    cdef Callbacks callbacks
     cdef list errors = []
+    memset(&callbacks, 0, sizeof(Callbacks))
     slot_retain(arena.core, slot)
     try:
         if end_finished_captures(arena):
             status = arena.take_slow(asked + extra, slot, region, block)
-        while tensors_relieve(arena, status, asked, None, &asking):
-            status = arena.take_slow(asked + extra, slot, region, block)
-        while status == ARENA_OVER_BUDGET and relieve(arena.core, &relief, errors):
+        while make_room(arena, status, asked, None, &callbacks, errors):
             status = arena.take_slow(asked + extra, slot, region, block)
     finally:
         slot_drop(arena.core, slot)
     if status == ARENA_OVER_BUDGET:
         raise_over_budget(arena, asked, extra, slot, errors)
-    tell_errors(errors)
+    report_errors(errors)
     if status != ARENA_OK and status != ARENA_CAPTURING:
         raise_status(arena, asked, extra, slot, status)
     return status
@@ -77,64 +77,72 @@ cdef int take_under_pressure(Arena arena, uint64_t asked, uint64_t extra, uint32
 cdef int under_pressure(Arena arena,
                         int (*call)(ArenaCore*, uint64_t) noexcept nogil,
                         uint64_t nbytes) except -1:
-    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
+    cdef PressureState pressure = PressureState(0, 0, 0, 0, NULL, 0, False)
     cdef list errors = []
     cdef int status = ARENA_OVER_BUDGET
-    # One Relief for all tries, which bounds the number of callbacks.
-    while status == ARENA_OVER_BUDGET and relieve(arena.core, &relief, errors):
+    # One state for all tries, which bounds the number of callbacks.
+    while status == ARENA_OVER_BUDGET and call_pressure_callback(
+            arena_account(arena.core), arena_over_budget(arena.core), &pressure, errors):
         with nogil:
             status = call(arena.core, nbytes)
     if status == ARENA_OVER_BUDGET:
         raise_over_budget(arena, nbytes, 0, 1, errors)
-    tell_errors(errors)
+    report_errors(errors)
     return status
 
 
 cdef int allocate_under_pressure(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
                                  uint32_t flags, uint64_t* address) noexcept nogil:
-    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
+    cdef PressureState pressure = PressureState(0, 0, 0, 0, NULL, 0, False)
     cdef ArenaCore* core = hook_core(hook)
     cdef int status = ARENA_OVER_BUDGET
-    while status == ARENA_OVER_BUDGET and budget_relieve(arena_account(core),
-                                                         arena_over_budget(core), &relief):
+    while status == ARENA_OVER_BUDGET and budget_call_pressure(
+            arena_account(core), arena_over_budget(core), &pressure):
         status = hook_allocate(hook, nbytes, stream, flags, address)
     return status
 
 
-cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1:
-    return press(arena_account(core), arena_over_budget(core), relief, errors)
-
-
-cdef bint tensors_relieve(Arena arena, int status, uint64_t nbytes, object but,
-                          Asking* asking) except -1:
+cdef bint make_room(Arena arena, int status, uint64_t nbytes, object but, Callbacks* callbacks,
+                    list errors) except -1:
     cdef uint64_t used
     if status not in (ARENA_OVER_LIMIT, ARENA_OVER_BUDGET, ARENA_DRIVER_REFUSED):
         return False
-    while asking.reliever < len(arena.relievers) and asking.calls < MAX_CALLS:
-        tensor = arena.relievers[asking.reliever]()
-        used = virtual_in_use(arena.core)
+    while callbacks.next < len(arena.pressure_tensors) and callbacks.calls < MAX_CALLS:
+        tensor = arena.pressure_tensors[callbacks.next]()
+        used = rows_in_use(arena.core)
         if tensor is not None and tensor is not but:
-            asking.calls += 1
-            call_reliever(tensor, nbytes)
+            callbacks.calls += 1
+            call_on_pressure(tensor, nbytes)
         # Its callback is called again as long as it releases rows.
-        if virtual_in_use(arena.core) < used:
+        if rows_in_use(arena.core) < used:
             return True
-        asking.reliever += 1
-    return False
+        callbacks.next += 1
+    return status == ARENA_OVER_BUDGET and call_pressure_callback(
+        arena_account(arena.core), arena_over_budget(arena.core), &callbacks.budget, errors)
 
 
-cdef int call_reliever(object tensor, uint64_t nbytes) except -1:
+cdef uint64_t rows_in_use(ArenaCore* arena) noexcept nogil:
+    """Add up the bytes of pages that virtual tensors use, in the arena and its tags."""
+    cdef uint64_t total = 0
+    cdef ArenaCore* each = tag_next(arena, NULL)
+    while each != NULL:
+        total += arena_rows_in_use(each)
+        each = tag_next(arena, each)
+    return total
+
+
+cdef int call_on_pressure(object tensor, uint64_t nbytes) except -1:
     key = (get_ident(), id(tensor))
     callback = tensor.on_pressure
-    if callback is None or key in relieving:
+    if callback is None or key in running_callbacks:
         return 0
-    relieving.add(key)
+    running_callbacks.add(key)
     try:
         callback(tensor, nbytes)
     except Exception as error:
         report_unraisable(error, callback)
     finally:
-        relieving.discard(key)
+        running_callbacks.discard(key)
     return 0
 
 
@@ -162,7 +170,7 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
             f"arena {arena.name!r} has blocks or work of {MAX_STREAMS - 1:,} streams, the most "
             "that it can tell apart: free the blocks of streams that are done, and call "
             "reset_stream() for those that were given as raw handles")
-    # Taken off in any case, so that a later failure is not attributed to it.
+    # The exception is taken in any case, so that a later failure is not attributed to it.
     failure = source_error(arena.core)
     if status == ARENA_DRIVER_REFUSED and arena_refusal(arena.core) != CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
@@ -207,9 +215,9 @@ cdef int raise_source_error(Arena arena, object failure) except -1:
     """Raise the failure of a source's call; None: the driver failed."""
     if failure is None:
         return 0
-    # Neither is wrapped: a program must be able to end, and gpumem's own error says enough.
+    # gpumem's own error says enough, and an interrupt must end the program: neither is wrapped.
     if isinstance(failure, SourceError) or not isinstance(failure, Exception):
-        raise failure           # raised by gpumem, or an interrupt of the program
+        raise failure
     raise SourceError(f"the source of arena {arena.name!r} raised "
                       f"{type(failure).__name__}: {failure}") from failure
 
@@ -227,8 +235,7 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
     elif rounded >= ABSURD:
         reason = "absurd"
     elif status == ARENA_OVER_LIMIT:
-        has_limit = family_limit(arena.core) != 0
-        reason = "limit" if has_limit else "addresses"
+        reason = "limit" if family_limit(arena.core) != 0 else "addresses"
     raise OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason)) from cause
 
 
@@ -261,16 +268,6 @@ cdef dict counters_of(Arena arena):
     found = counts
     found["virtual"] = found.pop("spanned")
     return found
-
-
-cdef uint64_t virtual_in_use(ArenaCore* arena) noexcept nogil:
-    # With those of its tags.
-    cdef uint64_t total = 0
-    cdef ArenaCore* each = tag_next(arena, NULL)
-    while each != NULL:
-        total += arena_rows_in_use(each)
-        each = tag_next(arena, each)
-    return total
 
 
 # ---- Blocks --------------------------------------------------------------------------------------
@@ -363,7 +360,8 @@ cdef dict refusal_figures(Arena arena, uint32_t slot):
 
 
 cdef tuple refused_streams(ArenaCore* arena):
-    # In all tags: handles that freed memory waits for, and why the driver recorded no event there.
+    # Returns, of all tags, the handles that freed memory waits for, and why the driver recorded no
+    # event there.
     cdef ArenaCore* each = tag_next(arena, NULL)
     cdef CUresult refusal
     cdef uint32_t slot
@@ -403,7 +401,7 @@ cdef str arena_name(ArenaCore* arena):
 
 
 cdef dict memory_of(ArenaCore* arena, uint32_t slot):
-    # Sums in bytes as the stream of `slot` sees them. None: out of host memory.
+    # Returns sums in bytes as the stream of `slot` sees them. None: out of host memory.
     cdef ArenaCopy copy
     cdef ArenaCounts counts
     cdef Sums* sums = <Sums*>calloc(1, sizeof(Sums))
@@ -411,7 +409,7 @@ cdef dict memory_of(ArenaCore* arena, uint32_t slot):
     if sums == NULL:
         return None
     sums.stream_slot = slot
-    # 512 KiB: too large for the stack.
+    # These are 512 KiB, too large for the stack.
     sums.by_tag = <uint64_t*>calloc(TAGS, sizeof(uint64_t))
     try:
         if sums.by_tag != NULL:
@@ -435,7 +433,7 @@ cdef dict memory_of(ArenaCore* arena, uint32_t slot):
 
 cdef void sum_up(const ArenaCore* arena, ArenaCopy* copy, Sums* sums) noexcept nogil:
     cdef uint32_t small, i
-    # Sorted once, so that each free chunk finds its pages by bisection.
+    # Pages are sorted once, so that each free chunk finds its own by bisection.
     if copy.page_count > 1:
         qsort(copy.pages, copy.page_count, sizeof(PageCopy), by_address)
     for small in range(2):
@@ -471,7 +469,7 @@ cdef void add_owner(const ArenaCore* arena, bint small, uint32_t index, const Ch
                     Sums* sums) noexcept nogil:
     cdef BlockNote note
     cdef uint32_t tag, framework
-    # The generation tells whether the note is of this block, or of an earlier one there.
+    # The generation shows whether the note is of this block, or of an earlier one there.
     if not block_note(arena, small, index, chunk.generation, &note):
         return
     # The note's word: tag in the upper half, framework in bits 8 to 15.
@@ -492,7 +490,7 @@ cdef int by_address(const void* one, const void* other) noexcept nogil:
 
 
 cdef uint64_t pages_inside(const ArenaCopy* copy, uint64_t begin, uint64_t end) noexcept nogil:
-    # Bytes of the pages that lie wholly in a free chunk.
+    # Returns the bytes of the pages that lie wholly in a free chunk.
     cdef uint32_t low = 0
     cdef uint32_t high = copy.page_count
     cdef uint32_t middle

@@ -9,7 +9,7 @@ cdef class Tag:
     cdef str asleep                     # "keep", "drop" or "stay"
     cdef Arena arena
 
-# The context in which the calling thread's allocations have a tag, which is opened if it is new.
+# The context in which the calling thread's allocations have a tag. A new tag is opened.
 cdef object tagged_as(Arena arena, object name, object asleep)
 # The arena of the calling thread's tag; None: it has none open.
 cdef Arena arena_of_tag(Arena arena)
@@ -19,7 +19,7 @@ cdef list named_tags(Arena arena, object tags)
 cdef list arenas_of_tags(Arena arena)
 # Closes the arenas of all tags, or raises InUseError and closes none.
 cdef int close_tags(Arena arena) except -1
-# Closes an arena that no block and no unfinished work uses; else it stays open.
+# Closes an arena if no block and no unfinished work uses it.
 cdef int close_if_idle(Arena arena) except -1
 # `Arena.sleep` and `Arena.wake`. The first returns the bytes that were released to the device.
 cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registered) except? 0

@@ -83,10 +83,10 @@ cdef Arena open_tag(Arena arena, str name):
     inner = Arena(arena.memory, config, budget=arena.budget, count=count_of(arena),
                   default_stream=default_stream_of(arena), debug_heap=arena.debug_heap or False,
                   name=f"{arena.name}, tag {name}")
-    inner.relievers = arena.relievers
+    inner.pressure_tensors = arena.pressure_tensors
     for peer in arena.peers:
         inner.enable_peer(peer)
-    # From here on the limit and the counters of the tag's arena include the tag's.
+    # From here on the limit and the counters of the arena include those of its tag.
     tag_adopt(inner.core, arena.core)
     event_source_join(arena_events(inner.core), arena_events(arena.core))
     return inner
@@ -130,13 +130,13 @@ cdef str mode_of(Arena arena, str name):
 
 
 cdef int close_tags(Arena arena) except -1:
-    # All or none: refused while a block of any tag is in use.
+    # Either all close or none: this is refused while a block of any tag is in use.
     cdef Arena each
     if arena.tags is None:
         return 0
     release_retired()
     for name, each in named_tags(arena, None):
-        # Virtual tensors that have ended count as used until their pages are looked for.
+        # Rows of virtual tensors that have ended count as used until their pages are reclaimed.
         if (counters_of(each)["in_use"] > arena_rows_in_use(each.core)
                 or arena_live_spans(each.core)):
             raise InUseError(f"arena {arena.name!r} cannot be closed: blocks or virtual tensors "
@@ -223,7 +223,7 @@ cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registere
                 sleep_one(each, None)
             else:
                 sleep_one(each, place)
-                place.used_by(arena, each, name)
+                place.note_use(arena, each, name)
             done.append((name, each))
             released += before.held - sleep_sums(each.core).held
     except BaseException as error:
@@ -253,8 +253,8 @@ cdef list find_sleepers(Arena arena, object tags, bint registered_stay):
         for part in parts:
             require_untouched(part)
         sleepers.append((name, each))
-    # A refusal wakes the tags that sleep by then, and the bytes of a dropped tag are lost: so
-    # these are the last.
+    # A refusal wakes the tags that sleep by then, and the bytes of a "drop" tag are lost: so these
+    # are the last.
     return sorted(sleepers, key=lambda sleeper: mode_of(arena, sleeper[0]) == "drop")
 
 
@@ -284,7 +284,7 @@ cdef int wake_tags(Arena arena, object tags) except -1:
 
 
 cdef int wake_all(Arena arena, list named, object refusal) except -1:
-    """Undo for the tags that were asleep before another one was refused."""
+    """Wake the tags that were put to sleep before another one was refused."""
     cdef Arena each
     failed = []
     for name, each in named:
@@ -351,12 +351,12 @@ cdef int require_untouched(Arena arena) except -1:
     return 0
 
 
-# ---- where the bytes wait ------------------------------------------------------------------------
+# ---- where the bytes are kept --------------------------------------------------------------------
 
 
 @cython.final
 cdef class SleepPlace:
-    """Where the bytes of one call of sleep go."""
+    """The place to which one call of sleep copies bytes."""
 
     cdef StorePlace place
     cdef DriverDevice device            # kept as long as its memory is used
@@ -391,14 +391,14 @@ cdef class SleepPlace:
         self.place.file = self.file.descriptor
 
     cdef StorePlace* make_room(self, uint64_t nbytes) except NULL:
-        # A file has its blocks before it is written through a mapping, where a full disk would be
-        # a signal.
+        # A file gets its blocks before it is written through a mapping, because a full disk would
+        # then raise a signal.
         if self.place.kind == STORE_FILE:
             self.place.room = nbytes + ROOM_PAGE - nbytes % ROOM_PAGE
             os.posix_fallocate(self.place.file, self.place.offset, self.place.room)
         return &self.place
 
-    def used_by(self, Arena arena not None, Arena each not None, name):
+    def note_use(self, Arena arena not None, Arena each not None, name):
         if self.place.kind == STORE_FILE and sleep_sums(each.core).copied:
             self.place.offset += self.place.room
             self.place.room = 0

@@ -31,11 +31,11 @@ cdef class ResourceBase:
     cdef int slot_of(self, object stream, uint32_t* slot) except -1
     cdef uint64_t stream_at(self, uint32_t slot) noexcept
     # Frees a block, in a finalizer: no wait, no exception.
-    cdef void give_back(self, Buffer buffer) noexcept
+    cdef void free_buffer(self, Buffer buffer) noexcept
     # A new lease on the buffer's block, which then owns it; NULL with an exception set.
     cdef Lease* lease(self, Buffer buffer) except NULL
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept
-    # Where the streams recorded for an open buffer's block are noted; `give_back` and leases take
+    # Where the streams recorded for an open buffer's block are noted; `free_buffer` and leases take
     # the notes over.
     cdef Uses** uses_of(self, Buffer buffer) except NULL
     # Another stream uses a live block, too; `uses` are the notes of its buffer.

@@ -567,7 +567,7 @@ cdef void buffer_end(Buffer buffer) noexcept:
     if buffer.shared != NULL:
         lease_drop_buffer(buffer_hand_over(buffer))
     else:
-        buffer.resource.give_back(buffer)
+        buffer.resource.free_buffer(buffer)
 
 
 cdef int refuse_closed() except -1:
@@ -770,7 +770,7 @@ cdef class ResourceBase:
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return <uintptr_t>ledger_stream(self.ledger, slot)
 
-    cdef void give_back(self, Buffer buffer) noexcept:
+    cdef void free_buffer(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         ledger_move(block, buffer.slot)
         block.uses = buffer.uses

@@ -7,7 +7,7 @@ from cpython.long cimport PyLong_AsSsize_t
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
-from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
+from gpumem._budget cimport account_of, admit_or_raise, call_crossing_callbacks
 from gpumem._buffer.buffer cimport (
     Buffer, buffer_of, empty_buffer, ResourceBase, refuse_forgotten, require_made,
 )
@@ -556,7 +556,7 @@ cdef class BorrowedMemory(MemoryResource):
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return <uintptr_t>self.own
 
-    cdef void give_back(self, Buffer buffer) noexcept:
+    cdef void free_buffer(self, Buffer buffer) noexcept:
         self.release(<void*><uintptr_t>buffer.handle)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
@@ -623,7 +623,7 @@ cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1:
         return 0
     if ledger_charge(block):
         if budget_has_crossed():
-            tell_of_crossings()
+            call_crossing_callbacks()
         return 0
     resource.make_room(block.size)
     now = ledger_counters(block.ledger)

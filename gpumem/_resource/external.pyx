@@ -271,7 +271,7 @@ cdef class ExternalAllocator(MemoryResource):
             self.streams.clear()
         return 0
 
-    cdef void give_back(self, Buffer buffer) noexcept:
+    cdef void free_buffer(self, Buffer buffer) noexcept:
         # With the interpreter lock, which Python callables need.
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         ledger_move(block, buffer.slot)

@@ -204,7 +204,7 @@ cdef class DriverPool(MemoryResource):
         self.streams.clear()
         return 0
 
-    cdef void give_back(self, Buffer buffer) noexcept:
+    cdef void free_buffer(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         ledger_move(block, buffer.slot)
         # The block owns the recorded streams from here on: pool_free orders itself behind them.

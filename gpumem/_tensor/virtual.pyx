@@ -5,12 +5,12 @@ from weakref import ref
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memset
 
 from gpumem._arena cimport (
-    Arena, arena_of_tag, Asking, raise_over_budget, raise_status, relieve, require_pages,
-    tensors_relieve,
+    Arena, arena_of_tag, Callbacks, make_room, raise_over_budget, raise_status, require_pages,
 )
-from gpumem._budget cimport Relief, tell_errors
+from gpumem._budget cimport report_errors
 from gpumem._buffer cimport (
     Buffer, buffer_of, empty_buffer, MemoryResource, Place, PLACE_SLEEPS, resource_init,
     ResourceBase,
@@ -67,7 +67,7 @@ cdef class SpanMemory(MemoryResource):
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return self.arena.stream_at(slot)
 
-    cdef void give_back(self, Buffer buffer) noexcept:
+    cdef void free_buffer(self, Buffer buffer) noexcept:
         span_view_end(<void*><uintptr_t>buffer.handle)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
@@ -256,8 +256,8 @@ cdef class VirtualTensor:
             return
         with self.lock:
             # Those that ended leave the list here.
-            known = [each for each in self.arena.relievers if each() not in (None, self)]
-            self.arena.relievers[:] = [*known, ref(self)]
+            known = [each for each in self.arena.pressure_tensors if each() not in (None, self)]
+            self.arena.pressure_tensors[:] = [*known, ref(self)]
 
     @property
     def closed(self):
@@ -387,14 +387,14 @@ cdef class VirtualTensor:
             uses_free(room)
 
     cdef int bring(self, uint64_t first, uint64_t last) except -1:
-        cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0, False)
-        cdef Asking asking = Asking(0, 0)
+        cdef Callbacks callbacks
         cdef uint32_t begin, end, ahead
         cdef list errors = []
         cdef int status
         cdef Lack lack
         cdef uint64_t nbytes
         cdef uint64_t until = 0
+        memset(&callbacks, 0, sizeof(Callbacks))
         begin = self.page_at(first)
         end = self.page_behind(last) if last > first else begin
         ahead = self.page_behind(min(last + self.ahead, self.max_rows)) if last > first else begin
@@ -417,14 +417,12 @@ cdef class VirtualTensor:
             until = 0       # after a callback it waits anew
             nbytes = rows_missing(self.edges, first, last) * self.row_nbytes
             # Callbacks run without the lock: they may release rows of any tensor.
-            if tensors_relieve(self.arena, status, nbytes, self, &asking):
-                continue
-            if status == ARENA_OVER_BUDGET and relieve(self.arena.core, &relief, errors):
+            if make_room(self.arena, status, nbytes, self, &callbacks, errors):
                 continue
             if status == ARENA_OVER_BUDGET:
                 raise_over_budget(self.arena, nbytes, 0, self.slot, errors)
             raise_status(self.arena, nbytes, 0, self.slot, status)
-        tell_errors(errors)
+        report_errors(errors)
 
     cdef int take_away(self, uint64_t first, uint64_t last, Uses** room) except -1:
         # Of the pages that the rows lie in, the first and the last may have others. Takes the room,

@@ -221,7 +221,7 @@ cdef class Adaptor(MemoryResource):
             raise ClosedError("this buffer is closed")
         return inner.resource.uses_of(inner)
 
-    cdef void give_back(self, Buffer buffer) noexcept:
+    cdef void free_buffer(self, Buffer buffer) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
         cdef Buffer inner = <Buffer>block.inner
         Py_DECREF(inner)        # the variable owns it now
