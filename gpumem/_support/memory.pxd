@@ -1,6 +1,7 @@
 """Memory of the host that is not malloc's: cache lines, reserved addresses, mapped pages."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport realloc
 
 cdef extern from "lines.h" nogil:
     void* lines_alloc(size_t nbytes)
@@ -26,6 +27,23 @@ cdef inline bint reserved_grow(void** array, uint32_t* capacity, uint32_t most,
         array[0] = reserved_open(most * item)
     if array[0] == NULL or reserved_commit(array[0], larger * item) != 0:
         return False
+    capacity[0] = larger
+    return True
+
+# Gives an array room for `count` items, by doubling from `first` on. False: the host has no memory,
+# and nothing has changed.
+cdef inline bint array_reserve(void** array, uint32_t* capacity, uint64_t count, uint32_t first,
+                               size_t item) noexcept nogil:
+    cdef uint32_t larger = capacity[0] if capacity[0] else first
+    cdef void* grown
+    if count <= capacity[0]:
+        return True
+    while larger < count:
+        larger *= 2
+    grown = realloc(array[0], larger * item)
+    if grown == NULL:
+        return False
+    array[0] = grown
     capacity[0] = larger
     return True
 

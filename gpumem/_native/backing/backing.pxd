@@ -60,18 +60,11 @@ cdef bint backing_frees_in_order(const Backing* backing) noexcept nogil
 # The same, with a list of its regions, which are freed by cuMemFree: for an arena that has others,
 # too.
 cdef void listed_init(Backing* backing, DeviceContext* context) noexcept nogil
-# One cuMemHostAlloc, and its end.
-cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
-cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil
-# Counts a driver call and, if it failed, keeps its name.
-cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil
 cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
                         uint64_t memory) noexcept nogil
 cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil
 # The one that an address lies in.
 cdef Mapped* mapped_around(const Backing* self, uint64_t address) noexcept nogil
-# Out of the list, the caller's to free; NULL: not there.
-cdef Mapped* mapped_remove(Backing* self, uint64_t address) noexcept nogil
 
 
 # ---- Managed memory: regions that migrate, and calls that steer them -----------------------------
@@ -89,6 +82,10 @@ cdef CUresult managed_prefetch(DeviceContext* context, uint64_t address, uint64_
 
 # ---- Pinned host memory: pages made by several threads, then registered with the driver ----------
 
+cdef extern from "mappings.h" nogil:
+    # Is every page of a range mapped in this process?
+    bint pages_exist(uint64_t address, size_t nbytes)
+
 cdef extern from "host_pages.h" nogil:
     # Pages that several threads make while the caller uses those that are made.
     ctypedef struct HostPages:
@@ -104,24 +101,20 @@ cdef void pinned_init(Backing* backing, DeviceContext* context) noexcept nogil
 cdef void pinned_begin(Backing* self, HostPages* pages, uint64_t nbytes) noexcept nogil
 cdef CUresult pinned_take(Backing* self, HostPages* pages, uint64_t size,
                           uint64_t* address) noexcept nogil
-# ---- Pages of the host, for the family -----------------------------------------------------------
-
-# Registers pages with the driver, under one address for the CPU and the device, and records them as
-# a mapping of the backing. With the device's context; a refusal leaves them unregistered.
-cdef CUresult pages_pin(Backing* self, uint64_t pages, uint64_t nbytes,
-                        uint64_t memory) noexcept nogil
-# Is every page of a range mapped in this process?
-cdef bint pages_exist(uint64_t address, uint64_t nbytes) noexcept nogil
 
 # ---- Regions of one physical handle each, mapped once, and of one file in memory each ------------
 
+cdef enum:
+    THE_DEVICE = -1             # in place of a node
+
+# A physical handle of the device's memory, or of a node's. The device's context is current.
+cdef CUresult memory_create(const DeviceContext* context, int node, bint exportable,
+                            uint64_t nbytes, uint64_t* memory) noexcept nogil
 cdef void numa_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
 # Makes the smallest memory of a node and releases it. A refusal names the call that refused.
 cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noexcept nogil
 # Memory of the device, or of a node, that can be exported. Regions are cleared: another process may
 # have used the memory before.
-cdef enum:
-    THE_DEVICE = -1             # in place of a node
 cdef void shared_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
 # A new descriptor of the region's memory.
 cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept nogil

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
+from posix.unistd cimport close
 
 from gpumem._native.driver cimport (
     Access, access_apply, access_init, context_enter, context_leave,
@@ -13,9 +14,9 @@ from gpumem._native.driver cimport (
     CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
     CUdevice_attribute, CUdeviceptr, CUmem_advise, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemLocation, CUresult, CUstream, DeviceContext,
+    CUmemGenericAllocationHandle, CUmemLocation, CUresult, CUstream, DeviceContext, note_call,
 )
-from gpumem._support.atomics cimport pointer_try, published_pointer, store64, sum_add
+from gpumem._support.atomics cimport pointer_try, published_pointer, store64
 from gpumem._support.memory cimport munmap
 
 
@@ -158,12 +159,8 @@ cdef CUresult backing_set_access(Backing* self, const CUmemAccessDesc* place) no
     return code
 
 
-cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil:
-    # The name of the latest refusal, for the error; a success keeps the one before.
-    sum_add(&self.calls, 1)
-    if code != CUDA_SUCCESS:
-        self.call = call
-    return code
+cdef inline CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil:
+    return note_call(&self.calls, &self.call, call, code)
 
 
 cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
@@ -277,11 +274,6 @@ cdef extern from "host_pages.h" nogil:
     char* host_pages_take(HostPages* pages, size_t nbytes)
     size_t whole_pages(size_t nbytes)
 
-cdef extern from "<sys/mman.h>" nogil:
-    int msync(void* at, size_t nbytes, int flags)
-    enum:
-        MS_ASYNC
-
 cdef enum:
     FLOOR = 2097152         # 2 MiB, a huge page: a smaller region is cuMemHostAlloc's
 
@@ -385,13 +377,6 @@ cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noe
     return code
 
 
-cdef bint pages_exist(uint64_t address, uint64_t nbytes) noexcept nogil:
-    # The kernel reads its list of mappings, not pages.
-    cdef uint64_t page = whole_pages(1)
-    cdef uint64_t first = address // page * page
-    return msync(<void*>first, address + nbytes - first, MS_ASYNC) == 0
-
-
 # ---- one physical handle, or one file in memory, per region --------------------------------------
 
 cdef enum:
@@ -432,20 +417,23 @@ cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noex
     return code
 
 
-cdef CUresult create(const Backing* self, uint64_t nbytes,
-                     CUmemGenericAllocationHandle* memory) noexcept nogil:
+cdef CUresult memory_create(const DeviceContext* context, int node, bint exportable,
+                            uint64_t nbytes, uint64_t* memory) noexcept nogil:
     cdef CUmemAllocationProp prop
+    cdef CUmemGenericAllocationHandle handle = 0
+    cdef CUresult code
     memset(&prop, 0, sizeof(prop))
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
-    prop.location.id = self.node
-    # Memory that is exported may also be the device's own.
-    if self.node == THE_DEVICE:
+    prop.location.id = node
+    if node == THE_DEVICE:
         prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
-        prop.location.id = self.context.device
-    if self.exportable:
+        prop.location.id = context.device
+    if exportable:
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    return self.context.table.cuMemCreate(memory, nbytes, &prop, 0)
+    code = context.table.cuMemCreate(&handle, nbytes, &prop, 0)
+    memory[0] = handle
+    return code
 
 
 # ---- a region: addresses, memory, mapping, access ------------------------------------------------
@@ -466,13 +454,15 @@ cdef CUresult physical_reserve(Backing* self, uint64_t size, uint64_t* address) 
 
 cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
     # Memory under reserved addresses. After a refusal each step is taken back, the last one first.
-    cdef CUmemGenericAllocationHandle memory = 0
-    cdef CUresult code = backing_note(self, "cuMemCreate", create(self, nbytes, &memory))
+    cdef uint64_t memory = 0
+    cdef CUresult code = backing_note(self, "cuMemCreate", memory_create(
+        self.context, self.node, self.exportable, nbytes, &memory))
     if code != CUDA_SUCCESS:
         return code
     code = backing_note(self, "cuMemMap", self.context.table.cuMemMap(base, nbytes, 0, memory, 0))
     if code == CUDA_SUCCESS:
-        code = open_access(self, base, nbytes)
+        code = backing_note(self, "cuMemSetAccess",
+                            access_apply(self.context, self.access, base, nbytes))
         if code == CUDA_SUCCESS and mapped_add(self, base, nbytes, memory) == NULL:
             code = CUDA_ERROR_OUT_OF_MEMORY
         if code != CUDA_SUCCESS:
@@ -480,11 +470,6 @@ cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil
     if code != CUDA_SUCCESS:
         self.context.table.cuMemRelease(memory)
     return code
-
-
-cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
-    return backing_note(self, "cuMemSetAccess",
-                        access_apply(self.context, self.access, base, nbytes))
 
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
@@ -574,13 +559,8 @@ cdef extern from *:
         close(fd);
         return -1;
     }
-    static void gm_file_end(int fd, void *address, uint64_t nbytes) {
-        munmap(address, nbytes);
-        close(fd);
-    }
     """
     int gm_file_map(uint64_t nbytes, void** address) noexcept nogil
-    void gm_file_end(int fd, void* address, uint64_t nbytes) noexcept nogil
 
 cdef enum:
     PAGE = 4096
@@ -605,7 +585,8 @@ cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noex
         return CUDA_ERROR_OUT_OF_MEMORY
     code = pages_pin(self, <uintptr_t>pages, size, fd)
     if code != CUDA_SUCCESS:
-        gm_file_end(fd, pages, size)
+        munmap(pages, size)
+        close(fd)
     address[0] = <uintptr_t>pages
     return code
 
@@ -621,6 +602,7 @@ cdef CUresult file_release(Backing* self, uint64_t address, uint64_t size) noexc
     # The descriptor goes with the mapping; other processes keep theirs.
     mapped = mapped_remove(self, address)
     if mapped != NULL:
-        gm_file_end(<int>mapped.memory, <void*><uintptr_t>address, mapped.nbytes)
+        munmap(<void*>address, mapped.nbytes)
+        close(<int>mapped.memory)
         free(mapped)
     return code

@@ -20,6 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "mappings.h"
 #include "meminfo.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -61,18 +62,6 @@ static inline void prefer_node(void *at, size_t nbytes, int node) {
     if (node < 0 || node >= MAX_NODES) return;
     mask[node / (8 * sizeof mask[0])] |= 1ul << (node % (8 * sizeof mask[0]));
     syscall(SYS_mbind, at, nbytes, PREFERRED_NODE, mask, (unsigned long)MAX_NODES, 0u);
-}
-
-/* Takes more addresses than needed and gives the ends back. NULL: refused. */
-static inline char *map_aligned(size_t nbytes) {
-    size_t whole = nbytes + HUGE_PAGE_BYTES, before;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
-    char *raw = (char *)mmap(NULL, whole, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (raw == MAP_FAILED) return NULL;
-    before = -(uintptr_t)raw & (HUGE_PAGE_BYTES - 1);
-    if (before) munmap(raw, before);
-    munmap(raw + before + nbytes, HUGE_PAGE_BYTES - before);
-    return raw + before;
 }
 
 static inline int populate(char *at, size_t nbytes) {
@@ -141,7 +130,7 @@ static inline int host_pages_begin(HostPages *pages, size_t nbytes, int node) {
     memset(pages->making, 0xff, sizeof pages->making);
     nbytes = whole_pages(nbytes);
     if (available && nbytes > available) return 0; /* the kernel would end processes to make room */
-    pages->base = map_aligned(nbytes);
+    pages->base = (char *)map_aligned(nbytes, HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, 0);
     if (pages->base == NULL) return 0;
     madvise(pages->base, nbytes, MADV_HUGEPAGE);
     /* A fork must not mark these pages copy-on-write: the parent's next write would move its data

@@ -16,8 +16,6 @@ from gpumem._native.bfc.table cimport Bfc
 # Adds a region that is one hole.
 cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
                          uint32_t* region) noexcept nogil
-# Makes enough unused slots that `count` cuts cannot fail.
-cdef bint holes_prepare(Bfc* table, uint32_t count) noexcept nogil
 # Turns [begin, end) of a free chunk into a hole; all else of it stays free. Returns the hole.
 cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil
 # Turns [begin, end) of a hole into a free chunk of `stream_slot`; all else stays hole. Returns the
@@ -37,3 +35,12 @@ cdef uint32_t bfc_allocate_across(Bfc* table, uint64_t size, uint64_t requested,
 cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil
 # Undoes an allocation that failed: the used chunk becomes one hole.
 cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil
+
+# The free chunk that covers bytes from an address on; NIL: none does. It loops over the chunks of a
+# region.
+cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil
+# Allocates exactly the bytes from an address on, whatever stream they were freed on. NIL: a part of
+# them is in use or in no region, or, with *status set, the array of chunks could not grow. It loops
+# over the chunks of a region.
+cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
+                                 uint32_t stream_slot, int* status) noexcept nogil

@@ -4,8 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc.table cimport (
     Bfc, bfc_add_region, BFC_NO_METADATA, BFC_OK, bin_insert, bin_remove, Chunk, chunk_absorb,
-    chunk_allocate, chunk_coalesce, CHUNK_FREE, chunk_free, CHUNK_HOLE, chunk_mark, CHUNK_USED,
-    NIL, SLOT_RELEASED, slot_allocate, slots_ready, state_of,
+    chunk_allocate, chunk_coalesce, chunk_cut, CHUNK_FREE, chunk_free, CHUNK_HOLE, chunk_mark,
+    CHUNK_USED, NIL, Region, SLOT_RELEASED, slots_ready, state_of,
 )
 from gpumem._support.atomics cimport store64
 
@@ -48,31 +48,8 @@ cdef inline void hole_unlink(Bfc* table, uint32_t index) noexcept nogil:
 
 # ---- pieces --------------------------------------------------------------------------------------
 
-cdef uint32_t cut(Bfc* table, uint32_t index, uint64_t address) noexcept nogil:
-    # Cuts a chunk that hangs nowhere at an address inside it; returns the upper part, which hangs
-    # nowhere either. A slot is ready.
-    cdef uint32_t remainder_index = slot_allocate(table)
-    cdef Chunk* chunk = &table.chunks[index]
-    cdef Chunk* remainder = &table.chunks[remainder_index]
-    cdef uint32_t generation = remainder.generation
-    remainder[0] = chunk[0]
-    remainder.generation = generation        # the slot's own: handles of its last block stay stale
-    remainder.address = address
-    remainder.size = chunk.address + chunk.size - address
-    remainder.prev = index
-    if chunk.next != NIL:
-        table.chunks[chunk.next].prev = remainder_index
-    chunk.next = remainder_index
-    chunk.size = address - chunk.address
-    return remainder_index
-
-
 cdef inline uint64_t end_of(const Bfc* table, uint32_t index) noexcept nogil:
     return table.chunks[index].address + table.chunks[index].size
-
-
-cdef bint holes_prepare(Bfc* table, uint32_t count) noexcept nogil:
-    return slots_ready(table, count)
 
 
 cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
@@ -141,7 +118,7 @@ cdef uint32_t bfc_allocate_across(Bfc* table, uint64_t size, uint64_t requested,
                 first = index if first == NIL else first
                 nbytes += chunk.size
             if nbytes >= size:
-                if not holes_prepare(table, 1):
+                if not slots_ready(table, 1):
                     status[0] = BFC_NO_METADATA
                     return NIL
                 return holes_allocate(table, first, table.chunks[first].address,
@@ -162,10 +139,10 @@ cdef uint32_t detach(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) n
     table.chunks[index].state = CHUNK_USED      # for now: its cut-off ends must not merge with it
     # The upper end first: a cut leaves the lower part at `index`.
     if end < end_of(table, index):
-        hang(table, cut(table, index, end), hole)
+        hang(table, chunk_cut(table, index, end - table.chunks[index].address), hole)
     if begin > table.chunks[index].address:
         lower = index
-        index = cut(table, index, begin)
+        index = chunk_cut(table, index, begin - table.chunks[index].address)
         hang(table, lower, hole)
     # The piece of a hole will have memory: its caller provides that, or undoes the change.
     if hole:
@@ -196,7 +173,7 @@ cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
     # Free and allocated again around the cut, so that counts and bins follow. The handle stays
     # valid, because the generation is put back.
     chunk_free(table, index, stream_slot, epoch)
-    remainder = cut(table, index, chunk.address + size)
+    remainder = chunk_cut(table, index, size)
     generation = table.chunks[index].generation
     chunk_allocate(table, index, requested, stream_slot)
     table.chunks[index].generation = generation
@@ -210,3 +187,36 @@ cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil:
     chunk_free(table, index, SLOT_RELEASED, 0)
     store64(&table.reserved, table.reserved - size)
     return hole_link(table, index)
+
+
+# ---- a given range of addresses ------------------------------------------------------------------
+
+cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
+                                 uint32_t stream_slot, int* status) noexcept nogil:
+    cdef uint32_t index = bfc_free_around(table, address, size)
+    status[0] = BFC_OK
+    if index == NIL:
+        return NIL
+    # One slot for what is left below, one for what is left above.
+    if not slots_ready(table, 2):
+        status[0] = BFC_NO_METADATA
+        return NIL
+    return holes_allocate(table, index, address, address + size, requested, stream_slot)
+
+
+cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil:
+    cdef const Region* region
+    cdef uint32_t i, index
+    for i in range(table.region_count):
+        region = &table.regions[i]
+        # Modulo 2**64: an address below the region is above its size.
+        if address - region.address >= region.size:
+            continue
+        index = region.first
+        while index != NIL and address >= end_of(table, index):
+            index = table.chunks[index].next
+        if (index == NIL or state_of(table, index) != CHUNK_FREE
+                or end_of(table, index) < address + size):
+            return NIL
+        return index
+    return NIL

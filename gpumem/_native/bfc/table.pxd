@@ -203,6 +203,7 @@ cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t stream_slot
             and (table.bins_filled <= (table.bins[stream_slot].levels != 0) or table.mixes))
 
 # Changes of state that the slow paths over address ranges share (bfc/holes).
+# Makes enough unused slots that `count` cuts cannot fail. False: out of host memory.
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil
 cdef uint32_t slot_allocate(Bfc* table) noexcept nogil
 cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil
@@ -214,7 +215,9 @@ cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
 # Marks a chunk with the stream and epoch of its free; with none if the epoch has completed since.
 cdef void chunk_mark(Bfc* table, uint32_t index, uint32_t stream_slot,
                      uint64_t epoch) noexcept nogil
-cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil
+# Cuts a chunk that is in no list after `size` bytes; returns the remainder, which is free with the
+# same mark, and in no bin. A slot is ready.
+cdef uint32_t chunk_cut(Bfc* table, uint32_t index, uint64_t size) noexcept nogil
 cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil
 cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil
 
@@ -312,15 +315,6 @@ cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slo
 # Pending free to free in a stream slot; merges. A persistent block hangs in no bin.
 cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                uint64_t epoch) noexcept nogil
-
-# The free chunk that covers bytes from an address on; NIL: none does. It loops over the chunks of a
-# region.
-cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil
-# Allocates exactly the bytes from an address on, whatever stream they were freed on. NIL: a part of
-# them is in use or in no region, or, with *status set, the array of chunks could not grow. It loops
-# over the chunks of a region.
-cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
-                                 uint32_t stream_slot, int* status) noexcept nogil
 
 # Recomputes every invariant that is stated above from the chunks and compares. 0, or the number of
 # the first broken one; bfc_invariant has its text. `folded`: no cache holds a change of

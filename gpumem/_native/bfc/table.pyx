@@ -5,7 +5,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from gpumem._support.atomics cimport load32, published64, published8, store32, store64, store8
-from gpumem._support.memory cimport lines_alloc, reserved_close, reserved_grow
+from gpumem._support.memory cimport array_reserve, lines_alloc, reserved_close, reserved_grow
 
 
 # ---- the fast path -----------------------------------------------------------------------------
@@ -288,11 +288,14 @@ cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) no
 
 
 cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
-    # Cuts a detached free chunk after `size` bytes; the remainder keeps slot and epoch and is
-    # binned. The slot was made ready by the caller, so nothing here can fail or move the array.
+    bin_insert(table, chunk_cut(table, index, size))
+
+
+cdef uint32_t chunk_cut(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
     cdef uint32_t remainder_index = slot_allocate(table)
     cdef Chunk* chunk = &table.chunks[index]
     cdef Chunk* remainder = &table.chunks[remainder_index]
+    # The generation is the slot's own: handles of its last block stay stale.
     remainder.address = chunk.address + size
     remainder.size = chunk.size - size
     remainder.epoch = chunk.epoch
@@ -305,7 +308,7 @@ cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
         table.chunks[chunk.next].prev = remainder_index
     chunk.next = remainder_index
     chunk.size = size
-    bin_insert(table, remainder_index)
+    return remainder_index
 
 
 cdef inline bint can_merge(const Bfc* table, uint32_t index, uint32_t beside) noexcept nogil:
@@ -472,20 +475,15 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
 
 
 cdef bint region_slot_ready(Bfc* table, uint32_t* slot) noexcept nogil:
-    cdef uint32_t i, capacity
-    cdef Region* regions
+    cdef uint32_t i
     # A slot of a region that was removed comes first: numbers of regions stay small.
     for i in range(table.region_count):
         if table.regions[i].size == 0:
             slot[0] = i
             return True
-    if table.region_count == table.region_capacity:
-        capacity = table.region_capacity * 2 if table.region_capacity else 8
-        regions = <Region*>realloc(table.regions, <size_t>capacity * sizeof(Region))
-        if regions == NULL:
-            return False
-        table.regions = regions
-        table.region_capacity = capacity
+    if not array_reserve(<void**>&table.regions, &table.region_capacity, table.region_count + 1, 8,
+                         sizeof(Region)):
+        return False
     slot[0] = table.region_count
     table.regions[slot[0]].size = 0
     table.region_count += 1
@@ -609,61 +607,6 @@ cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
     chunk_mark(table, index, stream_slot, epoch)
     if not table.chunks[index].persistent:
         chunk_coalesce(table, index)
-
-
-# ---- a given range of addresses ------------------------------------------------------------------
-
-cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
-                                 uint32_t stream_slot, int* status) noexcept nogil:
-    cdef uint32_t index = bfc_free_around(table, address, size)
-    status[0] = BFC_OK
-    if index == NIL:
-        return NIL
-    index = carve(table, index, address, size)
-    if index == NIL:
-        status[0] = BFC_NO_METADATA
-        return NIL
-    chunk_allocate(table, index, requested, stream_slot)
-    return index
-
-
-cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil:
-    cdef const Region* region
-    cdef uint32_t i, index
-    for i in range(table.region_count):
-        region = &table.regions[i]
-        # Modulo 2**64: an address below the region is above its size.
-        if address - region.address >= region.size:
-            continue
-        index = region.first
-        while index != NIL and (
-                address - table.chunks[index].address >= table.chunks[index].size):
-            index = table.chunks[index].next
-        if index == NIL or state_of(table, index) != CHUNK_FREE:
-            return NIL
-        if table.chunks[index].address + table.chunks[index].size < address + size:
-            return NIL
-        return index
-    return NIL
-
-
-cdef uint32_t carve(Bfc* table, uint32_t index, uint64_t address, uint64_t size) noexcept nogil:
-    # Detaches exactly these bytes from a free chunk that covers them. NIL: the array cannot grow.
-    cdef uint64_t before = address - table.chunks[index].address
-    cdef uint32_t taken = index
-    # Two, for what is left below and above: nothing can fail after the chunk has left its bin.
-    if not slots_ready(table, 2):
-        return NIL
-    bin_remove(table, index)
-    if before:
-        # A split bins the upper part: the two change places.
-        chunk_split(table, index, before)
-        taken = table.chunks[index].next
-        bin_insert(table, index)
-        bin_remove(table, taken)
-    if table.chunks[taken].size > size:
-        chunk_split(table, taken, size)
-    return taken
 
 
 # ---- validation, never on a fast path ------------------------------------------------------------

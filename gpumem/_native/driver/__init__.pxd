@@ -2,8 +2,7 @@
 
 from gpumem._native.driver.table cimport (
     Access, access_apply, access_has, access_init, access_next, AWAIT_EVENT, AWAIT_STREAM, check,
-    context_allow,
-    context_enter, context_is_dead, context_leave, context_relax, context_restore,
+    context_allow, context_enter, context_is_dead, context_leave, context_relax, context_restore,
     context_synchronize, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
     CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_EVENT_DISABLE_TIMING,
@@ -38,6 +37,6 @@ from gpumem._native.driver.table cimport (
     CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUpointer_attribute, CUresult,
     CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, device_wait,
     device_wait_until, DeviceContext, DriverDevice, ends_with_capture, error_name, may_capture,
-    point_wait, pointer_attribute, pointer_value, require, stream_captures, stream_refusal,
+    note_call, point_wait, pointer_attribute, pointer_value, require, stream_captures, stream_refusal,
     synchronize_device, synchronize_event, synchronize_stream,
 )

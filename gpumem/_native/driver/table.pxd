@@ -8,6 +8,7 @@ meaning (include/driver_table.h). Two modules fill one each: `cuda` from the ins
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._support.atomics cimport sum_add
 from gpumem._support.process cimport process
 
 cdef extern from "driver_table.h" nogil:
@@ -452,6 +453,14 @@ cdef CUresult device_wait_until(DeviceContext* context, uint64_t until,
                                 bint* interrupted) noexcept nogil
 # cuCtxSynchronize of the current context, counted.
 cdef CUresult context_synchronize(DeviceContext* context) noexcept nogil
+
+# Counts a driver call in `calls` and, if it failed, keeps its name in `refused`.
+cdef inline CUresult note_call(uint64_t* calls, const char** refused, const char* call,
+                               CUresult code) noexcept nogil:
+    sum_add(calls, 1)
+    if code != CUDA_SUCCESS:
+        refused[0] = call
+    return code
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1
 # Such as "CUDA_ERROR_INVALID_HANDLE".

@@ -9,7 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc cimport holes_fill, holes_trim, holes_undo_allocate, NIL, SLOT_RELEASED
 from gpumem._native.driver cimport (
-    access_apply, context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext,
+    access_apply, context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext, note_call,
 )
 from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page
 from gpumem._native.pages.space cimport (
@@ -54,15 +54,6 @@ cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
     return code
 
 
-cdef CUresult note_call(const Space* space, const char** refused, const char* call,
-                        CUresult code) noexcept nogil:
-    # Counts a driver call and, if it failed, keeps its name.
-    sum_add(space.calls, 1)
-    if code != CUDA_SUCCESS:
-        refused[0] = call
-    return code
-
-
 cdef CUresult create_memory(Space* space, Plan* plan) noexcept nogil:
     cdef CUresult code
     cdef uint32_t i
@@ -70,7 +61,7 @@ cdef CUresult create_memory(Space* space, Plan* plan) noexcept nogil:
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_CREATE:
             page = &space.page[plan.actions[i].page]
-            code = note_call(space, &plan.refused, "cuMemCreate",
+            code = note_call(space.calls, &plan.refused, "cuMemCreate",
                              page_create(space.context, bytes_of(page), &page.memory))
             if code != CUDA_SUCCESS:
                 return code
@@ -92,7 +83,7 @@ cdef CUresult unmap_views(Space* space, Plan* plan) noexcept nogil:
             # A page without memory sleeps: the driver has no view of it.
             action.slept = page.memory == 0
             if not action.slept:
-                code = note_call(space, &plan.refused, "cuMemUnmap",
+                code = note_call(space.calls, &plan.refused, "cuMemUnmap",
                                  view_unmap(space, action.unmap[view], page.granules))
                 if code != CUDA_SUCCESS:
                     return code
@@ -132,13 +123,13 @@ cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last) noexcept nogil:
             if address_of(space, plan.actions[last[0]].to) != end:
                 break
             page = &space.page[plan.actions[last[0]].page]
-            code = note_call(space, &plan.refused, "cuMemMap", space.context.table.cuMemMap(
+            code = note_call(space.calls, &plan.refused, "cuMemMap", space.context.table.cuMemMap(
                 end, bytes_of(page), 0, page.memory, 0))
             if code != CUDA_SUCCESS:
                 return code
             end += bytes_of(page)
         last[0] += 1
-    return note_call(space, &plan.refused, "cuMemSetAccess",
+    return note_call(space.calls, &plan.refused, "cuMemSetAccess",
                      access_apply(space.context, space.access, begin, end - begin))
 
 
@@ -372,11 +363,11 @@ cdef CUresult space_map_kept(Space* space, const char** call) noexcept nogil:
 
 cdef CUresult map_kept(Space* space, const Page* page, uint64_t address,
                        const char** call) noexcept nogil:
-    cdef CUresult code = note_call(space, call, "cuMemMap", space.context.table.cuMemMap(
+    cdef CUresult code = note_call(space.calls, call, "cuMemMap", space.context.table.cuMemMap(
         address, bytes_of(page), 0, page.memory, 0))
     if code != CUDA_SUCCESS:
         return code
-    code = note_call(space, call, "cuMemSetAccess",
+    code = note_call(space.calls, call, "cuMemSetAccess",
                      access_apply(space.context, space.access, address, bytes_of(page)))
     if code != CUDA_SUCCESS:
         space.context.table.cuMemUnmap(address, bytes_of(page))

@@ -11,8 +11,8 @@ from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
-    bfc_free_around, Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL,
-    SLOT_RELEASED, state_of,
+    bfc_free_around, Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, NIL, SLOT_RELEASED,
+    slots_ready, state_of,
 )
 from gpumem._native.pages.space cimport (
     fill_granules, granules_ready, has_retired, note_dormant, page_note, page_slot,
@@ -58,7 +58,7 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
             or not retired_ready(space, count)
             # Drop, release and create for each.
             or not actions_ready(plan, 3 * count + space.retired_count)
-            or not holes_prepare(space.table, PLANNED_SLOTS + 8 * count)):
+            or not slots_ready(space.table, PLANNED_SLOTS + 8 * count)):
         return PLAN_NO_METADATA
     if not supply_suffices(space, demand, site.missing, begin, end):
         return PLAN_NO_MEMORY
@@ -89,7 +89,7 @@ cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
             or not find_run(space, demand, False, &site)):
         return NIL
     end = site.begin + demand.size
-    if not holes_prepare(space.table, PLANNED_SLOTS
+    if not slots_ready(space.table, PLANNED_SLOTS
                          + 8 * (granule_from(space, end) - granule_of(space, site.begin))):
         return NIL
     swap_views(space, site.begin, end)
@@ -103,7 +103,7 @@ cdef bint space_restore(Space* space, uint64_t begin, uint64_t end) noexcept nog
     cdef uint32_t index, first
     cdef Page* page
     if not (retired_ready(space, last - g)
-            and holes_prepare(space.table, PLANNED_SLOTS + 8 * (last - g))):
+            and slots_ready(space.table, PLANNED_SLOTS + 8 * (last - g))):
         return False
     while g < last:
         if is_backed(space, g):
@@ -491,7 +491,7 @@ cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
     see_idle_pages(space, SLOT_RELEASED)
     aged = <AgedPage*>malloc((space.idle_count + 1) * sizeof(AgedPage))
     if (aged == NULL or not actions_ready(plan, space.idle_count + space.retired_count)
-            or not holes_prepare(space.table, 2 * space.idle_count)):
+            or not slots_ready(space.table, 2 * space.idle_count)):
         free(aged)
         return False
     drop_retired(space, plan)

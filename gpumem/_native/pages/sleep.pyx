@@ -11,31 +11,19 @@ from gpumem._native.backing cimport (
 from gpumem._native.driver cimport (
     access_apply, access_init, access_next, context_enter, context_leave, CU_EVENT_DISABLE_TIMING,
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN,
-    CUDA_SUCCESS, CUevent, CUresult, CUstream, DeviceContext,
+    CUDA_SUCCESS, CUevent, CUresult, CUstream, DeviceContext, note_call,
 )
 from gpumem._native.pages.space cimport page_create
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.events cimport note_page, REC_ASLEEP, REC_RELEASE, REC_RESERVE
+from gpumem._support.memory cimport (
+    array_reserve, MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE,
+)
 
 
 cdef extern from "meminfo.h":
     uint64_t memory_available(const char* groups) noexcept nogil
     const char* CONTROL_GROUPS
-
-cdef extern from *:
-    """
-    #include <sys/mman.h>
-    /* A part of a file, from a multiple of the page size on; NULL: refused. */
-    static void *gm_store_map(int file, size_t nbytes, uint64_t offset) {
-        void *at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)offset);
-        return at == MAP_FAILED ? NULL : at;
-    }
-    static void gm_store_unmap(uint64_t at, size_t nbytes) {
-        munmap((void *)(uintptr_t)at, nbytes);
-    }
-    """
-    void* gm_store_map(int file, size_t nbytes, uint64_t offset) noexcept nogil
-    void gm_store_unmap(uint64_t at, size_t nbytes) noexcept nogil
 
 cdef enum:
     CHUNK = 268435456       # bytes, 256 MiB: of the store, made in one piece
@@ -61,8 +49,8 @@ cdef struct Copies:
 
 cdef bint sleeper_add_page(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
                            uint64_t* memory) noexcept nogil:
-    if not has_room(<void**>&sleeper.pages, sleeper.page_count, &sleeper.page_capacity,
-                    sizeof(SleepPage)):
+    if not array_reserve(<void**>&sleeper.pages, &sleeper.page_capacity, sleeper.page_count + 1, 64,
+                         sizeof(SleepPage)):
         return False
     sleeper.pages[sleeper.page_count] = SleepPage(address, nbytes, memory, False)
     sleeper.page_count += 1
@@ -71,24 +59,11 @@ cdef bint sleeper_add_page(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
 
 cdef bint sleeper_add_piece(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
                             uint64_t block) noexcept nogil:
-    if not has_room(<void**>&sleeper.pieces, sleeper.piece_count, &sleeper.piece_capacity,
-                    sizeof(SleepPiece)):
+    if not array_reserve(<void**>&sleeper.pieces, &sleeper.piece_capacity, sleeper.piece_count + 1,
+                         64, sizeof(SleepPiece)):
         return False
     sleeper.pieces[sleeper.piece_count] = SleepPiece(address, nbytes, 0, block)
     sleeper.piece_count += 1
-    return True
-
-
-cdef bint has_room(void** entries, uint32_t count, uint32_t* capacity, size_t size) noexcept nogil:
-    cdef uint32_t larger = capacity[0] * 2 if capacity[0] else 64
-    cdef void* fresh
-    if count < capacity[0]:
-        return True
-    fresh = realloc(entries[0], larger * size)
-    if fresh == NULL:
-        return False
-    entries[0] = fresh
-    capacity[0] = larger
     return True
 
 
@@ -198,7 +173,7 @@ cdef CUresult group_mark(Sleeper* sleeper, Copies* copies, uint32_t end,
     cdef uint32_t at = copies.begun % AHEAD
     cdef CUresult code = CUDA_SUCCESS
     if copies.stream != NULL:
-        code = note(sleeper, call, "cuEventRecord", sleeper.context.table.cuEventRecord(
+        code = note_call(sleeper.calls, call, "cuEventRecord", sleeper.context.table.cuEventRecord(
             copies.events[at], copies.stream))
     copies.ends[at] = end
     copies.copied[at] = queued_to(sleeper)
@@ -216,7 +191,7 @@ cdef CUresult group_unmap(Sleeper* sleeper, Copies* copies, const char** call) n
     cdef uint32_t at = copies.done % AHEAD
     cdef CUresult code = CUDA_SUCCESS
     if copies.stream != NULL:
-        code = note(sleeper, call, "cuEventSynchronize",
+        code = note_call(sleeper.calls, call, "cuEventSynchronize",
                     sleeper.context.table.cuEventSynchronize(copies.events[at]))
     if code != CUDA_SUCCESS:
         return code
@@ -243,7 +218,7 @@ cdef CUresult run_unmap(Sleeper* sleeper, uint32_t* next_page, uint32_t end,
     if last == first:
         next_page[0] += 1
         return CUDA_SUCCESS
-    code = note(sleeper, call, "cuMemUnmap",
+    code = note_call(sleeper.calls, call, "cuMemUnmap",
                 sleeper.context.table.cuMemUnmap(begin, stop - begin))
     if code == CUDA_SUCCESS:
         next_page[0] = last
@@ -336,17 +311,17 @@ cdef CUresult run_make(Sleeper* sleeper, uint32_t* end, const char** call) noexc
                 return code
         stop += page.nbytes
         end[0] += 1
-    return note(sleeper, call, "cuMemSetAccess",
+    return note_call(sleeper.calls, call, "cuMemSetAccess",
                 access_apply(sleeper.context, sleeper.access, begin, stop - begin))
 
 
 cdef CUresult page_make(Sleeper* sleeper, SleepPage* page, const char** call) noexcept nogil:
     cdef uint64_t memory = 0
-    cdef CUresult code = note(sleeper, call, "cuMemCreate",
+    cdef CUresult code = note_call(sleeper.calls, call, "cuMemCreate",
                               page_create(sleeper.context, page.nbytes, &memory))
     if code != CUDA_SUCCESS:
         return code                     # what the driver left there is not a handle
-    code = note(sleeper, call, "cuMemMap", sleeper.context.table.cuMemMap(
+    code = note_call(sleeper.calls, call, "cuMemMap", sleeper.context.table.cuMemMap(
         page.address, page.nbytes, 0, memory, 0))
     if code == CUDA_SUCCESS:
         page.memory[0] = memory
@@ -375,13 +350,13 @@ cdef CUresult copies_begin(Sleeper* sleeper, Copies* copies, const char** call) 
     memset(copies, 0, sizeof(Copies))
     if sleeper.piece_count == 0:
         return code
-    code = note(sleeper, call, "cuStreamCreate", sleeper.context.table.cuStreamCreate(
+    code = note_call(sleeper.calls, call, "cuStreamCreate", sleeper.context.table.cuStreamCreate(
         &copies.stream, CU_STREAM_NON_BLOCKING))
     if code != CUDA_SUCCESS:
         copies.stream = NULL
     for i in range(AHEAD):
         if code == CUDA_SUCCESS:
-            code = note(sleeper, call, "cuEventCreate", sleeper.context.table.cuEventCreate(
+            code = note_call(sleeper.calls, call, "cuEventCreate", sleeper.context.table.cuEventCreate(
                 &copies.events[i], CU_EVENT_DISABLE_TIMING))
             if code != CUDA_SUCCESS:
                 copies.events[i] = NULL
@@ -468,25 +443,16 @@ cdef CUresult copy_one(Sleeper* sleeper, CUstream stream, uint64_t address, uint
     cdef DeviceContext* context = sleeper.context
     cdef DeviceContext* other = sleeper.store.place.device
     if sleeper.store.place.kind != STORE_DEVICE and down:
-        return note(sleeper, call, "cuMemcpyDtoHAsync", context.table.cuMemcpyDtoHAsync(
+        return note_call(sleeper.calls, call, "cuMemcpyDtoHAsync", context.table.cuMemcpyDtoHAsync(
             <void*>place, address, nbytes, stream))
     if sleeper.store.place.kind != STORE_DEVICE:
-        return note(sleeper, call, "cuMemcpyHtoDAsync", context.table.cuMemcpyHtoDAsync(
+        return note_call(sleeper.calls, call, "cuMemcpyHtoDAsync", context.table.cuMemcpyHtoDAsync(
             address, <const void*>place, nbytes, stream))
     if down:
-        return note(sleeper, call, "cuMemcpyPeerAsync", context.table.cuMemcpyPeerAsync(
+        return note_call(sleeper.calls, call, "cuMemcpyPeerAsync", context.table.cuMemcpyPeerAsync(
             place, other.primary, address, context.primary, nbytes, stream))
-    return note(sleeper, call, "cuMemcpyPeerAsync", context.table.cuMemcpyPeerAsync(
+    return note_call(sleeper.calls, call, "cuMemcpyPeerAsync", context.table.cuMemcpyPeerAsync(
         address, context.primary, place, other.primary, nbytes, stream))
-
-
-cdef inline CUresult note(Sleeper* sleeper, const char** call, const char* name,
-                          CUresult code) noexcept nogil:
-    # Counts a driver call and, if it failed, keeps its name.
-    sum_add(sleeper.calls, 1)
-    if code != CUDA_SUCCESS:
-        call[0] = name
-    return code
 
 
 # ---- the store -----------------------------------------------------------------------------------
@@ -532,6 +498,7 @@ cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) n
     cdef Store* store = &sleeper.store
     cdef StoreChunk* chunk = &store.chunks[index]
     cdef uint64_t nbytes = chunk_bytes(store, index)
+    cdef void* mapped
     cdef CUresult code = CUDA_SUCCESS
     if chunk.address and chunk.nbytes >= nbytes:
         return CUDA_SUCCESS
@@ -539,9 +506,10 @@ cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) n
         call[0] = store.backing.call
         return CUDA_ERROR_UNKNOWN
     if store.place.kind == STORE_FILE:
-        chunk.address = <uint64_t>gm_store_map(store.place.file, nbytes,
-                                               store.place.offset + index * CHUNK)
-        code = CUDA_ERROR_OUT_OF_MEMORY if chunk.address == 0 else CUDA_SUCCESS
+        mapped = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, store.place.file,
+                      <long>(store.place.offset + index * CHUNK))
+        chunk.address = <uint64_t>mapped
+        code = CUDA_ERROR_OUT_OF_MEMORY if mapped == MAP_FAILED else CUDA_SUCCESS
     else:
         code = chunk_reserve(store, nbytes, &chunk.address, call)
     chunk.nbytes = nbytes
@@ -590,7 +558,7 @@ cdef bint chunk_end(Store* store, StoreChunk* chunk) noexcept nogil:
     if chunk.address == 0:
         return True
     if store.place.kind == STORE_FILE:
-        gm_store_unmap(chunk.address, chunk.nbytes)
+        munmap(<void*>chunk.address, chunk.nbytes)
     elif (backing_release(&store.backing, chunk.address, chunk.nbytes) != CUDA_SUCCESS
           and backing_release(&store.backing, chunk.address, chunk.nbytes) != CUDA_SUCCESS):
         return False            # refused once more

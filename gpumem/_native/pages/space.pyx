@@ -5,15 +5,14 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
+from gpumem._native.backing cimport memory_create, THE_DEVICE
 from gpumem._native.bfc cimport (
     Bfc, BFC_OK, bin_from, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, gm_low_bit64, holes_add_range,
     holes_carve, holes_fill, NIL, state_of, StreamBins,
 )
 from gpumem._native.driver cimport (
-    Access, context_enter, context_is_dead, context_leave, CU_MEM_ALLOCATION_TYPE_PINNED,
-    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY,
-    CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
-    CUresult, DeviceContext,
+    Access, context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
+    CUdeviceptr, CUmemAccessDesc, CUresult, DeviceContext,
 )
 from gpumem._native.pages.types cimport (
     address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_from, granule_of, is_backed,
@@ -23,6 +22,7 @@ from gpumem._native.pages.types cimport (
 from gpumem._support.atomics cimport sum_add
 from gpumem._support.events cimport EventSource, note_page
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
+from gpumem._support.memory cimport array_reserve
 
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil:
@@ -334,62 +334,33 @@ cdef void orphans_release(Space* space) noexcept nogil:
 
 
 cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil:
-    # Doubled, so that growing costs little for each granule.
-    cdef uint32_t capacity = space.granules if space.granules else 256
-    cdef uint32_t* page_at
+    cdef uint32_t capacity = space.granules
     cdef uint64_t* swaps_at
-    if count <= space.granules:
+    if count <= capacity:
         return True
-    while capacity < count:
-        capacity *= 2
-    # The numbers of granules never change, so the arrays only grow; 0xFF is NIL in every byte.
+    if not array_reserve(<void**>&space.page_at, &capacity, count, 256, sizeof(uint32_t)):
+        return False
     swaps_at = <uint64_t*>realloc(space.swaps_at, capacity // 8)
     if swaps_at == NULL:
         return False
     space.swaps_at = swaps_at
-    page_at = <uint32_t*>realloc(space.page_at, capacity * sizeof(uint32_t))
-    if page_at == NULL:
-        return False
-    space.page_at = page_at
-    memset(page_at + space.granules, 0xFF, (capacity - space.granules) * sizeof(uint32_t))
+    # The numbers of granules never change, so the arrays only grow; 0xFF is NIL in every byte.
+    memset(space.page_at + space.granules, 0xFF, (capacity - space.granules) * sizeof(uint32_t))
     memset(swaps_at + space.granules // 64, 0, (capacity - space.granules) // 8)
     space.granules = capacity
     return True
 
 
 cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil:
-    cdef uint32_t capacity = space.page_capacity if space.page_capacity else 64
-    cdef Page* page
-    cdef uint32_t* idle
-    if space.page_capacity - space.page_count >= count:
-        return True
-    while capacity - space.page_count < count:
-        capacity *= 2
-    page = <Page*>realloc(space.page, capacity * sizeof(Page))
-    if page == NULL:
-        return False
-    space.page = page
-    idle = <uint32_t*>realloc(space.idle, capacity * sizeof(uint32_t))
-    if idle == NULL:
-        return False
-    space.idle = idle
-    space.page_capacity = capacity
-    return True
+    cdef uint32_t capacity = space.page_capacity
+    count += space.page_count
+    return (array_reserve(<void**>&space.idle, &capacity, count, 64, sizeof(uint32_t))
+            and array_reserve(<void**>&space.page, &space.page_capacity, count, 64, sizeof(Page)))
 
 
 cdef bint retired_ready(Space* space, uint32_t count) noexcept nogil:
-    cdef uint32_t capacity = max(64, space.retired_capacity)
-    cdef RetiredView* retired
-    if space.retired_capacity - space.retired_count >= count:
-        return True
-    while capacity - space.retired_count < count:
-        capacity *= 2
-    retired = <RetiredView*>realloc(space.retired, capacity * sizeof(RetiredView))
-    if retired == NULL:
-        return False
-    space.retired = retired
-    space.retired_capacity = capacity
-    return True
+    return array_reserve(<void**>&space.retired, &space.retired_capacity,
+                         space.retired_count + count, 64, sizeof(RetiredView))
 
 
 cdef void retired_add(Space* space, uint32_t page, uint32_t first, uint32_t stream_slot,
@@ -540,17 +511,7 @@ cdef bint pages_are_exportable() noexcept nogil:
 
 
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil:
-    cdef CUmemAllocationProp prop
-    cdef CUmemGenericAllocationHandle handle = 0
-    memset(&prop, 0, sizeof(prop))
-    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED
-    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    prop.location.id = context.device
-    if exportable:
-        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    cdef CUresult code = context.table.cuMemCreate(&handle, nbytes, &prop, 0)
-    memory[0] = handle
-    return code
+    return memory_create(context, THE_DEVICE, exportable, nbytes, memory)
 
 
 cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil:

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._native.driver cimport (
-    access_apply, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUmemAccessDesc, CUresult,
+    access_apply, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUmemAccessDesc, CUresult, note_call,
 )
 from gpumem._native.pages.sleep cimport Sleeper, sleeper_add_page, sleeper_add_piece
 from gpumem._native.pages.space cimport address_reserve, page_create
@@ -23,19 +23,10 @@ cdef CUresult span_reserve(Span* span, uint64_t nbytes, uint64_t page_bytes,
     if span.page == NULL:
         call[0] = NULL
         return CUDA_ERROR_OUT_OF_MEMORY
-    code = note(span, call, "cuMemAddressReserve",
+    code = note_call(span.calls, call, "cuMemAddressReserve",
                 address_reserve(span.context, nbytes + GRANULE, &span.base))
     if code != CUDA_SUCCESS:
         free(span.page)
-    return code
-
-
-cdef inline CUresult note(const Span* span, const char** refused, const char* call,
-                          CUresult code) noexcept nogil:
-    # Counts a driver call and, if it failed, keeps its name.
-    sum_add(span.calls, 1)
-    if code != CUDA_SUCCESS:
-        refused[0] = call
     return code
 
 
@@ -74,7 +65,7 @@ cdef CUresult make(Span* span, uint32_t first, uint32_t last, const char** call)
         page = &span.page[i]
         if page.memory:
             continue
-        code = note(span, call, "cuMemCreate",
+        code = note_call(span.calls, call, "cuMemCreate",
                     page_create(span.context, span_page_bytes(span, i), &page.memory))
         if code != CUDA_SUCCESS:
             page.memory = 0         # what the driver left there is not a handle
@@ -94,14 +85,14 @@ cdef CUresult map_run(Span* span, uint32_t* next_page, uint32_t last,
     cdef CUresult code
     while next_page[0] < last and not span.page[next_page[0]].mapped:
         page = &span.page[next_page[0]]
-        code = note(span, call, "cuMemMap", span.context.table.cuMemMap(
+        code = note_call(span.calls, call, "cuMemMap", span.context.table.cuMemMap(
             end, span_page_bytes(span, next_page[0]), 0, page.memory, 0))
         if code != CUDA_SUCCESS:
             return code
         page.mapped = page.fresh = True
         end += span_page_bytes(span, next_page[0])
         next_page[0] += 1
-    return note(span, call, "cuMemSetAccess",
+    return note_call(span.calls, call, "cuMemSetAccess",
                 access_apply(span.context, span.access, begin, end - begin))
 
 
