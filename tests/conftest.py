@@ -50,7 +50,7 @@ def build_what_changed() -> None:
 
 build_what_changed()
 
-from helpers.driver import pop_contexts  # noqa: E402
+from helpers.driver import HostDriver, pop_contexts  # noqa: E402
 from helpers.quiesce import quiesce  # noqa: E402
 
 import gpumem  # noqa: E402
@@ -108,6 +108,22 @@ def host():
     host_device.set_lag(0)
     host_device.use_virtual_clock(False)
     host_device.set_capacity(0, capacity)
+
+
+@pytest.fixture
+def driver(host):
+    """Calls of the host device's driver, which act behind gpumem's back."""
+    return HostDriver()
+
+
+@pytest.fixture
+def stream():
+    return gpumem.Stream("host")
+
+
+@pytest.fixture
+def streams():
+    return [gpumem.Stream("host") for _ in range(3)]
 
 
 @pytest.fixture

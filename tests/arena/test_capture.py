@@ -4,7 +4,6 @@ import contextlib
 import gc
 
 import pytest
-from helpers.driver import HostDriver
 from helpers.graph import GLOBAL, RELAXED, THREAD_LOCAL, Graph
 
 import gpumem
@@ -12,16 +11,6 @@ import gpumem
 KIB, MIB = 1 << 10, 1 << 20
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
-
-
-@pytest.fixture
-def driver(host):
-    return HostDriver()
-
-
-@pytest.fixture
-def stream():
-    return gpumem.Stream("host")
 
 
 def addresses(thing):

@@ -12,11 +12,6 @@ LAG = 30_000_000  # ns, of real time
 HOUR_MS = 3_600_000  # for waits that end when the work is done
 
 
-@pytest.fixture
-def streams():
-    return [gpumem.Stream("host") for _ in range(3)]
-
-
 def full(make_arena, stream, **config):
     """Make an arena whose memory is all freed on a stream, beside a small block that pins it."""
     arena = make_arena({"max_mem": MIB, "split_rule": "tight"} | config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.quiesce import held_by_kind
 from helpers.refused_sleep import sleep_and_wake_refused_once
@@ -14,16 +13,6 @@ import gpumem
 from gpumem.errors import AsleepError, InUseError, OutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-@pytest.fixture
-def driver(host):
-    return HostDriver()
-
-
-@pytest.fixture
-def stream():
-    return gpumem.Stream("host")
 
 
 def fill(buffer, value):

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.refused_sleep import sleep_and_wake_refused_once
 
 import gpumem
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def driver(host):
-    return HostDriver()
-
-
-@pytest.fixture
-def stream():
-    return gpumem.Stream("host")
 
 
 class Captured:

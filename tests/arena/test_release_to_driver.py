@@ -28,16 +28,6 @@ REGIONS = {"backing": "regions", "extend_strategy": "same_as_requested", "split_
 
 
 @pytest.fixture
-def streams():
-    return [gpumem.Stream("host") for _ in range(3)]
-
-
-@pytest.fixture
-def driver():
-    return HostDriver()
-
-
-@pytest.fixture
 def gate(host, streams, driver):
     """Hold streams[0], once the host device is at rest: to bring it there waits for all streams."""
     with driver.block(streams[0]) as gate:

@@ -12,11 +12,6 @@ POLICIES = ["completed", "wait", "never"]
 
 
 @pytest.fixture
-def streams():
-    return [gpumem.Stream("host") for _ in range(3)]
-
-
-@pytest.fixture
 def driver(virtual_clock):
     """Work for streams; on the virtual clock a query lets every worker do what it can first."""
     return HostDriver()

@@ -17,11 +17,6 @@ POLICIES = ["completed", "wait", "never"]
 
 
 @pytest.fixture
-def streams():
-    return [gpumem.Stream("host") for _ in range(3)]
-
-
-@pytest.fixture
 def driver(virtual_clock):
     return HostDriver()
 

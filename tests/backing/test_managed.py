@@ -12,12 +12,6 @@ ADVISE, PREFETCH = "cuMemAdvise", "cuMemPrefetchAsync"
 OUT_OF_MEMORY, UNKNOWN = 2, 999
 
 
-@pytest.fixture
-def faults(host):
-    yield host
-    host.clear_faults()
-
-
 def test_managed_regions_get_no_advice_of_their_own(make_arena, host):
     before = host.call_count(ADVISE), host.call_count(PREFETCH)
     with make_arena(memory=MANAGED).allocate(MIB):
@@ -115,8 +109,8 @@ def test_prefetch_of_closed_and_empty_buffers(make_arena, host):
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
 @pytest.mark.parametrize("call", [ADVISE, PREFETCH])
-def test_prefetch_and_advise_raise_the_drivers_error(make_arena, faults, call, error):
+def test_prefetch_and_advise_raise_the_drivers_error(make_arena, host, call, error):
     buffer = make_arena(memory=MANAGED).allocate(10)
-    faults.fail(call, 1, error)
+    host.fail(call, 1, error)
     with pytest.raises(gpumem.errors.DriverError, match=call):
         buffer.prefetch() if call == PREFETCH else buffer.advise("accessed_by")

@@ -14,12 +14,6 @@ MEMORIES = ["host", "host/host_accessible"]
 PARTS = ("handles", "mappings", "reservations")
 
 
-@pytest.fixture
-def faults(host):
-    yield host
-    host.clear_faults()
-
-
 def parts(host):
     """What is alive that a node's region is made of."""
     return [host.live()[name] for name in PARTS]
@@ -74,27 +68,27 @@ def test_limit_below_the_granularity_serves_nothing(make_arena):
     held.close()
 
 
-def test_refused_region_is_retried_in_whole_granules(make_arena, faults):
+def test_refused_region_is_retried_in_whole_granules(make_arena, host):
     arena = make_arena({"numa_node": 0, "initial_chunk_size_bytes": 16 * MIB})
-    faults.fail("cuMemCreate", 1, OUT_OF_MEMORY, 3)
+    host.fail("cuMemCreate", 1, OUT_OF_MEMORY, 3)
     buffer = arena.allocate(3 * MIB)
     assert arena.stats().reserved == 10 * MIB  # 16, 14, 12, 10
     buffer.close()
 
 
-def test_region_is_released_later_after_a_failed_release(make_arena, faults):
-    before = parts(faults)
+def test_region_is_released_later_after_a_failed_release(make_arena, host):
+    before = parts(host)
     arena = make_arena({"numa_node": 0})
     arena.allocate(3 * MIB).close()
-    held = parts(faults)
-    faults.fail("cuMemUnmap", 1, UNKNOWN, 0)
+    held = parts(host)
+    host.fail("cuMemUnmap", 1, UNKNOWN, 0)
     arena.shrink()
-    faults.clear_faults()
-    assert parts(faults)[1:] == held[1:]  # a mapping keeps memory whose handle was released
+    host.clear_faults()
+    assert parts(host)[1:] == held[1:]  # a mapping keeps memory whose handle was released
     with arena.allocate(3 * MIB) as buffer:
         np.frombuffer(buffer, np.uint8)[:] = 1
     arena.shrink()
-    assert (parts(faults), arena.stats().reserved) == (before, 0)
+    assert (parts(host), arena.stats().reserved) == (before, 0)
 
 
 def test_missing_numa_node_raises_the_drivers_error():
@@ -129,7 +123,7 @@ def test_numa_node_on_other_memory_is_refused(memory, more, why):
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
 @with_a_context_stack_of_its_own
-def test_failure_of_any_driver_call_leaves_nothing_behind(host, faults, error):
+def test_failure_of_any_driver_call_leaves_nothing_behind(host, error):
     for call in range(1, 60):
         before = parts(host)
         arena = gpumem.Arena("host/host_accessible", {"numa_node": 0})
@@ -153,24 +147,24 @@ def test_failure_of_any_driver_call_leaves_nothing_behind(host, faults, error):
 @pytest.mark.parametrize(
     "call", ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"]
 )
-def test_failed_driver_call_is_named(faults, call):
+def test_failed_driver_call_is_named(host, call):
     with gpumem.Arena("host", {"numa_node": 0}) as arena:
-        faults.fail(call, 1, UNKNOWN)
+        host.fail(call, 1, UNKNOWN)
         with pytest.raises(gpumem.errors.DriverError) as caught:
             arena.allocate(1)
         assert caught.value.call == call
-        faults.clear_faults()
-    faults.fail(call, 1, UNKNOWN)
+        host.clear_faults()
+    host.fail(call, 1, UNKNOWN)
     with pytest.raises(gpumem.ConfigError, match=f"{call} failed"):
         gpumem.Arena("host", {"numa_node": 0})
 
 
 @pytest.mark.parametrize("call", ["cuMemRelease", "cuMemUnmap"])
-def test_region_that_the_driver_does_not_take_back_is_whole_and_tried_again(host, faults, call):
+def test_region_that_the_driver_does_not_take_back_is_whole_and_tried_again(host, call):
     before = parts(host)
     arena = gpumem.Arena("host/host_accessible", {"numa_node": 0})
     arena.allocate(MIB).close()
-    faults.fail(call, 1, UNKNOWN)
+    host.fail(call, 1, UNKNOWN)
     assert arena.shrink().released_bytes == 0
     with arena.allocate(MIB) as buffer:
         memoryview(buffer)[:] = bytes(MIB)
@@ -180,9 +174,9 @@ def test_region_that_the_driver_does_not_take_back_is_whole_and_tried_again(host
 
 
 @pytest.mark.parametrize("call", ["cuMemRelease", "cuMemUnmap"])
-def test_trial_of_a_node_leaves_nothing_behind(host, faults, call):
+def test_trial_of_a_node_leaves_nothing_behind(host, call):
     before = parts(host)
-    faults.fail(call, 1, UNKNOWN)
+    host.fail(call, 1, UNKNOWN)
     with pytest.raises(gpumem.ConfigError, match=f"{call} failed"):
         gpumem.Arena("host", {"numa_node": 0})
     assert parts(host) == before

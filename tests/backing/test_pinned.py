@@ -44,12 +44,6 @@ def held(host):
     return mapped_bytes(), host.live()["allocations"]
 
 
-@pytest.fixture
-def faults(host):
-    yield host
-    host.clear_faults()
-
-
 @pytest.mark.parametrize("nbytes", [2 * MIB, 3 * MIB + 4 * KIB, 70 * MIB + 256])
 def test_large_pinned_region_is_registered_in_whole_populated_pages(make_arena, host, nbytes):
     before = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
@@ -102,41 +96,41 @@ def test_several_pinned_arenas_grow_concurrently(make_arena):
 
 
 @pytest.mark.parametrize("call", ["cuMemHostRegister", "cuMemHostGetDevicePointer"])
-def test_region_falls_back_to_driver_allocation_when_registration_fails(make_arena, faults, call):
-    before = held(faults)
+def test_region_falls_back_to_driver_allocation_when_registration_fails(make_arena, host, call):
+    before = held(host)
     arena = make_arena(EXACT, PINNED)
-    calls = faults.call_count("cuMemHostAlloc")
-    faults.fail(call, 1, NOT_SUPPORTED)
+    calls = host.call_count("cuMemHostAlloc")
+    host.fail(call, 1, NOT_SUPPORTED)
     with arena.allocate(4 * MIB) as buffer:
         np.frombuffer(buffer, np.uint8)[:] = 1
-        assert faults.call_count("cuMemHostAlloc") == calls + 1
+        assert host.call_count("cuMemHostAlloc") == calls + 1
         assert mapped_bytes() == before[0], "what was mapped for it is gone"
     arena.shrink()
-    assert held(faults) == before
+    assert held(host) == before
 
 
-def test_failed_registration_leaves_no_page(make_arena, faults):
-    before = held(faults)
+def test_failed_registration_leaves_no_page(make_arena, host):
+    before = held(host)
     arena = make_arena({**EXACT, "max_mem": 64 * MIB}, PINNED)
-    faults.fail("cuMemHostRegister", 1, OUT_OF_MEMORY, 0)
+    host.fail("cuMemHostRegister", 1, OUT_OF_MEMORY, 0)
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(8 * MIB)
-    assert held(faults) == before
+    assert held(host) == before
     assert arena.stats().reserved == 0
 
 
-def test_region_is_released_later_after_a_failed_release(make_arena, faults):
-    before = held(faults)
+def test_region_is_released_later_after_a_failed_release(make_arena, host):
+    before = held(host)
     arena = make_arena(EXACT, PINNED)
     arena.allocate(8 * MIB).close()
-    faults.fail("cuMemHostUnregister", 1, UNKNOWN)
+    host.fail("cuMemHostUnregister", 1, UNKNOWN)
     arena.shrink()
     assert arena.stats().reserved == 8 * MIB
     with arena.allocate(8 * MIB) as buffer:  # it is as good as before
         np.frombuffer(buffer, np.uint8)[:] = 1
     arena.shrink()
     assert arena.stats().reserved == 0
-    assert held(faults) == before
+    assert held(host) == before
 
 
 def test_request_beyond_host_memory_is_refused_before_pages_are_populated(make_arena):
@@ -145,11 +139,11 @@ def test_request_beyond_host_memory_is_refused_before_pages_are_populated(make_a
         arena.allocate(1 << 42)
 
 
-def test_pages_stay_mapped_when_unregistration_fails(make_arena, faults):
+def test_pages_stay_mapped_when_unregistration_fails(make_arena, host):
     arena = make_arena(EXACT, PINNED)
     buffer = arena.allocate(2 * MIB)
     address = buffer.ptr
-    faults.fail("cuMemHostUnregister", 1, UNKNOWN)
+    host.fail("cuMemHostUnregister", 1, UNKNOWN)
     buffer.close()
     arena.shrink()
     assert mapping_at(address), "the device may still write there"
@@ -157,7 +151,7 @@ def test_pages_stay_mapped_when_unregistration_fails(make_arena, faults):
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
 @with_a_context_stack_of_its_own
-def test_failure_of_any_driver_call_leaves_nothing_behind(host, faults, error):
+def test_failure_of_any_driver_call_leaves_nothing_behind(host, error):
     before = held(host)
     for call in range(1, 100):
         arena = gpumem.Arena(PINNED, EXACT)
@@ -229,22 +223,22 @@ def test_pinned_copy_of_sleeping_memory_is_registered_in_parts(awake, host):
     assert mapped_bytes() == before
 
 
-def test_refused_sleep_leaves_no_page_and_no_thread(awake, faults):
+def test_refused_sleep_leaves_no_page_and_no_thread(awake, host):
     arena, _ = awake
-    before, threads = held(faults), set(os.listdir("/proc/self/task"))
-    faults.fail("cuMemcpyDtoHAsync", 1, UNKNOWN)
+    before, threads = held(host), set(os.listdir("/proc/self/task"))
+    host.fail("cuMemcpyDtoHAsync", 1, UNKNOWN)
     with pytest.raises(gpumem.errors.DriverError, match="cuMemcpyDtoHAsync"):
         arena.sleep()
-    assert held(faults) == before
+    assert held(host) == before
     wait_until(lambda: set(os.listdir("/proc/self/task")) <= threads)
 
 
 @pytest.mark.parametrize("part", [1, 2, 3])
-def test_part_of_a_copy_that_cannot_be_registered_comes_from_the_driver(awake, faults, part):
+def test_part_of_a_copy_that_cannot_be_registered_comes_from_the_driver(awake, host, part):
     arena, _ = awake
-    before, calls = held(faults), faults.call_count("cuMemHostAlloc")
-    faults.fail("cuMemHostRegister", part, NOT_SUPPORTED, 2)
+    before, calls = held(host), host.call_count("cuMemHostAlloc")
+    host.fail("cuMemHostRegister", part, NOT_SUPPORTED, 2)
     arena.sleep()
-    assert faults.call_count("cuMemHostAlloc") == calls + 1
+    assert host.call_count("cuMemHostAlloc") == calls + 1
     arena.wake()
-    assert held(faults) == before
+    assert held(host) == before

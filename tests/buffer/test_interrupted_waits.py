@@ -11,11 +11,6 @@ import gpumem
 
 
 @pytest.fixture
-def stream():
-    return gpumem.Stream("host")
-
-
-@pytest.fixture
 def gate(stream):
     with HostDriver().block(stream) as gate:
         yield gate

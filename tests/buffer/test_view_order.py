@@ -17,11 +17,6 @@ VIEWS = [memoryview, np.from_dlpack, lambda buffer: np.frombuffer(buffer, np.uin
 
 
 @pytest.fixture
-def stream():
-    return gpumem.Stream("host")
-
-
-@pytest.fixture
 def buffer(stream):
     with gpumem.Arena("host").allocate(NBYTES, stream) as buffer:
         memoryview(buffer)[:] = bytes(NBYTES)

@@ -18,7 +18,7 @@ import gpumem
 from gpumem import replay as replaying
 from gpumem._support.sizes import exact_size, format_size, is_size_with_unit, parse_size
 from gpumem._support.texts import counted
-from gpumem.cli import commands, main
+from gpumem.cli import commands
 from gpumem.errors import ConfigError, OutOfMemoryError
 
 # By its full name: in its package, "demo" is the command.
@@ -43,18 +43,6 @@ SMALL = {
     "stream": [0] * 2,
     "time_us": [0] * 2,
 }
-
-
-@pytest.fixture
-def gpumem_command(capsys):
-    """Run the command in this process; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """``gpumem plan``: what it prints, what it writes, and with which exit code it refuses."""
 
+import functools
 import json
 import os
 import sys
@@ -9,20 +10,13 @@ from onnx import TensorProto, helper, save
 from planning.models import DATA
 
 from gpumem.accounting import AdHocAccountant, StatsRecorder
-from gpumem.cli import main
 from gpumem.planning import ModelGraph, partition, plan_memory
 
 
 @pytest.fixture
-def command(capsys):
+def command(gpumem_command):
     """Run ``gpumem plan``; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = main(["plan", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return functools.partial(gpumem_command, "plan")
 
 
 @pytest.fixture

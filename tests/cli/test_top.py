@@ -1,5 +1,6 @@
 """``gpumem top``: a running process's counters, for people and as JSON."""
 
+import functools
 import importlib
 import io
 import json
@@ -17,7 +18,7 @@ from helpers.waiting import wait_until
 
 import gpumem
 from gpumem import observe
-from gpumem.cli import main, top_view
+from gpumem.cli import top_view
 from gpumem.observe import live
 
 # By its full name: in its package, "top" is the command.
@@ -53,13 +54,8 @@ def wait_for_an_update():
 
 
 @pytest.fixture
-def top(capsys):
-    def run(*arguments):
-        code = main(["top", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def top(gpumem_command):
+    return functools.partial(gpumem_command, "top")
 
 
 def told(result):

@@ -2,7 +2,6 @@
 
 import pytest
 
-import gpumem
 from gpumem._testing.copies import (
     SLOT_BYTES,
     SLOTS_IN_FLIGHT,
@@ -10,11 +9,6 @@ from gpumem._testing.copies import (
     set_staged_from,
     set_threads,
 )
-
-
-@pytest.fixture
-def stream():
-    return gpumem.Stream("host")
 
 
 @pytest.fixture

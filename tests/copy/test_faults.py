@@ -11,12 +11,6 @@ REFUSED = 999  # CUDA_ERROR_UNKNOWN
 N = 600_000
 
 
-@pytest.fixture
-def faults(host):
-    yield host
-    host.clear_faults()
-
-
 def scattered(memory):
     return put(np.zeros((300, 400), np.int32), memory)
 
@@ -40,45 +34,43 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_copy_survives_a_failure_of_any_driver_call(way, faults, stream, staged):
-    calls_of(way, faults, stream)  # what is made once is there
-    before = faults.live()
-    refusals = [
-        refused(way, faults, stream, call) for call in range(1, calls_of(way, faults, stream))
-    ]
+def test_copy_survives_a_failure_of_any_driver_call(way, host, stream, staged):
+    calls_of(way, host, stream)  # what is made once is there
+    before = host.live()
+    refusals = [refused(way, host, stream, call) for call in range(1, calls_of(way, host, stream))]
     assert len(refusals) > 3
     assert set(refusals) <= {REFUSED, None}, "a refusal came as another error"
     assert REFUSED in refusals
-    live = faults.live()
+    live = host.live()
     assert live["streams"] == before["streams"]
     # A refusal that raised nothing may be of an event's end: then the driver keeps that event.
     assert live["events"] <= before["events"] + refusals.count(None)
 
 
-def refused(way, faults, stream, call):
+def refused(way, host, stream, call):
     """Copy with the driver refusing one call; returns the code that was raised, if any."""
     dst, src = WAYS[way]()
     stream.synchronize()
-    faults.fail(None, call, REFUSED)
+    host.fail(None, call, REFUSED)
     code = None
     try:
         gpumem.copy(dst, src, stream)
     except gpumem.errors.DriverError as error:
         code = error.code
     finally:
-        faults.clear_faults()
+        host.clear_faults()
     gpumem.copy(dst, src, stream)  # nothing is in a state that stops the next one
     stream.synchronize()
     assert (elements(dst) == elements(src)).all()
     return code
 
 
-def calls_of(way, faults, stream):
+def calls_of(way, host, stream):
     dst, src = WAYS[way]()
     stream.synchronize()
-    faults.reset_counts()
+    host.reset_counts()
     gpumem.copy(dst, src, stream)
-    return faults.call_count()
+    return host.call_count()
 
 
 @pytest.mark.parametrize(("to", "origin"), [("host", "numpy"), ("numpy", "host")])
@@ -102,10 +94,10 @@ def test_lost_device_ends_a_staged_copy_with_its_error(to, origin):
     """)
 
 
-def test_staged_copy_falls_back_to_pageable_memory(faults, stream, staged):
+def test_staged_copy_falls_back_to_pageable_memory(host, stream, staged):
     gpumem.Arena.staging("host").shrink()
-    faults.fail("cuMemHostAlloc", 1, 2, times=0)
-    faults.fail("cuMemHostRegister", 1, 2, times=0)
+    host.fail("cuMemHostAlloc", 1, 2, times=0)
+    host.fail("cuMemHostRegister", 1, 2, times=0)
     data = np.arange(N, dtype=np.uint8)
     tensor = gpumem.empty(N, "uint8", memory="host")
     gpumem.copy(tensor, data, stream)

@@ -8,7 +8,6 @@ import weakref
 import numpy as np
 import pytest
 from helpers.arrays import put
-from helpers.driver import HostDriver
 from helpers.graph import RELAXED, Graph
 from helpers.waiting import wait_until
 
@@ -17,11 +16,6 @@ from gpumem.interop import HostTimeline
 
 PINNED = "host/host_accessible"
 N = 5000
-
-
-@pytest.fixture
-def driver():
-    return HostDriver("host")
 
 
 def pinned(value, shape=N):

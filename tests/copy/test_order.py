@@ -8,18 +8,12 @@ import weakref
 import numpy as np
 import pytest
 from helpers.arrays import elements, put
-from helpers.driver import HostDriver
 from helpers.waiting import wait_until
 
 import gpumem
 
 KNOWN = ["host", "host/host_accessible", "host/managed"]
 N = 5000
-
-
-@pytest.fixture
-def driver():
-    return HostDriver("host")
 
 
 def filled(value, memory="host"):

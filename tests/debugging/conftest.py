@@ -3,9 +3,6 @@
 import ctypes
 
 import pytest
-from helpers.driver import HostDriver
-
-import gpumem
 
 # HOST memory is looked at by the CPU, the other kinds by the driver's copies.
 MEMORIES = ["host", "host/host_accessible", "host/managed"]
@@ -19,16 +16,6 @@ def memory(request):
 @pytest.fixture
 def debugged(make_arena, memory):
     return make_arena(memory=memory, debug_heap=True, name="debugged")
-
-
-@pytest.fixture
-def driver(host):
-    return HostDriver()
-
-
-@pytest.fixture
-def streams():
-    return [gpumem.Stream("host") for _ in range(3)]
 
 
 @pytest.fixture

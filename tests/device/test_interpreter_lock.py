@@ -26,7 +26,7 @@ faulthandler.dump_traceback_later(100, exit=True)
 stream, other = gpumem.Stream("host"), gpumem.Stream("host")
 """
 
-# What is done before, the driver's call that waits, and what makes it.
+# The lines before, the driver's call that waits, and the line that makes it.
 CASES = {
     "a stream's end": ("box = [gpumem.Stream('host')]", "cuStreamDestroy", "box.clear()"),
     "an event's end": ("box = [gpumem.Event('host')]", "cuEventDestroy", "box.clear()"),
@@ -36,27 +36,19 @@ CASES = {
     "an event": ("event = stream.record()", "cuEventSynchronize", "event.synchronize()"),
     "a device": ("", "cuEventSynchronize", "gpumem.Device('host').synchronize()"),
 }
-POOLED = "pool = gpumem.DriverPool('host'); buffer = pool.allocate(1000, stream)"
+VIEW = "view = memoryview(buffer); buffer.close()"
+ARRAY = "array = np.from_dlpack(buffer); del buffer"
+POOL = "pool = gpumem.DriverPool('host')"
+POOLED = f"{POOL}; buffer = pool.allocate(1000, stream)"
+RECORDED = f"{POOLED}; buffer.record_stream(other)"
 CASES |= {
     "a pool's block": (POOLED, "cuMemFreeAsync", "buffer.close()"),
-    "a view of a pool's block": (
-        f"{POOLED}; view = memoryview(buffer); buffer.close()",
-        "cuMemFreeAsync",
-        "view.release()",
-    ),
-    "an array over a pool's block": (
-        f"{POOLED}; array = np.from_dlpack(buffer); del buffer",
-        "cuMemFreeAsync",
-        "del array",
-    ),
-    "a view of a pool's recorded block": (
-        f"{POOLED}; buffer.record_stream(other); view = memoryview(buffer); buffer.close()",
-        "cuStreamWaitEvent",
-        "view.release()",
-    ),
-    "a pool's end": ("pool = gpumem.DriverPool('host')", "cuMemPoolDestroy", "del pool"),
-    "closing a pool": ("pool = gpumem.DriverPool('host')", "cuMemPoolDestroy", "pool.close()"),
-    "shrinking a pool": ("pool = gpumem.DriverPool('host')", "cuMemPoolTrimTo", "pool.shrink()"),
+    "a view of a pool's block": (f"{POOLED}; {VIEW}", "cuMemFreeAsync", "view.release()"),
+    "an array over a pool's block": (f"{POOLED}; {ARRAY}", "cuMemFreeAsync", "del array"),
+    "a view of a recorded block": (f"{RECORDED}; {VIEW}", "cuStreamWaitEvent", "view.release()"),
+    "a pool's end": (POOL, "cuMemPoolDestroy", "del pool"),
+    "closing a pool": (POOL, "cuMemPoolDestroy", "pool.close()"),
+    "shrinking a pool": (POOL, "cuMemPoolTrimTo", "pool.shrink()"),
 }
 ADAPTORS = {
     "log": "adaptors.log(pool, lambda event: None)",
@@ -65,14 +57,10 @@ ADAPTORS = {
     "fallback": "adaptors.fallback(pool, gpumem.Arena('host'))",
 }
 for name, adaptor in ADAPTORS.items():
-    adapted = f"pool = gpumem.DriverPool('host'); buffer = {adaptor}.allocate(1000, stream)"
+    adapted = f"{POOL}; buffer = {adaptor}.allocate(1000, stream)"
     CASES |= {
         f"a block through {name}": (adapted, "cuMemFreeAsync", "buffer.close()"),
-        f"a view through {name}": (
-            f"{adapted}; view = memoryview(buffer); buffer.close()",
-            "cuMemFreeAsync",
-            "view.release()",
-        ),
+        f"a view through {name}": (f"{adapted}; {VIEW}", "cuMemFreeAsync", "view.release()"),
     }
 EXTERNAL = """
 blocks = {}
@@ -83,87 +71,43 @@ def give(nbytes):
 external = gpumem.ExternalAllocator(give, blocks.pop, memory="host")
 gate = HostDriver().block(stream)
 """
-REGIONS = "arena = gpumem.Arena('host', {'backing': 'regions'})"
+BLOCK = f"{EXTERNAL}\nbuffer = external.allocate(1000, stream)"
+LOGGED_BLOCK = f"{EXTERNAL}\nbuffer = adaptors.log(external, blocks.get).allocate(1000, stream)"
+FREED_BLOCK = f"{EXTERNAL}\nexternal.allocate(1000, stream).close()"
 CASES |= {
-    "an external block": (
-        f"{EXTERNAL}\nbuffer = external.allocate(1000, stream)",
-        "cuEventRecord",
-        "buffer.close(); gate.open()",
-    ),
-    "an external block through log": (
-        f"{EXTERNAL}\nbuffer = adaptors.log(external, blocks.get).allocate(1000, stream)",
-        "cuEventRecord",
-        "buffer.close(); gate.open()",
-    ),
-    "waiting for an external block": (
-        f"{EXTERNAL}\nexternal.allocate(1000, stream).close()",
-        "cuEventQuery",
-        "external.close(); gate.open()",
-    ),
-    "a region": (
-        f"{REGIONS}; arena.allocate(1000).close()",
-        "cuMemFreeAsync",
-        "arena.shrink()",
-    ),
-    "closing an arena": (
-        f"{REGIONS}; arena.allocate(1000).close()",
-        "cuMemFreeAsync",
-        "arena.close()",
-    ),
-    "closing an arena with unfinished work": (
-        f"{REGIONS}; arena.allocate(1000, stream).close()",
-        "cuEventRecord",
-        "arena.close()",
-    ),
-    "dropping an arena": (
-        f"{REGIONS}; arena.allocate(1000, stream).close()",
-        "cuStreamQuery",
-        "del arena",
-    ),
-    "a pinned region": (
-        "arena = gpumem.Arena('host/host_accessible', {'backing': 'regions'}); "
-        "arena.allocate(1000).close()",
-        "cuMemFreeHost",
-        "arena.shrink()",
-    ),
-    "an arena's end": (
-        f"{REGIONS}; arena.allocate(1000).close(); del arena",
-        "cuMemFreeAsync",
-        "gpumem.Arena('host')",
-    ),
+    "an external block": (BLOCK, "cuEventRecord", "buffer.close(); gate.open()"),
+    "an external block through log": (LOGGED_BLOCK, "cuEventRecord", "buffer.close(); gate.open()"),
+    "waiting for external blocks": (FREED_BLOCK, "cuEventQuery", "external.close(); gate.open()"),
+}
+ARENA = "arena = gpumem.Arena('host')"
+REGIONS = "arena = gpumem.Arena('host', {'backing': 'regions'})"
+PINNED = "arena = gpumem.Arena('host/host_accessible', {'backing': 'regions'})"
+LOG = "logged = adaptors.log(arena, lambda event: None)"
+FREED, BUSY = "arena.allocate(1000).close()", "arena.allocate(1000, stream).close()"
+BUFFER = "buffer = arena.allocate(1000)"
+TENSOR = "gpumem.zeros(4, 'f4', memory='host', stream=stream)"
+MANAGED = "a, b = (gpumem.zeros(4, 'f4', memory='host/managed') for _ in 'ab')"
+LARGE = "a, b = (gpumem.zeros(1 << 20, 'f4', memory='host/host_accessible') for _ in 'ab')"
+CASES |= {
+    "a region": (f"{REGIONS}; {FREED}", "cuMemFreeAsync", "arena.shrink()"),
+    "closing an arena": (f"{REGIONS}; {FREED}", "cuMemFreeAsync", "arena.close()"),
+    "closing a busy arena": (f"{REGIONS}; {BUSY}", "cuEventRecord", "arena.close()"),
+    "dropping an arena": (f"{REGIONS}; {BUSY}", "cuStreamQuery", "del arena"),
+    "a pinned region": (f"{PINNED}; {FREED}", "cuMemFreeHost", "arena.shrink()"),
+    "an arena's end": (f"{REGIONS}; {FREED}; del arena", "cuMemFreeAsync", "gpumem.Arena('host')"),
     "a region of a logged arena": (
-        f"{REGIONS}; logged = adaptors.log(arena, lambda event: None); logged.allocate(9).close()",
+        f"{REGIONS}; {LOG}; logged.allocate(9).close()",
         "cuMemFreeAsync",
         "logged.shrink()",
     ),
-    "a page": (
-        "arena = gpumem.Arena('host'); arena.allocate(1000).close()",
-        "cuMemUnmap",
-        "arena.shrink()",
-    ),
-    "suspending": (
-        "arena = gpumem.Arena('host'); buffer = arena.allocate(1000)",
-        "cuMemUnmap",
-        "arena.sleep()",
-    ),
-    "reading a tensor": (
-        "tensor = gpumem.zeros(4, 'f4', memory='host', stream=stream)",
-        "cuStreamSynchronize",
-        "tensor.numpy()",
-    ),
-    "a fill": ("", "cuMemsetD8Async", "gpumem.zeros(4, 'f4', memory='host', stream=stream)"),
-    "a copy": (
-        "a, b = (gpumem.zeros(4, 'f4', memory='host/managed') for _ in 'ab')",
-        "cuMemcpyAsync",
-        "gpumem.copy(a, b, stream)",
-    ),
-    "a copy by the CPU in its turn": (
-        "a, b = (gpumem.zeros(1 << 20, 'f4', memory='host/host_accessible') for _ in range(2))",
-        "cuLaunchHostFunc",
-        "gpumem.copy(a, b, stream)",
-    ),
+    "a page": (f"{ARENA}; {FREED}", "cuMemUnmap", "arena.shrink()"),
+    "suspending": (f"{ARENA}; {BUFFER}", "cuMemUnmap", "arena.sleep()"),
+    "reading a tensor": (f"tensor = {TENSOR}", "cuStreamSynchronize", "tensor.numpy()"),
+    "a fill": ("", "cuMemsetD8Async", TENSOR),
+    "a copy": (MANAGED, "cuMemcpyAsync", "gpumem.copy(a, b, stream)"),
+    "a copy by the CPU in its turn": (LARGE, "cuLaunchHostFunc", "gpumem.copy(a, b, stream)"),
 }
-DISABLED = "arena = gpumem.Arena({!r}, {{'enable': False}}); buffer = arena.allocate(1000)"
+DISABLED = f"arena = gpumem.Arena({{!r}}, {{{{'enable': False}}}}); {BUFFER}"
 DISABLED_HOST = DISABLED.format("host")
 CASES |= {
     f"a block of {memory} without an arena": (DISABLED.format(memory), call, "buffer.close()")
@@ -173,54 +117,34 @@ CASES |= {
         "host/managed": "cuMemFree",
     }.items()
 }
-LOGGED = "adaptors.log(arena, lambda event: None).allocate(1000)"
+LOGGED = f"{DISABLED_HOST}; {LOG}.allocate(1000)"
+NODE = f"arena = gpumem.Arena('host', {{'enable': False, 'numa_node': 0}}); {BUFFER}"
 CASES |= {
     "a dropped block without an arena": (DISABLED_HOST, "cuMemFreeAsync", "del buffer"),
-    "a view of a block without an arena": (
-        f"{DISABLED_HOST}; view = memoryview(buffer); buffer.close()",
-        "cuMemFreeAsync",
-        "view.release()",
-    ),
-    "an array over a block without an arena": (
-        f"{DISABLED_HOST}; array = np.from_dlpack(buffer); del buffer",
-        "cuMemFreeAsync",
-        "del array",
-    ),
-    "a block without an arena through log": (
-        f"{DISABLED_HOST}; logged = {LOGGED}",
-        "cuMemFreeAsync",
-        "logged.close()",
-    ),
-    "a block of a NUMA node without an arena": (
-        "arena = gpumem.Arena('host', {'enable': False, 'numa_node': 0}); "
-        "buffer = arena.allocate(1000)",
-        "cuMemRelease",
-        "buffer.close()",
-    ),
+    "a view without an arena": (f"{DISABLED_HOST}; {VIEW}", "cuMemFreeAsync", "view.release()"),
+    "an array without an arena": (f"{DISABLED_HOST}; {ARRAY}", "cuMemFreeAsync", "del array"),
+    "a block without an arena through log": (LOGGED, "cuMemFreeAsync", "logged.close()"),
+    "a block of a NUMA node without an arena": (NODE, "cuMemRelease", "buffer.close()"),
 }
 DEBUGGED = "arena = gpumem.Arena('host', debug_heap=True); buffer = arena.allocate(1000, stream)"
-# Which the driver copies, where the CPU examines the host device's own memory.
+RECORDED_DEBUGGED = f"{DEBUGGED}; buffer.record_stream(other)"
+# The driver copies them; the CPU examines the host device's own memory.
 EXAMINED = """
 arena = gpumem.Arena('host/managed', debug_heap=True)
 buffer = arena.allocate(1000, stream)
 arena.allocate(1000, stream).close()
 stream.synchronize()
 """
+STREAMS = """
+arena, streams = gpumem.Arena('host'), [gpumem.Stream('host') for _ in range(64)]
+for each in streams[:-1]: arena.allocate(1000, each).close()
+"""
 CASES |= {
     "a block of a debug heap": (EXAMINED, "cuStreamSynchronize", "buffer.close()"),
-    "a view of a debug heap's block": (
-        f"{DEBUGGED}; view = memoryview(buffer); buffer.close()",
-        "cuEventRecord",
-        "view.release()",
-    ),
-    "a recorded block of a debug heap": (
-        f"{DEBUGGED}; buffer.record_stream(other)",
-        "cuEventRecord",
-        "buffer.close()",
-    ),
+    "a view of a debug heap's block": (f"{DEBUGGED}; {VIEW}", "cuEventRecord", "view.release()"),
+    "a recorded block of a debug heap": (RECORDED_DEBUGGED, "cuEventRecord", "buffer.close()"),
     "one stream more than an arena expects": (
-        "arena = gpumem.Arena('host'); streams = [gpumem.Stream('host') for _ in range(64)]\n"
-        "for each in streams[:-1]: arena.allocate(1000, each).close()",
+        STREAMS,
         "cuEventRecord",
         "arena.allocate(1000, streams[-1])",
     ),
@@ -233,25 +157,17 @@ os.truncate(fd, 4096)
 memory = Importer.for_device("host").import_memory(
     MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096), consume=True)
 """
-GRAPH = """
-from gpumem._buffer.stream import Graph
-graph = Graph(stream)
-"""
+DROPPED_IMPORT = f"{IMPORTED}\ndel memory"
+GRAPH = "from gpumem._buffer.stream import Graph; graph = Graph(stream)"
+CAPTURED = f"{GRAPH}; graph.begin(); graph.end()"
+LAUNCHED = f"{CAPTURED}; graph.instantiate(); graph.launch()"
 CASES |= {
     "closing an import": (IMPORTED, "cuCtxSynchronize", "memory.close()"),
-    "an import's end": (
-        f"{IMPORTED}\ndel memory",
-        "cuMemHostUnregister",
-        "gpumem.Device('host').free_bytes",
-    ),
+    "an import's end": (DROPPED_IMPORT, "cuMemHostUnregister", "gpumem.Device('host').free_bytes"),
     "a capture": (GRAPH, "cuStreamBeginCapture", "graph.begin()"),
-    "a capture's end": (f"{GRAPH}\ngraph.begin()", "cuStreamEndCapture", "graph.end()"),
-    "a graph's end": (f"{GRAPH}\ngraph.begin(); graph.end()", "cuGraphDestroy", "del graph"),
-    "a launched graph's end": (
-        f"{GRAPH}\ngraph.begin(); graph.end(); graph.instantiate(); graph.launch()",
-        "cuGraphExecDestroy",
-        "del graph",
-    ),
+    "a capture's end": (f"{GRAPH}; graph.begin()", "cuStreamEndCapture", "graph.end()"),
+    "a graph's end": (CAPTURED, "cuGraphDestroy", "del graph"),
+    "a launched graph's end": (LAUNCHED, "cuGraphExecDestroy", "del graph"),
 }
 
 

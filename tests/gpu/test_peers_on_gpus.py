@@ -1,7 +1,6 @@
 """Peers on real GPUs: copies at the speed of the link, kernels, PyTorch's own copies."""
 
 import itertools
-import random
 import textwrap
 
 import numpy as np
@@ -81,10 +80,7 @@ def test_every_gpu_is_a_peer_of_the_settings():
     assert all(reaches(device, block, value) for value, device in enumerate(GPUS, 1))
 
 
-def test_blocks_keep_their_peers_while_pages_move():
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_blocks_keep_their_peers_while_pages_move(rng):
     arena = gpumem.Arena(GPUS[0], {"page_move_threshold": 0, "page_move_budget": 1})
     blocks = []
     for step in range(300):

@@ -5,7 +5,6 @@ The CUDA provider calls the functions as these tests do; no GPU is needed.
 
 import ctypes
 import gc
-import random
 import sys
 import threading
 import types
@@ -221,11 +220,9 @@ def test_freed_block_goes_to_another_stream_behind_the_legacy_streams_work(memor
             assert others.ptr != block
 
 
-def test_onnx_runtime_and_others_in_turns_never_see_each_others_bytes(memory):
+def test_onnx_runtime_and_others_in_turns_never_see_each_others_bytes(memory, rng):
     """Each block is filled and then copied out, by queued work alone, and freed at once."""
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng, driver, provider = random.Random(seed), HostDriver(), Provider(memory.provider_options)
+    driver, provider = HostDriver(), Provider(memory.provider_options)
     sides = [gpumem.Stream("host") for _ in range(2)]
     nbytes, count = 64 << 10, 300
     seen = gpumem.zeros((count, nbytes), "uint8", memory="host/host_accessible")

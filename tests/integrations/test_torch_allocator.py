@@ -4,7 +4,6 @@ It needs a PyTorch that is unpacked: GPUMEM_TORCH names its folder ``torch``.
 """
 
 import ctypes
-import random
 
 import pytest
 from helpers import torch_library
@@ -40,11 +39,6 @@ def arena(driver):
     driver.history(0, 1, 0, 1, "")
     torch_hooks.serve(0, Arena("host"))
     arena.check_invariants()
-
-
-@pytest.fixture
-def stream():
-    return Stream("host")
 
 
 @pytest.fixture
@@ -494,10 +488,7 @@ def test_snapshot_of_a_pool_is_the_same_once_its_checkpoint_is_restored(
     driver.release(number)
 
 
-def test_checkpoints_of_random_states_are_exact(driver, arena, stream, numbers):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_checkpoints_of_random_states_are_exact(driver, arena, stream, numbers, rng):
     number = next(numbers)
     with driver.allocating_to(number, stream):
         live, states = {}, []

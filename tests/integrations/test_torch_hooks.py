@@ -42,11 +42,6 @@ def arena():
     arena.check_invariants()
 
 
-@pytest.fixture
-def stream():
-    return Stream("host")
-
-
 def test_arena_of_memory_with_a_larger_alignment_is_refused(arena):
     other = Arena(gpumem.MemoryInfo("host", alignment=512))
     with pytest.raises(gpumem.ConfigError, match="invalid alignment = 512"):
@@ -65,10 +60,7 @@ def test_torch_block_comes_from_the_devices_arena(caller, arena):
     assert arena.stats().in_use == 0
 
 
-def test_live_blocks_never_share_an_address(caller, arena):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_live_blocks_never_share_an_address(caller, arena, rng):
     live = {}
     for _ in range(20_000):
         if live and rng.random() < 0.5:
@@ -438,9 +430,8 @@ def test_recording_has_the_stacks_of_threads_that_allocate_without_the_interpret
         assert any(frame.name.endswith("allocate_here") for frame in event.stack)
 
 
-def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena, rng):
+    seed = rng.randrange(1 << 32)
     failures = []
     handed_over = []
     lock = threading.Lock()

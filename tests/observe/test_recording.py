@@ -718,10 +718,7 @@ def test_memory_with_control_characters_is_shown_escaped(tmp_path):
     assert str(refused.value).isprintable()
 
 
-def test_random_bytes_after_the_header_never_break_the_reader(tmp_path):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_random_bytes_after_the_header_never_break_the_reader(tmp_path, rng):
     path = tmp_path / "events"
     header = b"gpumemEV" + (1).to_bytes(4, "little") + (48).to_bytes(4, "little") + bytes(80)
     for _ in range(50):
@@ -875,10 +872,7 @@ def test_process_that_exits_while_recording_leaves_a_readable_file(tmp_path):
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
 @pytest.mark.parametrize("into_file", [True, False])
-def test_recording_replays_to_the_peaks_of_its_stats(tmp_path, backing, into_file):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_recording_replays_to_the_peaks_of_its_stats(tmp_path, backing, into_file, rng):
     config = {"backing": backing, "stream_reuse": "never"}
     if backing == "virtual":
         config["page_move_budget"] = 1.0

@@ -53,10 +53,7 @@ def random_program(arena, rng, steps=400):
 
 
 @pytest.mark.parametrize("backing", BACKINGS)
-def test_snapshot_blocks_cover_their_regions_and_match_stats(make_arena, backing):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_snapshot_blocks_cover_their_regions_and_match_stats(make_arena, backing, rng):
     arena = make_arena({"backing": backing})
     live = random_program(arena, rng)
     found = one(arena)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 
 import numpy as np
@@ -91,10 +90,7 @@ def test_large_block_is_built_from_pages_of_several_gaps(make_arena):
     large.close()
 
 
-def test_no_two_live_blocks_share_memory_under_random_use(make_arena):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+def test_no_two_live_blocks_share_memory_under_random_use(make_arena, rng):
     for reuse in ("completed", "wait", "never"):
         arena = make_arena(
             VIRTUAL

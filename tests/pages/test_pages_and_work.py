@@ -15,11 +15,6 @@ MIB = 1 << 20
 VIRTUAL = {"backing": "virtual"}
 
 
-@pytest.fixture
-def stream():
-    return gpumem.Stream("host")
-
-
 def open_soon(gate):
     timer = threading.Timer(0.1, gate.open)
     timer.start()

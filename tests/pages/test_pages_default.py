@@ -111,25 +111,22 @@ def test_extensions_and_shrinkages_count_pages(make_arena):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "calls_fail"])
-def test_extensions_are_the_pages_held_after_moves(make_arena, host, fails):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    chance = random.Random(seed)
+def test_extensions_are_the_pages_held_after_moves(make_arena, host, fails, rng):
     arena = make_arena(
         {"backing": "virtual", "max_mem": 64 * MIB, "page_move_threshold": 0, "page_move_budget": 1}
     )
     held = []
     for _ in range(300):
-        if fails and chance.random() < 0.1:
-            call = chance.choice(["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap"])
+        if fails and rng.random() < 0.1:
+            call = rng.choice(["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap"])
             host.clear_faults()
-            host.fail(call, chance.randrange(1, 4), 2)
-        if held and chance.random() < 0.5:
-            held.pop(chance.randrange(len(held))).close()
+            host.fail(call, rng.randrange(1, 4), 2)
+        if held and rng.random() < 0.5:
+            held.pop(rng.randrange(len(held))).close()
         else:
             with contextlib.suppress(gpumem.OutOfMemoryError, gpumem.errors.DriverError):
-                held.append(arena.allocate(chance.randrange(1, 24 * MIB)))
-        if chance.random() < 0.05:
+                held.append(arena.allocate(rng.randrange(1, 24 * MIB)))
+        if rng.random() < 0.05:
             arena.shrink()
         reserved = arena.stats().reserved
         count = int(arena.stats().as_ort()["NumArenaExtensions"])

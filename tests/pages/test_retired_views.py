@@ -54,11 +54,6 @@ def held(live):
     return right
 
 
-@pytest.fixture
-def stream():
-    return gpumem.Stream("host")
-
-
 @pytest.mark.parametrize("seed", [5, 7, 10])
 def test_pages_move_again_before_the_work_of_their_stream_is_done(make_arena, stream, seed):
     arena = make_arena(MOVES_ALL)

@@ -62,12 +62,6 @@ class Gives:
         self.freed.append((address, nbytes))
 
 
-@pytest.fixture
-def faults(host):
-    yield host
-    host.clear_faults()
-
-
 # ---- callables -----------------------------------------------------------------------------------
 
 
@@ -430,20 +424,20 @@ def test_closed_arena_releases_its_source():
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
 @with_a_context_stack_of_its_own
-def test_failure_of_any_driver_call_leaves_nothing_behind(faults, error):
+def test_failure_of_any_driver_call_leaves_nothing_behind(host, error):
     for call in range(1, 60):
         source, stream = Pages(), gpumem.Stream("host")
         arena = gpumem.Arena("host", EXACT, source=source)
-        faults.fail(None, call, error)
-        calls = faults.call_count()
+        host.fail(None, call, error)
+        calls = host.call_count()
         try:
             with arena.allocate(MIB, stream), arena.allocate(2 * MIB):
                 pass
             arena.shrink()
         except (gpumem.OutOfMemoryError, gpumem.errors.DriverError):
             pass
-        reached = faults.call_count() - calls >= call
-        faults.clear_faults()
+        reached = host.call_count() - calls >= call
+        host.clear_faults()
         arena.check_invariants()
         assert arena.stats().in_use == 0
         arena.close()

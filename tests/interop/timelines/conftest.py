@@ -27,19 +27,6 @@ def timeline():
         yield timeline
 
 
-@pytest.fixture
-def stream():
-    return gpumem.Stream("host")
-
-
-@pytest.fixture
-def faults(host):
-    """Faults of driver calls; none is left over, nor does an earlier test's end take one."""
-    quiesce()
-    yield host
-    host.clear_faults()
-
-
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 

@@ -154,13 +154,13 @@ def test_file_of_another_kind_is_refused_as_a_host_timeline(same_files, tmp_path
 
 
 @pytest.mark.parametrize("call", ["cuImportExternalSemaphore", "cuCtxPushCurrent"])
-def test_failed_import_leaves_the_handle_open(made, same_files, faults, call):
+def test_failed_import_leaves_the_handle_open(made, same_files, host, call):
     handle = made.export()
     descriptor = SemaphoreDescriptor(handle, SemaphoreType.TIMELINE_OPAQUE_FD)
-    faults.fail(call, 1, FAILED)
+    host.fail(call, 1, FAILED)
     with pytest.raises(DriverError):
         import_semaphore("host", descriptor, consume=True)
-    faults.clear_faults()
+    host.clear_faults()
     assert not handle.closed
     import_semaphore("host", descriptor, consume=True).close()
 
@@ -249,13 +249,13 @@ def test_signals_of_two_streams_on_an_opaque_timeline_stay_in_order(made, unread
     assert made.value() == 7
 
 
-def test_failed_operation_leaves_an_imported_timeline_unchanged(made, unreadable, faults):
+def test_failed_operation_leaves_an_imported_timeline_unchanged(made, unreadable, host):
     stream = gpumem.Stream("host")
     for call in ("cuCtxPushCurrent", "cuEventCreate", "cuSignalExternalSemaphoresAsync"):
-        faults.fail(call, 1, FAILED, 0, this_thread=True)  # a late end takes not the only one
+        host.fail(call, 1, FAILED, 0, this_thread=True)  # a late end takes not the only one
         with pytest.raises(DriverError, match=call):
             unreadable.enqueue_signal(stream, 9)
-        faults.clear_faults()
+        host.clear_faults()
         assert unreadable.pending == 0
     unreadable.enqueue_signal(stream, 1)
     made.wait(1, timeout=60)
@@ -286,17 +286,17 @@ def test_hundreds_of_imports_leak_nothing(made, same_files):
 
 
 @pytest.mark.parametrize("kind", FD_TYPES)
-def test_end_that_the_driver_refuses_is_tried_once_more(made, faults, kind):
-    before = faults.live()
+def test_end_that_the_driver_refuses_is_tried_once_more(made, host, kind):
+    before = host.live()
     stream = gpumem.Stream("host")
     timeline = import_semaphore("host", SemaphoreDescriptor(made.export(), kind), consume=True)
     timeline.enqueue_signal(stream, 1)
     stream.synchronize()
     for call in ("cuDestroyExternalSemaphore", "cuMemHostUnregister"):
-        faults.fail(call, 1, FAILED)
+        host.fail(call, 1, FAILED)
     timeline.close()
     del stream
-    faults.clear_faults()
+    host.clear_faults()
     gpumem.Device("host").free_bytes  # noqa: B018  # releases what nothing refers to
-    after = faults.live()
+    after = host.live()
     assert (after["imports"], after["allocations"]) == (before["imports"], before["allocations"])

@@ -140,7 +140,7 @@ def test_operation_on_a_capturing_stream_is_refused_and_the_capture_continues(ti
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_failed_signal_leaves_the_timeline_unchanged(same_files, faults, way, stream, again):
+def test_failed_signal_leaves_the_timeline_unchanged(same_files, host, way, stream, again):
     page = way == "page"
     calls = ["cuCtxPushCurrent", "cuStreamIsCapturing"]
     calls += ["cuSignalExternalSemaphoresAsync" if page else "cuStreamWriteValue64"]
@@ -153,21 +153,21 @@ def test_failed_signal_leaves_the_timeline_unchanged(same_files, faults, way, st
             if again:
                 timeline.enqueue_signal(stream, 1)
             before = timeline.pending
-            faults.fail(call, 1, FAILED)
+            host.fail(call, 1, FAILED)
             with pytest.raises(DriverError, match=call):
                 timeline.enqueue_signal(stream, 9)
-            faults.clear_faults()
+            host.clear_faults()
             assert timeline.pending == before
             timeline.enqueue_signal(stream, before + 1)
             timeline.wait(before + 1, timeout=60)
             stream.synchronize()
 
 
-def test_signal_survives_a_failed_event_record(faults, timeline, stream):
+def test_signal_survives_a_failed_event_record(host, timeline, stream):
     gate = HostDriver().block(stream)
-    faults.fail("cuEventRecord", 1, FAILED)
+    host.fail("cuEventRecord", 1, FAILED)
     timeline.enqueue_signal(stream, 1)
-    faults.clear_faults()
+    host.clear_faults()
     with pytest.raises(InUseError):
         timeline.close()
     gate.open()
