@@ -8,11 +8,12 @@ The file, version 1. Everything is little-endian. A header of 96 bytes::
     16  8   when the recording began: nanoseconds since 1970, UTC
     24  8   process id
     32  8   number of slots, once the recording has ended; 0: it goes on, or was killed
-    40  56  zero
+    40  8   number of events that could not be written, so far: the disk is full
+    48  48  zero
 
 Slots of 48 bytes follow until the end of the file. Where there are fewer than the header says, the
 file was cut; files from before the number was written have 0. A slot of kind 0 was begun and never
-finished (its writer was killed), or lies after the last event of a file that was not closed.
+finished (its writer was killed), or the file was cut before it while it was recorded.
 Bytes at the end that do not fill a slot are the rest of a slot. Readers skip both. A slot is an
 event::
 
@@ -446,6 +447,7 @@ def parse(data: bytes) -> Events:
         cut=cut,
         began=int.from_bytes(data[16:24], "little"),
         process=int.from_bytes(data[24:32], "little"),
+        lost=int.from_bytes(data[40:48], "little"),
     )
 
 

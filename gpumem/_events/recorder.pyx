@@ -234,7 +234,7 @@ cdef class RecorderHandle:
     slots : int
         Of a ring, a power of two; 0 for a file.
     file : int
-        An empty file, open to read and write, which this object does not close.
+        An empty file, open to read and write, which the caller closes after `end`.
     sampling : int
         Number of allocations with a stack, of 2**32 - 1.
     native : bool
@@ -312,13 +312,17 @@ cdef class RecorderHandle:
                 recorder_end(self.recorder)
 
     def finish_file(self):
-        """Cut the file after its last event. A fork's child leaves its parent's file alone."""
+        """Complete the file. A fork's child leaves its parent's file alone.
+
+        Returns whether another process has shortened it.
+        """
         cdef int code = 0
         with nogil:
             if self.recorder.generation == process.generation:
                 code = recorder_finish_file(self.recorder)
-        if code != 0:
+        if code > 0:
             raise OSError(code, (<bytes>strerror(code)).decode())
+        return code < 0
 
     def define(self, what, number, text):
         """Write the text of a number into the file, once. A fork's child leaves it alone."""

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,8 @@ class Recording:
             if path is not None:
                 self._write_live()
         except BaseException:
+            if hasattr(self, "_handle"):
+                self._handle.end()  # before another file has the descriptor's number
             self._close_file()
             raise
 
@@ -116,7 +119,7 @@ class Recording:
             The file cannot be read.
         """
         if self.path is not None:
-            # The file does not count the events that did not fit in it.
+            # The file of a running recording may count fewer.
             return replace(read(self.path), lost=self.lost)
         if self._taken is not None:
             return self._taken
@@ -204,7 +207,13 @@ class Recording:
         Raises
         ------
         OSError
-            The file cannot be cut after its last event; its events can be read all the same.
+            The file cannot be completed; its events can be read all the same.
+
+        Warns
+        -----
+        RuntimeWarning
+            Events are missing: a ring has lost its oldest, the disk is full, or another process has
+            shortened the file.
         """
         if not self._handle.running:
             return
@@ -214,14 +223,30 @@ class Recording:
         if self._slots:
             self._taken = self.events()
             self._live = live if live is not None and self._covers(live) else None
-        self._finish_file()
+        if gaps := self._gaps(shortened=self._finish_file()):
+            warnings.warn(gaps, RuntimeWarning, stacklevel=2)
 
-    def _finish_file(self) -> None:
+    def _finish_file(self) -> bool:
+        """Complete the file and close it; return whether another process has shortened it."""
         try:
-            if self._file >= 0:
-                self._handle.finish_file()
+            return self._file >= 0 and self._handle.finish_file()
         finally:
             self._close_file()
+
+    def _gaps(self, *, shortened: bool) -> str:
+        """Describe the missing events; "" if there are none."""
+        if os.getpid() != self._process:
+            return ""
+        if self.failed is not None:
+            return f"{self.path} lacks {self.lost:,} events: {self.failed.strerror}"
+        if shortened:
+            return f"{self.path} lacks events: another process has shortened it"
+        if not self.lost:
+            return ""
+        return (
+            f"the recording has lost its {self.lost:,} oldest events: it holds {self._slots:,} "
+            "(capacity=); a file (path=) holds all"
+        )
 
     def __enter__(self) -> Self:
         if not self.running:

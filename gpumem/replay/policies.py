@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -138,8 +136,6 @@ def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddr
     ------
     TraceError
         An allocation failed: more is live at once than the host has addresses or mappings for.
-    OSError
-        A temporary file of 48 bytes per event cannot be written.
     InUseError
         Every resource of the process is being recorded already.
 
@@ -150,17 +146,21 @@ def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddr
     >>> second - first
     256
     """
-    with tempfile.TemporaryFile() as file, opened(Device("host"), config) as arena:
-        recorder = RecorderHandle(0, file.fileno(), 0)
-        recorder.begin([arena])
-        try:
-            run_on(arena, trace)
-        finally:
-            recorder.end()
-        recorder.finish_file()
-        if recorder.failed:
-            raise OSError(recorder.failed, os.strerror(recorder.failed), tempfile.gettempdir())
-        return _placement(trace, events.parse(file.read()).records)
+    slots = 1 << (4 * trace.events).bit_length()  # with those of memory and pages
+    while True:
+        recorder = RecorderHandle(slots, -1, 0)
+        with opened(Device("host"), config) as arena:
+            recorder.begin([arena])
+            try:
+                run_on(arena, trace)
+            finally:
+                recorder.end()
+        if not recorder.lost:
+            break
+        slots *= 4
+    rows = np.zeros((slots, 6), np.uint64)
+    found = events.slots_of(rows[: recorder.read_ring(rows)])
+    return _placement(trace, events.events_of(found, {}, began=0, process=0).records)
 
 
 def _placement(trace: Trace, records: NDArray[np.void]) -> BlockAddresses:

@@ -465,7 +465,10 @@ def test_unrecordable_resource_is_refused_and_starts_nothing(arguments, error):
 
 def test_ring_keeps_the_newest_events_and_counts_the_lost(make_arena):
     arena = make_arena()
-    with observe.record(arena, capacity=100) as recording:
+    with (
+        pytest.warns(RuntimeWarning, match="has lost its 1,873 oldest events: it holds 128"),
+        observe.record(arena, capacity=100) as recording,
+    ):
         for size in range(1, 1001):
             arena.allocate(size).close()
     events = recording.events()
@@ -484,7 +487,10 @@ def test_concurrent_ring_reads_see_whole_events(make_arena):
         while not done.is_set():
             arena.allocate(1000 + number, streams[number]).close()
 
-    with observe.record(arena, capacity=64) as recording:
+    with (
+        pytest.warns(RuntimeWarning, match="oldest events"),
+        observe.record(arena, capacity=64) as recording,
+    ):
         threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
         for thread in threads:
             thread.start()
@@ -519,7 +525,7 @@ def test_recordings_start_and_stop_while_threads_allocate(make_arena, tmp_path):
         for number in range(8):
             path = tmp_path / str(number) if number % 2 else None
             allocations = arena.stats().num_allocs
-            with observe.record(arena, path) as recording:
+            with observe.record(arena, path, capacity=1 << 24) as recording:
                 wait_until(lambda before=allocations: arena.stats().num_allocs > before + 10)
             assert recording.events().torn == 0
     finally:
@@ -531,10 +537,10 @@ def test_recordings_start_and_stop_while_threads_allocate(make_arena, tmp_path):
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def test_file_has_48_bytes_per_event_and_is_truncated_after_the_last(make_arena, tmp_path):
+def test_file_has_48_bytes_per_event(make_arena, tmp_path):
     arena = make_arena()
     with observe.record(arena, tmp_path / "events") as recording:
-        for _ in range(30_000):  # more than one window
+        for _ in range(30_000):
             arena.allocate(64).close()
     events = observe.read(tmp_path / "events")
     assert len(blocks_of(events)) == 60_000
@@ -738,9 +744,10 @@ def test_second_recording_into_one_file_is_refused(make_arena, tmp_path):
 def test_full_disk_ends_only_the_recording(make_arena, tmp_path):
     # A limit on the size of files stands for the disk: the file system refuses further room.
     arena_script = """
-        import errno, resource, signal, sys
+        import errno, resource, signal, sys, warnings
         import gpumem
         from gpumem import observe
+        from gpumem.traces import load_traces
         arena = gpumem.Arena("host")
         arena.allocate(64).close()      # the host device's memory is a file, too
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -750,11 +757,86 @@ def test_full_disk_ends_only_the_recording(make_arena, tmp_path):
             arena.allocate(64).close()
         assert not recording.running and recording.lost > 50_000, recording.lost
         assert recording.failed.errno == errno.EFBIG, recording.failed
-        recording.stop()
-        assert len(observe.read(sys.argv[1])) > 50_000
-        assert recording.events().lost == recording.trace().meta["lost"] == recording.lost
+        # A recording that is killed now has the first of its lost events in the file.
+        assert recording.lost // 2 < observe.read(sys.argv[1]).lost <= recording.lost
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            recording.stop()
+        (warning,) = told
+        said = str(warning.message)
+        assert said == f"{sys.argv[1]} lacks {recording.lost:,} events: File too large", said
+        events = observe.read(sys.argv[1])
+        assert len(events) > 50_000 and not events.torn
+        assert events.lost == recording.events().lost == recording.lost
+        (trace,) = load_traces(sys.argv[1])
+        assert trace.meta["lost"] == recording.trace().meta["lost"] == recording.lost
+        page = sys.argv[1] + ".html"
+        assert f"{recording.lost:,} events were lost" in recording.report(page).notice
     """
     child.run_quietly(arena_script, str(tmp_path / "events"))
+
+
+@pytest.mark.parametrize("left", [0, 50, 1000, 8192])
+@pytest.mark.parametrize("more", [0, 5000])
+def test_file_that_another_process_shortens_lacks_events_and_says_so(
+    make_arena, tmp_path, left, more
+):
+    arena = make_arena()
+    path = tmp_path / "events"
+    with (
+        pytest.warns(RuntimeWarning, match=f"{path} lacks events: another process has shortened"),
+        observe.record(arena, path) as recording,
+    ):
+        for _ in range(1000):
+            arena.allocate(64).close()
+        os.truncate(path, left)
+        for _ in range(more):
+            arena.allocate(100).close()
+        assert recording.running
+    events = observe.read(path)
+    assert events.torn > 1000
+    assert [event.nbytes for event in events if event.action == "alloc"][-more:].count(100) == more
+    with observe.record(arena, path):  # the next one is whole
+        arena.allocate(64).close()
+    assert (len(blocks_of(observe.read(path))), observe.read(path).torn) == (2, 0)
+
+
+def test_file_that_shrinks_while_it_is_read_is_torn_or_refused(make_arena, tmp_path):
+    path = tmp_path / "events"
+    arena = make_arena()
+    with observe.record(arena, path):
+        for _ in range(100):
+            arena.allocate(64).close()
+    data = path.read_bytes()
+    done = threading.Event()
+
+    def change():
+        while not done.is_set():
+            os.truncate(path, random.randrange(len(data)))
+            path.write_bytes(data)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for read in (observe.read, load_trace) * 200:
+            with contextlib.suppress(errors.EventFileError, TraceError):
+                read(path)
+    finally:
+        done.set()
+        thread.join()
+    assert len(blocks_of(observe.read(path))) == 200
+
+
+def test_removed_file_of_a_recording_is_an_error_of_the_reader_alone(make_arena, tmp_path):
+    path = tmp_path / "events"
+    arena = make_arena()
+    with observe.record(arena, path) as recording:
+        path.unlink()
+        path.write_text("of another program")
+        arena.allocate(64).close()
+    with pytest.raises(errors.EventFileError, match="events"):
+        recording.events()
+    assert path.read_text() == "of another program"
 
 
 def test_recording_survives_a_kill(tmp_path):

@@ -5,11 +5,11 @@
  * the order of the events of each block: an allocation is written after the block was taken, a free
  * before it is released.
  *
- * In a file, slots follow a header of two slots, little-endian. The file is mapped
- * and shared, so what was written is in it when the process dies, however it dies; it grows by
- * windows whose room is asked of the file system beforehand, because a mapped page without room
- * would end the process. In a ring each slot has a turn: odd while it is written, else twice the lap
- * it was written in; a writer that was held up for a whole lap gives up its event.
+ * In a file, slots follow a header of two slots, little-endian. Each event is one pwrite, so the file
+ * has it when the process dies, however it dies. After a write that fails, the recorder writes no
+ * further event, and the header counts the lost ones. In a ring each slot has a turn: odd while it is
+ * written, else twice the lap it was written in; a writer that was held up for a whole lap drops its
+ * event.
  *
  * An *event source* is the part of a resource to which a recorder is attached; all of the process
  * are in one list. Each thread has a state of its own, whose lock (owner_lock.h) it holds while it
@@ -28,11 +28,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "files.h"
 #include "lock.h"
 #include "owner_lock.h"
 #include "recorder_types.h"
@@ -41,11 +42,9 @@ enum {
     SLOT_BYTES = 48,
     HEADER_BYTES = 96,
     TEXT_BYTES = 40,        /* of a text in one slot */
-    LONGEST_TEXT = 60000,   /* bytes; what is longer is cut */
-    WINDOW_BYTES = 1 << 20, /* of a file, by which it grows */
+    MAX_TEXT = 60000,       /* bytes; a longer text is cut */
+    MAX_PARTS = 32,         /* slots of a text that are written together */
 };
-/* Addresses that a recorder of a file reserves, and so the longest file: 64 GiB. */
-static const uint64_t FILE_BYTES = (uint64_t)64 << 30;
 static const uint64_t BLOCK_MASK = ((uint64_t)1 << 48) - 1;
 
 typedef struct RecThread {
@@ -67,7 +66,8 @@ typedef struct RecHeader {
     uint64_t began; /* ns since 1970 */
     uint64_t process;
     uint64_t slots; /* of a file that was finished; 0: it was not */
-    char padding[HEADER_BYTES - 40];
+    uint64_t lost;  /* events that could not be written, as far as the file has been told */
+    char padding[HEADER_BYTES - 48];
 } RecHeader;
 
 static __thread RecThread *rec_own;
@@ -180,81 +180,74 @@ static inline uint64_t rec_seal(unsigned kind, unsigned framework, unsigned thre
            (uint64_t)tag << 32 | (uint64_t)stack << 48;
 }
 
-/* Maps the file up to `end` bytes; 0 if it cannot be. */
-static int rec_reach(Recorder *recorder, uint64_t end) {
-    lock_acquire(&recorder->growing);
-    while (recorder->mapped < end && recorder->failed == 0) {
-        uint64_t at = recorder->mapped;
-        int code = at + WINDOW_BYTES > FILE_BYTES
-                       ? EFBIG
-                       : posix_fallocate(recorder->file, (off_t)at, WINDOW_BYTES);
-        if (code == 0 &&
-            mmap(recorder->base + at, WINDOW_BYTES, PROT_READ | PROT_WRITE,
-                 MAP_SHARED | MAP_FIXED | MAP_POPULATE, recorder->file, (off_t)at) == MAP_FAILED)
-            code = errno;
-        if (code != 0)
-            __atomic_store_n(&recorder->failed, code, __ATOMIC_RELEASE);
-        else
-            __atomic_store_n(&recorder->mapped, at + WINDOW_BYTES, __ATOMIC_RELEASE);
-    }
-    lock_release(&recorder->growing);
-    return recorder->mapped >= end;
+static int rec_write_header(const Recorder *recorder, uint64_t slots) {
+    RecHeader header = {.version = REC_VERSION, .slot_bytes = SLOT_BYTES, .slots = slots};
+    memcpy(header.magic, REC_MAGIC, sizeof(header.magic));
+    header.began = recorder->began_at;
+    header.process = (uint64_t)getpid();
+    header.lost = __atomic_load_n(&recorder->missed, __ATOMIC_RELAXED);
+    return file_write(recorder->file, &header, sizeof(header), 0);
 }
 
-/* The next slot of a file; NULL: there is none. A window is opened half a window before it is
- * needed, by a thread that may wait, so that one that holds a lock hardly ever finds none. */
-static inline uint64_t *rec_claim_file(Recorder *recorder, int may_wait) {
-    if (__atomic_load_n(&recorder->failed, __ATOMIC_RELAXED) != 0) return NULL;
+/* Counts lost events. A file is told at powers of two, so that it has more than half of them after
+ * a kill. */
+static void rec_miss(Recorder *recorder, uint64_t count) {
+    uint64_t before = __atomic_fetch_add(&recorder->missed, count, __ATOMIC_RELAXED);
+    if (recorder->file >= 0 && ((before + count) ^ before) > before) rec_write_header(recorder, 0);
+}
+
+/* Writes slots into a file. The first failure ends the recording. */
+static void rec_write(Recorder *recorder, const uint64_t *words, uint64_t count) {
+    if (__atomic_load_n(&recorder->failed, __ATOMIC_RELAXED) == 0) {
+        uint64_t number = __atomic_fetch_add(&recorder->next, count, __ATOMIC_RELAXED);
+        int code = file_write(recorder->file, words, count * SLOT_BYTES,
+                              HEADER_BYTES + SLOT_BYTES * number);
+        if (code == 0) return;
+        __atomic_store_n(&recorder->failed, code, __ATOMIC_RELEASE);
+    }
+    rec_miss(recorder, count);
+}
+
+static inline void rec_put(Recorder *recorder, const uint64_t *words) {
+    if (recorder->file >= 0) {
+        rec_write(recorder, words, 1);
+        return;
+    }
     uint64_t number = __atomic_fetch_add(&recorder->next, 1, __ATOMIC_RELAXED);
-    uint64_t begin = HEADER_BYTES + SLOT_BYTES * number, ahead = begin + WINDOW_BYTES / 2;
-    uint64_t mapped = __atomic_load_n(&recorder->mapped, __ATOMIC_ACQUIRE);
-    if (__builtin_expect(ahead > mapped, 0) && may_wait) {
-        rec_reach(recorder, ahead);
-        mapped = __atomic_load_n(&recorder->mapped, __ATOMIC_ACQUIRE);
+    uint64_t at = number & recorder->mask;
+    uint64_t turn = 2 * (number / (recorder->mask + 1));
+    uint64_t seen = __atomic_load_n(&recorder->turns[at], __ATOMIC_RELAXED);
+    if ((seen & 1) || seen > turn ||
+        !__atomic_compare_exchange_n(&recorder->turns[at], &seen, turn + 1, 0, __ATOMIC_ACQUIRE,
+                                     __ATOMIC_RELAXED)) {
+        rec_miss(recorder, 1);
+        return;
     }
-    return begin + SLOT_BYTES <= mapped ? (uint64_t *)(recorder->base + begin) : NULL;
-}
-
-static inline void rec_put(Recorder *recorder, const uint64_t *words, int may_wait) {
-    if (recorder->base != NULL) {
-        uint64_t *slot = rec_claim_file(recorder, may_wait);
-        if (slot != NULL) {
-            memcpy(slot, words, 5 * sizeof(uint64_t));
-            __atomic_store_n(&slot[5], words[5], __ATOMIC_RELEASE);
-            return;
-        }
-    } else {
-        uint64_t number = __atomic_fetch_add(&recorder->next, 1, __ATOMIC_RELAXED);
-        uint64_t at = number & recorder->mask;
-        uint64_t turn = 2 * (number / (recorder->mask + 1));
-        uint64_t seen = __atomic_load_n(&recorder->turns[at], __ATOMIC_RELAXED);
-        if (!(seen & 1) && seen <= turn &&
-            __atomic_compare_exchange_n(&recorder->turns[at], &seen, turn + 1, 0, __ATOMIC_ACQUIRE,
-                                        __ATOMIC_RELAXED)) {
-            __atomic_thread_fence(__ATOMIC_RELEASE);
-            uint64_t *slot = recorder->ring + 6 * at;
-            for (int i = 0; i < 6; i++) __atomic_store_n(&slot[i], words[i], __ATOMIC_RELAXED);
-            __atomic_store_n(&recorder->turns[at], turn + 2, __ATOMIC_RELEASE);
-            return;
-        }
-    }
-    __atomic_fetch_add(&recorder->missed, 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    uint64_t *slot = recorder->ring + 6 * at;
+    for (int i = 0; i < 6; i++) __atomic_store_n(&slot[i], words[i], __ATOMIC_RELAXED);
+    __atomic_store_n(&recorder->turns[at], turn + 2, __ATOMIC_RELEASE);
 }
 
 /* A name for a number, in a file: parts of 40 bytes, each of which says how much is left. */
 static void rec_define(Recorder *recorder, unsigned what, unsigned number, const char *text,
                        size_t length) {
-    unsigned part = 0;
-    if (recorder->base == NULL) return;
-    if (length > LONGEST_TEXT) length = LONGEST_TEXT;
+    uint64_t words[6 * MAX_PARTS];
+    unsigned part = 0, filled = 0;
+    if (recorder->file < 0) return;
+    if (length > MAX_TEXT) length = MAX_TEXT;
     do {
-        uint64_t words[6] = {0};
+        uint64_t *slot = words + 6 * filled++;
         size_t here = length < TEXT_BYTES ? length : TEXT_BYTES;
-        memcpy(words, text, here);
-        words[5] = rec_seal(REC_DEFINE, what, part++, number, (unsigned)length);
-        rec_put(recorder, words, 1);
+        memset(slot, 0, TEXT_BYTES);
+        memcpy(slot, text, here);
+        slot[5] = rec_seal(REC_DEFINE, what, part++, number, (unsigned)length);
         text += here;
         length -= here;
+        if (length == 0 || filled == MAX_PARTS) {
+            rec_write(recorder, words, filled);
+            filled = 0;
+        }
     } while (length != 0);
 }
 
@@ -309,7 +302,7 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
         uint64_t block = event->block < BLOCK_MASK ? event->block : BLOCK_MASK;
         uint64_t words[6] = {noted->time - recorder->began, event->address, event->nbytes,
                              block | (uint64_t)source->number << 48, event->stream, noted->seal};
-        rec_put(recorder, words, may_wait);
+        rec_put(recorder, words);
         noted->recorder = recorder->serial;
         if (event->kind == REC_ALLOC)
             noted->number = __atomic_fetch_add(&recorder->allocations, 1, __ATOMIC_RELAXED);
@@ -429,7 +422,6 @@ static void rec_end(Recorder *recorder) {
 /* ---- life ----------------------------------------------------------------------------------- */
 
 static void rec_free(Recorder *recorder) {
-    if (recorder->base != NULL) munmap(recorder->base, FILE_BYTES);
     for (uint32_t i = 0; i < recorder->resources; i++) free(recorder->names[i]);
     free(recorder->names);
     free(recorder->ring);
@@ -444,7 +436,6 @@ static Recorder *rec_make(uint32_t sampling) {
     recorder->generation = *rec_process;
     recorder->sampling = sampling;
     recorder->file = -1;
-    lock_init(&recorder->growing);
     recorder->began_at = rec_now(CLOCK_REALTIME);
     recorder->began = rec_now(CLOCK_MONOTONIC);
     return recorder;
@@ -462,34 +453,36 @@ static Recorder *rec_make_ring(uint64_t slots, uint32_t sampling) {
     return NULL;
 }
 
-/* Into an empty file that is open to read and write. NULL, and *code says why. */
+/* Into an empty file that is open to read and write, and stays open until rec_free. NULL, and *code
+ * says why. */
 static Recorder *rec_make_file(int file, uint32_t sampling, int *code) {
     Recorder *recorder = rec_make(sampling);
     *code = ENOMEM;
     if (recorder == NULL) return NULL;
     recorder->file = file;
-    void *base = mmap(NULL, FILE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    recorder->base = base == MAP_FAILED ? NULL : base;
-    if (recorder->base == NULL || !rec_reach(recorder, WINDOW_BYTES)) {
-        if (recorder->failed != 0) *code = recorder->failed;
-        rec_free(recorder);
-        return NULL;
-    }
-    RecHeader *header = (RecHeader *)recorder->base;
-    header->version = REC_VERSION;
-    header->slot_bytes = SLOT_BYTES;
-    header->began = recorder->began_at;
-    header->process = (uint64_t)getpid();
-    memcpy(header->magic, REC_MAGIC, sizeof(header->magic));
-    return recorder;
+    *code = rec_write_header(recorder, 0);
+    if (*code == 0) return recorder;
+    rec_free(recorder);
+    return NULL;
 }
 
-/* After rec_end: the file ends with its last slot, and its header says how many there are. */
-static int rec_finish_file(Recorder *recorder) {
-    uint64_t end = HEADER_BYTES + SLOT_BYTES * recorder->next;
-    if (end > recorder->mapped) end = recorder->mapped;
-    ((RecHeader *)recorder->base)->slots = (end - HEADER_BYTES) / SLOT_BYTES;
-    return ftruncate(recorder->file, (off_t)end) == 0 ? 0 : errno;
+/* After rec_end: the file ends with its last slot, and its header says how many there are. Returns 0,
+ * an errno, or FILE_ENDED if another process has shortened the file, which has a hole or lacks its
+ * end then. */
+static int rec_finish_file(const Recorder *recorder) {
+    struct stat found;
+    uint64_t slots = recorder->next, end = HEADER_BYTES + SLOT_BYTES * slots;
+    if (fstat(recorder->file, &found) != 0) return errno;
+    uint64_t size = (uint64_t)found.st_size;
+    if (recorder->failed != 0 && size < end) {
+        slots = size > HEADER_BYTES ? (size - HEADER_BYTES) / SLOT_BYTES : 0;
+        end = HEADER_BYTES + SLOT_BYTES * slots;
+    }
+    off_t hole = lseek(recorder->file, 0, SEEK_HOLE);
+    int shortened = size < end || (hole >= 0 && (uint64_t)hole < end);
+    int code = rec_write_header(recorder, slots);
+    if (code == 0 && size > end && ftruncate(recorder->file, (off_t)end) != 0) code = errno;
+    return code == 0 && shortened ? FILE_ENDED : code;
 }
 
 /* Copies one event of a ring; 0 if it was overwritten during the copy, or never finished. */

@@ -4,8 +4,6 @@
 
 #include <stdint.h>
 
-#include "lock.h"
-
 #define REC_MAGIC "gpumemEV"
 
 enum {
@@ -43,10 +41,7 @@ typedef struct Recorder {
     uint64_t began;       /* ns, of the monotonic clock */
     uint64_t began_at;    /* ns since 1970 */
     int file;             /* -1: a ring */
-    char *base;           /* of the file's addresses; NULL: a ring */
-    uint64_t mapped;      /* bytes of them */
     uint32_t failed;      /* errno of what made it stop; 0: it goes on */
-    Lock growing;
     uint64_t *ring;
     uint64_t *turns;
     uint64_t mask;        /* slots - 1 */

@@ -1,0 +1,44 @@
+/* Files that another process can change, and memory that processes share.
+ *
+ * A file that has a name is read and written by pread and pwrite, never mapped: an access of a
+ * mapped page that another process has cut off the file ends the process by SIGBUS. Memory that
+ * processes share is mapped, and is a file in memory that is sealed against shrinking.
+ */
+#ifndef GPUMEM_FILES_H
+#define GPUMEM_FILES_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { FILE_ENDED = -1 }; /* the file has fewer bytes */
+
+/* Writes all bytes; returns 0 or an errno. */
+static inline int file_write(int file, const void *bytes, size_t nbytes, uint64_t offset) {
+    while (nbytes > 0) {
+        ssize_t done = pwrite(file, bytes, nbytes, (off_t)offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done < 0 ? errno : EIO;
+        bytes = (const char *)bytes + done;
+        offset += (uint64_t)done;
+        nbytes -= (size_t)done;
+    }
+    return 0;
+}
+
+/* Reads all bytes; returns 0, an errno or FILE_ENDED. */
+static inline int file_read(int file, void *bytes, size_t nbytes, uint64_t offset) {
+    while (nbytes > 0) {
+        ssize_t done = pread(file, bytes, nbytes, (off_t)offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done < 0 ? errno : FILE_ENDED;
+        bytes = (char *)bytes + done;
+        offset += (uint64_t)done;
+        nbytes -= (size_t)done;
+    }
+    return 0;
+}
+
+#endif
