@@ -106,7 +106,8 @@ cdef extern from "ticker.h" nogil:
 cdef ArenaCounts no_counts
 counts = tuple(no_counts)       # the names of the fields, in their order
 # Only a reader under an arena's lock knows these, or they mean nothing outside of an arena.
-hidden = ("spanned", "num_regions", "largest_free", "moves_refused")
+hidden = ("spanned", "num_regions", "largest_free", "moves_refused", "rows_in_use", "live_spans",
+          "graphs")
 COUNTERS = tuple(name for name in counts if name not in hidden)     # named as in gpumem.Stats
 COUNTERS_FORMAT = "".join("8x" if name in hidden else "Q" for name in counts)   # for `struct`
 

@@ -36,14 +36,14 @@ from gpumem._native.arena.api cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
     APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_apart,
     arena_can_sleep, ARENA_CAPTURING, arena_check, arena_close, arena_close_wait, ARENA_CLOSED,
-    ARENA_DEAD, arena_drop, arena_free, arena_free_used, ARENA_IN_USE, arena_in_use,
+    arena_counts_now, ARENA_DEAD, arena_drop, arena_free, arena_free_used, ARENA_IN_USE,
     ARENA_INTERRUPTED, arena_is_open, arena_is_paged, arena_lease, arena_leave, ARENA_MISS,
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
-    arena_reserved, arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink,
-    arena_state, arena_stream, arena_stream_handle, arena_stream_is_callers, arena_stream_state,
-    ARENA_TAGGED, arena_takes_detours, arenas_release_retired, arenas_release_retired_wait, Block,
-    caches_flush, heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED,
-    STREAM_NAMED, STREAM_VACANT, tag_now,
+    arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream,
+    arena_stream_handle, arena_stream_is_callers, arena_stream_state, ARENA_TAGGED,
+    arena_takes_detours, ArenaCounts, arenas_release_retired, arenas_release_retired_wait, Block,
+    heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STREAM_NAMED,
+    STREAM_VACANT, tag_now,
 )
 from gpumem._native.backing cimport Mapped, shared_export
 from gpumem._native.bfc cimport MAX_BYTES
@@ -179,14 +179,14 @@ cdef class Arena(MemoryResource):
             arena_drop(self.core)
 
     def __repr__(self):
+        cdef ArenaCounts counts
         if self.closed:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
-        # Cached blocks would count as in use. A fork's child leaves its parent's locks alone.
-        if self.driver_device.context.generation == process.generation:
-            caches_flush(self.core)
+        # Without a lock: a fork's child leaves its parent's locks alone.
+        arena_counts_now(self.core, &counts)
         return (f"<gpumem.Arena {self.name!r} on {self.memory}: "
-                f"{format_size(arena_in_use(self.core))} in use, "
-                f"{format_size(arena_reserved(self.core))} reserved>")
+                f"{format_size(counts.in_use)} in use, "
+                f"{format_size(counts.reserved)} reserved>")
 
     # ---- blocks ----------------------------------------------------------------------------------
 

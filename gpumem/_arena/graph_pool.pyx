@@ -11,9 +11,9 @@ from gpumem._arena.open cimport count_of
 from gpumem._arena.tags cimport arena_of_tag, arenas_of_tags, close_if_idle
 from gpumem._buffer cimport Buffer
 from gpumem._native.arena.api cimport (
-    arena_context, arena_events, arena_graphs, arena_is_graph_pool, arena_stream_handle,
-    arena_stream_state, ArenaCore, pool_adopt, pool_begin, pool_retain_with, pool_sleeps, slot_drop,
-    slot_retain, STREAM_NAMED,
+    arena_context, arena_counts_now, arena_events, arena_is_graph_pool, arena_stream_handle,
+    arena_stream_state, ArenaCore, ArenaCounts, pool_adopt, pool_begin, pool_retain_with,
+    pool_sleeps, slot_drop, slot_retain, STREAM_NAMED,
 )
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, stream_captures
 from gpumem._support.events cimport event_source_name
@@ -79,8 +79,10 @@ cdef class GraphPool:
     @property
     def num_graphs(self):
         """How many graphs it is retained with: each, with its instances, counts once."""
+        cdef ArenaCounts counts
         required(self)
-        return arena_graphs(self.core)
+        arena_counts_now(self.core, &counts)
+        return counts.graphs
 
     def add_stream(self, stream):
         """Serve another stream, which joined the capture by waiting for an event of it.

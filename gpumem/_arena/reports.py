@@ -28,7 +28,7 @@ Row = tuple[Any, ...]
 
 def stats_of(counters: dict[str, int]) -> Stats:
     """Return the counters of one arena."""
-    return Stats(**counters)
+    return Stats(**{each.name: counters[each.name] for each in fields(Stats)})
 
 
 def sum_of_stats(parts: Sequence[Stats]) -> Stats:

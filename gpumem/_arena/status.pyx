@@ -16,12 +16,11 @@ from gpumem._native.arena.api cimport (
     AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, arena_account, arena_backing, ARENA_CAPTURING,
     ARENA_CLOSED, arena_context, arena_copy, arena_copy_blocks, arena_copy_free, arena_counts,
     arena_counts_now, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_events, arena_find_apart,
-    arena_graphs, ARENA_HALF_ASLEEP, arena_heap, arena_held_by_pools, arena_in_use, arena_is_paged,
-    arena_live_spans, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
-    ARENA_OVER_BUDGET, arena_over_budget, ARENA_OVER_LIMIT, arena_parent, arena_refusal,
-    arena_refused_call, arena_reserved, arena_rows_in_use, arena_sleeping_bytes, arena_state,
+    ARENA_HALF_ASLEEP, arena_heap, arena_held_by_pools, arena_is_paged, ARENA_NO_COPY,
+    ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, arena_over_budget, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, arena_parent, arena_refusal, arena_refused_call, arena_state,
     arena_stream_count, arena_stream_handle, arena_stream_refusal, ArenaCopy, ArenaCore,
-    ArenaCounts, Block, block_note, BlockCopy, BlockNote, family_held, family_limit, heap_copy,
+    ArenaCounts, Block, block_note, BlockCopy, BlockNote, family_counts, FamilyCounts, heap_copy,
     HEAP_LIVE, heap_settings, HeapBlock, hook_allocate, hook_core, hooks_bytes, MAX_STREAMS,
     PageCopy, slot_drop, slot_retain, STATE_ASLEEP, tag_next,
 )
@@ -124,9 +123,11 @@ cdef bint make_room(Arena arena, int status, uint64_t nbytes, object but, Callba
 cdef uint64_t rows_in_use(ArenaCore* arena) noexcept nogil:
     """Add up the bytes of pages that virtual tensors use, in the arena and its tags."""
     cdef uint64_t total = 0
+    cdef ArenaCounts counts
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
-        total += arena_rows_in_use(each)
+        arena_counts_now(each, &counts)
+        total += counts.rows_in_use
         each = tag_next(arena, each)
     return total
 
@@ -185,8 +186,9 @@ cdef int raise_asleep(Arena arena) except -1:
 cdef int raise_in_use(Arena arena) except -1:
     from gpumem._arena import reports
     live = arena.heap.live_text() if arena.heap is not None else ""
-    raise reports.in_use_error(arena.name, arena.stats(), arena_graphs(arena.core),
-                               arena_live_spans(arena.core), live)
+    counts = counters_of(arena)
+    raise reports.in_use_error(arena.name, arena.stats(), counts["graphs"], counts["live_spans"],
+                               live)
 
 
 cdef int require_heap(Arena arena) except -1:
@@ -235,7 +237,7 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
     elif rounded >= ABSURD:
         reason = "absurd"
     elif status == ARENA_OVER_LIMIT:
-        reason = "limit" if family_limit(arena.core) != 0 else "addresses"
+        reason = "limit" if family_counts(arena.core).limit else "addresses"
     raise OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason)) from cause
 
 
@@ -354,8 +356,9 @@ cdef struct Sums:
 
 cdef dict refusal_figures(Arena arena, uint32_t slot):
     cdef ArenaCore* core = arena.core
+    cdef FamilyCounts family = family_counts(core)
     return {"stream": <uintptr_t>arena_stream_handle(core, slot),
-            "limit": family_limit(core), "held": family_held(core),
+            "limit": family.limit, "held": family.held,
             "refused_streams": refused_streams(core), "memory": family_memory_of(core, slot)}
 
 
@@ -378,17 +381,20 @@ cdef tuple refused_streams(ArenaCore* arena):
 
 cdef dict family_memory_of(ArenaCore* arena, uint32_t slot):
     """Add up the arena's memory and that of its tags, and its sleeping bytes by tag."""
+    cdef ArenaCounts counts
     from gpumem._arena import reports
+    arena_counts_now(arena, &counts)
     total = {} if arena_state(arena) == STATE_ASLEEP else memory_of(arena, slot)
     if total is None:           # out of host memory: the figures that need no copy
-        return {"in_use": arena_in_use(arena), "reserved": arena_reserved(arena)}
+        return {"in_use": counts.in_use, "reserved": counts.reserved}
     root = arena_name(arena if arena_parent(arena) == NULL else arena_parent(arena))
     asleep = {}
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
         tag = arena_name(each)[len(root):].removeprefix(", tag ") or "default"
         if arena_state(each) == STATE_ASLEEP:
-            asleep[tag] = arena_sleeping_bytes(each)
+            arena_counts_now(each, &counts)
+            asleep[tag] = counts.asleep_bytes
         elif each != arena:
             # Memory that is free on its streams serves no stream of this one.
             reports.add_memory(total, memory_of(each, SLOT_RELEASED) or {}, tag)
@@ -420,9 +426,9 @@ cdef dict memory_of(ArenaCore* arena, uint32_t slot):
         if not done:
             return None
         arena_counts_now(arena, &counts)
-        found = described(sums, arena_rows_in_use(arena))
+        found = described(sums, counts.rows_in_use)
         found["reserved"] = copy.reserved
-        found["free"] += counts.spanned - min(arena_rows_in_use(arena), counts.spanned)
+        found["free"] += counts.spanned - min(counts.rows_in_use, counts.spanned)
         return found
     finally:
         if done:

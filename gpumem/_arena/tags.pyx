@@ -16,10 +16,9 @@ from gpumem._arena.graph_pool cimport children_of
 from gpumem._arena.open cimport count_of, why_regions
 from gpumem._arena.status cimport counters_of, raise_status, under_pressure
 from gpumem._native.arena.api cimport (
-    arena_can_sleep, ARENA_DEAD, arena_events, arena_heap, arena_is_idle, arena_is_open,
-    arena_live_spans, ARENA_OK, ARENA_OVER_BUDGET, arena_rows_in_use, arena_sleep,
-    arena_sleeps_with, arena_views, arena_wake, ArenaCore, devices_are_quiet, heap_hold,
-    heap_let_go, OpenTag, sleep_sums, SleepSums, tag_adopt, tag_close, tag_now, tag_open,
+    arena_can_sleep, ARENA_DEAD, arena_events, arena_is_idle, arena_is_open, ARENA_OK,
+    ARENA_OVER_BUDGET, arena_sleep, arena_sleeps_with, arena_views, arena_wake, ArenaCore,
+    devices_are_quiet, OpenTag, sleep_sums, SleepSums, tag_adopt, tag_close, tag_now, tag_open,
 )
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
 from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
@@ -137,8 +136,8 @@ cdef int close_tags(Arena arena) except -1:
     release_retired()
     for name, each in named_tags(arena, None):
         # Rows of virtual tensors that have ended count as used until their pages are reclaimed.
-        if (counters_of(each)["in_use"] > arena_rows_in_use(each.core)
-                or arena_live_spans(each.core)):
+        counts = counters_of(each)
+        if counts["in_use"] > counts["rows_in_use"] or counts["live_spans"]:
             raise InUseError(f"arena {arena.name!r} cannot be closed: blocks or virtual tensors "
                              f"with tag {name!r} are in use; close them and drop their views "
                              "first")
@@ -262,11 +261,7 @@ cdef int sleep_one(Arena arena, SleepPlace place) except -1:
     cdef StorePlace* to = NULL if place is None else place.make_room(sleep_sums(arena.core).room)
     cdef int status
     with nogil:
-        if arena_heap(arena.core) != NULL:
-            heap_hold(arena.core)
         status = arena_sleep(arena.core, to)
-        if arena_heap(arena.core) != NULL:
-            heap_let_go(arena.core)
     if status != ARENA_OK:
         raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
     return 0

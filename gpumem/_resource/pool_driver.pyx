@@ -9,7 +9,7 @@ from gpumem._buffer cimport (
     ledger_return, ledger_stream, LedgerBlock, LedgerCounters, MemoryResource,
 )
 from gpumem._native.arena.api cimport (
-    arena_backing, arena_in_use, arena_is_graph_pool, arena_reserved, ArenaCore,
+    arena_backing, arena_counts_now, arena_is_graph_pool, ArenaCore, ArenaCounts,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave,
@@ -428,14 +428,14 @@ cdef void add_held(EventSource* source, void* context) noexcept nogil:
 
 
 cdef void add_arena(ArenaCore* arena, Held* held) noexcept nogil:
-    cdef uint64_t reserved = arena_reserved(arena)
-    cdef uint64_t in_use = arena_in_use(arena)
+    cdef ArenaCounts counts
     if arena_backing(arena).source != NULL:
         return              # its source is counted, if that is a resource of gpumem
-    held.here += reserved
+    arena_counts_now(arena, &counts)
+    held.here += counts.reserved
     # A graph may write to all memory of a graph pool.
-    if arena != held.owner and reserved > in_use and not arena_is_graph_pool(arena):
-        held.idle += reserved - in_use
+    if arena != held.owner and not arena_is_graph_pool(arena):
+        held.idle += counts.reserved - min(counts.in_use, counts.reserved)
 
 
 cdef void add_blocks(BlockLedger* ledger, Held* held) noexcept nogil:

@@ -8,22 +8,19 @@ be called from any thread, with the interpreter lock or without it.
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.arena.values cimport (
-    ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_NO_WAIT, ALLOCATE_PERSISTENT,
-    ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, AllocateFlags, AllocatorHook, APART_KINDS,
-    APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CAPTURING, ARENA_CLOSED,
-    ARENA_DEAD, ARENA_DETOUR, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, ARENA_IN_USE,
+    ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
+    AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
+    ARENA_CLOSED, ARENA_DEAD, ARENA_DETOUR, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, ARENA_IN_USE,
     ARENA_INTERRUPTED, arena_is_open, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA,
     ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state,
     ARENA_TAGGED, ArenaCopy, ArenaCore, ArenaCounts, ArenaFigures, ArenaFront, ArenaSettings,
-    ArenaSpan, ArenaState, ArenaStats, ArenaStatus, Block, BlockCopy, BlockNote, DebugHeap,
-    EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, ExtendStrategy, HEAP_DOUBLE_FREE,
-    HEAP_FINDINGS, HEAP_FRAMES, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
-    HEAP_NO_STACK, HEAP_OVERRUN, HEAP_QUARANTINED, HEAP_SEEN, HEAP_STATES, HEAP_STRAY_WRITE,
-    HEAP_STREAM_GONE, HEAP_UNDERRUN, HeapBlock, HeapCounts, HeapFault, HeapFinding, HeapHooks,
-    HeapSettings, HeapSite, HeapState, HOOK_KINDS, HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts,
-    HookKind, HookLive, HookSums, Lack, MAX_STREAMS, OpenTag, PageCopy, REUSE_COMPLETED,
-    REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView, STATE_ASLEEP, STATE_CLOSED, STATE_OPEN,
-    STREAM_NAMED, STREAM_VACANT, StreamReuse, StreamState, TableCopy, unlikely,
+    ArenaSpan, Block, BlockCopy, BlockNote, DebugHeap, EXTEND_NEXT_POWER_OF_TWO,
+    EXTEND_SAME_AS_REQUESTED, FamilyCounts, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE,
+    HEAP_LATE_WRITE, HEAP_LIVE, HEAP_NO_STACK, HEAP_OVERRUN, HEAP_STRAY_WRITE, HEAP_STREAM_GONE,
+    HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState, HOOK_KINDS,
+    HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts, HookLive, HookSums, Lack, MAX_STREAMS, OpenTag,
+    PageCopy, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView, STATE_ASLEEP,
+    STATE_CLOSED, STREAM_NAMED, STREAM_VACANT, StreamState, TableCopy, unlikely,
 )
 from gpumem._native.backing cimport Backing, Mapped
 from gpumem._native.budget cimport BudgetCore
@@ -162,6 +159,7 @@ cdef void (*arena_copy_free)(ArenaCopy* copy) noexcept nogil
 cdef void (*arena_add_figures)(ArenaCore* arena, ArenaFigures* figures) noexcept nogil
 cdef void (*arena_counts)(ArenaCore* arena, ArenaCounts* counts) noexcept nogil
 cdef void (*arena_counts_now)(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil
+cdef FamilyCounts (*family_counts)(const ArenaCore* arena) noexcept nogil
 cdef bint (*block_note)(const ArenaCore* arena, bint small, uint32_t index, uint32_t generation,
                         BlockNote* note) noexcept nogil
 
@@ -204,8 +202,6 @@ cdef CUresult (*heap_narrow)(ArenaCore* arena, uint64_t handle, uint64_t address
 cdef void (*heap_bad_free)(uint64_t address) noexcept nogil
 cdef void (*heap_pump)(ArenaCore* arena) noexcept nogil
 cdef CUresult (*heap_check)(ArenaCore* arena) noexcept nogil
-cdef void (*heap_hold)(ArenaCore* arena) noexcept nogil
-cdef void (*heap_let_go)(ArenaCore* arena) noexcept nogil
 cdef HeapBlock* (*heap_copy)(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil
 cdef HeapFinding* (*heap_findings)(DebugHeap* heap, uint64_t* lost) noexcept nogil
 cdef bint (*heap_wants_stack)(DebugHeap* heap) noexcept nogil
@@ -234,24 +230,10 @@ cdef uint64_t (*arena_clock)(const ArenaCore* arena) noexcept nogil
 cdef void arena_set_clock(ArenaCore* arena, uint64_t nanoseconds) noexcept nogil
 cdef void arena_set_oom_wait(ArenaCore* arena, uint64_t nanoseconds) noexcept nogil
 
-# Figures in bytes, read without a lock.
-cdef uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil
-cdef uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil
-# The limit of an arena, its tags and its graph pools, 0 for none; the bytes that they hold
-# together, and their maximum.
-cdef uint64_t (*family_limit)(const ArenaCore* arena) noexcept nogil
-cdef uint64_t (*family_held)(const ArenaCore* arena) noexcept nogil
-cdef uint64_t (*family_held_peak)(const ArenaCore* arena) noexcept nogil
-cdef uint64_t arena_rows_in_use(const ArenaCore* arena) noexcept nogil
-cdef uint64_t arena_sleeping_bytes(const ArenaCore* arena) noexcept nogil
-# Graph pools beside it, without itself; takes the root's lock.
+# Bytes that the arena's graph pools hold, without the arena itself; takes the root's lock.
 cdef uint64_t arena_held_by_pools(ArenaCore* arena) noexcept nogil
-# The largest free block; takes the arena lock.
-cdef uint64_t arena_largest_free(ArenaCore* arena) noexcept nogil
+# Calls of the driver for its memory, so far.
 cdef uint64_t (*arena_driver_calls)(const ArenaCore* arena) noexcept nogil
-# Graphs that retain it, and open virtual tensors.
-cdef int32_t arena_graphs(ArenaCore* arena) noexcept nogil
-cdef int32_t arena_live_spans(ArenaCore* arena) noexcept nogil
 
 
 # ---- Streams by slot -----------------------------------------------------------------------------

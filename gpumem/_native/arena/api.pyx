@@ -11,7 +11,6 @@ from gpumem._native.arena.types cimport (
     ArenaCore as Core, ArenaSpan as CoreSpan, SpanView as CoreView, StreamSlot,
 )
 from gpumem._native.backing cimport mapped_around
-from gpumem._native.bfc cimport bfc_largest_free
 from gpumem._native.budget cimport budget_drop, budget_move, budget_rename
 from gpumem._native.driver cimport CUDA_SUCCESS
 from gpumem._support.atomics cimport load32, load64
@@ -89,6 +88,7 @@ arena_copy_free = bookkeeping.arena_copy_free
 arena_add_figures = bookkeeping.arena_add_figures
 arena_counts = bookkeeping.arena_counts
 arena_counts_now = bookkeeping.arena_counts_now
+family_counts = bookkeeping.family_counts
 block_note = bookkeeping.block_note
 hook_create = hooks.hook_create
 hook_retain = hooks.hook_retain
@@ -115,8 +115,6 @@ heap_narrow = debug_heap.heap_narrow
 heap_bad_free = debug_heap.heap_bad_free
 heap_pump = debug_heap.heap_pump
 heap_check = debug_heap.heap_check
-heap_hold = debug_heap.heap_hold
-heap_let_go = debug_heap.heap_let_go
 heap_copy = guards.heap_copy
 heap_findings = guards.heap_findings
 heap_wants_stack = guards.heap_wants_stack
@@ -124,9 +122,6 @@ heap_note_stack = guards.heap_note_stack
 arena_can_sleep = types.arena_can_sleep
 arena_is_graph_pool = types.is_graph_pool
 arena_clock = types.move_clock
-family_limit = types.family_limit
-family_held = types.family_held
-family_held_peak = types.family_held_peak
 arena_driver_calls = types.backing_calls
 arena_refusal = types.last_refusal
 
@@ -178,22 +173,6 @@ cdef void arena_set_oom_wait(ArenaCore* arena, uint64_t nanoseconds) noexcept no
     (<Core*>arena).settings.oom_wait = nanoseconds
 
 
-cdef uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
-    return types.arena_in_use(arena) + load64(&(<const Core*>arena).span_used)
-
-
-cdef uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
-    return types.arena_reserved(arena) + load64(&(<const Core*>arena).spanned)
-
-
-cdef uint64_t arena_rows_in_use(const ArenaCore* arena) noexcept nogil:
-    return load64(&(<const Core*>arena).span_used)
-
-
-cdef uint64_t arena_sleeping_bytes(const ArenaCore* arena) noexcept nogil:
-    return load64(&(<const Core*>arena).sleeper.nbytes)
-
-
 cdef uint64_t arena_held_by_pools(ArenaCore* arena) noexcept nogil:
     cdef Core* root = <Core*>types.root_of(arena)
     cdef Core* pool
@@ -207,23 +186,6 @@ cdef uint64_t arena_held_by_pools(ArenaCore* arena) noexcept nogil:
         pool = pool.next_child
     lock_release(&root.lock)
     return held
-
-
-cdef uint64_t arena_largest_free(ArenaCore* arena) noexcept nogil:
-    cdef Core* core = <Core*>arena
-    cdef uint64_t largest
-    lock_acquire(&core.lock)
-    largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
-    lock_release(&core.lock)
-    return largest
-
-
-cdef int32_t arena_graphs(ArenaCore* arena) noexcept nogil:
-    return count_now(&(<Core*>arena).graphs)
-
-
-cdef int32_t arena_live_spans(ArenaCore* arena) noexcept nogil:
-    return count_now(&(<Core*>arena).live_spans)
 
 
 cdef uint32_t arena_stream_count(const ArenaCore* arena) noexcept nogil:

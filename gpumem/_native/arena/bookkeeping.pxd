@@ -12,7 +12,7 @@ from gpumem._native.arena.types cimport (
     stamp_free, table_of, ThreadCache,
 )
 from gpumem._native.arena.values cimport (
-    ArenaCopy, ArenaFigures, BlockCopy, PageCopy, TableCopy, ArenaCounts,
+    ArenaCopy, ArenaCounts, ArenaFigures, BlockCopy, FamilyCounts, PageCopy, TableCopy,
 )
 from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of, Region
 from gpumem._support.atomics cimport locked_add64, locked_raise64, store32
@@ -166,7 +166,10 @@ cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept no
 
 cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil
 
-# The counters of one arena, its caches flushed; blocks in a debug heap's quarantine are free.
+# Fills in the counters of one arena, with flushed caches. Blocks in a debug heap's quarantine count
+# as free.
 cdef void arena_counts(ArenaCore* arena, ArenaCounts* counts) noexcept nogil
-# The same without a lock, so of different moments; without `num_regions` and `largest_free`.
+# The same without a lock, so that the counters are of different moments; `num_regions` and
+# `largest_free` are 0.
 cdef void arena_counts_now(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil
+cdef FamilyCounts family_counts(const ArenaCore* arena) noexcept nogil

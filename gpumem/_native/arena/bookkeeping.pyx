@@ -5,16 +5,19 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from gpumem._native.arena.debug_heap.guards cimport heap_counts
+from gpumem._native.arena.debug_heap.types cimport DebugHeap
 from gpumem._native.arena.family cimport any_pool_next, tag_next
-from gpumem._native.arena.thread_cache cimport cache_flush, caches_flush, caches_hold, caches_thaw
+from gpumem._native.arena.thread_cache cimport (
+    cache_flush, CacheCounts, caches_counts, caches_flush, caches_hold, caches_thaw,
+)
 from gpumem._native.arena.types cimport (
     apart_bytes, apart_from, arena_extensions, arena_in_use, arena_limit, arena_max_in_use,
     ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,
     arena_shrinkages, arena_state, ArenaCore, ArenaSpan, backing_calls, Block, BlockNote,
-    family_held, family_level, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE, root_of,
-    SMALL_SPACE, SPACES, STATE_ASLEEP, table_of, ThreadCache,
+    family_held, family_level, family_limit, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE,
+    root_of, SMALL_SPACE, SPACES, STATE_ASLEEP, table_of,
 )
-from gpumem._native.arena.values cimport HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, HeapCounts
+from gpumem._native.arena.values cimport HeapCounts
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
     Bfc, bfc_check, bfc_invariant, bfc_largest_free, BFC_OK, bfc_region_is_idle, bfc_resolve, Chunk,
@@ -29,8 +32,8 @@ from gpumem._native.pages cimport (
     span_page_bytes, span_page_in_use,
 )
 from gpumem._support.atomics cimport (
-    load32, load64, load8, peak_try, pointer_try, publish32, published64, published_pointer,
-    store64, version_begin, version_of,
+    load32, load64, load8, peak_try, pointer_try, publish32, published64, store64, version_begin,
+    version_of,
 )
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.events cimport (
@@ -482,6 +485,7 @@ cdef bint fits(const ArenaCore* arena, const ArenaCopy* room) noexcept nogil:
 # ---- with every lock -----------------------------------------------------------------------------
 
 cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+    cdef CacheCounts cached
     cdef uint32_t i
     cdef int space
     copy_table(&arena.table, &copy.tables[0])
@@ -495,7 +499,10 @@ cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
         copy.streams[i] = <uint64_t>arena.streams[i].handle
     copy.stats = arena.stats
     copy.stats.max_in_use = arena_max_in_use(arena)
-    add_unpublished(arena, copy)
+    # Caches are held, so that their counts stand still.
+    cached = caches_counts(arena)
+    copy.stats.num_allocs += cached.allocs
+    copy.stats.num_frees += cached.frees
     copy.reserved = arena_reserved_now(arena)
     copy.persistent_free = arena.persistent.reserved - arena.persistent.in_use
     copy.limit = arena_limit(arena)
@@ -602,106 +609,79 @@ cdef void add_idle(const Bfc* table, uint64_t* pieces, uint64_t* nbytes) noexcep
             nbytes[0] -= table.regions[i].size
 
 
-cdef void add_unpublished(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
-    # Caches are held, so their counts stand still.
-    cdef const ThreadCache* cache = arena.caches
-    while cache != NULL:
-        copy.stats.num_allocs += cache.allocs
-        copy.stats.num_frees += cache.frees
-        cache = cache.next
-
-
 # ---- counters ------------------------------------------------------------------------------------
 
 
 cdef void arena_counts(ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
-    cdef HeapCounts heap
-    # Cached blocks would count as in use; afterwards the figures under the lock are consistent.
+    # Cached blocks would hide free memory; under the lock the counts are of one moment.
     caches_flush(arena)
     lock_acquire(&arena.lock)
-    counts.in_use = arena_in_use(arena)
-    counts.requested_in_use = arena.table.requested_in_use + arena.small.requested_in_use
-    counts.num_allocs = arena.stats.num_allocs
-    counts.num_frees = arena.stats.num_frees
+    if arena.heap != NULL:
+        lock_acquire(&arena.heap.lock)
+    arena_counts_now(arena, counts)
+    if arena.heap != NULL:
+        lock_release(&arena.heap.lock)
     counts.num_regions = regions_held(arena)
     counts.largest_free = max(bfc_largest_free(&arena.table), bfc_largest_free(&arena.small))
-    add_others(arena, counts)
     lock_release(&arena.lock)
-    if arena.heap != NULL:
-        heap = heap_counts(arena.heap)
-        take_off(&heap, counts)
-    add_spans(arena, counts)
 
 
 cdef void arena_counts_now(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
-    cdef HeapCounts heap
+    cdef const Space* large = &arena.spaces[LARGE_SPACE]
+    cdef const Space* small = &arena.spaces[SMALL_SPACE]
     memset(counts, 0, sizeof(ArenaCounts))
-    counts.in_use = load64(&arena.table.in_use) + load64(&arena.small.in_use)
-    counts.requested_in_use = (load64(&arena.table.requested_in_use)
-                               + load64(&arena.small.requested_in_use))
-    # Before the caches' parts of them: see move_count in thread_cache.
-    counts.num_allocs = published64(&arena.stats.num_allocs)
-    counts.num_frees = published64(&arena.stats.num_frees)
-    subtract_caches(arena, counts)
-    add_others(arena, counts)
+    count_blocks(arena, counts)
     if arena.heap != NULL:
-        heap.live_bytes = load64(&arena.heap.requested[<int>HEAP_LIVE])
-        heap.held = (load64(&arena.heap.count[<int>HEAP_FREED])
-                     + load64(&arena.heap.count[<int>HEAP_QUARANTINED]))
-        heap.held_bytes = (load64(&arena.heap.held[<int>HEAP_FREED])
-                           + load64(&arena.heap.held[<int>HEAP_QUARANTINED]))
-        take_off(&heap, counts)
-    add_spans(arena, counts)
-    counts.max_in_use = max(counts.max_in_use, counts.in_use)
-
-
-cdef void add_others(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
+        subtract_quarantine(arena.heap, counts)
+    counts.rows_in_use = load64(&arena.span_used)
+    counts.in_use += counts.rows_in_use
+    counts.requested_in_use += counts.rows_in_use
+    counts.spanned = load64(&arena.spanned)
     counts.limit = arena_limit(arena)
     counts.reserved = arena_reserved_now(arena)
-    counts.max_in_use = arena_max_in_use(arena)
+    counts.max_in_use = max(arena_max_in_use(arena), counts.in_use)
     counts.max_reserved = load64(&arena.stats.max_reserved)
     counts.num_reserves = load64(&arena.stats.num_reserves)
     counts.num_extensions = arena_extensions(arena)
     counts.num_shrinkages = arena_shrinkages(arena)
     counts.max_alloc_size = load64(&arena.stats.max_alloc_size)
-    counts.pages_moved = (load64(&arena.spaces[LARGE_SPACE].moved)
-                          + load64(&arena.spaces[SMALL_SPACE].moved))
-    counts.moves_refused = (load64(&arena.spaces[LARGE_SPACE].spared)
-                            + load64(&arena.spaces[SMALL_SPACE].spared))
+    counts.pages_moved = load64(&large.moved) + load64(&small.moved)
+    counts.moves_refused = load64(&large.spared) + load64(&small.spared)
     counts.asleep_bytes = load64(&arena.sleeper.nbytes)
+    counts.live_spans = load32(<const uint32_t*>&arena.live_spans)
+    counts.graphs = load32(<const uint32_t*>&arena.graphs)
     counts.driver_calls = (backing_calls(arena) + load64(&arena.stats.events_recorded)
                            + load64(&arena.stats.events_asked)
                            + load64(&arena.stats.events_waited))
 
 
-cdef void add_spans(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
-    counts.spanned = load64(&arena.spanned)
-    counts.in_use += load64(&arena.span_used)
-    counts.requested_in_use += load64(&arena.span_used)
+cdef void count_blocks(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
+    # The tables count cached blocks as used, and the arena does not know yet which blocks caches
+    # served. The arena's own counts are read before the caches' parts of them: see move_count in
+    # thread_cache. Sums of different moments: neither may wrap below zero.
+    cdef uint64_t used = load64(&arena.table.in_use) + load64(&arena.small.in_use)
+    cdef uint64_t requested = (load64(&arena.table.requested_in_use)
+                               + load64(&arena.small.requested_in_use))
+    cdef uint64_t allocs = published64(&arena.stats.num_allocs)
+    cdef uint64_t frees = published64(&arena.stats.num_frees)
+    cdef CacheCounts cached = caches_counts(arena)
+    counts.num_allocs = allocs + cached.allocs
+    counts.num_frees = frees + cached.frees
+    counts.in_use = used - min(cached.nbytes, used)
+    counts.requested_in_use = min(requested + cached.requested, counts.in_use)
 
 
-cdef void take_off(const HeapCounts* heap, ArenaCounts* counts) noexcept nogil:
+cdef void subtract_quarantine(const DebugHeap* heap, ArenaCounts* counts) noexcept nogil:
     # Blocks in quarantine are in use for the arena, and free for its users.
-    counts.in_use -= min(heap.held_bytes, counts.in_use)
-    counts.requested_in_use = min(heap.live_bytes, counts.in_use)
-    counts.num_frees += heap.held
+    cdef HeapCounts known = heap_counts(heap)
+    counts.in_use -= min(known.held_bytes, counts.in_use)
+    counts.requested_in_use = min(known.live_bytes, counts.in_use)
+    counts.num_frees += known.held
 
 
-cdef void subtract_caches(const ArenaCore* arena, ArenaCounts* counts) noexcept nogil:
-    # Cached blocks are not in use, and blocks that caches served are not in the arena's counts yet.
-    # Caches are never taken off the list while the arena lives.
-    cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
-    cdef uint64_t cached = 0
-    cdef uint64_t requested = counts.requested_in_use
-    while cache != NULL:
-        cached += load64(&cache.cached_bytes)
-        requested += load64(&cache.requested) + load64(&cache.requested_small)
-        counts.num_allocs += load64(&cache.allocs)
-        counts.num_frees += load64(&cache.frees)
-        cache = cache.next
-    # Sums of different moments: neither may wrap below zero.
-    counts.in_use -= min(cached, counts.in_use)
-    counts.requested_in_use = min(requested, counts.in_use)
+cdef FamilyCounts family_counts(const ArenaCore* arena) noexcept nogil:
+    return FamilyCounts(family_limit(arena), family_held(arena),
+                        load64(&root_of(arena).held_peak))
 
 
 cdef uint64_t regions_held(const ArenaCore* arena) noexcept nogil:

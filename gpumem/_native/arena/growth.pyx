@@ -18,7 +18,7 @@ from gpumem._native.arena.family cimport (
     any_pool_next, arena_drop, pool_next, shares_limit, tag_next,
 )
 from gpumem._native.arena.thread_cache cimport (
-    cache_find, cache_publish, caches_count_frees, caches_freeze, caches_thaw,
+    cache_find, cache_publish, caches_count_frees, caches_counts, caches_freeze, caches_thaw,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE,
@@ -28,7 +28,7 @@ from gpumem._native.arena.types cimport (
     arena_reserved_now, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
     family_held, family_level, family_limit, is_graph_pool, LARGE_SPACE, last_refusal, live_peak,
     move_clock, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE,
-    SPACES, STREAM_NAMED, StreamSlot, table_for, ThreadCache, with_share,
+    SPACES, STREAM_NAMED, StreamSlot, table_for, with_share,
 )
 from gpumem._native.backing cimport (
     Backing, backing_release, backing_reserve, backing_set_access, Mapped, mapped_add,
@@ -51,9 +51,7 @@ from gpumem._native.pages cimport (
     round_to_granule, Space, space_add_range, space_allocate_lower, space_execute, space_finish,
     space_page_around, space_plan, space_set_access, space_undo, span_set_access,
 )
-from gpumem._support.atomics cimport (
-    load32, load64, locked_add64, peak_try, publish32, published_pointer, sum_add,
-)
+from gpumem._support.atomics cimport load32, load64, locked_add64, peak_try, publish32, sum_add
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.events cimport REC_RESERVE
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -803,7 +801,7 @@ cdef uint64_t family_in_use(ArenaCore* arena) noexcept nogil:
     cdef uint64_t total = 0
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
-        total += in_use_now(each) + load64(&each.spanned)
+        total += in_use_without_caches(each) + load64(&each.spanned)
         each = tag_next(arena, each)
     each = any_pool_next(arena, NULL)
     while each != NULL:
@@ -812,15 +810,10 @@ cdef uint64_t family_in_use(ArenaCore* arena) noexcept nogil:
     return total
 
 
-cdef uint64_t in_use_now(const ArenaCore* arena) noexcept nogil:
-    # Without what threads have cached since they last said so; caches stay as long as the arena.
-    cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
+cdef uint64_t in_use_without_caches(const ArenaCore* arena) noexcept nogil:
+    # Bytes that caches have not published yet are subtracted, too.
     cdef uint64_t used = load64(&arena.table.in_use) + load64(&arena.small.in_use)
-    cdef uint64_t cached = 0
-    while cache != NULL:
-        cached += load64(&cache.cached_bytes)
-        cache = cache.next
-    return used - min(used, cached)
+    return used - min(used, caches_counts(arena).nbytes)
 
 
 # ---- what persists -------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.arena.values cimport SleepSums
 from gpumem._native.pages cimport StorePlace
 
-# An arena that can sleep, with its graph pools. No lock is held, but for its debug heap's turn, nor
-# the interpreter's. Nothing to do: ARENA_OK. `place`: where the bytes go;
-# NULL: nowhere, they are dropped.
+# Puts an arena that can sleep to sleep, with its graph pools. Caller holds no lock, nor the
+# interpreter's. ARENA_OK, too, if it is asleep already. The bytes are stored at `place`; NULL: they
+# are dropped.
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int arena_wake(ArenaCore* arena) noexcept nogil
 cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil

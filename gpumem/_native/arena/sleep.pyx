@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._native.arena.bookkeeping cimport arena_charge, arena_reconcile, note_reserved
+from gpumem._native.arena.debug_heap.heap cimport heap_lock_drained, heap_unlock
 from gpumem._native.arena.family cimport arena_drop, pool_next
 from gpumem._native.arena.release cimport release_idle_beside, trim_pages
 from gpumem._native.arena.spans cimport spans_settle, spans_trim
@@ -37,6 +38,17 @@ cdef enum:
 # ---- an arena and its graph pools ----------------------------------------------------------------
 
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
+    # While the memory goes, no thread examines the blocks of a debug heap.
+    cdef int status
+    if arena.heap == NULL:
+        return sleep_with_pools(arena, place)
+    heap_lock_drained(arena)
+    status = sleep_with_pools(arena, place)
+    heap_unlock(arena)
+    return status
+
+
+cdef int sleep_with_pools(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     cdef StorePlace room_left
     cdef ArenaCore* pool
     cdef int status

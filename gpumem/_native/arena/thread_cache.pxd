@@ -130,7 +130,16 @@ cdef bint cache_free_fitting(ArenaCore* arena, ThreadCache* cache, uint64_t size
 cdef void cache_flush(ArenaCore* arena) noexcept nogil
 # Every cached block becomes free, and every count is the arena's; was there any block?
 cdef bint caches_flush(ArenaCore* arena) noexcept nogil
-# How many blocks were freed so far; beside frees of other threads about.
+# Sums of all caches. Read without a lock, so that they are of different moments while other threads
+# allocate or free.
+cdef struct CacheCounts:
+    uint64_t nbytes             # cached, which the tables count as used
+    uint64_t requested          # bytes that `requested_in_use` of both tables has changed by
+    uint64_t allocs             # not yet in the arena's statistics
+    uint64_t frees
+
+cdef CacheCounts caches_counts(const ArenaCore* arena) noexcept nogil
+# Returns how many blocks were freed so far.
 cdef uint64_t caches_count_frees(ArenaCore* arena) noexcept nogil
 # No cache changes until it is thawed; the arena lock is not held yet.
 cdef void caches_hold(ArenaCore* arena) noexcept nogil

@@ -13,7 +13,7 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._support.atomics cimport (
     head_take, head_try, load32, load64, locked_add64, publish64, publish8, publish_pointer,
-    store32, store64, store8,
+    published_pointer, store32, store64, store8,
 )
 from gpumem._support.lock cimport (
     lock_acquire, lock_release, owner_enter, owner_is_biased, owner_leave, owner_lock_init,
@@ -368,15 +368,24 @@ cdef bint caches_flush(ArenaCore* arena) noexcept nogil:
     return held
 
 
+cdef CacheCounts caches_counts(const ArenaCore* arena) noexcept nogil:
+    # Caches are never taken off the list while the arena lives.
+    cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
+    cdef CacheCounts counts = CacheCounts(0, 0, 0, 0)
+    while cache != NULL:
+        counts.nbytes += load64(&cache.cached_bytes)
+        counts.requested += load64(&cache.requested) + load64(&cache.requested_small)
+        counts.allocs += load64(&cache.allocs)
+        counts.frees += load64(&cache.frees)
+        cache = cache.next
+    return counts
+
+
 cdef uint64_t caches_count_frees(ArenaCore* arena) noexcept nogil:
-    cdef const ThreadCache* cache
+    # The lock keeps a flush from moving counts during the sum.
     cdef uint64_t count
     lock_acquire(&arena.caches_lock)
-    count = load64(&arena.stats.num_frees)
-    cache = arena.caches
-    while cache != NULL:
-        count += load64(&cache.frees)
-        cache = cache.next
+    count = load64(&arena.stats.num_frees) + caches_counts(arena).frees
     lock_release(&arena.caches_lock)
     return count
 

@@ -26,15 +26,14 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 from gpumem._native.arena.debug_heap.types cimport DebugHeap
 from gpumem._native.arena.values cimport (
     ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_NO_WAIT, ALLOCATE_PERSISTENT,
-    ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, AllocateFlags, APART_KINDS, APART_SHAREABLE,
-    APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DETOUR,
+    ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT, APART_KINDS, APART_SHAREABLE, APART_TRANSPORT,
+    ARENA_BEYOND_DEVICE, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DETOUR,
     ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
     ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ARENA_TAGGED, ArenaSettings, ArenaState, ArenaStats,
-    ArenaStatus, Block, BlockNote, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
-    ExtendStrategy, MAX_STREAMS, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, STATE_ASLEEP,
-    STATE_CLOSED, STATE_OPEN, STREAM_DRAINED, STREAM_LEFT, STREAM_NAMED, STREAM_VACANT, StreamReuse,
-    StreamState, unlikely,
+    Block, BlockNote, EXTEND_SAME_AS_REQUESTED, MAX_STREAMS, REUSE_NEVER, REUSE_WAIT, STATE_ASLEEP,
+    STATE_CLOSED, STATE_OPEN, STREAM_DRAINED, STREAM_LEFT, STREAM_NAMED, STREAM_VACANT, StreamState,
+    unlikely,
 )
 from gpumem._native.backing cimport Backing, mapped_find, THE_DEVICE
 from gpumem._native.bfc cimport Bfc
@@ -313,9 +312,6 @@ cdef inline BudgetCore* family_level(const ArenaCore* arena) noexcept nogil:
 cdef inline uint64_t family_held(const ArenaCore* arena) noexcept nogil:
     # Bytes that count in max_mem: held, or about to be made, without bytes that sleep.
     return budget_load(&family_level(arena).used)
-
-cdef inline uint64_t family_held_peak(const ArenaCore* arena) noexcept nogil:
-    return load64(&root_of(arena).held_peak)
 
 cdef inline uint64_t family_limit(const ArenaCore* arena) noexcept nogil:
     # max_mem in bytes; 0: no limit.

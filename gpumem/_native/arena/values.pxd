@@ -174,7 +174,7 @@ cdef struct SleepSums:
 # ---- Counters ------------------------------------------------------------------------------------
 
 
-# Bytes, if the name does not say otherwise; the fields of `gpumem.Stats`.
+# Bytes, if the name does not say otherwise; most are the fields of `gpumem.Stats`.
 cdef struct ArenaCounts:
     uint64_t limit              # 0: none
     uint64_t in_use             # blocks with padding, and rows of virtual tensors
@@ -195,6 +195,16 @@ cdef struct ArenaCounts:
     uint64_t asleep_bytes
     uint64_t moves_refused
     uint64_t driver_calls
+    uint64_t rows_in_use        # of `in_use`: rows of virtual tensors
+    uint64_t live_spans         # open virtual tensors
+    uint64_t graphs             # that retain a graph pool of the arena, or the pool that it is
+
+# The limit that an arena shares with its tags and graph pools, 0 for none; the bytes that count in
+# it: held, or about to be made, without bytes that sleep; and their maximum.
+cdef struct FamilyCounts:
+    uint64_t limit
+    uint64_t held
+    uint64_t held_peak
 
 
 # ---- Copies of an arena's metadata ---------------------------------------------------------------

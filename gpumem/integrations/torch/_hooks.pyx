@@ -10,10 +10,10 @@ from libc.string cimport memcpy, memset
 from gpumem._arena cimport allocate_under_pressure, Arena, raise_status
 from gpumem._native.arena.api cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
-    arena_context, arena_copy, arena_copy_free, arena_driver_calls, ARENA_DRIVER_REFUSED,
-    arena_drop, arena_largest_free, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_parent,
-    arena_reset_peaks, arena_set_limit, arena_shrink_after_work, ArenaCopy, ArenaCore, ArenaFigures,
-    arenas_release_after_work, caches_flush, family_held, family_held_peak, family_limit,
+    arena_context, arena_copy, arena_copy_free, arena_counts, arena_driver_calls,
+    ARENA_DRIVER_REFUSED, arena_drop, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_parent,
+    arena_reset_peaks, arena_set_limit, arena_shrink_after_work, ArenaCopy, ArenaCore, ArenaCounts,
+    ArenaFigures, arenas_release_after_work, caches_flush, family_counts, FamilyCounts,
     hook_allocate, hook_allocate_range, hook_core, hook_counts, hook_create, hook_drop, hook_find,
     hook_free, HOOK_KINDS, hook_label, HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak,
     hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of,
@@ -293,13 +293,13 @@ cdef size_t largest(int device) noexcept nogil:
     cdef ArenaCore* arena = hook_core(hook_of(device))
     cdef size_t free_bytes = 0
     cdef size_t total
-    cdef uint64_t limit = family_limit(arena)
-    cdef uint64_t held = family_held(arena)
+    cdef ArenaCounts counts
+    cdef FamilyCounts family = family_counts(arena)
     device_memory(arena_context(arena), &free_bytes, &total)
-    if limit:
-        free_bytes = min(free_bytes, limit - min(limit, held))
-    caches_flush(arena)         # cached blocks are free too, and merge
-    return max(free_bytes, arena_largest_free(arena))
+    if family.limit:
+        free_bytes = min(free_bytes, family.limit - min(family.limit, family.held))
+    arena_counts(arena, &counts)
+    return max(free_bytes, counts.largest_free)
 
 
 cdef void stats(int device, TorchStats* now) noexcept nogil:
@@ -318,7 +318,8 @@ cdef void stats(int device, TorchStats* now) noexcept nogil:
     fill(&now.parts[<int>TORCH_LARGE], &counts, &figures, <int>HOOK_LARGE)
     fill(&now.parts[<int>TORCH_SMALL], &counts, &figures, <int>HOOK_SMALL)
     sum_parts(now, &counts.peaks[<int>HOOK_KINDS])
-    now.peak_reserved = max(family_held_peak(hook_core(hook)), now.parts[<int>TORCH_ALL].reserved)
+    now.peak_reserved = max(family_counts(hook_core(hook)).held_peak,
+                            now.parts[<int>TORCH_ALL].reserved)
     now.retries, now.waits = figures.retries, figures.waits
     now.device_allocs, now.device_frees = figures.extensions, figures.shrinkages
     now.failures = load64(&failures[device])

@@ -43,7 +43,8 @@ cdef HeapBlock* table_find(DebugHeap* heap, uint64_t handle) noexcept nogil
 cdef void table_add(DebugHeap* heap, HeapBlock* block) noexcept nogil
 cdef void table_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil
 
-cdef HeapCounts heap_counts(DebugHeap* heap) noexcept nogil
+# Reads the sums without a lock.
+cdef HeapCounts heap_counts(const DebugHeap* heap) noexcept nogil
 # Copies of the live blocks, the oldest first, and with `freed` of the others behind them; the
 # caller frees them. NULL: out of host memory.
 cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil

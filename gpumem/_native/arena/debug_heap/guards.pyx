@@ -14,7 +14,7 @@ from gpumem._native.driver cimport (
     context_enter, context_leave, context_relax, context_restore, CU_STREAM_NON_BLOCKING,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, CUstreamCaptureMode, DeviceContext,
 )
-from gpumem._support.atomics cimport store64, sum_add
+from gpumem._support.atomics cimport load64, store64, sum_add
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -346,15 +346,11 @@ cdef void enlarge(DebugHeap* heap) noexcept nogil:
 
 # ---- counting ------------------------------------------------------------------------------------
 
-cdef HeapCounts heap_counts(DebugHeap* heap) noexcept nogil:
-    cdef HeapCounts counts
-    lock_acquire(&heap.lock)
-    counts.live = heap.count[<int>HEAP_LIVE]
-    counts.live_bytes = heap.requested[<int>HEAP_LIVE]
-    counts.held = heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_QUARANTINED]
-    counts.held_bytes = heap.held[<int>HEAP_FREED] + heap.held[<int>HEAP_QUARANTINED]
-    lock_release(&heap.lock)
-    return counts
+cdef HeapCounts heap_counts(const DebugHeap* heap) noexcept nogil:
+    return HeapCounts(
+        load64(&heap.count[<int>HEAP_LIVE]), load64(&heap.requested[<int>HEAP_LIVE]),
+        load64(&heap.count[<int>HEAP_FREED]) + load64(&heap.count[<int>HEAP_QUARANTINED]),
+        load64(&heap.held[<int>HEAP_FREED]) + load64(&heap.held[<int>HEAP_QUARANTINED]))
 
 
 cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil:

@@ -50,7 +50,7 @@ cdef uint64_t heap_release(ArenaCore* arena, uint64_t most) noexcept nogil
 cdef void heap_drain(ArenaCore* arena) noexcept nogil
 # Examines every block now; waits for nothing. The driver's code if it refused.
 cdef CUresult heap_check(ArenaCore* arena) noexcept nogil
-# Around a sleep of the arena: takes the turn, so that nothing is examined while the memory goes,
-# and drains; gives the turn back.
-cdef void heap_hold(ArenaCore* arena) noexcept nogil
-cdef void heap_let_go(ArenaCore* arena) noexcept nogil
+# For a sleep of the arena: acquires `turn`, so that no thread examines memory until heap_unlock
+# releases it, and drains the heap.
+cdef void heap_lock_drained(ArenaCore* arena) noexcept nogil
+cdef void heap_unlock(ArenaCore* arena) noexcept nogil

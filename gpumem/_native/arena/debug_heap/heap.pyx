@@ -409,13 +409,13 @@ cdef void heap_drain(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.heap.turn)
 
 
-cdef void heap_hold(ArenaCore* arena) noexcept nogil:
+cdef void heap_lock_drained(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.heap.turn)
     if arena_is_open(arena):
         drain(arena)
 
 
-cdef void heap_let_go(ArenaCore* arena) noexcept nogil:
+cdef void heap_unlock(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.heap.turn)
 
 
