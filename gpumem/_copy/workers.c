@@ -1,5 +1,6 @@
 /* A queue of jobs and the threads that take from it; see workers.h. */
 #include "workers.h"
+#include "lock.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -79,14 +80,6 @@ static int64_t monotonic_ns(void) {
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-static void pause_cpu(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Without the lock. Spins until the word is not zero; false: it still was after SPIN_NS. */
 static bool spin_until_set(const int32_t *word) {
     if (worker_cpus() < 2) return false;
@@ -94,7 +87,7 @@ static bool spin_until_set(const int32_t *word) {
     do
         for (int i = 0; i < SPINS; i++) {
             if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != 0) return true;
-            pause_cpu();
+            lock_pause();
         }
     while (monotonic_ns() < end);
     return false;

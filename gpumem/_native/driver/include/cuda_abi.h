@@ -1,4 +1,4 @@
-/* The part of the CUDA driver API's binary interface that gpumem speaks.
+/* The part of the CUDA driver API's binary interface that gpumem uses.
  *
  * Declared here, so that building needs no CUDA toolkit and one build serves every
  * driver of CUDA 12 and 13. These are layout facts: tests/source/test_driver_abi.py compiles
@@ -156,7 +156,7 @@ typedef enum CUstreamCaptureMode_enum {
     CU_STREAM_CAPTURE_MODE_RELAXED = 2
 } CUstreamCaptureMode;
 
-/* ---- memory: kinds, copies, pointer questions ---- */
+/* ---- memory: kinds, copies, pointer attributes ---- */
 enum {
     CU_MEMHOSTALLOC_PORTABLE = 1,
     CU_MEMHOSTALLOC_DEVICEMAP = 2,

@@ -1,16 +1,16 @@
-/* One table of driver functions: what an arena calls, on CUDA and on the host device.
+/* One table of driver functions, which arenas call, on CUDA and on the host device.
  *
  * GM_DRIVER_FUNCTIONS is the single list. From it come the struct, the names and
  * versions that fill it from a CUDA driver (driver/table.pyx), the prototypes that the
- * host device implements (gpumem/hostdev/) and the test-only shared library.
+ * host device implements (hostdev/) and the test-only shared library.
  *
  * F(name, version, parameters)
  *   name        the driver API's name without the prefix "cu"
- *   version     the CUDA version that has this signature, as cuGetProcAddress wants it
+ *   version     the CUDA version that has this signature, as cuGetProcAddress expects it
  *   parameters  exactly the driver's, so that an entry is called as the driver would be
  *
- * A NULL entry means "not there" (old driver, or not built yet on the host device):
- * callers that do not strictly need a function compare it with NULL first.
+ * A NULL entry is a function that an older driver does not have: callers that do not
+ * strictly need a function compare it with NULL first.
  */
 #ifndef GPUMEM_DRIVER_TABLE_H
 #define GPUMEM_DRIVER_TABLE_H

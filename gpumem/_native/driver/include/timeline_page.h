@@ -11,8 +11,8 @@
  * before S3: the signaller sees the waiter and calls the kernel. And W2 comes before S2: the
  * kernel, which compares and queues under one lock, finds the sequence moved on and does not
  * let the waiter sleep, or queues it before S3's wake. A waiter would have to be held up
- * between W2 and W4 for exactly 2**32 signals to be fooled. Poisoning, and saying that
- * devices write, are signals in this: they take S1's place with another word.
+ * between W2 and W4 for exactly 2**32 signals to miss one. `timeline_poison` and
+ * `timeline_poll` are signals in this respect: their S1 changes another word.
  *
  * No wake-up is early: a wait returns only after it read a value that is high enough, and
  * what was written before that value was raised is visible by then.
@@ -45,10 +45,10 @@ enum {
     TIMELINE_MAGIC = 0x4c544d47, /* "GMTL" */
     TIMELINE_VERSION = 2,
     TIMELINE_PEERS = 112,
-    TIMELINE_POLL_NS = 250000, /* longest sleep where devices write */
+    TIMELINE_POLL_NS = 250000, /* maximum of a sleep where devices write */
 };
 #define TIMELINE_LARGEST INT64_MAX /* of a value: devices compare differences as signed */
-#define TIMELINE_REMOVED UINT64_MAX /* what a fence holds when its device is gone */
+#define TIMELINE_REMOVED UINT64_MAX /* the value of a fence with a removed device */
 
 typedef struct TimelinePeer { /* one process's use; timeline_peers.h */
     _Atomic uint64_t claim;   /* process id << 32 | a number; 0: free */
@@ -56,16 +56,16 @@ typedef struct TimelinePeer { /* one process's use; timeline_peers.h */
     uint64_t unused[2];
 } TimelinePeer;
 
-/* Line by line: what a signal writes; what a waiter writes; what hardly changes. */
+/* One cache line each: fields that a signal writes, that a waiter writes, that hardly change. */
 typedef struct TimelinePage {
     _Atomic uint64_t value;
-    _Atomic uint64_t pending;   /* highest that was signalled or queued, as far as known */
+    _Atomic uint64_t pending;   /* maximum of the known values that were signalled or queued */
     char apart[48];
     _Atomic uint32_t sequence;  /* at byte 64: goes up with every signal */
     _Atomic uint32_t waiters;   /* asleep, or about to be */
     char apart_too[56];
     uint32_t magic, version;    /* at byte 128; 0 in a page that is nothing but value and sequence */
-    _Atomic uint32_t poisoned;  /* 1: it will not go on */
+    _Atomic uint32_t poisoned;  /* 1: it will not be signalled any more */
     _Atomic uint32_t polled;    /* 1: devices write the value */
     _Atomic uint32_t unwatched; /* processes that found no room among the peers */
     char apart_again[364];
@@ -122,7 +122,8 @@ static inline bool timeline_raise(_Atomic uint64_t *word, uint64_t value, uint64
     return false;
 }
 
-/* The highest that was signalled or queued. A program that only stores `value` does not raise it. */
+/* Returns the maximum that was signalled or queued. A program that only stores `value` does not
+ * raise it. */
 static inline uint64_t timeline_pending(TimelinePage *page) {
     uint64_t before, value = atomic_load(&page->value);
     return timeline_raise(&page->pending, value, &before) ? value : before;
@@ -134,8 +135,8 @@ static inline bool timeline_claim(TimelinePage *page, uint64_t value, uint64_t *
     return timeline_raise(&page->pending, value, known);
 }
 
-/* Claim only if there was no claim since `from` was seen; or take a claim back, which fails after a
- * later claim. */
+/* Claims only if there was no claim since `from` was read; or undoes a claim, which fails after a
+ * later one. */
 static inline bool timeline_move(TimelinePage *page, uint64_t from, uint64_t to) {
     return atomic_compare_exchange_strong(&page->pending, &from, to);
 }
@@ -165,7 +166,7 @@ static inline void timeline_pause(void) {
 #endif
 }
 
-/* Reached, lost, or neither (TIMELINE_LATE). A value that is reached stays so, poison or not. */
+/* Reached, lost, or neither (TIMELINE_LATE). A value that is reached stays so, even if poisoned. */
 static inline TimelineStatus timeline_look(TimelinePage *page, uint64_t value) {
     uint64_t now = atomic_load(&page->value);
     if (now == TIMELINE_REMOVED) return TIMELINE_GONE;
@@ -173,20 +174,20 @@ static inline TimelineStatus timeline_look(TimelinePage *page, uint64_t value) {
     return atomic_load(&page->poisoned) ? TIMELINE_POISONED : TIMELINE_LATE;
 }
 
-/* Until the sequence leaves `seen`, a spurious wake-up, or `longest` ns have passed. */
+/* Sleeps until the sequence is not `seen`, a spurious wake-up, or `longest` ns have passed. */
 static inline void timeline_sleep(TimelinePage *page, uint32_t seen, uint64_t longest) {
     if (atomic_load(&page->polled) && longest > TIMELINE_POLL_NS) longest = TIMELINE_POLL_NS;
     struct timespec span = {(time_t)(longest / 1000000000u), (long)(longest % 1000000000u)};
     syscall(SYS_futex, &page->sequence, FUTEX_WAIT, seen, &span, NULL, 0);
 }
 
-/* Look for `spin` ns, asking the clock now and then. */
+/* Polls for `spin` ns, and reads the clock every POLLS polls. */
 static inline TimelineStatus timeline_spin(TimelinePage *page, uint64_t value, uint64_t spin) {
-    enum { LOOKS = 32 };
+    enum { POLLS = 32 };
     TimelineStatus status = timeline_look(page, value);
     if (status != TIMELINE_LATE || spin == 0) return status;
     for (uint64_t end = timeline_now() + spin; status == TIMELINE_LATE && timeline_now() < end;)
-        for (int i = 0; i < LOOKS && status == TIMELINE_LATE; i++) {
+        for (int i = 0; i < POLLS && status == TIMELINE_LATE; i++) {
             timeline_pause();
             status = timeline_look(page, value);
         }
@@ -210,7 +211,8 @@ static inline TimelineStatus timeline_park(TimelinePage *page, uint64_t value, u
     return status;
 }
 
-/* Until the value is reached, the timeline is lost, or the deadline (ns, monotonic) has passed. */
+/* Waits until the value is reached, the timeline is lost, or the deadline (ns, monotonic) has
+ * passed. */
 static inline TimelineStatus timeline_wait(TimelinePage *page, uint64_t value, uint64_t deadline,
                                            uint64_t spin) {
     TimelineStatus status = timeline_spin(page, value, spin);

@@ -1,4 +1,4 @@
-/* Copies as the driver's callers see them: when each returns, and in which order.
+/* The driver's functions of copies: when each returns, and in which order.
  *
  * "Synchronous" and "asynchronous" depend on where the bytes lie, and follow the driver's
  * documentation (API synchronization behavior):
@@ -19,12 +19,12 @@ typedef struct Ends {
 static bool on_device(MemoryKind kind) { return kind == MEMORY_DEVICE; }
 static bool on_host(MemoryKind kind) { return kind == MEMORY_PAGEABLE || kind == MEMORY_PINNED; }
 
-/* Bytes from the first to the last one that the box touches. */
+/* Returns the bytes from the first to the last one of the box. */
 static size_t extent(const Copy *copy, size_t pitch, size_t slice) {
     return (copy->depth - 1) * slice + (copy->height - 1) * pitch + copy->width;
 }
 
-/* Each end is reached by the device that copies; of a copy between peers, by the end's own. */
+/* The device that copies accesses each end; in a copy between peers each end's own device. */
 static CUresult ends_find(Context *context, Copy *copy, int dst_side, int src_side, Ends *ends) {
     if (!copy->dst || !copy->src) return CUDA_ERROR_INVALID_VALUE;
     if (!copy->dst_context) copy->dst_context = context;
@@ -46,7 +46,7 @@ CUresult host_copy_check(Context *context, Copy *copy, int dst_side, int src_sid
     return ends_find(context, copy, dst_side, src_side, &ends);
 }
 
-/* Takes the source's bytes now: the box is packed tight into memory that the copy owns. */
+/* Reads the source now: the box is packed tight into memory that the copy owns. */
 static CUresult stage(Copy *copy) {
     size_t rows = copy->height * copy->depth;
     Copy inner = *copy;
@@ -86,13 +86,11 @@ CUresult host_copy_async(Context *context, CUstream stream, Copy *copy, int dst_
     return submit(context, stream, copy, wait);
 }
 
-/* In the caller's thread once the default stream's turn has come: no worker to wake. */
+/* Copies in the caller's thread after the default stream's work, so that no worker is woken. */
 static CUresult copy_here(Context *context, const Copy *copy) {
     Points points;
     host_points_start(&points);
-    CUresult result = host_stream_points(context->legacy, &points);
-    if (result == CUDA_SUCCESS) result = host_points_wait(&points);
-    host_points_end(&points);
+    CUresult result = host_points_wait(&points, host_stream_points(context->legacy, &points));
     if (result == CUDA_SUCCESS) result = (CUresult)atomic_load(&context->error);
     if (result != CUDA_SUCCESS) return result;
     WATCH(host_order_host_after(context->legacy));
@@ -116,45 +114,18 @@ Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size) {
 
 /* ---- one dimension ---- */
 
-CUresult host_cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t size) {
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_sync(ENTER_CONTEXT(Memcpy), &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
-}
-
-CUresult host_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_async(ENTER_STREAM(MemcpyAsync, stream), stream, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
-}
-
-CUresult host_cuMemcpyHtoD(CUdeviceptr dst, const void *src, size_t size) {
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_sync(ENTER_CONTEXT(MemcpyHtoD), &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
-}
-
-CUresult host_cuMemcpyDtoH(void *dst, CUdeviceptr src, size_t size) {
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_sync(ENTER_CONTEXT(MemcpyDtoH), &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
-}
-
-CUresult host_cuMemcpyDtoD(CUdeviceptr dst, CUdeviceptr src, size_t size) {
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_sync(ENTER_CONTEXT(MemcpyDtoD), &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
-}
-
-CUresult host_cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src, size_t size, CUstream stream) {
-    Context *context = ENTER_STREAM(MemcpyHtoDAsync, stream);
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
-}
-
-CUresult host_cuMemcpyDtoHAsync(void *dst, CUdeviceptr src, size_t size, CUstream stream) {
-    Context *context = ENTER_STREAM(MemcpyDtoHAsync, stream);
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_async(context, stream, &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
-}
-
-CUresult host_cuMemcpyDtoDAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
-    Context *context = ENTER_STREAM(MemcpyDtoDAsync, stream);
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
-}
+#define COPY_CALL(name, dst_type, dst_side, src_type, src_side)                                   \
+    CUresult host_cu##name(dst_type dst, src_type src, size_t size) {                             \
+        Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);                       \
+        return host_copy_sync(ENTER_CONTEXT(name), &copy, dst_side, src_side);                    \
+    }                                                                                             \
+    CUresult host_cu##name##Async(dst_type dst, src_type src, size_t size, CUstream stream) {     \
+        Context *context = ENTER_STREAM(name##Async, stream);                                     \
+        Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);                       \
+        return host_copy_async(context, stream, &copy, dst_side, src_side);                       \
+    }
+COPY_CALL(Memcpy, CUdeviceptr, COPY_ANY_SIDE, CUdeviceptr, COPY_ANY_SIDE)
+COPY_CALL(MemcpyHtoD, CUdeviceptr, COPY_DEVICE_SIDE, const void *, COPY_HOST_SIDE)
+COPY_CALL(MemcpyDtoH, void *, COPY_HOST_SIDE, CUdeviceptr, COPY_DEVICE_SIDE)
+COPY_CALL(MemcpyDtoD, CUdeviceptr, COPY_DEVICE_SIDE, CUdeviceptr, COPY_DEVICE_SIDE)
+#undef COPY_CALL

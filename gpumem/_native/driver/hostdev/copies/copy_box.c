@@ -13,8 +13,8 @@ typedef struct Side { /* one end of a box, whatever the driver calls its fields 
     {(box)->end##MemoryType, (uintptr_t)(box)->end##Host, (box)->end##Device,              \
      (box)->end##XInBytes, (box)->end##Y, z, (box)->end##Pitch, height}
 
-/* Where one end begins, the steps from row to row and slice to slice, and what must lie there. A
- * pitch or height of 0 is that of the box. */
+/* Computes where one end begins, the steps from row to row and slice to slice, and the expected
+ * memory. A pitch or height of 0 is that of the box. */
 static CUresult side_resolve(const Side *side, const Copy *copy, uintptr_t *address, size_t *pitch,
                              size_t *slice, int *expect) {
     uintptr_t base = side->type == CU_MEMORYTYPE_HOST ? side->host : side->device;
@@ -78,8 +78,8 @@ CUresult host_cuMemcpy3DAsync(const CUDA_MEMCPY3D *box, CUstream stream) {
 
 /* ---- between devices ---- */
 
-/* The synchronous form is ordered with all work of both contexts: after work queued there
- * before, and before work that their default streams get afterwards. It returns at once. */
+/* The synchronous form is ordered after all earlier work of both contexts, and before later work
+ * of their default streams. It returns at once. */
 static CUresult peer_ordered(Context *context, Context *dst_context, Context *src_context, const Copy *copy) {
     Stream *stream;
     Points points;
@@ -140,7 +140,7 @@ CUresult host_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdevice
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }
 
-/* ---- managed memory: hints are checked and change nothing that could be seen ---- */
+/* ---- managed memory: hints are checked, and have no visible effect ---- */
 
 static bool is_managed(CUdeviceptr pointer, size_t size) {
     return size > 0 && host_memory_kind((uintptr_t)pointer, size, false, ANY_DEVICE) == MEMORY_MANAGED;

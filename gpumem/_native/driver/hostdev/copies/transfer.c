@@ -1,4 +1,4 @@
-/* Bytes on the move: copies, fills, values. Runs in workers and, for synchronous
+/* Access to bytes: copies, fills, values. It runs in workers and, for synchronous
  * copies, in the caller's thread.
  *
  * The map is held for reading while a piece moves, so that an address is checked and
@@ -37,7 +37,7 @@ enum { LONG_COPY = 16 << 20 }; /* bytes of one row: larger than most caches' sha
 
 typedef struct Piece { /* the map is held in pieces of HOST_COPY_PIECE bytes */
     const Stream *stream;
-    size_t left; /* bytes until the map is let go for a moment */
+    size_t left; /* bytes until the lock is released for a moment */
 } Piece;
 
 static void piece_begin(Piece *piece, const Stream *stream) {
@@ -62,8 +62,8 @@ static CUresult reachable(const Context *by, uintptr_t address, size_t size, boo
     return bad ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
-/* memcpy goes around the caches when one call is larger than they are. Copies here come
- * in pieces that are not, so a long one goes around them explicitly: half as fast again. */
+/* memcpy bypasses the caches when one call is larger than they are. The pieces here are not, so a
+ * long copy bypasses them explicitly, which is half as fast again. */
 static void move(uintptr_t dst, uintptr_t src, size_t size, bool around_caches) {
     enum { LINE = 64 };
     size_t head = (LINE - dst % LINE) % LINE;
@@ -166,7 +166,7 @@ static bool satisfied(const Value *want, uint64_t found) {
     }
 }
 
-static CUresult value_look(const Stream *stream, const Value *want, bool *met) {
+static CUresult value_poll(const Stream *stream, const Value *want, bool *met) {
     pthread_rwlock_rdlock(&host.map_lock);
     CUresult result = reachable(stream->context, want->address, want->wide ? 8 : 4, true, false);
     if (result == CUDA_SUCCESS) *met = satisfied(want, value_read(want));
@@ -184,7 +184,7 @@ void host_value_wait(Stream *stream, const Value *want) {
     while (!host_stop_requested(stream)) {
         struct timespec deadline;
         pthread_mutex_lock(&host.value_lock);
-        CUresult result = value_look(stream, want, &met);
+        CUresult result = value_poll(stream, want, &met);
         if (result == CUDA_SUCCESS && !met) {
             host_deadline(&deadline, pause);
             pthread_cond_timedwait(&host.value_written, &host.value_lock, &deadline);

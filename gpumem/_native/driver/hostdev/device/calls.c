@@ -1,4 +1,4 @@
-/* The way into every driver function: counted, and refused where the driver refuses. */
+/* The beginning of every driver function: the call is counted, and refused as by a driver. */
 #include "internal.h"
 
 static CUresult state_check(void) {
@@ -12,7 +12,7 @@ CUresult host_enter(Call call) {
     count_call(call);
     HOST_TRY(state_check());
     if (atomic_load_explicit(&host_captures, memory_order_relaxed)) HOST_TRY(host_capture_forbids(call));
-    return inject_fault(call); /* last: a call that is refused anyway uses no fault up */
+    return inject_fault(call); /* last: a call that is refused anyway uses up no fault */
 }
 
 CUresult host_enter_context(Call call, Context **context) {

@@ -1,4 +1,4 @@
-/* Time: the monotonic clock, or a virtual one that only calls move; and the lag. */
+/* Time: the monotonic clock, or a virtual one that only calls advance; and the lag. */
 #include "internal.h"
 
 #include <time.h>
@@ -7,18 +7,12 @@ static _Atomic bool clock_virtual;
 static _Atomic uint64_t clock_time; /* ns; of the virtual clock */
 static _Atomic uint64_t clock_lag;  /* ns */
 
-static uint64_t monotonic(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
 bool host_clock_is_virtual(void) {
     return atomic_load_explicit(&clock_virtual, memory_order_relaxed);
 }
 
 uint64_t host_now(void) {
-    return host_clock_is_virtual() ? atomic_load(&clock_time) : monotonic();
+    return host_clock_is_virtual() ? atomic_load(&clock_time) : timeline_now();
 }
 
 uint64_t host_clock_due(void) {
@@ -26,7 +20,7 @@ uint64_t host_clock_due(void) {
     return lag ? host_now() + lag : 0;
 }
 
-/* Never backwards: another thread may have advanced it further. */
+/* The clock never moves backwards: another thread may have advanced it further. */
 void host_clock_advance_to(uint64_t time) {
     uint64_t now = atomic_load(&clock_time);
     while (now < time && !atomic_compare_exchange_weak(&clock_time, &now, time)) {
@@ -35,7 +29,7 @@ void host_clock_advance_to(uint64_t time) {
 }
 
 void host_deadline(struct timespec *deadline, uint64_t nanoseconds_from_now) {
-    uint64_t time = monotonic() + nanoseconds_from_now;
+    uint64_t time = timeline_now() + nanoseconds_from_now;
     deadline->tv_sec = (time_t)(time / 1000000000u);
     deadline->tv_nsec = (long)(time % 1000000000u);
 }
@@ -53,8 +47,8 @@ uint64_t hostdev_now(void) { return host_now(); }
 
 int hostdev_use_virtual_clock(int on) {
     host_setup();
-    /* It goes on from the real time: times of events recorded before stay comparable. */
-    if (on && !host_clock_is_virtual()) atomic_store(&clock_time, monotonic());
+    /* It starts at the real time, so that times of earlier events stay comparable. */
+    if (on && !host_clock_is_virtual()) atomic_store(&clock_time, timeline_now());
     atomic_store(&clock_virtual, on != 0);
     host_streams_wake();
     return CUDA_SUCCESS;

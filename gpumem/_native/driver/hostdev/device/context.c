@@ -33,8 +33,8 @@ CUresult host_context_current(Context **context) {
     return host_context_of((CUcontext)(uintptr_t)handle, context);
 }
 
-/* The device's first failure stays its answer until the context ends. Operations that its
- * streams were running end, waits included. Caller holds no lock. */
+/* All later calls return the device's first failure until the context ends. Operations that its
+ * streams are running end, waits included. Caller holds no lock. */
 void host_context_fail(Context *context, CUresult error) {
     int none = CUDA_SUCCESS;
     if (atomic_compare_exchange_strong(&context->error, &none, (int)error)) host_streams_wake();
@@ -63,9 +63,8 @@ static void context_end(Context *context) {
     pthread_mutex_unlock(&context->lock);
     host_streams_wake(); /* blocked workers see that they are cancelled */
     host_points_start(&points);
-    if (host_streams_points(context, NULL, true, &points) == CUDA_SUCCESS) host_points_wait(&points);
-    host_points_end(&points);
-    for (;;) { /* closing unlinks, sooner or later: always take the first still open */
+    host_points_wait(&points, host_streams_points(context, NULL, true, &points));
+    for (;;) { /* a closed stream is unlinked later: find the first that is open */
         Stream *open = NULL;
         uint64_t number = 0;
         pthread_mutex_lock(&context->lock);
@@ -136,7 +135,7 @@ static CUresult stack_push(CUcontext context) {
     return CUDA_SUCCESS;
 }
 
-/* Replaces the top; NULL takes it off, so that the thread is as before the first push. */
+/* Replaces the top; NULL pops it, so that the thread is as before the first push. */
 CUresult host_cuCtxSetCurrent(CUcontext context) {
     ENTER(CtxSetCurrent);
     Context *found;
@@ -185,7 +184,7 @@ CUresult host_cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return CUDA_SUCCESS;
 }
 
-/* ---- peers: kept and answered; memory that is not mapped is every host device's ---- */
+/* ---- peers: recorded only; every host device can access memory that is not mapped ---- */
 
 /* INVALID_DEVICE: a device cannot be its own peer. */
 static CUresult peer_bit(CUcontext peer, const Context *context, uint64_t *bit) {

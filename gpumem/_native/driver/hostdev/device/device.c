@@ -1,4 +1,4 @@
-/* Devices: how many, how large, what they answer about themselves. */
+/* Devices: their number, their size, their attributes. */
 #include "internal.h"
 #include "meminfo.h"
 
@@ -22,7 +22,7 @@ size_t host_default_capacity(bool *is_simulated) {
     *is_simulated = true;
     const char *wanted = getenv("GPUMEM_HOST_CAPACITY");
     if (wanted && *wanted && strspn(wanted, "0123456789") == strlen(wanted)) {
-        errno = 0; /* the Python module warns of a value that is not taken */
+        errno = 0; /* the Python module warns of a value that is not accepted */
         unsigned long long bytes = strtoull(wanted, NULL, 10);
         if (errno == 0 && bytes > 0) return (size_t)bytes;
     }
@@ -113,7 +113,7 @@ CUresult host_cuDeviceGet(CUdevice *device, int ordinal) {
     return CUDA_SUCCESS;
 }
 
-/* ---- which reach each other ---- */
+/* ---- access between devices ---- */
 
 bool host_device_reaches(int device, int peer) {
     return !(atomic_load(&host.devices[device].separate) >> peer & 1);
@@ -131,7 +131,7 @@ int hostdev_separate(int one, int other, int on) {
     return CUDA_SUCCESS;
 }
 
-/* ---- what they are ---- */
+/* ---- attributes ---- */
 
 CUresult host_cuDeviceGetName(char *name, int length, CUdevice device) {
     ENTER(DeviceGetName);
@@ -159,9 +159,9 @@ CUresult host_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* Compute capability and processor count are an H200's, so that libraries which ask for
- * a floor go on; nothing can be launched. Pageable memory is answered as an x86 machine
- * without heterogeneous memory management answers: not reachable from the device. */
+/* Compute capability and processor count are an H200's, so that libraries which
+ * require a minimum go on; nothing can be launched. Pageable memory is reported as on an x86
+ * machine without heterogeneous memory management: not accessible from the device. */
 static int attribute_value(int attribute, CUdevice device) {
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: return 1980000; /* kHz */
@@ -185,7 +185,7 @@ static int attribute_value(int attribute, CUdevice device) {
     case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
         return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: return -1; /* no node is nearer than another */
-    default: return 0; /* among them dma-buf: no kernel object stands behind a memfd */
+    default: return 0; /* dma-buf among them: a memfd has no such kernel object */
     }
 }
 

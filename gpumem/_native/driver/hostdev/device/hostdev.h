@@ -1,10 +1,9 @@
 /* The host device: a GPU driver's rules on ordinary memory and worker threads.
  *
- * hostdev_table() gives the same functions that a CUDA driver gives, with the same
- * signatures and meanings. Everything else here is what a real device has no function
- * for: its size, its speed, its clock and its end; faults, counts and the search for misuse
- * are in instruments/controls.h. None of it needs cuInit, and all of it may be called from
- * any thread.
+ * hostdev_table() returns the functions of a CUDA driver, with the same signatures and
+ * meanings. All other functions here have no counterpart on a GPU: size, speed, clock and
+ * end; faults, counts and the search for misuse are in instruments/controls.h. None of them
+ * needs cuInit, and all of them may be called from any thread.
  *
  * Int results: 0 is success, anything else is the CUresult of the refusal.
  */
@@ -24,7 +23,7 @@ enum { HOSTDEV_MAX_DEVICES = 64 };
 /* The functions. Static storage: valid for the life of the process, also after shutdown. */
 HOSTDEV_API const DriverTable *hostdev_table(void);
 
-/* ---- shape: how many devices, how large ---- */
+/* ---- number and size of devices ---- */
 
 /* Devices host:0 .. host:n-1. Fails with ILLEGAL_STATE once a device has been used. */
 HOSTDEV_API int hostdev_set_device_count(int n);
@@ -35,8 +34,9 @@ HOSTDEV_API int hostdev_device_count(void);
  * time; what is already allocated stays. Devices do not share one capacity. */
 HOSTDEV_API int hostdev_set_capacity(int ordinal, size_t bytes);
 HOSTDEV_API size_t hostdev_capacity(int ordinal);
-/* Bytes charged to the device now. cuMemGetInfo's free bytes are the capacity's rest; where the
- * capacity is the machine's, at most what the machine and the process's control groups have left. */
+/* Bytes charged to the device now. cuMemGetInfo reports the remainder of the capacity as free;
+ * where the capacity is the machine's, at most the bytes that the machine and the process's control
+ * groups have left. */
 HOSTDEV_API size_t hostdev_used(int ordinal);
 
 /* ---- time ---- */
@@ -45,9 +45,9 @@ HOSTDEV_API size_t hostdev_used(int ordinal);
 HOSTDEV_API void hostdev_set_lag(uint64_t nanoseconds);
 
 /* A clock that only hostdev_advance_clock moves: lag is measured on it, and so are event times.
- * While it is on, queries first let every worker do what is due, so that the answer
- * depends on the clock alone; a host that synchronizes moves the clock to the point it
- * waits for. Switching it on starts at the monotonic clock's reading. */
+ * While it is on, queries first wait until every worker has run what is due, so that the
+ * result depends on the clock alone; a host that synchronizes moves the clock to the point that
+ * it waits for. It starts at the monotonic clock's reading. */
 HOSTDEV_API int hostdev_use_virtual_clock(int on);
 HOSTDEV_API int hostdev_clock_is_virtual(void);
 HOSTDEV_API void hostdev_advance_clock(uint64_t nanoseconds);
@@ -60,10 +60,10 @@ HOSTDEV_API const void *hostdev_controls(void);
 
 /* ---- the end ---- */
 
-/* Interpreter exit. Workers stop between operations (a long copy between its pieces, a
+/* Called at interpreter exit. Workers stop between operations (a long copy between its pieces, a
  * blocked wait at once). The call returns when they have ended, or after about a second when
  * a host function does not return. Work still queued is dropped. From then on every call
- * answers CUDA_ERROR_DEINITIALIZED. Memory stays mapped: views of it may still be alive. */
+ * returns CUDA_ERROR_DEINITIALIZED. Memory stays mapped: views of it may still be alive. */
 HOSTDEV_API void hostdev_shutdown(void);
 
 #endif

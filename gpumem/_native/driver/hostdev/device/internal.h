@@ -1,4 +1,4 @@
-/* The host device inside: its objects, who owns them, and the order of its locks.
+/* The inside of the host device: its objects, their owners, and the order of its locks.
  *
  * Objects. A handle that the caller holds (stream, event, ...) is not a pointer but a
  * number: kind, birth (which process after how many forks), generation and index of a
@@ -17,8 +17,8 @@
  * and registered ranges, mappings, segments of pools), a second one the reserved address
  * ranges, a third the allocations inside segments: queued work may still use a block that
  * is free or has another owner by now, so access is a matter of the segment. Code that
- * accesses bytes for the device holds the map for reading, a piece at a time:
- * after a free or an unmap returns, nothing is still writing there.
+ * accesses bytes for the device holds the map for reading, a piece at a time: after a free
+ * or an unmap has returned, nothing writes there any more.
  *
  * Lock order. Take only downwards; two locks of one line never together.
  *   1  host.setup_lock        device count, capacity, contexts' reference counts
@@ -75,9 +75,9 @@ typedef enum Call { GM_DRIVER_FUNCTIONS(HOST_CALL_NUMBER) HOST_CALL_COUNT } Call
 GM_DRIVER_FUNCTIONS(HOST_PROTOTYPE)
 #undef HOST_PROTOTYPE
 
-/* First line of every driver function: counts, injects faults, and refuses before cuInit, after
- * shutdown and inside a host function. All but the first also give the context: the current one,
- * or the one that the stream or event belongs to. A refusal returns from the function. */
+/* Each driver function begins with one of these. It counts the call, injects faults, and refuses
+ * before cuInit, after shutdown and inside a host function. All but the first also return the
+ * context: the current one, or that of the stream or event. A refusal returns from the function. */
 CUresult host_enter(Call call);
 CUresult host_enter_context(Call call, Context **context);
 CUresult host_enter_stream(Call call, CUstream stream, Context **context);
@@ -119,11 +119,11 @@ typedef enum ObjectKind {
     OBJECT_USER_OBJECT
 } ObjectKind;
 
-typedef struct Object { /* first member of whatever is looked up by handle */
+typedef struct Object { /* first member of every object that has a handle */
     _Atomic uint64_t handle; /* 0: not published */
     uint32_t index;
     uint32_t generation;
-    pthread_mutex_t lock;    /* of what the object is made of; map_lock instead for Physical */
+    pthread_mutex_t lock;    /* guards the object's fields; map_lock guards a Physical's */
     struct Object *next_free;
 } Object;
 
@@ -144,8 +144,9 @@ void *host_object_take(Table *table); /* unpublished; NULL: out of memory */
 uint64_t host_object_publish(Table *table, void *object);
 bool host_object_hide(Table *table, void *object, uint64_t handle); /* false: already hidden */
 void host_object_give(Table *table, void *object); /* hidden, and no longer in use */
+void host_object_end(Table *table, void *object); /* hides, unlocks and gives a locked object */
 void *host_object_find(Table *table, uint64_t handle);
-void *host_object_lock(Table *table, const void *handle); /* found and locked; NULL: there is none */
+void *host_object_lock(Table *table, const void *handle); /* NULL: no such object */
 void host_object_each(Table *table, void (*visit)(void *object, void *data), void *data);
 uint64_t host_handle_make(ObjectKind kind, uint32_t index, uint32_t generation);
 uint32_t host_handle_index(uint64_t handle);
@@ -157,16 +158,16 @@ struct Context { /* a device's primary context; the struct stays, the handle cha
     int device;
     uint32_t generation;
     unsigned references;     /* setup_lock */
-    _Atomic int error;       /* sticky CUresult: every later call answers it */
+    _Atomic int error;       /* sticky CUresult: every later call returns it */
     pthread_mutex_t lock;
-    Stream *streams;         /* all of them, legacy included, also those dying */
+    Stream *streams;         /* all, the legacy one and dying ones included */
     Stream *legacy;
     _Atomic uint64_t peers;  /* bit d: access to device d enabled */
 };
 
 typedef struct Device {
     _Atomic size_t capacity; /* bytes */
-    atomic_bool is_simulated; /* it was set; else it is the machine's, which others use, too */
+    atomic_bool is_simulated; /* it was set; else it is the machine's, which other processes share */
     _Atomic size_t used;     /* bytes charged */
     struct Slab *slabs;      /* map_lock: 2 MiB blocks that hold small allocations */
     _Atomic uint64_t separate; /* bit d: it cannot reach memory of device d */
@@ -197,7 +198,7 @@ extern _Thread_local Thread host_thread;
 /* ---- time (clock.c) ---- */
 uint64_t host_now(void);
 bool host_clock_is_virtual(void);
-uint64_t host_clock_due(void); /* now + lag, or 0 without lag: "no need to look" */
+uint64_t host_clock_due(void); /* now + lag; 0 without lag, so that no clock is read */
 void host_clock_advance_to(uint64_t time);
 void host_deadline(struct timespec *deadline, uint64_t nanoseconds_from_now); /* monotonic */
 void host_cond_build(pthread_cond_t *cond); /* timed waits on the monotonic clock */
@@ -210,7 +211,7 @@ typedef struct Point { /* "stream has finished operation number `seq`, and it is
 } Point;
 
 typedef enum ParkKind {
-    PARK_NONE,  /* running, or about to: it will get on by itself */
+    PARK_NONE,  /* it runs, or will without a further event */
     PARK_TIME,  /* until `point.due` */
     PARK_POINT, /* until `point` */
     PARK_VALUE, /* until memory holds a value */
@@ -228,21 +229,21 @@ struct Stream {
     StreamRole role;
     unsigned flags;
     int priority;
-    uint64_t id;             /* never given twice */
+    uint64_t id;             /* unique */
     _Atomic uint64_t submitted, completed;
     _Atomic uint64_t last_due; /* clock ns: when the last thing queued may finish */
     Op *ring;                /* number n at [n & (capacity - 1)] */
     size_t capacity;
     bool worker_alive, worker_asleep;
     bool dying;              /* destroyed: the worker retires it when drained */
-    _Atomic bool cancelled;  /* its context is gone: drop what is queued */
-    ParkKind park;           /* what the worker waits for, and on what */
+    _Atomic bool cancelled;  /* its context has ended: queued operations are dropped */
+    ParkKind park;           /* why the worker waits, and for which point */
     Point park_point;
-    uint64_t running;        /* number of the operation in hand */
+    uint64_t running;        /* number of the operation that runs */
     uint64_t pulled;         /* virtual clock: a host waits for this number */
     Capture *capture;        /* NULL: not capturing */
-    struct NodeSet *captured; /* of that capture: all that the stream's next node comes after */
-    struct NodeSet *latest;   /* of those, the ones it would name */
+    struct NodeSet *captured; /* of that capture: nodes before the stream's next one */
+    struct NodeSet *latest;   /* of those: the next one's direct dependencies */
     CUgraphNode *named;       /* their handles, as the caller last got them; owned */
     Point seen[STREAM_SEEN]; /* other streams' points it has waited for, oldest overwritten */
     unsigned seen_next;
@@ -254,15 +255,14 @@ typedef struct Points { /* a growing list; the first ones cost no malloc */
     size_t count, capacity;
 } Points;
 void host_points_start(Points *points);
-bool host_points_add(Points *points, Point point);
 void host_points_end(Points *points);
 
 CUresult host_stream_resolve(Context *current, CUstream handle, Stream **stream);
-/* Lock a stream to queue something, after what the default stream's rules put first.
- * Between begin and end: host_stream_push any number of times. */
+/* Locks a stream to queue operations, after those that the default stream's rules put first.
+ * Between begin and end host_stream_push may be called any number of times. */
 CUresult host_stream_begin(Context *current, CUstream handle, Stream **stream);
 CUresult host_stream_push(Stream *stream, const Op *op);
-Point host_stream_tail(Stream *stream); /* locked: all that was queued so far */
+Point host_stream_tail(Stream *stream); /* of all queued work; caller holds the stream's lock */
 CUresult host_stream_wait_point(Stream *stream, Point point);
 void host_stream_follow(Stream *stream, Point point); /* worker only */
 void host_stream_end(Stream *stream);
@@ -270,7 +270,6 @@ CUresult host_stream_submit(Context *current, CUstream handle, const Op *op, Poi
 
 Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamRole role);
 CUresult host_stream_close(Stream *stream, uint64_t handle);
-CUstream host_stream_per_thread(Context *context);
 void host_stream_build(void *stream);
 
 static inline uint64_t host_submitted(const Stream *stream) {
@@ -285,19 +284,20 @@ static inline bool host_seq_done(Point point) {
 static inline bool host_stream_is_blocking(const Stream *stream) {
     return !(stream->flags & CU_STREAM_NON_BLOCKING);
 }
-/* A question about all that was queued; as opposed to a record, it queues nothing. */
+/* The point of all queued work, for a query: unlike a record, it queues nothing. */
 static inline Point host_stream_point(Stream *stream) {
     return (Point){stream, host_submitted(stream), atomic_load(&stream->last_due)};
 }
 bool host_point_done(Point point);
-void host_point_pull(Point point);     /* virtual clock: it, and what it waits for, may have their time */
+void host_point_pull(Point point);     /* virtual clock: work up to the point may take its time */
 CUresult host_point_wait(Point point); /* host thread; DEINITIALIZED at shutdown */
-void host_point_settle(Point point);   /* virtual clock: let the workers do what is due */
+void host_point_settle(Point point);   /* virtual clock: waits until due work has run */
 /* The points that a wait on this stream covers: its own work and, for the legacy stream,
  * that of every blocking stream. */
 CUresult host_stream_points(Stream *stream, Points *points);
 CUresult host_streams_points(Context *context, const Stream *except, bool all, Points *points);
-CUresult host_points_wait(Points *points);
+/* Ends a list: waits for its points, unless collecting them failed with `result`. */
+CUresult host_points_wait(Points *points, CUresult result);
 CUresult host_context_wait(Context *context); /* everything queued in the context */
 void host_streams_wake(void);  /* all waiters check again: shutdown, cancel, clock */
 bool host_stop_requested(const Stream *stream);
@@ -313,7 +313,7 @@ typedef enum OpKind {
     OP_WAIT_VALUE,
     OP_WRITE_VALUE,
     OP_STAMP,
-    OP_RUN /* something rare, by function */
+    OP_RUN /* a rare operation, by function */
 } OpKind;
 
 typedef struct Copy { /* a box of bytes; one row when height and depth are 1 */
@@ -355,7 +355,7 @@ struct Op {
         struct {
             uint64_t event, record;
         } stamp;
-        struct { /* `drop` when the operation is given up instead of run; either owns data */
+        struct { /* one of the two is called, and owns `data`; `drop` if the operation is dropped */
             CUresult (*run)(Stream *stream, void *data);
             void (*drop)(void *data);
             void *data;
@@ -403,27 +403,27 @@ struct Range {
     uint64_t context;        /* handle; 0: belongs to none */
     unsigned flags;          /* as the caller gave them; of a mapping: where its memory is */
     uint64_t readers, writers; /* of a mapping: bit per device; bit 63 the host */
-    uint64_t id;             /* never given twice */
-    size_t mapped;           /* bytes of address space behind it */
+    uint64_t id;             /* unique */
+    size_t mapped;           /* bytes of its address space */
     bool readable, writable; /* false: device access faults */
     bool sync_memops;
-    bool leaving;            /* freed in stream order, and its turn has not come */
-    uint64_t file, file_offset; /* of a pointer of an imported pool: which one it is */
+    bool leaving;            /* freed in stream order, and the stream has not reached the free */
+    uint64_t file, file_offset; /* of a pointer of an imported pool: its identity */
     void *owner;             /* Slab, Physical, Segment, Block: by kind */
 };
 
 typedef struct AddressMap {
     Range *root;
     size_t count;
-    uint32_t heat; /* the last one given; 0: none yet */
+    uint32_t heat; /* of the latest range; 0: none yet */
 } AddressMap;
-Range *host_map_find(const AddressMap *map, uintptr_t address);  /* that contains it */
-Range *host_map_after(const AddressMap *map, uintptr_t address); /* first that ends after it */
+Range *host_map_find(const AddressMap *map, uintptr_t address);  /* the range that contains it */
+Range *host_map_after(const AddressMap *map, uintptr_t address); /* the first that ends after it */
 bool host_map_free(const AddressMap *map, uintptr_t address, size_t size);
 void host_map_insert(AddressMap *map, Range *range);
 void host_map_remove(AddressMap *map, Range *range);
 
-Range *host_range_at(uintptr_t address); /* what the caller allocated there; map_lock held */
+Range *host_range_at(uintptr_t address); /* the caller's allocation there; caller holds `map_lock` */
 Range *host_range_new(RangeKind kind, uintptr_t base, size_t size, Context *context);
 void host_range_add(Range *range); /* takes map_lock */
 
@@ -437,18 +437,16 @@ typedef enum MemoryKind { /* of a whole range of bytes */
 enum { ANY_DEVICE = -1 };
 MemoryKind host_memory_kind(uintptr_t address, size_t size, bool write, int device); /* takes map_lock */
 MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write, int device);
-void *host_pages_map(size_t bytes, size_t alignment); /* private, zero, costs nothing untouched */
-void host_range_release(Range *range); /* out of the map already: pages, charge, struct */
+void *host_pages_map(size_t bytes, size_t alignment); /* private, zero; untouched they cost nothing */
 CUresult host_memory_take(Context *context, RangeKind kind, size_t size, unsigned flags,
                           CUdeviceptr *pointer);
 CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other);
 CUresult host_memory_wait(uintptr_t address, RangeKind *kind); /* before a free */
 void host_memory_drop(uint64_t context); /* a context ends: all that it allocated */
-void host_slab_give(Range *range);
 size_t host_round_up(size_t value, size_t unit);
 
 /* ---- copies (copy.c) ---- */
-enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* what the call says lies there */
+enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* the memory that the call states */
 Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size);
 CUresult host_copy_check(Context *context, Copy *copy, int dst_side, int src_side);
 CUresult host_copy_sync(Context *context, Copy *copy, int dst_side, int src_side);
@@ -495,7 +493,7 @@ static inline CUmemAccess_flags host_access_flags(bool reads, bool writes) {
     if (writes) return CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     return reads ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
-/* Gives the device of `bit` the access of `flags`, in the sets of devices that read and write. */
+/* Sets the access of the device of `bit` in the sets of devices that read and write. */
 static inline void host_access_set(uint64_t *readers, uint64_t *writers, uint64_t bit,
                                    CUmemAccess_flags flags) {
     *readers = flags != CU_MEM_ACCESS_FLAGS_PROT_NONE ? *readers | bit : *readers & ~bit;

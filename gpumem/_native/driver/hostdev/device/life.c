@@ -12,7 +12,7 @@ static pthread_once_t setup_once = PTHREAD_ONCE_INIT;
 
 /* Initializes the locks and empties the tables; keeps the configured count and capacities. */
 static void build(void) {
-    pthread_rwlockattr_t fair; /* else copies that never pause keep frees out for ever */
+    pthread_rwlockattr_t fair; /* else copies without a pause block frees for ever */
     pthread_rwlockattr_init(&fair);
     pthread_rwlockattr_setkind_np(&fair, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&host.map_lock, &fair);
@@ -40,13 +40,12 @@ static void build(void) {
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) host_context_build(device);
 }
 
-/* A forked child has no workers, and the structures may have been cut off half-way
- * through a change by threads that no longer exist. So nothing of them is read, with one
- * exception: the device is reborn empty, what the parent had is left where it is
- * (readable, private parts through copy-on-write, never freed), and its handles carry
- * another birth. The exception is the map, which fork therefore waits for: physical handles
- * are mapped shared, and become copy-on-write, too. Only memory that can be exported, or was
- * imported, stays one with the parent's. */
+/* A forked child has no workers, and threads that no longer exist may have been in the middle of
+ * a change of the structures. So none of them is read but the map, which a fork therefore waits
+ * for. The device is reborn empty, and its handles carry another birth. The parent's memory stays
+ * mapped in the child (readable, copy-on-write, never freed). Physical handles are mapped shared,
+ * and become copy-on-write, too; only memory that can be exported, or was imported, stays one with
+ * the parent's. */
 static void before_fork(void) { pthread_rwlock_rdlock(&host.map_lock); }
 static void after_fork(void) { pthread_rwlock_unlock(&host.map_lock); }
 
@@ -56,7 +55,7 @@ static void reborn(void) {
     watch_reborn();
     host.birth++;
     memset(&host_thread, 0, sizeof host_thread);
-    after_fork(); /* then a new one: threads of the parent may be noted in it as waiting */
+    after_fork(); /* then a new one: the old may record threads of the parent as waiting */
     build();
 }
 

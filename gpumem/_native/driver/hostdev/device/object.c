@@ -4,7 +4,7 @@
  *   zero     kind     birth    generation    slot
  *
  * A slot's memory lives as long as the process, so a find races with nothing worse than
- * a stale object, which the object's own lock and a second comparison settle. After a
+ * a stale object, which the object's own lock and a second comparison detect. After a
  * fork the tables start empty and the birth differs: the parent's handles find nothing.
  */
 #include "internal.h"
@@ -99,6 +99,13 @@ void host_object_give(Table *table, void *pointer) {
     pthread_mutex_unlock(&table->lock);
 }
 
+void host_object_end(Table *table, void *pointer) {
+    Object *object = pointer;
+    host_object_hide(table, object, atomic_load(&object->handle));
+    pthread_mutex_unlock(&object->lock);
+    host_object_give(table, object);
+}
+
 void *host_object_find(Table *table, uint64_t handle) {
     if (!host_handle_is(handle, table->kind)) return NULL;
     Object *object = slot_at(table, host_handle_index(handle));
@@ -116,7 +123,7 @@ void *host_object_lock(Table *table, const void *handle) {
     return NULL;
 }
 
-/* Every slot ever used, live or not: the visitor looks under the object's lock. */
+/* Visits every slot ever used: the visitor checks under the object's lock whether it is live. */
 void host_object_each(Table *table, void (*visit)(void *object, void *data), void *data) {
     pthread_mutex_lock(&table->lock);
     uint32_t high = table->high;

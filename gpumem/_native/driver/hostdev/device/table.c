@@ -19,25 +19,21 @@ typedef struct ErrorText {
 static const ErrorText errors[] = {GM_ERRORS(ERROR_ROW)};
 #undef ERROR_ROW
 
-static const ErrorText *error_find(CUresult error) {
+static CUresult error_text(CUresult error, bool describe, const char **text) {
+    if (!text) return CUDA_ERROR_INVALID_VALUE;
+    *text = NULL;
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
-        if (errors[i].error == error) return &errors[i];
-    return NULL;
+        if (errors[i].error == error) *text = describe ? errors[i].text : errors[i].name;
+    return *text ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Both answer at any time, before cuInit, after shutdown and in a host function. */
+/* Both may be called at any time: before cuInit, after shutdown and in a host function. */
 CUresult host_cuGetErrorName(CUresult error, const char **text) {
     (void)host_enter(HOST_CALL_GetErrorName);
-    if (!text) return CUDA_ERROR_INVALID_VALUE;
-    const ErrorText *found = error_find(error);
-    *text = found ? found->name : NULL;
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return error_text(error, false, text);
 }
 
 CUresult host_cuGetErrorString(CUresult error, const char **text) {
     (void)host_enter(HOST_CALL_GetErrorString);
-    if (!text) return CUDA_ERROR_INVALID_VALUE;
-    const ErrorText *found = error_find(error);
-    *text = found ? found->text : NULL;
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return error_text(error, true, text);
 }

@@ -19,7 +19,7 @@ static CUresult file_check(int file, size_t size) {
     return large_enough ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Mapping is the only way to know that a file can be. */
+/* Only an attempt shows whether a file can be mapped. */
 static CUresult file_mappable(int file) {
     void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (page == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
@@ -27,7 +27,7 @@ static CUresult file_mappable(int file) {
     return CUDA_SUCCESS;
 }
 
-/* The descriptor is the import's from success on. */
+/* On success the import owns the descriptor. */
 static CUresult memory_import(CUexternalMemory *out, int file, size_t size) {
     HOST_TRY(file_check(file, size));
     HOST_TRY(file_mappable(file));
@@ -49,7 +49,7 @@ CUresult host_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_
     return memory_import(out, desc->handle.fd, desc->size);
 }
 
-/* Part of a file as device memory: from the page that the offset lies in. */
+/* Maps a part of a file as device memory, from the page on that the offset lies in. */
 CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer) {
     size_t inside = offset % 4096;
     Range *range = host_range_new(RANGE_IMPORTED, 0, size, context);
@@ -82,9 +82,7 @@ CUresult host_cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMe
 CUresult host_cuDestroyExternalMemory(CUexternalMemory handle) {
     ENTER_CONTEXT(DestroyExternalMemory);
     ExternalMemory *memory = HOST_LOCKED(external_memories, handle, CUDA_ERROR_INVALID_HANDLE);
-    host_object_hide(&host.external_memories, memory, (uint64_t)(uintptr_t)handle);
     close(memory->fd);
-    pthread_mutex_unlock(&memory->object.lock);
-    host_object_give(&host.external_memories, memory);
+    host_object_end(&host.external_memories, memory);
     return CUDA_SUCCESS;
 }

@@ -2,7 +2,7 @@
  *
  * The page is the one of include/timeline_page.h, and any process that maps it takes part;
  * one of zeros will do. TIMELINE_SEMAPHORE_FD waits for value >= and a signal raises it, never
- * lowers it; OPAQUE_FD is binary: a wait takes the one signal away. Windows' types are refused.
+ * lowers it; OPAQUE_FD is binary: a wait consumes the signal. Windows' types are refused.
  */
 #include "../device/internal.h"
 
@@ -86,10 +86,8 @@ static CUresult semaphore_timeline(CUexternalSemaphore handle, Timeline **out) {
 CUresult host_cuDestroyExternalSemaphore(CUexternalSemaphore handle) {
     ENTER_CONTEXT(DestroyExternalSemaphore);
     Semaphore *semaphore = HOST_LOCKED(semaphores, handle, CUDA_ERROR_INVALID_HANDLE);
-    host_object_hide(&host.semaphores, semaphore, (uint64_t)(uintptr_t)handle);
     timeline_drop(semaphore->timeline);
-    pthread_mutex_unlock(&semaphore->object.lock);
-    host_object_give(&host.semaphores, semaphore);
+    host_object_end(&host.semaphores, semaphore);
     return CUDA_SUCCESS;
 }
 
@@ -114,7 +112,7 @@ static CUresult signal_run(Stream *stream, void *data) {
     return CUDA_SUCCESS;
 }
 
-/* Moment by moment: a waiter also checks whether to stop. */
+/* Wakes every MOMENT_NS to check whether it should stop. */
 static void wait_parked(Stream *stream, const Step *step) {
     enum { MOMENT_NS = 5000000 };
     TimelinePage *page = step->timeline->page;

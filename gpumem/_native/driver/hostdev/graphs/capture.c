@@ -1,8 +1,8 @@
-/* Stream capture: calls become nodes instead of work, and what cannot is refused.
+/* Stream capture: calls become nodes instead of work; calls that cannot are refused.
  *
  * A capture collects operations in the order of the calls, which respects every
- * dependency; a set of nodes per stream and per recorded event says what came before
- * what, so that joins and forks are checked as the driver checks them. An illegal call
+ * dependency. A set of nodes for each stream and recorded event says which nodes precede
+ * it, so that joins and forks are checked as the driver checks them. An illegal call
  * invalidates the capture: it can only be ended, with an error.
  */
 #include "../device/internal.h"
@@ -52,7 +52,7 @@ static size_t set_count(const NodeSet *set) {
     return count;
 }
 
-/* ---- what is forbidden during a capture ---- */
+/* ---- calls that a capture forbids ---- */
 
 static const bool unsafe[HOST_CALL_COUNT] = {
     [HOST_CALL_MemAlloc] = true,        [HOST_CALL_MemFree] = true,
@@ -111,13 +111,13 @@ bool host_capture_blocks_legacy(Context *context, bool use) {
     return blocks;
 }
 
-CUresult host_capture_touch(Stream *stream) {
+CUresult host_capture_check_wait(Stream *stream) {
     if (stream->role == ROLE_LEGACY && host_capture_blocks_legacy(stream->context, true))
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    return host_capture_ask(stream);
+    return host_capture_check_query(stream);
 }
 
-CUresult host_capture_ask(Stream *stream) {
+CUresult host_capture_check_query(Stream *stream) {
     if (atomic_load(&host_captures) == 0) return CUDA_SUCCESS;
     pthread_mutex_lock(&stream->object.lock);
     Capture *capture = stream->capture;
@@ -180,7 +180,7 @@ CUresult host_capture_record(Stream *stream, Event *event) {
     return CUDA_SUCCESS;
 }
 
-static Capture *capture_find(uint64_t id) { /* capture_lock held */
+static Capture *capture_find(uint64_t id) { /* caller holds capture_lock */
     Capture *at = host.captures;
     while (at && at->id != id) at = at->next;
     return at;
@@ -228,7 +228,7 @@ bool host_stream_captures(Context *context, CUstream handle) {
 
 /* ---- begin and end ---- */
 
-static void capture_unlink(Capture *capture) { /* capture_lock held */
+static void capture_unlink(Capture *capture) { /* caller holds capture_lock */
     Capture **hook = &host.captures;
     while (*hook != capture) hook = &(*hook)->next;
     *hook = capture->next;
@@ -275,7 +275,8 @@ static void stream_leave(void *pointer, void *capture) {
     pthread_mutex_unlock(&stream->object.lock);
 }
 
-/* Why it may not be ended here and now, or how it ends. The stream is locked. */
+/* Returns why the capture may not be ended by this call, or how it ends. Caller holds the
+ * stream's lock. */
 static CUresult end_check(const Capture *capture, const Stream *stream, bool *ends) {
     bool mine = capture->thread == &host_thread || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED;
     *ends = false;
@@ -287,7 +288,7 @@ static CUresult end_check(const Capture *capture, const Stream *stream, bool *en
     return joined ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
 }
 
-static void capture_finish(Capture *capture, bool keep) { /* no lock held */
+static void capture_finish(Capture *capture, bool keep) { /* caller holds no lock */
     lock();
     capture_unlink(capture);
     unlock();
@@ -318,8 +319,8 @@ CUresult host_cuStreamEndCapture(CUstream handle, CUgraph *graph) {
     return result;
 }
 
-/* A captured stream goes: its capture cannot be completed any more. If it was the origin
- * no call could end the capture any more, so it ends here. */
+/* A captured stream is destroyed, and its capture cannot be completed any more. If the stream was
+ * the origin, no call could end the capture, so it ends here. */
 void host_capture_abandon(Stream *stream) {
     Capture *capture = stream->capture;
     stream->capture = NULL;
@@ -334,7 +335,7 @@ void host_capture_abandon(Stream *stream) {
     pthread_mutex_lock(&stream->object.lock);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 static CUstreamCaptureStatus status_of(const Capture *capture) {
     if (!capture) return CU_STREAM_CAPTURE_STATUS_NONE;

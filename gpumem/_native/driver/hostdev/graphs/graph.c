@@ -91,14 +91,12 @@ CUresult host_cuGraphCreate(CUgraph *graph, unsigned int flags) {
 CUresult host_cuGraphDestroy(CUgraph handle) {
     ENTER(GraphDestroy);
     Graph *graph = HOST_LOCKED(graphs, handle, CUDA_ERROR_INVALID_VALUE);
-    host_object_hide(&host.graphs, graph, (uint64_t)(uintptr_t)handle);
     UserObject **objects = graph->objects;
     size_t count = graph->object_count;
     free(graph->nodes.at);
     graph->nodes = (Nodes){NULL, 0, 0};
     graph->objects = NULL;
-    pthread_mutex_unlock(&graph->object.lock);
-    host_object_give(&host.graphs, graph);
+    host_object_end(&host.graphs, graph);
     objects_release(objects, count);
     return CUDA_SUCCESS;
 }
@@ -142,7 +140,8 @@ static void program_drop(void *pointer) {
     free(program);
 }
 
-/* A copy, so that the graph may be destroyed or changed while it runs. The graph is locked. */
+/* Copies the graph, which may be destroyed or changed while the copy runs. Caller holds the
+ * graph's lock. */
 static Program *program_new(const Graph *graph) {
     size_t bytes = graph->nodes.count * sizeof(Op);
     Program *program = malloc(sizeof *program + bytes);
@@ -184,20 +183,11 @@ CUresult host_cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph handle, unsi
     return CUDA_SUCCESS;
 }
 
-static Program *exec_program(CUgraphExec handle, bool end) { /* with a reference, or NULL */
-    GraphExec *exec = HOST_LOCKED(graph_execs, handle, NULL);
-    Program *program = exec->program;
-    if (end) host_object_hide(&host.graph_execs, exec, (uint64_t)(uintptr_t)handle);
-    else atomic_fetch_add(&program->references, 1);
-    pthread_mutex_unlock(&exec->object.lock);
-    if (end) host_object_give(&host.graph_execs, exec);
-    return program;
-}
-
 CUresult host_cuGraphExecDestroy(CUgraphExec handle) {
     ENTER(GraphExecDestroy);
-    Program *program = exec_program(handle, true);
-    if (!program) return CUDA_ERROR_INVALID_VALUE;
+    GraphExec *exec = HOST_LOCKED(graph_execs, handle, CUDA_ERROR_INVALID_VALUE);
+    Program *program = exec->program;
+    host_object_end(&host.graph_execs, exec);
     program_drop(program);
     return CUDA_SUCCESS;
 }
@@ -215,8 +205,10 @@ static CUresult program_run(Stream *stream, void *data) {
 CUresult host_cuGraphLaunch(CUgraphExec handle, CUstream stream) {
     Context *context = ENTER_STREAM(GraphLaunch, stream);
     Stream *found;
-    Program *program = exec_program(handle, false);
-    if (!program) return CUDA_ERROR_INVALID_VALUE;
+    GraphExec *exec = HOST_LOCKED(graph_execs, handle, CUDA_ERROR_INVALID_VALUE);
+    Program *program = exec->program;
+    atomic_fetch_add(&program->references, 1);
+    pthread_mutex_unlock(&exec->object.lock);
     Op op = {.kind = OP_RUN, .run = {program_run, program_drop, program}};
     CUresult result = host_stream_begin(context, stream, &found);
     if (result == CUDA_SUCCESS) {

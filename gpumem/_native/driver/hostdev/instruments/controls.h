@@ -1,6 +1,6 @@
-/* Controls of the host device for tests and measurements: count, fail, slow down, watch.
+/* Controls of the host device for tests and measurements: counts, faults, costs, misuse.
  *
- * No code of gpumem calls these but gpumem/_testing, through the table at the end. All are
+ * Only gpumem/_testing calls these, through the table at the end. All are
  * off by default, need no cuInit and may be called from any thread. Int results: 0 is
  * success, anything else is the CUresult of the refusal.
  */
@@ -19,11 +19,11 @@ HOSTDEV_API void hostdev_reset_counts(void);
 
 /* Counts of live objects, for leak checks. */
 typedef struct HostdevLive {
-    uint64_t streams;     /* made by the caller, not yet destroyed */
+    uint64_t streams;     /* made by the caller and not destroyed yet */
     uint64_t events;
     uint64_t workers;     /* threads running */
     uint64_t allocations; /* device, pinned, registered, managed, pool, imported */
-    uint64_t handles;     /* physical handles of virtual memory not yet gone */
+    uint64_t handles;     /* physical handles of virtual memory that have memory */
     uint64_t mappings;
     uint64_t reservations;
     uint64_t pools;
@@ -50,7 +50,7 @@ HOSTDEV_API int hostdev_lose_device(int ordinal, int error);
 HOSTDEV_API int hostdev_separate(int one, int other, int on);
 /* Control groups are read below that folder instead of where they are mounted. */
 HOSTDEV_API int hostdev_use_control_groups(const char *folder);
-/* Takes back all faults and delays that have not happened yet, and forgets the last fault. */
+/* Removes all faults and delays that have not happened yet, and forgets the last fault. */
 HOSTDEV_API void hostdev_clear_faults(void);
 /* The driver function that a rule let fail last; "": none since the faults were cleared. */
 HOSTDEV_API const char *hostdev_last_fault(void);
@@ -68,8 +68,8 @@ typedef enum HostdevMisuse {
     HOSTDEV_MISUSE_KINDS
 } HostdevMisuse;
 
-/* Looks for misuse from now on, at a price: every device allocation made while it is on
- * has pages of its own. Their addresses are never used again and lose their access when
+/* Searches for misuse from now on. Every device allocation that is made while it is on has
+ * pages of its own. Their addresses are never used again and lose their access when
  * freed: an operation that names them fails, the host faults. Copies, fills, and blocks
  * allocated from and freed to pools are compared with accesses of other streams to the same
  * bytes: the program's waits must order them, whether or not this run happened to be correct.

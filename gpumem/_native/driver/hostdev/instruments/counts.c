@@ -28,7 +28,7 @@ void hostdev_reset_counts(void) {
     for (int call = 0; call < HOST_CALL_COUNT; call++) atomic_store(&host_call_counts[call], 0);
 }
 
-/* ---- what is alive ---- */
+/* ---- live objects ---- */
 
 static void count_stream(void *pointer, void *data) {
     Stream *stream = pointer;

@@ -1,9 +1,9 @@
-/* Faults on demand, and what calls would cost on an H200. Off: one relaxed load a call. */
+/* Faults on demand, and the costs that calls have on an H200. Off: one relaxed load a call. */
 #include "../device/internal.h"
 
 #include <string.h>
 
-_Atomic bool host_faults_armed; /* any of what follows is on */
+_Atomic bool host_faults_armed; /* a rule, a delay or the costs are on */
 
 enum { RULES = 32, ANY_CALL = -1 };
 typedef struct Rule {
@@ -15,7 +15,7 @@ typedef struct Rule {
     pthread_t thread;
 } Rule;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; everything below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; guards all below */
 static Rule rules[RULES];
 static int rule_count;
 static uint64_t records_to_delay, record_delay; /* 0: none; 1: the next */
@@ -71,7 +71,7 @@ CUresult host_fault(Call call) {
     return result;
 }
 
-static void rearm(void) { /* locked */
+static void rearm(void) { /* caller holds `lock` */
     atomic_store(&host_faults_armed, rule_count > 0 || records_to_delay > 0 || atomic_load(&costs_on));
 }
 

@@ -3,7 +3,7 @@
 
 #include <sys/mman.h>
 
-static AddressMap graves; /* freed while looking for misuse; under map_lock */
+static AddressMap graves; /* memory freed during a search for misuse; guarded by map_lock */
 
 void host_grave_add(Range *range) {
     mmap((void *)range->base, range->mapped, PROT_NONE,
@@ -20,8 +20,8 @@ bool watch_names_freed(uintptr_t address, size_t size) {
     return true;
 }
 
-/* Inside a segment any block is accessible to what is queued, but nothing new may name
- * one that is free. */
+/* Queued operations may use any block of a segment, but a new operation may not name a
+ * free one. */
 bool host_free_block_named(uintptr_t address, size_t size) {
     Range *segment = host_map_find(&host.ranges, address);
     if (!segment || segment->kind != RANGE_SEGMENT) return false;

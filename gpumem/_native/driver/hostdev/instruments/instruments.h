@@ -1,7 +1,7 @@
 /* The hooks of the instruments: all that the device's own code calls of this folder.
  *
- * A reader of the device may skip every call of count_, inject_, spend_, delay_, watch_ or
- * rehearse_, and every WATCH. While its instrument is off a hook does nothing, at the price
+ * A reader of the device may skip every call of count_, inject_, spend_, delay_ or watch_,
+ * and every WATCH. While its instrument is off a hook does nothing, at the price
  * of one relaxed load. controls.h is what switches the instruments on.
  *
  * Third part of internal.h, which includes it at its end; no other file does.
@@ -44,7 +44,7 @@ static inline void delay_record(Point *point) {
     if (late) point->due = (point->due ? point->due : host_now()) + late;
 }
 
-/* ---- misuse: what is known (order.c, shadow.c), what is found (misuse.c, graves.c) ---- */
+/* ---- misuse: known order (order.c, shadow.c), findings (misuse.c, graves.c) ---- */
 
 typedef struct Known Known;
 typedef struct Access { /* a stream's or the host's use of some bytes */
@@ -59,31 +59,33 @@ typedef struct Bytes {
 } Bytes;
 typedef bool (*Ordered)(const Access *access, const void *data);
 
-/* An event was recorded: what it keeps. Event and stream are locked. */
+/* Returns what a recorded event keeps. Caller holds the locks of event and stream. */
 Known *host_order_record(Stream *stream, Point point);
-/* Before a stream is locked: what the default stream's rules order before its next operation. */
+/* Notes the order that the default stream's rules give the stream's next operation. Caller does
+ * not hold the stream's lock. */
 void host_order_begin(Stream *stream);
-/* The stream waits for an event's latest record, with the event locked; or for a point. */
+/* The stream waits for an event's latest record, or for a point. Caller holds the event's lock. */
 void host_order_stream_saw(Stream *stream, const Known *known, Point point);
 void host_order_stream_after(Stream *stream, Point point);
 void host_order_stream_after_all(Stream *stream, bool all); /* else after the blocking ones */
-/* The host found that this record of an event has been passed. Nothing is locked. */
+/* The host saw that this record of an event has been passed. Caller holds no lock. */
 void host_order_event_seen(CUevent handle, Point point);
 /* The host has waited for the stream; for the legacy stream: for all blocking ones. */
 void host_order_host_after(Stream *stream);
 void host_order_host_after_all(Context *context);
-/* Operation `number` was queued. The stream is locked. */
+/* Operation `number` was queued. Caller holds the stream's lock. */
 void host_order_op(Stream *stream, uint64_t number, const Op *op);
-/* A graph was queued as one operation. The stream is locked, so its worker cannot have begun,
- * nor dropped the program. */
+/* A graph was queued as one operation. Caller holds the stream's lock, so that its worker has
+ * neither begun nor dropped the program. */
 void host_order_program(Stream *stream, const Program *program);
 void host_order_copy(Stream *stream, uint64_t number, const Copy *copy); /* NULL: the host copies */
-/* Memory was allocated: it has not been accessed. map_lock is held for writing. */
+/* Memory was allocated, and has not been accessed. Caller holds `map_lock` for writing. */
 void host_order_fresh(uintptr_t address, size_t size);
-/* A pool's block was allocated, or is being freed; NULL: by the host. The stream is locked. */
+/* A pool's block was allocated, or is being freed; NULL: by the host. Caller holds the stream's
+ * lock. */
 void host_order_block_begins(Stream *stream, uintptr_t base, size_t size);
 void host_order_block_ends(Stream *stream, uintptr_t address);
-/* The operation just queued waits for a semaphore, or signals one. The stream is locked. */
+/* The latest operation waits for a semaphore, or signals one. Caller holds the stream's lock. */
 void host_order_loosen(Stream *stream);
 void host_order_publish(Stream *stream);
 void host_order_start(void);
@@ -94,7 +96,7 @@ void host_shadow_forget(uintptr_t address, size_t size);
 void host_shadow_reborn(void);
 
 void host_grave_add(Range *range);
-/* Whether bytes that no range holds were freed while looking for misuse. map_lock held. */
+/* Whether bytes that no range holds were freed during the search. Caller holds `map_lock`. */
 bool watch_names_freed(uintptr_t address, size_t size);
 bool host_free_block_named(uintptr_t address, size_t size);
 void host_graves_reborn(void);
@@ -109,12 +111,12 @@ static inline bool host_misuse(void) {
     return atomic_load_explicit(&host_misuse_on, memory_order_relaxed);
 }
 
-/* Runs a statement in the search for misuse alone. */
+/* Runs a statement only during the search for misuse. */
 #define WATCH(action)              \
     do {                           \
         if (host_misuse()) action; \
     } while (0)
-/* Whether even a small allocation gets pages of its own, to lose their access when freed. */
+/* Whether a small allocation gets pages of its own, too, which lose their access when freed. */
 static inline bool watch_needs_own_pages(void) { return host_misuse(); }
 /* Device memory was freed. True: its addresses stay reserved for ever, and the range with them. */
 static inline bool watch_bury(Range *range) {
@@ -122,7 +124,7 @@ static inline bool watch_bury(Range *range) {
     if (buries) host_grave_add(range);
     return buries;
 }
-/* Whether bytes are of a segment, but of none of its used blocks. map_lock held. */
+/* Whether bytes lie in a segment, but in no used block of it. Caller holds `map_lock`. */
 static inline bool watch_names_free_block(uintptr_t address, size_t size) {
     return host_misuse() && host_free_block_named(address, size);
 }

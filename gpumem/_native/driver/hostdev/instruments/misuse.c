@@ -49,7 +49,7 @@ void host_misuse_unordered(Access access, bool writes, Access before, bool wrote
          name(before, other), wrote ? "wrote" : "read");
 }
 
-/* ---- what is left at the end ---- */
+/* ---- objects left at the end ---- */
 
 static void count_own_pool(void *pointer, void *data) { /* a default pool belongs to the device */
     Pool *pool = pointer;

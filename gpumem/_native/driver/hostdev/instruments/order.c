@@ -1,21 +1,22 @@
-/* Which work is ordered before which: between streams and the host, while looking for misuse.
+/* The order of work between streams and the host, during the search for misuse.
  *
- * Everything here happens when calls are made, not when work runs, so what is found
- * depends on the program's calls and not on the speed of anything. For each
+ * Everything here happens when calls are made, not when work runs, so findings depend on
+ * the program's calls and not on speed. For each
  * stream and for the host there is a row of numbers: of every stream, the last operation
- * that is certain to come before the next request. Waiting for something joins
- * its row into the waiter's.
+ * that is certain to come before the next request. A wait joins the row of what it waits
+ * for into the waiter's.
  *
  *   an event          the row of its stream when it was recorded
  *   a wait for it     joins that row into the waiting stream's
- *   synchronizing, or a question answered with "done"       joins into the host's
+ *   synchronizing, or a query answered with "done"          joins into the host's
  *   every submission  joins the host's row: a program's calls come one after another
  *
  * Order that is not seen makes the answer "ordered", never "unordered". All threads of the host
  * count as one. After a host function, a written value or a signalled semaphore the host may
- * be ordered after all that came before it, in ways that are not seen here. After a wait for a value or a semaphore only the
- * program determines what a stream is ordered after: the stream is loose, its accesses are not
- * checked, until the host synchronizes with it; so is every stream that waits for it.
+ * be ordered after all that came before it, in ways that are not seen here. After a wait for
+ * a value or a semaphore only the program knows the order: the stream is loose, which means
+ * that its accesses are not checked, until the host synchronizes with it; so is every stream
+ * that waits for it.
  */
 #include "../device/internal.h"
 
@@ -29,11 +30,11 @@ struct Known {
     uint64_t at[];     /* 0: the host; i + 1: the stream in slot i. 0 there: nothing */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; everything below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; guards all below */
 static Known *host_row;
 static Known **rows; /* by slot */
 static size_t row_count;
-static uint64_t host_steps; /* what the host itself did to device memory */
+static uint64_t host_steps; /* the host's own accesses of device memory */
 
 /* ---- rows ---- */
 
@@ -81,7 +82,7 @@ static void loosen(Stream *stream, Known **row) {
 
 /* ---- streams learn ---- */
 
-static void stream_learns(Stream *stream, const Known *known, Point point) { /* locked */
+static void stream_learns(Stream *stream, const Known *known, Point point) { /* caller holds `lock` */
     Known **row = row_of(stream);
     if (!row || !point.stream || point.stream == stream) return;
     row_join(row, known);
@@ -164,7 +165,7 @@ static void host_saw(const Known *known, Point point) {
     if (loose) host_object_each(&host.streams, all_that_is_done, NULL);
 }
 
-/* Unless it was recorded again since. */
+/* A record that a later one has replaced says nothing. */
 void host_order_event_seen(CUevent handle, Point point) {
     Event *event = host_object_lock(&host.events, handle);
     if (!event) return;
@@ -220,7 +221,7 @@ static bool ordered(const Access *access, const void *data) {
     return access->slot == question->slot || is_before(*access, question->row);
 }
 
-static void touch(Access access, const Known *row, Bytes bytes, bool write) { /* locked */
+static void touch(Access access, const Known *row, Bytes bytes, bool write) { /* caller holds `lock` */
     Question question = {row, access.slot};
     if (row && row->loose) host_shadow_forget(bytes.marks, bytes.size);
     else host_shadow_touch(access, bytes, write, ordered, &question);
@@ -282,7 +283,7 @@ void host_order_copy(Stream *stream, uint64_t number, const Copy *copy) {
     if (copy->dst_known) touch_box(stream, number, copy, true);
 }
 
-/* From here on the host may be ordered after all of the stream's work up to `number`. */
+/* From then on the host may be ordered after all of the stream's work up to `number`. */
 static void publish(Stream *stream, uint64_t number) {
     pthread_mutex_lock(&lock);
     Known **row = row_of(stream);
@@ -337,7 +338,7 @@ void host_order_block_ends(Stream *stream, uintptr_t address) {
 
 /* ---- on, off, fork ---- */
 
-static void forget_all(void) { /* locked, or alone */
+static void forget_all(void) { /* caller holds `lock` */
     free(host_row);
     host_row = NULL;
     for (size_t i = 0; i < row_count; i++) free(rows[i]);
@@ -353,7 +354,7 @@ void host_order_start(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* A forked child: whatever a thread of the parent was changing is left to rot. */
+/* In a forked child: memory that a thread of the parent was changing is abandoned. */
 void host_order_reborn(void) {
     pthread_mutex_init(&lock, NULL);
     host_row = NULL;

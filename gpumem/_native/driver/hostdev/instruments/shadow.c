@@ -1,14 +1,14 @@
-/* Shadow marks: of every byte that was touched, its last write and the reads since.
+/* Shadow marks: of every byte that was accessed, its last write and the reads since.
  *
- * Disjoint spans in an address map. A write replaces what it covers by one span; a read
- * is added to the spans that it crosses, and to a new one where nothing was yet. Under
- * the lock of order.c.
+ * They are disjoint spans in an address map. A write replaces the spans that it covers by
+ * one; a read is added to the spans that it crosses, and to a new one where there was none.
+ * Callers hold `lock` of order.c.
  */
 #include "../device/internal.h"
 
 #include <stdlib.h>
 
-enum { READS = 4 }; /* readers kept per span; the oldest gives way, so one can be missed */
+enum { READS = 4 }; /* readers kept per span; the oldest is dropped, so one can be missed */
 
 typedef struct Span {
     Range range; /* base and size; first, so that the map's entries are spans */
@@ -24,14 +24,14 @@ static Span *span_at(uintptr_t address) { return (Span *)host_map_after(&spans, 
 
 static void span_add(uintptr_t base, uintptr_t end, const Span *like) {
     Span *span = calloc(1, sizeof *span);
-    if (!span) return; /* nothing is known of these bytes, so nothing is found */
+    if (!span) return; /* without a mark nothing is found in these bytes */
     if (like) *span = *like;
     span->range.base = base;
     span->range.size = end - base;
     host_map_insert(&spans, &span->range);
 }
 
-/* Cut where `at` lies inside. */
+/* Cuts the span that `at` lies inside of. */
 static void span_split(uintptr_t at) {
     Span *span = span_at(at);
     if (!span || span->range.base >= at) return;
@@ -50,7 +50,7 @@ void host_shadow_forget(uintptr_t address, size_t size) {
     }
 }
 
-/* The access that this one is in conflict with, or NULL. */
+/* Returns the access that conflicts with this one, or NULL. */
 static const Access *conflict(const Span *span, bool write, Ordered ordered, const void *data, bool *wrote) {
     *wrote = true;
     if (span->written && !ordered(&span->write, data)) return &span->write;
@@ -73,7 +73,8 @@ static void span_read(Span *span, Access access) {
     span->reads[span->read_count++] = access;
 }
 
-static void look(Access access, Bytes bytes, bool write, Ordered ordered, const void *data) {
+static void report_conflict(Access access, Bytes bytes, bool write, Ordered ordered,
+                            const void *data) {
     uintptr_t end = bytes.marks + bytes.size;
     for (Span *span = span_at(bytes.marks); span && span->range.base < end;) {
         uintptr_t next = span->range.base + span->range.size;
@@ -106,7 +107,7 @@ static void mark_read(Access access, uintptr_t address, uintptr_t end) {
 
 void host_shadow_touch(Access access, Bytes bytes, bool write, Ordered ordered, const void *data) {
     uintptr_t end = bytes.marks + bytes.size;
-    look(access, bytes, write, ordered, data);
+    report_conflict(access, bytes, write, ordered, data);
     if (!write) {
         mark_read(access, bytes.marks, end);
         return;

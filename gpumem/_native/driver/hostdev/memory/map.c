@@ -40,7 +40,7 @@ bool host_map_free(const AddressMap *map, uintptr_t address, size_t size) {
     return !range || range->base >= address + size;
 }
 
-/* Everything below `base` into *low, the rest into *high. */
+/* Moves ranges below `base` into *low, all others into *high. */
 static void split(Range *at, uintptr_t base, Range **low, Range **high) {
     while (at) {
         if (at->base < base) {

@@ -6,6 +6,7 @@
  * units of 512 bytes, and the block is released with its last tenant.
  */
 #include "../device/internal.h"
+#include "mappings.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,17 +23,10 @@ typedef struct Slab { /* one block of 2 MiB, cut into units; map_lock */
 
 size_t host_round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-/* Aligned by taking more address space than needed and giving the ends back. */
 void *host_pages_map(size_t bytes, size_t alignment) {
-    if (bytes > SIZE_MAX - alignment) return NULL;
-    char *start = mmap(NULL, bytes + alignment, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED) return NULL;
-    char *base = (char *)host_round_up((uintptr_t)start, alignment);
-    if (base > start) munmap(start, (size_t)(base - start));
-    munmap(base + bytes, (size_t)(start + alignment - base));
-    if (bytes >= HOST_BLOCK) madvise(base, bytes, MADV_HUGEPAGE);
-    return base;
+    void *pages = map_aligned(bytes, alignment, PROT_READ | PROT_WRITE, MAP_NORESERVE);
+    if (pages && bytes >= HOST_BLOCK) madvise(pages, bytes, MADV_HUGEPAGE);
+    return pages;
 }
 
 /* ---- ranges ---- */
@@ -58,7 +52,7 @@ void host_range_add(Range *range) {
     pthread_rwlock_unlock(&host.map_lock);
 }
 
-/* ---- slabs; map_lock is held for writing ---- */
+/* ---- slabs; callers hold `map_lock` for writing ---- */
 
 static bool unit_taken(const Slab *slab, uint32_t unit) {
     return slab->taken[unit / 64] >> (unit % 64) & 1;
@@ -132,7 +126,7 @@ static CUresult slab_take(Range *range) {
     return CUDA_SUCCESS;
 }
 
-void host_slab_give(Range *range) {
+static void slab_give(Range *range) {
     Slab *slab = range->owner;
     uint32_t first = (uint32_t)((range->base - slab->base) / HOST_SMALL_UNIT);
     units_mark(slab, first, (uint32_t)(range->mapped / HOST_SMALL_UNIT), false);
@@ -176,7 +170,7 @@ CUresult host_cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int 
     return host_memory_take(context, RANGE_MANAGED, size, flags, pointer);
 }
 
-/* Pages that host and device both use: charged to no device. */
+/* Allocates pages that host and device both use; no device is charged. */
 CUresult host_memory_take(Context *context, RangeKind kind, size_t size, unsigned flags,
                           CUdeviceptr *pointer) {
     if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -196,7 +190,7 @@ CUresult host_memory_take(Context *context, RangeKind kind, size_t size, unsigne
 
 /* ---- free ---- */
 
-void host_range_release(Range *range) {
+static void range_release(Range *range) {
     if (watch_bury(range)) return;
     switch (range->kind) {
     case RANGE_DEVICE: host_device_refund(range->device, range->mapped); /* fall through */
@@ -208,35 +202,29 @@ void host_range_release(Range *range) {
     free(range);
 }
 
-/* Out of the map, then gone. The slab's units change hands under the same lock, the
- * pages of a large allocation after it. */
-static CUresult range_take_out(uintptr_t address, RangeKind kind, RangeKind other, Range **out) {
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_wrlock(&host.map_lock);
-    Range *range = host_map_find(&host.ranges, address);
-    if (range && range->base == address && (range->kind == kind || range->kind == other)) {
-        host_map_remove(&host.ranges, range);
-        bool in_slab = range->kind == RANGE_DEVICE && range->owner;
-        if (in_slab) host_slab_give(range);
-        if (in_slab) free(range);
-        *out = in_slab ? NULL : range;
-        result = CUDA_SUCCESS;
-    }
-    pthread_rwlock_unlock(&host.map_lock);
-    return result;
+/* Removes a range from the map. Units of a slab are freed at once, under the same lock; pages of
+ * its own are still to be released: then it returns true. Caller holds `map_lock` for writing. */
+static bool range_remove(Range *range) {
+    host_map_remove(&host.ranges, range);
+    if (range->kind != RANGE_DEVICE || !range->owner) return true;
+    slab_give(range);
+    free(range);
+    return false;
 }
 
 CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other) {
-    Range *range = NULL;
-    HOST_TRY(range_take_out(address, kind, other, &range));
-    if (range) host_range_release(range);
-    return CUDA_SUCCESS;
+    pthread_rwlock_wrlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, address);
+    bool found = range && range->base == address && (range->kind == kind || range->kind == other);
+    bool has_pages = found && range_remove(range);
+    pthread_rwlock_unlock(&host.map_lock);
+    if (has_pages) range_release(range);
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Removes the allocation at exactly this address, and then waits for everything queued in
- * its context, whichever is current, so that nothing can still write into the memory of
- * the next allocation. Pool memory is the exception: the driver leaves it to
- * the caller to know that nothing uses it any more. */
+/* Finds the allocation at exactly this address, and waits for all work that is queued in its
+ * context, so that nothing can still write into the memory of the next allocation. Pool memory is
+ * the exception: as with the driver, the caller knows that nothing uses it any more. */
 CUresult host_memory_wait(uintptr_t address, RangeKind *kind) {
     Context *context;
     pthread_rwlock_rdlock(&host.map_lock);
@@ -274,7 +262,7 @@ CUresult host_cuMemFreeHost(void *pointer) {
     return host_memory_free((uintptr_t)pointer, RANGE_PINNED, RANGE_PINNED);
 }
 
-/* The lowest range that the context owns; virtual mappings belong to no context. */
+/* Finds a range that the context owns; virtual mappings belong to no context. */
 static Range *owned_by(Range *at, uint64_t context) {
     if (!at) return NULL;
     if (at->context == context) return at;
@@ -286,17 +274,14 @@ void host_memory_drop(uint64_t context) {
     for (;;) {
         pthread_rwlock_wrlock(&host.map_lock);
         Range *range = owned_by(host.ranges.root, context);
-        bool in_slab = range && range->kind == RANGE_DEVICE && range->owner;
-        if (range) host_map_remove(&host.ranges, range);
-        if (in_slab) host_slab_give(range);
+        bool has_pages = range && range_remove(range);
         pthread_rwlock_unlock(&host.map_lock);
         if (!range) return;
-        if (in_slab) free(range);
-        else host_range_release(range);
+        if (has_pages) range_release(range);
     }
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 CUresult host_cuMemGetInfo(size_t *free_bytes, size_t *total) {
     Context *context = ENTER_CONTEXT(MemGetInfo);

@@ -14,23 +14,27 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- the shared file; map_lock held for writing ---- */
+/* ---- the shared file; callers hold `map_lock` for writing ---- */
 
-typedef struct Extent { /* free part of the file below its high mark, ordered by offset */
+typedef struct Extent { /* a free part of the file below its high mark, ordered by offset */
     struct Extent *next;
     size_t offset, size;
 } Extent;
 
 static const size_t FILE_BYTES = (size_t)1 << 46; /* sparse: only a bound on offsets */
 static int shared_file = -1;
-static size_t shared_high; /* most bytes ever in use */
+static size_t shared_high; /* maximum of the bytes in use */
 static Extent *shared_free;
 
+int host_sparse_file(const char *name) {
+    int file = memfd_create(name, MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)FILE_BYTES) == 0) return file;
+    close(file);
+    return -1;
+}
+
 static bool shared_open(void) {
-    if (shared_file >= 0) return true;
-    int file = memfd_create("gpumem-device", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)FILE_BYTES) == 0) shared_file = file;
-    else if (file >= 0) close(file);
+    if (shared_file < 0) shared_file = host_sparse_file("gpumem-device");
     return shared_file >= 0;
 }
 
@@ -120,8 +124,8 @@ CUresult host_prop_check(const CUmemAllocationProp *prop) {
     }
 }
 
-/* The name carries what an importing process must know. Sealed, so that no access
- * can turn into a bus error by making the file shorter. */
+/* The name holds the location, which an importing process reads. The file is sealed: an access
+ * could end with a bus error if another process made it shorter. */
 static int file_new(const CUmemAllocationProp *prop, size_t size) {
     char name[64];
     snprintf(name, sizeof name, "gpumem-handle-%d-%d", (int)prop->location.type, prop->location.id);
@@ -131,15 +135,6 @@ static int file_new(const CUmemAllocationProp *prop, size_t size) {
                 fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
     if (!made) close(file);
     return made ? file : -1;
-}
-
-static bool backing_take(Physical *physical, bool exportable) {
-    physical->fd = -1;
-    if (exportable) return (physical->fd = file_new(&physical->prop, physical->size)) >= 0;
-    pthread_rwlock_wrlock(&host.map_lock);
-    bool taken = shared_open() && extent_take(physical->size, &physical->offset);
-    pthread_rwlock_unlock(&host.map_lock);
-    return taken;
 }
 
 static _Atomic uintptr_t next_shadow = (uintptr_t)1 << 62; /* above all addresses */
@@ -156,11 +151,18 @@ static Physical *physical_blank(const CUmemAllocationProp *prop, size_t size) {
     return physical;
 }
 
-/* Not yet published; the charge is the caller's to have made. */
-Physical *host_physical_new(const CUmemAllocationProp *prop, size_t size, bool exportable) {
+/* It is not published. Caller has charged its bytes. */
+static Physical *physical_new(const CUmemAllocationProp *prop, size_t size, bool exportable) {
     Physical *physical = physical_blank(prop, size);
+    bool made = false;
     if (!physical) return NULL;
-    if (backing_take(physical, exportable)) return physical;
+    physical->fd = exportable ? file_new(prop, size) : -1;
+    if (!exportable) {
+        pthread_rwlock_wrlock(&host.map_lock);
+        made = shared_open() && extent_take(size, &physical->offset);
+        pthread_rwlock_unlock(&host.map_lock);
+    }
+    if (made || physical->fd >= 0) return physical;
     host_object_give(&host.physicals, physical);
     return NULL;
 }
@@ -169,7 +171,7 @@ int host_physical_file(const Physical *physical) {
     return physical->fd >= 0 ? physical->fd : shared_file;
 }
 
-/* One reference less was just counted: the memory goes with the last. */
+/* Frees the memory when it has neither handles nor mappings. */
 void host_physical_drop(Physical *physical) {
     if (physical->handles > 0 || physical->mappings > 0) return;
     if (physical->charged) host_device_refund(physical->prop.location.id, physical->size);
@@ -194,7 +196,7 @@ CUresult host_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
     bool charged = is_on_device(prop);
     if (charged) HOST_TRY(host_device_charge(prop->location.id, size));
     bool exportable = prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
-    Physical *physical = host_physical_new(prop, size, exportable);
+    Physical *physical = physical_new(prop, size, exportable);
     if (!physical) {
         if (charged) host_device_refund(prop->location.id, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -216,7 +218,7 @@ CUresult host_cuMemRelease(CUmemGenericAllocationHandle handle) {
     return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The handle behind an address. One that the caller has released already while mapped
+/* Returns the handle that is mapped at an address. A handle that was released while it was mapped
  * gets a new number. */
 CUresult host_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
     ENTER(MemRetainAllocationHandle);
@@ -251,7 +253,7 @@ CUresult host_cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllo
     if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
         return CUDA_ERROR_INVALID_VALUE;
     CUmemAllocationProp anywhere = prop ? *prop : (CUmemAllocationProp){0};
-    if (is_on_device(&anywhere)) anywhere.location.id = 0; /* also of a device that is not there */
+    if (is_on_device(&anywhere)) anywhere.location.id = 0; /* also for a device that does not exist */
     HOST_TRY(host_prop_check(&anywhere));
     *granularity = HOST_BLOCK;
     return CUDA_SUCCESS;

@@ -1,13 +1,12 @@
-/* Host memory that the device reaches: allocated pinned, or registered by the caller.
+/* Host memory that the device can access: allocated pinned, or registered by the caller.
  *
  * Nothing is locked into memory: there is no DMA engine that needs it, and an
  * unprivileged process may lock a few megabytes only. Device and host address are one.
  */
 #include "../device/internal.h"
+#include "mappings.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 enum {
     ALLOC_FLAGS = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED,
@@ -24,13 +23,6 @@ CUresult host_cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
     CUresult result = host_memory_take(context, RANGE_PINNED, size, flags, &address);
     *pointer = (void *)(uintptr_t)address;
     return result;
-}
-
-/* Every page of the range exists; the kernel reads its list of mappings, not the pages. */
-static bool pages_exist(uintptr_t address, size_t size) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGE_SIZE);
-    uintptr_t first = address / page * page;
-    return msync((void *)first, address + size - first, MS_ASYNC) == 0;
 }
 
 CUresult host_cuMemHostRegister(void *pointer, size_t size, unsigned int flags) {
@@ -53,7 +45,7 @@ CUresult host_cuMemHostRegister(void *pointer, size_t size, unsigned int flags) 
     return result;
 }
 
-/* Waits for the context first: the caller may give the pages back right afterwards. */
+/* Waits for the context first: the caller may unmap the pages right afterwards. */
 CUresult host_cuMemHostUnregister(void *pointer) {
     RangeKind kind;
     ENTER(MemHostUnregister);

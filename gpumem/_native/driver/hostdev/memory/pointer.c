@@ -1,9 +1,9 @@
-/* Questions about an address: what it is to a copy, and the driver's pointer attributes. */
+/* Queries of an address: its kind of memory, and the driver's pointer attributes. */
 #include "../device/internal.h"
 
 #include <string.h>
 
-/* ---- what a copy may do there ---- */
+/* ---- access of copies ---- */
 
 static MemoryKind range_memory_kind(const Range *range) {
     switch (range->kind) {
@@ -18,15 +18,15 @@ static MemoryKind range_memory_kind(const Range *range) {
     }
 }
 
-/* Mapped memory has its devices one by one; other memory is every device's. */
+/* Mapped memory has access for each device; every device can access other memory. */
 static bool has_access(const Range *range, bool write, int device) {
     if (range->kind != RANGE_MAPPING || device == ANY_DEVICE)
         return write ? range->writable : range->readable;
     return (write ? range->writers : range->readers) >> device & 1;
 }
 
-/* Follows neighbours, since one copy may cross many mappings of one reservation. A range
- * is taken to its page end where the pages are its own. */
+/* Follows neighbours, since one copy may cross many mappings of one reservation. Caller holds
+ * `map_lock`. */
 MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write, int device) {
     uintptr_t end = address + size;
     Range *range = host_map_after(&host.ranges, address);
@@ -183,7 +183,7 @@ CUresult host_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, C
     return result;
 }
 
-/* Unlike the single question, this one answers zeros for an address it does not know. */
+/* Unlike the query of one attribute, this one returns zeros for an unknown address. */
 CUresult host_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
                                      CUdeviceptr pointer) {
     CUresult result = CUDA_SUCCESS;

@@ -3,12 +3,13 @@
  * A reservation is address space without access. A mapping is a note in the map until
  * access is set; only then does memory appear, as a shared mapping of the handle's file,
  * so one handle can be at several addresses at once. Unmapping puts the hole back in one
- * system call, and never lets go of the addresses in between.
+ * system call, so that the addresses stay reserved throughout.
  *
  * The rules of an H200 are enforced: 2 MiB granularity, no offset into a handle, whole
  * mappings only (several in one call). Nothing here waits for a stream.
  */
 #include "../device/internal.h"
+#include "mappings.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -39,16 +40,6 @@ static uintptr_t hole_at(uintptr_t hint, size_t size) { /* 0: something else is 
     return 0;
 }
 
-static uintptr_t hole_aligned(size_t size, size_t alignment) {
-    if (size > SIZE_MAX - alignment) return 0;
-    char *start = hole(NULL, size + alignment, 0);
-    if (start == MAP_FAILED) return 0;
-    char *base = (char *)host_round_up((uintptr_t)start, alignment);
-    if (base > start) munmap(start, (size_t)(base - start));
-    munmap(base + size, (size_t)(start + alignment - base));
-    return (uintptr_t)base;
-}
-
 CUresult host_cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment,
                                   CUdeviceptr hint, unsigned long long flags) {
     ENTER(MemAddressReserve);
@@ -57,7 +48,7 @@ CUresult host_cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alig
     if (alignment < HOST_BLOCK) alignment = HOST_BLOCK;
     uintptr_t base = 0;
     if (hint && hint % alignment == 0) base = hole_at((uintptr_t)hint, size);
-    if (!base) base = hole_aligned(size, alignment);
+    if (!base) base = (uintptr_t)map_aligned(size, alignment, PROT_NONE, MAP_NORESERVE);
     if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
     Range *range = host_range_new(RANGE_RESERVATION, base, size, NULL);
     if (!range) {
@@ -123,17 +114,20 @@ CUresult host_cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
     return result;
 }
 
-/* How many mappings begin in this range; none may cross its ends. */
+/* Returns the mappings of a range one by one; NULL at the end. */
+static Range *mapping_next(uintptr_t *at, uintptr_t end) {
+    Range *range = host_map_after(&host.ranges, *at);
+    if (!range || range->base >= end) return NULL;
+    *at = range->base + range->size;
+    return range;
+}
+
+/* Counts the mappings that begin in a range. False: one crosses its ends, or is not a mapping. */
 static bool mappings_inside(uintptr_t base, uintptr_t end, size_t *count) {
     *count = 0;
-    for (uintptr_t at = base; at < end;) {
-        const Range *range = host_map_after(&host.ranges, at);
-        if (!range || range->base >= end) break;
-        if (range->kind != RANGE_MAPPING) return false;
-        at = range->base + range->size;
-        if (range->base < base || at > end) return false;
-        ++*count;
-    }
+    uintptr_t at = base;
+    for (const Range *range; (range = mapping_next(&at, end)); ++*count)
+        if (range->kind != RANGE_MAPPING || range->base < base || at > end) return false;
     return true;
 }
 
@@ -165,8 +159,7 @@ static CUresult unmap_run(uintptr_t base, uintptr_t end) { /* one system call fo
     return CUDA_SUCCESS;
 }
 
-/* Gaps are passed over: what must be there is a reservation to begin in, and no mapping
- * that would be cut. */
+/* Gaps are skipped. The range must begin in a reservation and cut no mapping. */
 CUresult host_cuMemUnmap(CUdeviceptr pointer, size_t size) {
     uintptr_t base = (uintptr_t)pointer, end = base + size;
     size_t mappings = 0;
@@ -194,7 +187,7 @@ static int protection(bool readable, bool writable) {
     return (readable ? PROT_READ : PROT_NONE) | (writable ? PROT_WRITE : 0);
 }
 
-/* A physical device location is one bit; the host counts only for memory that is there. */
+/* Returns the bit of a location; the host's is accepted only for memory of the host. */
 static CUresult location_bit(const CUmemLocation *location, const Range *range, uint64_t *bit) {
     bool host_memory = range->flags != CU_MEM_LOCATION_TYPE_DEVICE;
     switch (location->type) {
@@ -207,14 +200,6 @@ static CUresult location_bit(const CUmemLocation *location, const Range *range, 
         return host_memory ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
-}
-
-/* The mappings of a range one by one; NULL at the end. */
-static Range *mapping_next(uintptr_t *at, uintptr_t end) {
-    Range *range = host_map_after(&host.ranges, *at);
-    if (!range || range->base >= end) return NULL;
-    *at = range->base + range->size;
-    return range;
 }
 
 static CUresult access_check(uintptr_t base, size_t size, const CUmemAccessDesc *access, size_t count) {
@@ -251,8 +236,8 @@ static bool settle_on_node(const Range *range, const Physical *physical) {
     return node == 0 && errno == ENOSYS;
 }
 
-/* The process, which is all devices, gets the widest access that any device or the host has; copies and
- * fills ask for that of their device. */
+/* The process, which is all devices, gets the widest access that any device or the host has; copies
+ * and fills check that of their device. */
 static CUresult access_apply(Range *range) {
     const Physical *physical = range->owner;
     bool readable = range->readers != 0, writable = range->writers != 0;
@@ -285,7 +270,7 @@ static CUresult access_set(uintptr_t base, size_t size, const CUmemAccessDesc *a
     return result;
 }
 
-/* Whole mappings, one after another, that make up exactly this range; 0: not so. */
+/* Returns the number of whole mappings that make up exactly this range; 0: they do not. */
 static size_t tiles(uintptr_t base, uintptr_t end) {
     size_t mappings;
     const Range *first = host_map_find(&host.ranges, base);
@@ -335,7 +320,7 @@ static void run_part(const Run *run) {
     if (run->size == 0) return;
     void *at = mmap((void *)run->base, run->size, run->protection,
                     MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, run->file, (off_t)run->offset);
-    /* The kernel has no room for another mapping: rather an end than a write to the parent's. */
+    /* The kernel refuses another mapping: a write then faults, so that it never reaches the parent. */
     if (at == MAP_FAILED) mprotect((void *)run->base, run->size, run->protection & PROT_READ);
 }
 

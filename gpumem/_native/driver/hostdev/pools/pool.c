@@ -1,9 +1,8 @@
-/* Stream-ordered pools as the driver's callers see them. */
+/* The driver's functions of stream-ordered pools. */
 #include "../device/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 /* ---- pools by handle ---- */
@@ -24,18 +23,10 @@ void host_pool_unlock(Pool *pool) {
     if (gone) host_object_give(&host.pools, pool);
 }
 
-static int pool_file(const CUmemPoolProps *props) {
-    /* -1: private memory; -2: the kernel refused. Sparse: the size only bounds offsets. */
-    if (props->handleTypes == CU_MEM_HANDLE_TYPE_NONE) return -1;
-    int file = memfd_create("gpumem-pool", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)1 << 46) == 0) return file;
-    if (file >= 0) close(file);
-    return -2;
-}
-
 CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *out, bool is_default, int imported) {
-    int file = imported >= 0 ? imported : pool_file(props);
-    if (file == -2) return CUDA_ERROR_OPERATING_SYSTEM;
+    bool exportable = imported < 0 && props->handleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    int file = exportable ? host_sparse_file("gpumem-pool") : imported;
+    if (exportable && file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     Pool *pool = host_object_take(&host.pools);
     if (!pool) {
         if (file >= 0) close(file);
@@ -77,14 +68,14 @@ CUresult host_cuMemPoolDestroy(CUmemoryPool handle) {
     ENTER(MemPoolDestroy);
     Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     bool is_default = pool->is_default;
-    host_pool_unlock(pool); /* setup_lock comes first in the order */
+    host_pool_unlock(pool); /* in the order of locks setup_lock comes first */
     if (is_default) return CUDA_ERROR_INVALID_VALUE;
     uint64_t number = (uint64_t)(uintptr_t)handle;
     pthread_mutex_lock(&host.setup_lock);
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++)
         if (host.devices[device].current_pool == number) host.devices[device].current_pool = 0;
     pthread_mutex_unlock(&host.setup_lock);
-    /* Again: another thread may have destroyed it while it was unlocked. */
+    /* Another thread may have destroyed the pool while it was unlocked. */
     pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     pool->destroyed = host_object_hide(&host.pools, pool, number);
     host_pool_unlock(pool);
@@ -93,7 +84,7 @@ CUresult host_cuMemPoolDestroy(CUmemoryPool handle) {
 
 /* ---- a device's pools ---- */
 
-static CUresult default_pool(int device, uint64_t *handle) { /* setup_lock held */
+static CUresult default_pool(int device, uint64_t *handle) { /* caller holds setup_lock */
     uint64_t *at = &host.devices[device].default_pool;
     if (*at == 0) {
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -214,7 +205,7 @@ static CUresult release_push(Stream *stream, uintptr_t address) {
     Op release = {.kind = OP_RUN, .run = {release_run, NULL, (void *)address}};
     pthread_rwlock_wrlock(&host.map_lock);
     Range *range = host_map_find(&host.ranges, address);
-    /* Marked until the stream gets there, so that a second free is refused. */
+    /* Marked until the stream reaches the free, so that a second free is refused. */
     bool first = range && range->base == address && !range->leaving;
     if (first) range->leaving = true;
     pthread_rwlock_unlock(&host.map_lock);
@@ -308,7 +299,7 @@ CUresult host_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute att
     return wide || on ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* High-water marks can be set to zero only, which starts them again at the present. */
+/* High-water marks can be set to zero only, which resets them to the current value. */
 static CUresult high_reset(Pool *pool, int attribute, uint64_t value) {
     if (value != 0) return CUDA_ERROR_INVALID_VALUE;
     if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool->reserved_high = pool->reserved;

@@ -1,12 +1,12 @@
 /* A pool's memory: segments charged to the device, cut into blocks that are reused in
  * stream order.
  *
- * A freed block keeps the point in its stream where it was freed. It may go to
+ * A freed block keeps the point in its stream where it was freed. It may be allocated for
  *   the same stream                       always: its queue orders the two uses;
  *   a stream that waited for that point   if the pool follows event dependencies;
  *   any stream, once the point passed     if reuse is opportunistic;
  *   any stream, which then waits for it   if internal dependencies are allowed.
- * Free neighbours merge when one point speaks for both.
+ * Free neighbours merge when one point covers both.
  */
 #include "../device/internal.h"
 
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-static const size_t SEGMENT_BYTES = (size_t)32 << 20; /* what an H200 takes at a time */
+static const size_t SEGMENT_BYTES = (size_t)32 << 20; /* the unit of growth on an H200 */
 
 /* ---- blocks ---- */
 
@@ -31,8 +31,8 @@ static void free_list_remove(Pool *pool, Block *block) {
     if (block->free_after) block->free_after->free_before = block->free_before;
 }
 
-/* Cuts the tail off a free block; the tail inherits its point. If malloc fails for the
- * note, the block stays whole. */
+/* Cuts the tail off a free block; the tail inherits its point. If malloc fails, the block
+ * stays whole. */
 static void block_trim(Pool *pool, Block *block, size_t size) {
     if (block->size == size) return;
     Block *tail = calloc(1, sizeof *tail);
@@ -125,7 +125,7 @@ static CUresult segment_add(Pool *pool, size_t size) {
     return CUDA_SUCCESS;
 }
 
-/* A whole chunk if the device has it, else just what is needed. */
+/* Adds a multiple of SEGMENT_BYTES if the device has it, else only the needed bytes. */
 static CUresult pool_grow(Pool *pool, size_t size) {
     size_t needed = host_round_up(size, HOST_BLOCK);
     size_t chunk = host_round_up(size, SEGMENT_BYTES);
@@ -133,7 +133,7 @@ static CUresult pool_grow(Pool *pool, size_t size) {
     return segment_add(pool, needed);
 }
 
-/* Every block is free and every point has passed: nothing can still write there. */
+/* Whether every block is free and its point has passed, so that nothing can still write there. */
 static bool segment_is_quiet(const Segment *segment) {
     if (segment->used > 0) return false;
     for (Block *block = segment->first; block; block = block->after)
@@ -184,7 +184,7 @@ static Claim claim(const Pool *pool, const Stream *stream, const Block *block) {
     return pool->internal_dependencies ? CLAIM_WAIT : CLAIM_NONE;
 }
 
-/* Best fit among those that can be had without waiting, else among the others. */
+/* Finds the best fit among blocks that need no wait, else among the others. */
 static Block *block_find(Pool *pool, const Stream *stream, size_t size) {
     Block *best = NULL;
     Claim best_claim = CLAIM_NONE;

@@ -1,4 +1,4 @@
-/* Pools between processes: the pool goes as a descriptor, each pointer as 64 bytes.
+/* Pools between processes: a pool is sent as a descriptor, each pointer as 64 bytes.
  *
  * An exportable pool's segments are parts of one sparse file, so a pointer is an offset
  * and a size in it. The importing side cannot allocate; what it maps is freed there with
@@ -60,7 +60,7 @@ CUresult host_cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *sharea
     return host_pool_new(&props, out, false, file);
 }
 
-/* As an H200: a pointer can be exported once its pool was. */
+/* As on an H200, a pointer can be exported once its pool was. */
 CUresult host_cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer) {
     ENTER(MemPoolExportPointer);
     if (!data) return CUDA_ERROR_INVALID_VALUE;
@@ -85,8 +85,8 @@ static const Range *already_here(const Range *at, const PointerNote *note) {
     return found ? found : already_here(at->right, note);
 }
 
-/* Called when the free is queued, which the stream may run much later: an import of the pointer
- * from then on gets a mapping of its own, not one that is about to go. */
+/* Called when the free is queued, which the stream may run much later: from then on an import of
+ * the pointer gets a mapping of its own, not one that will be unmapped. */
 void host_import_forget(uintptr_t address) {
     pthread_rwlock_wrlock(&host.map_lock);
     Range *range = host_map_find(&host.ranges, address);
@@ -94,8 +94,8 @@ void host_import_forget(uintptr_t address) {
     pthread_rwlock_unlock(&host.map_lock);
 }
 
-/* The same pointer again is the same address, which one free ends: callers that share it
- * count their uses. */
+/* A second import of a pointer returns the same address, and one free ends both: callers that
+ * share it count their uses. */
 CUresult host_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool handle, CUmemPoolPtrExportData *data) {
     Context *context = ENTER_CONTEXT(MemPoolImportPointer);
     PointerNote note;

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-static void forget(Event *event) { /* the latest record; caller holds the event's lock */
+static void forget_record(Event *event) { /* caller holds the event's lock */
     host_captured_free(&event->captured, &event->latest);
     free(event->known);
     event->known = NULL;
@@ -37,30 +37,29 @@ CUresult host_cuEventCreate(CUevent *out, unsigned int flags) {
     return CUDA_SUCCESS;
 }
 
-/* A record still queued goes on as if nothing had happened: it is a number in a stream. */
+/* A record that is still queued is unaffected: it is a number in a stream. */
 CUresult host_cuEventDestroy(CUevent handle) {
     ENTER_EVENT(EventDestroy, handle);
     Event *event = HOST_LOCKED(events, handle, CUDA_ERROR_INVALID_HANDLE);
-    bool mine = host_object_hide(&host.events, event, (uint64_t)(uintptr_t)handle);
-    if (mine) forget(event);
-    event_unlock(event);
-    if (mine) host_object_give(&host.events, event);
-    return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    forget_record(event);
+    host_object_end(&host.events, event);
+    return CUDA_SUCCESS;
 }
 
 static void event_drop(void *pointer, void *data) {
     Event *event = pointer;
     pthread_mutex_lock(&event->object.lock);
-    uint64_t handle = atomic_load(&event->object.handle);
-    bool mine = handle && event->context == data && host_object_hide(&host.events, event, handle);
-    if (mine) forget(event);
-    event_unlock(event);
-    if (mine) host_object_give(&host.events, event);
+    if (!atomic_load(&event->object.handle) || event->context != data) {
+        event_unlock(event);
+        return;
+    }
+    forget_record(event);
+    host_object_end(&host.events, event);
 }
 
 void host_events_drop(Context *context) { host_object_each(&host.events, event_drop, context); }
 
-/* Stream and event are both locked. */
+/* Caller holds the locks of stream and event. */
 static CUresult record(Event *event, Stream *stream) {
     if (stream->capture) return host_capture_record(stream, event);
     Point point = host_stream_tail(stream);
@@ -77,7 +76,7 @@ static CUresult record(Event *event, Stream *stream) {
     event->record++;
     event->point = point;
     event->time = time;
-    forget(event);
+    forget_record(event);
     WATCH(event->known = host_order_record(stream, event->point));
     return CUDA_SUCCESS;
 }
@@ -99,7 +98,7 @@ CUresult host_cuEventRecord(CUevent event, CUstream stream) {
     return record_on(ENTER_STREAM(EventRecord, stream), stream, event);
 }
 
-/* A stream of its own comes after all of them, and ends with the point. */
+/* Records on a stream of its own, which waits for all streams of the context and is destroyed. */
 CUresult host_cuCtxRecordEvent(CUcontext handle, CUevent event) {
     Context *context;
     Points points;

@@ -1,4 +1,4 @@
-/* Order: what a stream has queued, the thread that works it off, and waiting for it.
+/* Order: a stream's queue, the worker thread that runs it, and waits between streams.
  *
  * Submitting is one lock, one copy of an Op and, only when the worker sleeps, one wake-up.
  * A worker thread starts with its stream's first work and ends when idle for a while.
@@ -30,7 +30,7 @@ bool host_point_done(Point point) {
     return host_seq_done(point) && (point.due == 0 || host_now() >= point.due);
 }
 
-/* When the last thing queued may finish; 0 without lag. Locked. */
+/* Returns when the last operation may finish; 0 without lag. Caller holds the stream's lock. */
 static uint64_t due_next(Stream *stream) {
     uint64_t due = host_clock_due();
     uint64_t last = atomic_load_explicit(&stream->last_due, memory_order_relaxed);
@@ -43,16 +43,16 @@ Point host_stream_tail(Stream *stream) {
     return (Point){stream, host_submitted(stream), due_next(stream)};
 }
 
-
 /* ---- the worker ---- */
 
-static void park(Stream *stream, ParkKind kind, Point point) { /* locked */
+static void park(Stream *stream, ParkKind kind, Point point) { /* caller holds its lock */
     stream->park = kind;
     stream->park_point = point;
 }
 
-/* Until `due`, or until the stream is stopped. On the virtual clock a host that waits for this
- * operation moves the clock to `due` instead. Locked on entry and exit. */
+/* Waits until `due`, or until the stream is stopped. On the virtual clock a host that waits for
+ * this operation moves the clock to `due` instead. Caller holds the stream's lock, which is
+ * released during the wait. */
 static void wait_due(Stream *stream, uint64_t due) {
     uint64_t now;
     while (!host_stop_requested(stream) && (now = host_now()) < due) {
@@ -74,7 +74,7 @@ static void wait_due(Stream *stream, uint64_t due) {
     park(stream, PARK_NONE, (Point){NULL, 0, 0});
 }
 
-static void execute(Stream *stream, uint64_t number) { /* locked on entry and exit */
+static void execute(Stream *stream, uint64_t number) { /* caller holds the stream's lock */
     Op op = stream->ring[number & (stream->capacity - 1)];
     stream->running = number;
     if (op.due) wait_due(stream, op.due);
@@ -82,12 +82,12 @@ static void execute(Stream *stream, uint64_t number) { /* locked on entry and ex
     if (host_stop_requested(stream)) host_op_drop(&op);
     else host_op_run(stream, &op);
     pthread_mutex_lock(&stream->object.lock);
-    if (host_is_down()) return; /* cut short: its waiters see the shutdown instead */
+    if (host_is_down()) return; /* not completed: its waiters see the shutdown instead */
     atomic_store_explicit(&stream->completed, number, memory_order_release);
     pthread_cond_broadcast(&stream->progress);
 }
 
-/* False when the stream had nothing to do for a while. */
+/* False: the stream was idle for IDLE_NS. */
 static bool wait_for_work(Stream *stream) {
     struct timespec deadline;
     host_deadline(&deadline, IDLE_NS);
@@ -100,7 +100,7 @@ static bool wait_for_work(Stream *stream) {
     return host_submitted(stream) != host_completed(stream);
 }
 
-/* Nothing can be queued any more and nothing is: the slot may have its next tenant. */
+/* Frees the slot of a closed stream with an empty queue. */
 static void stream_retire(Stream *stream) {
     Context *context = stream->context;
     pthread_mutex_lock(&context->lock);
@@ -143,7 +143,7 @@ static void *worker_main(void *argument) {
     return NULL;
 }
 
-/* Signals are the program's: none is delivered to a worker. */
+/* The worker blocks all signals: they are the program's. */
 static CUresult worker_start(Stream *stream) {
     pthread_t thread;
     pthread_attr_t attributes;
@@ -173,8 +173,8 @@ void host_park(Stream *stream, ParkKind kind, Point point) {
     if (kind == PARK_POINT && pulled && host_clock_is_virtual()) host_point_pull(point);
 }
 
-/* In a worker: until another stream has come so far. It sleeps on that stream's
- * progress, which a stop of either wakes. */
+/* Waits in a worker until another stream has passed a point. It sleeps on that stream's
+ * `progress`, which a stop of either stream wakes. */
 void host_stream_follow(Stream *stream, Point point) {
     Stream *other = point.stream;
     host_park(stream, PARK_POINT, point);
@@ -307,7 +307,7 @@ CUresult host_stream_submit(Context *current, CUstream handle, const Op *op, Poi
     return result;
 }
 
-/* ---- a stream's own life ---- */
+/* ---- creation and destruction ---- */
 
 Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamRole role) {
     Stream *stream = host_object_take(&host.streams);
@@ -335,7 +335,7 @@ Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamR
     return stream;
 }
 
-/* The handle ends at once, the queue when it is worked off. */
+/* The handle ends at once; the queue ends when all of it has run. */
 CUresult host_stream_close(Stream *stream, uint64_t handle) {
     pthread_mutex_lock(&stream->object.lock);
     bool mine = host_object_hide(&host.streams, stream, handle);

@@ -1,4 +1,4 @@
-/* Streams as the driver's callers see them. */
+/* The driver's functions of streams. */
 #include "../device/internal.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ typedef struct OwnStreams {
 static pthread_key_t own_key;
 static pthread_once_t own_once = PTHREAD_ONCE_INIT;
 
-static void own_end(void *pointer) { /* the thread ends, its queues are worked off */
+static void own_end(void *pointer) { /* the thread ends; queued work still runs */
     OwnStreams *own = pointer;
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) {
         Stream *stream = own->at[device] ? host_object_find(&host.streams, own->at[device]) : NULL;
@@ -27,7 +27,7 @@ static void own_end(void *pointer) { /* the thread ends, its queues are worked o
 
 static void own_begin(void) { pthread_key_create(&own_key, own_end); }
 
-CUstream host_stream_per_thread(Context *context) {
+static CUstream stream_per_thread(Context *context) {
     pthread_once(&own_once, own_begin);
     OwnStreams *own = pthread_getspecific(own_key);
     if (!own) {
@@ -49,14 +49,14 @@ CUresult host_stream_resolve(Context *current, CUstream handle, Stream **stream)
         *stream = current->legacy;
         return CUDA_SUCCESS;
     }
-    if (handle == CU_STREAM_PER_THREAD) handle = host_stream_per_thread(current);
+    if (handle == CU_STREAM_PER_THREAD) handle = stream_per_thread(current);
     *stream = host_object_find(&host.streams, (uint64_t)(uintptr_t)handle);
     return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 /* ---- make and destroy ---- */
 
-static int clamp_priority(int priority) { /* as the driver: out of range is brought into it */
+static int clamp_priority(int priority) { /* as by a driver: the nearest in range */
     if (priority > HOST_LEAST_PRIORITY) return HOST_LEAST_PRIORITY;
     return priority < HOST_GREATEST_PRIORITY ? HOST_GREATEST_PRIORITY : priority;
 }
@@ -77,7 +77,7 @@ CUresult host_cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, i
     return stream_create(ENTER_CONTEXT(StreamCreateWithPriority), stream, flags, priority);
 }
 
-/* Returns at once; what is queued is still done. */
+/* Returns at once; queued work still runs. */
 CUresult host_cuStreamDestroy(CUstream handle) {
     ENTER_STREAM(StreamDestroy, handle);
     uint64_t number = (uint64_t)(uintptr_t)handle;
@@ -91,7 +91,7 @@ CUresult host_cuStreamDestroy(CUstream handle) {
 static CUresult stream_collect(Context *context, CUstream handle, Stream **stream, Points *points) {
     host_points_start(points);
     HOST_TRY(host_stream_resolve(context, handle, stream));
-    HOST_TRY(host_capture_touch(*stream));
+    HOST_TRY(host_capture_check_wait(*stream));
     return host_stream_points(*stream, points);
 }
 
@@ -115,8 +115,7 @@ CUresult host_cuStreamSynchronize(CUstream handle) {
     Stream *stream;
     Points points;
     CUresult result = stream_collect(context, handle, &stream, &points);
-    if (result == CUDA_SUCCESS) result = host_points_wait(&points);
-    host_points_end(&points);
+    result = host_points_wait(&points, result);
     if (result == CUDA_SUCCESS) WATCH(host_order_host_after(stream));
     host_pools_synchronized(); /* as a driver does: pools trim when a host waits */
     int error = atomic_load(&context->error);
@@ -124,36 +123,36 @@ CUresult host_cuStreamSynchronize(CUstream handle) {
 }
 
 /* Resolves the stream of a query; its result is written to `out`. */
-static CUresult stream_asked(Context *context, CUstream handle, const void *out, Stream **stream) {
+static CUresult stream_queried(Context *context, CUstream handle, const void *out, Stream **stream) {
     return out ? host_stream_resolve(context, handle, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult host_cuStreamGetPriority(CUstream handle, int *priority) {
     Stream *stream;
-    HOST_TRY(stream_asked(ENTER_STREAM(StreamGetPriority, handle), handle, priority, &stream));
+    HOST_TRY(stream_queried(ENTER_STREAM(StreamGetPriority, handle), handle, priority, &stream));
     *priority = stream->priority;
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuStreamGetFlags(CUstream handle, unsigned int *flags) {
     Stream *stream;
-    HOST_TRY(stream_asked(ENTER_STREAM(StreamGetFlags, handle), handle, flags, &stream));
-    HOST_TRY(host_capture_ask(stream));
+    HOST_TRY(stream_queried(ENTER_STREAM(StreamGetFlags, handle), handle, flags, &stream));
+    HOST_TRY(host_capture_check_query(stream));
     *flags = stream->flags;
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuStreamGetCtx(CUstream handle, CUcontext *out) {
     Stream *stream;
-    HOST_TRY(stream_asked(ENTER_STREAM(StreamGetCtx, handle), handle, out, &stream));
+    HOST_TRY(stream_queried(ENTER_STREAM(StreamGetCtx, handle), handle, out, &stream));
     *out = (CUcontext)(uintptr_t)atomic_load(&stream->context->handle);
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuStreamGetId(CUstream handle, unsigned long long *id) {
     Stream *stream;
-    HOST_TRY(stream_asked(ENTER_STREAM(StreamGetId, handle), handle, id, &stream));
-    HOST_TRY(host_capture_ask(stream));
+    HOST_TRY(stream_queried(ENTER_STREAM(StreamGetId, handle), handle, id, &stream));
+    HOST_TRY(host_capture_check_query(stream));
     *id = stream->id;
     return CUDA_SUCCESS;
 }
@@ -179,26 +178,13 @@ static CUresult submit_value(Context *context, CUstream handle, OpKind kind, Val
     return host_stream_submit(context, handle, &(Op){.kind = kind, .value = value}, NULL);
 }
 
-CUresult host_cuStreamWaitValue32(CUstream stream, CUdeviceptr address, uint32_t value,
-                                  unsigned int flags) {
-    Value wanted = {address, value, flags, false};
-    return submit_value(ENTER_STREAM(StreamWaitValue32, stream), stream, OP_WAIT_VALUE, wanted);
-}
-
-CUresult host_cuStreamWaitValue64(CUstream stream, CUdeviceptr address, uint64_t value,
-                                  unsigned int flags) {
-    Value wanted = {address, value, flags, true};
-    return submit_value(ENTER_STREAM(StreamWaitValue64, stream), stream, OP_WAIT_VALUE, wanted);
-}
-
-CUresult host_cuStreamWriteValue32(CUstream stream, CUdeviceptr address, uint32_t value,
-                                   unsigned int flags) {
-    Value written = {address, value, flags, false};
-    return submit_value(ENTER_STREAM(StreamWriteValue32, stream), stream, OP_WRITE_VALUE, written);
-}
-
-CUresult host_cuStreamWriteValue64(CUstream stream, CUdeviceptr address, uint64_t value,
-                                   unsigned int flags) {
-    Value written = {address, value, flags, true};
-    return submit_value(ENTER_STREAM(StreamWriteValue64, stream), stream, OP_WRITE_VALUE, written);
-}
+#define VALUE_CALL(name, kind, type, wide)                                                         \
+    CUresult host_cu##name(CUstream stream, CUdeviceptr address, type value, unsigned int flags) { \
+        Value given = {address, value, flags, wide};                                               \
+        return submit_value(ENTER_STREAM(name, stream), stream, kind, given);                      \
+    }
+VALUE_CALL(StreamWaitValue32, OP_WAIT_VALUE, uint32_t, false)
+VALUE_CALL(StreamWaitValue64, OP_WAIT_VALUE, uint64_t, true)
+VALUE_CALL(StreamWriteValue32, OP_WRITE_VALUE, uint32_t, false)
+VALUE_CALL(StreamWriteValue64, OP_WRITE_VALUE, uint64_t, true)
+#undef VALUE_CALL

@@ -1,4 +1,4 @@
-/* Points and waiting for them: hosts that synchronize, questions on the virtual clock. */
+/* Points, and waits for them: a host that synchronizes, queries on the virtual clock. */
 #include "../device/internal.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ void host_points_start(Points *points) {
     points->capacity = sizeof points->few / sizeof points->few[0];
 }
 
-bool host_points_add(Points *points, Point point) {
+static bool points_add(Points *points, Point point) {
     if (points->count == points->capacity) {
         size_t bytes = 2 * points->capacity * sizeof(Point);
         bool first = points->at == points->few;
@@ -38,7 +38,7 @@ CUresult host_streams_points(Context *context, const Stream *except, bool all, P
     for (Stream *at = context->streams; at; at = at->next) {
         if (at == except || !(all || host_stream_is_blocking(at))) continue;
         Point point = host_stream_point(at);
-        if (!host_point_done(point) && !host_points_add(points, point))
+        if (!host_point_done(point) && !points_add(points, point))
             result = CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&context->lock);
@@ -48,30 +48,30 @@ CUresult host_streams_points(Context *context, const Stream *except, bool all, P
 /* ---- waiting ---- */
 
 CUresult host_stream_points(Stream *stream, Points *points) {
-    if (!host_points_add(points, host_stream_point(stream))) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!points_add(points, host_stream_point(stream))) return CUDA_ERROR_OUT_OF_MEMORY;
     if (stream->role != ROLE_LEGACY) return CUDA_SUCCESS;
     return host_streams_points(stream->context, stream, false, points);
 }
 
-CUresult host_points_wait(Points *points) {
+CUresult host_points_wait(Points *points, CUresult result) {
     /* In any order: the last one to be reached decides. */
-    for (size_t i = 0; i < points->count; i++) HOST_TRY(host_point_wait(points->at[i]));
-    return CUDA_SUCCESS;
+    for (size_t i = 0; i < points->count && result == CUDA_SUCCESS; i++)
+        result = host_point_wait(points->at[i]);
+    host_points_end(points);
+    return result;
 }
 
 CUresult host_context_wait(Context *context) {
     Points points;
     host_points_start(&points);
-    CUresult result = host_streams_points(context, NULL, true, &points);
-    if (result == CUDA_SUCCESS) result = host_points_wait(&points);
-    host_points_end(&points);
+    CUresult result = host_points_wait(&points, host_streams_points(context, NULL, true, &points));
     if (result == CUDA_SUCCESS) WATCH(host_order_host_after_all(context));
     host_pools_synchronized();
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
 }
 
-/* Virtual clock: everything up to this point may take its time now; so may what it
+/* Virtual clock: all work up to this point may take its time now; so may the work that it
  * waits for, stream by stream. */
 void host_point_pull(Point point) {
     while (!host_seq_done(point)) {
@@ -114,8 +114,8 @@ CUresult host_point_wait(Point point) {
     return wait_age(point.due);
 }
 
-/* Whether the worker will get on by itself, without the clock moving. Locked. */
-static bool gets_on(const Stream *stream) {
+/* Whether the worker continues without a move of the clock. Caller holds the stream's lock. */
+static bool continues(const Stream *stream) {
     switch (stream->park) {
     case PARK_NONE: return stream->worker_alive;
     case PARK_TIME: return stream->park_point.due <= host_now();
@@ -129,10 +129,10 @@ void host_point_settle(Point point) {
     if (!stream || !host_clock_is_virtual()) return;
     pthread_mutex_lock(&stream->object.lock);
     while (!host_seq_done(point) && !host_is_down()) {
-        if (gets_on(stream)) {
+        if (continues(stream)) {
             pthread_cond_wait(&stream->progress, &stream->object.lock);
         } else if (stream->park == PARK_POINT && stream->running <= point.seq) {
-            /* Unlocked: no two streams' locks are held at once, and waits form no cycle. */
+            /* No two streams' locks are held at once; waits form no cycle. */
             Point before = stream->park_point;
             pthread_mutex_unlock(&stream->object.lock);
             host_point_settle(before);
