@@ -1,6 +1,28 @@
 """The end of a ``with`` statement."""
 
 from collections.abc import Callable
+from typing import Self
+
+
+class Closable:
+    """Base of objects that `close` ends; the end of a ``with`` block closes them, too."""
+
+    _closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """End the object. Idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        close_after_body(self.close, error)
 
 
 def close_after_body(close: Callable[[], object], error: BaseException | None) -> None:

@@ -29,7 +29,7 @@ from gpumem.errors import ConfigError
 
 @dataclass(frozen=True)
 class Price:
-    """Cost of a node, and what it consists of."""
+    """Cost of a node, and its parts."""
 
     nbytes: int
     own: int  # bytes of the node itself, without weights and margin
@@ -114,7 +114,7 @@ class Accountant(abc.ABC):
         return ResourceCount.from_bytes(_sum_of(self._prices(nodes_of(node)).values()))
 
     def fits(self, node: NodeOrGroup) -> bool:
-        """Tell whether `account` would accept a node now; nothing is changed.
+        """Return whether `account` would accept a node now; nothing is changed.
 
         Raises
         ------

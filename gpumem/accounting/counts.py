@@ -76,7 +76,7 @@ class ResourceCount:
         return self._bytes or 0
 
     def exceeds(self, other: ResourceCount | int) -> bool:
-        """Tell whether this is more than `other`; equal amounts do not exceed each other."""
+        """Return whether this is more than `other`; equal amounts do not exceed each other."""
         limit = as_count(other)
         if self._bytes is None or limit._bytes is None:
             return False

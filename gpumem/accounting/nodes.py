@@ -103,12 +103,12 @@ def key_of(node: CostedNode) -> Hashable:
 
 
 def values_read(node: CostedNode) -> Iterator[CostedValue]:
-    """Yield what a node and the graphs in it read, in order; values of outer graphs included."""
+    """Yield the values that a node and the graphs in it read; those of outer graphs included."""
     return (value for inner in _with_inner(node) for value in inner.inputs if value is not None)
 
 
 def values_made(node: CostedNode) -> Iterator[CostedValue]:
-    """Yield what a node and the graphs in it make."""
+    """Yield the values that a node and the graphs in it make."""
     return (value for inner in _with_inner(node) for value in inner.outputs if value is not None)
 
 

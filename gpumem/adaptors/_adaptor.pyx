@@ -211,13 +211,13 @@ cdef class Adaptor(MemoryResource):
         return (<MemoryResource>self.upstreams[0]).stream_at(slot)
 
     cdef Uses** uses_of(self, Buffer buffer) except NULL:
-        # With the block itself, where its upstream may note streams, too.
+        # The uses lie with the inner block, where its upstream may note streams, too.
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
         cdef Buffer inner
         if block.inner == NULL:
             return block.uses
         inner = <Buffer>block.inner
-        if inner.is_closed:         # by its maker
+        if inner.is_closed:         # an upstream may close a buffer that it made
             raise ClosedError("this buffer is closed")
         return inner.resource.uses_of(inner)
 
@@ -229,7 +229,7 @@ cdef class Adaptor(MemoryResource):
         block.stream = buffer.home.stream_at(buffer.slot)
         if inner.shared == NULL:
             inner.slot = buffer.slot
-        else:                   # by views of its maker
+        else:                   # the upstream has views of it
             inner.resource.move_lease(inner.shared, buffer.slot)
         buffer_end(inner)
         note_free(block)
@@ -305,10 +305,10 @@ cdef int raise_over_limit(Adaptor adaptor, uint64_t size) except -1:
 cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
     """Make a Buffer of the adaptor around a Buffer that an upstream allocated."""
     cdef Buffer buffer
-    cdef uint64_t asked = block.block.requested
-    if inner is None or inner.is_closed or inner.requested_bytes < asked:
+    cdef uint64_t requested = block.block.requested
+    if inner is None or inner.is_closed or inner.requested_bytes < requested:
         raise TypeError(f"{adaptor.upstreams!r} returned {inner!r}: expected an open Buffer of at "
-                        f"least {exact_size(asked)}")
+                        f"least {exact_size(requested)}")
     if inner.block_bytes:
         note = adaptor._note(inner, block.block.persistent)
     buffer = buffer_of(adaptor, inner.address, inner.requested_bytes, 0, 0, inner.slot)

@@ -23,7 +23,7 @@ class TrackCounts:
     current_bytes, current_blocks : int
         Allocated now.
     peak_bytes, peak_blocks : int
-        The highest so far.
+        The maximum so far.
     total_bytes, total_blocks : int
         Allocated since the start.
 

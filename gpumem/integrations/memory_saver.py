@@ -143,9 +143,9 @@ def _arenas() -> list[Arena]:
         )
     torch = importlib.import_module("torch")
     if torch.cuda.current_device() not in _hooks.arenas():
-        torch.empty(1, device="cuda")  # PyTorch asks for the device's arena
+        torch.empty(1, device="cuda")  # PyTorch requests the device's arena
     return list(_hooks.arenas().values())
 
 
 torch_memory_saver = TorchMemorySaver()
-"""The one that programs import."""
+"""The object that programs import."""

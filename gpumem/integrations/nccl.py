@@ -2,7 +2,7 @@
 
 Without a registration NCCL moves data through buffers of its own. With one, all-reduce, all-gather
 and send/receive between the GPUs of a node read and write the user's memory directly, with fewer
-streaming multiprocessors. NCCL asks that either every rank passes registered memory to a call, or
+streaming multiprocessors. NCCL requires that either all ranks pass registered memory to a call, or
 none does.
 
 NCCL remembers addresses. Pages that gpumem moves, and memory that is released to the driver, would
@@ -29,8 +29,8 @@ Examples
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
+from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any, NamedTuple, Protocol, Self
 
 from gpumem._arena.arena import Arena
@@ -141,7 +141,7 @@ class NcclRegistration:
         return bool(self._kept.released)
 
     def release(self) -> None:
-        """Deregister the block, and let it go. Idempotent.
+        """Deregister the block, and end its registration. Idempotent.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class NcclRegistration:
         return f"<gpumem.integrations.nccl.NcclRegistration {state}>"
 
 
-# Those that were not released, so that one that is dropped keeps its block.
+# All registrations that were not released: one that is dropped keeps its block.
 _registrations: set[NcclRegistration] = set()
 
 
@@ -328,25 +328,20 @@ class _Library:
     """The functions of NCCL that are called."""
 
     def __init__(self, path: str) -> None:
-        library = ctypes.CDLL(path)
+        library = CDLL(path)
         self._register = library.ncclCommRegister
         self._deregister = library.ncclCommDeregister
         self._device = library.ncclCommCuDevice
         self._text = library.ncclGetErrorString
-        self._register.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.POINTER(ctypes.c_void_p),
-        ]
-        self._deregister.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self._device.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
-        self._text.argtypes, self._text.restype = [ctypes.c_int], ctypes.c_char_p
+        self._register.argtypes = [c_void_p, c_void_p, c_size_t, POINTER(c_void_p)]
+        self._deregister.argtypes = [c_void_p, c_void_p]
+        self._device.argtypes = [c_void_p, POINTER(c_int)]
+        self._text.argtypes, self._text.restype = [c_int], c_char_p
 
     def register(self, communicator: int, address: int, nbytes: int) -> int:
         """Return NCCL's handle; 0 if NCCL registers nothing (NCCL_LOCAL_REGISTER=0)."""
-        handle = ctypes.c_void_p()
-        code = self._register(communicator, address, nbytes, ctypes.byref(handle))
+        handle = c_void_p()
+        code = self._register(communicator, address, nbytes, byref(handle))
         self._check(code, f"ncclCommRegister({address:#x}, {nbytes})")
         return handle.value or 0
 
@@ -354,8 +349,8 @@ class _Library:
         self._check(self._deregister(communicator, handle), "ncclCommDeregister")
 
     def device(self, communicator: int) -> int:
-        index = ctypes.c_int()
-        self._check(self._device(communicator, ctypes.byref(index)), "ncclCommCuDevice")
+        index = c_int()
+        self._check(self._device(communicator, byref(index)), "ncclCommCuDevice")
         return index.value
 
     def _check(self, code: int, call: str) -> None:

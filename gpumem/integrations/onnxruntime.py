@@ -105,31 +105,31 @@ def bind(
     _ort()
     wanted = {each.name: each for each in session.get_inputs()}
     given = {each.name: each for each in session.get_outputs()}
+    results = outputs or {}
     _require_names("input", inputs, wanted)
-    _require_names("output", outputs or {}, given)
+    _require_names("output", results, given)
     missing = sorted(wanted.keys() - inputs.keys())
     if missing:
         raise ConfigError(f"invalid inputs: {', '.join(missing)} of the model are missing")
     for name, tensor in inputs.items():
         _require_fits(session, "input", wanted[name], tensor)
-    for name, tensor in (outputs or {}).items():
+    for name, tensor in results.items():
         _require_fits(session, "output", given[name], tensor)
         if tensor.read_only:
             raise ConfigError(f"invalid output {name!r}: the tensor is read-only")
-    tensors = (*inputs.values(), *(outputs or {}).values())
+    tensors = (*inputs.values(), *results.values())
     leases = [lease_on(tensor.buffer) for tensor in tensors]
-    # All checks are done: from here on nothing is refused half-way.
+    # All checks come before the first binding.
     binding = session.io_binding()
     for name, tensor in inputs.items():
         binding.bind_input(name, *_place(tensor), tensor.dtype, tensor.shape, tensor.ptr)
     for name in given:
-        tensor_or_none = (outputs or {}).get(name)
-        if tensor_or_none is None:
-            binding.bind_output(name)
-        else:
-            tensor = tensor_or_none
+        if name in results:
+            tensor = results[name]
             ptr = tensor.ptr or _UNUSED
             binding.bind_output(name, *_place(tensor), tensor.dtype, tensor.shape, ptr)
+        else:
+            binding.bind_output(name)
     binding.gpumem_tensors = tensors, leases
     return binding
 
@@ -273,17 +273,18 @@ class SessionMemory:
     @property
     def provider_options(self) -> dict[str, str]:
         """Options of ``("CUDAExecutionProvider", options)``, to which others may be added."""
+        alloc, free, empty_cache = self._library.gpumem_ort_functions(self._slot)[:3]
         return {
             "device_id": str(self.resource.memory.device.index),
-            "gpu_external_alloc": str(self._library.gpumem_ort_alloc(self._slot)),
-            "gpu_external_free": str(self._library.gpumem_ort_free(self._slot)),
-            "gpu_external_empty_cache": str(self._library.gpumem_ort_empty_cache(self._slot)),
+            "gpu_external_alloc": str(alloc),
+            "gpu_external_free": str(free),
+            "gpu_external_empty_cache": str(empty_cache),
             "do_copy_in_default_stream": "1",
         }
 
     @property
     def blocks(self) -> int:
-        """How many blocks the sessions have: weights, and between runs nothing else."""
+        """Number of blocks that the sessions have: weights, and between runs nothing else."""
         return live_blocks(self._capsule)
 
     def shrink(self) -> ShrinkReport:
@@ -328,7 +329,6 @@ _SOURCE = """\
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <utility>
 
 namespace {
@@ -370,34 +370,21 @@ constexpr auto functions = all(std::make_integer_sequence<int, SLOTS>{});
 
 extern "C" {
 void gpumem_ort_set(int slot, gpumem_arena *arena) { arenas[slot] = arena; }
-std::uintptr_t gpumem_ort_alloc(int slot) {
-    return reinterpret_cast<std::uintptr_t>(functions[slot].allocate);
-}
-std::uintptr_t gpumem_ort_free(int slot) {
-    return reinterpret_cast<std::uintptr_t>(functions[slot].release);
-}
-std::uintptr_t gpumem_ort_empty_cache(int slot) {
-    return reinterpret_cast<std::uintptr_t>(functions[slot].empty_cache);
-}
+Functions const *gpumem_ort_functions(int slot) { return &functions[slot]; }
 }
 """
 
 
 @cache
-def _parts() -> ctypes.CDLL:
-    library = load(over_gpumem_h("onnxruntime", _SOURCE))
-    library.gpumem_ort_set.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    library.gpumem_ort_set.restype = None
-    for function in ("alloc", "free", "empty_cache"):
-        getattr(library, f"gpumem_ort_{function}").restype = ctypes.c_size_t
-    return library
-
-
 def _functions() -> ctypes.CDLL:
     try:
-        return _parts()
+        library = load(over_gpumem_h("onnxruntime", _SOURCE))
     except (OSError, RuntimeError) as error:
         raise IntegrationError(f"the functions for ONNX Runtime cannot be used: {error}") from error
+    library.gpumem_ort_set.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.gpumem_ort_set.restype = None
+    library.gpumem_ort_functions.restype = ctypes.POINTER(ctypes.c_size_t)
+    return library
 
 
 def _ort() -> Any:

@@ -1,7 +1,7 @@
 """How a producer describes its memory or timeline: handle types, descriptors, capabilities.
 
-Descriptors are plain values. Any program that has a file descriptor, a name or an address can fill
-them.
+Descriptors are plain values. Every program that has a file descriptor, a name or an address can
+fill them.
 
 The driver acquires a file descriptor when an import succeeds, and some drivers also when it fails.
 An import therefore passes a duplicate. The caller's own is closed last, and only if `consume` is
@@ -22,7 +22,7 @@ from uuid import UUID
 from gpumem._resource.handle import Handle
 from gpumem._support.arguments import refuse
 from gpumem._support.sizes import exact_size
-from gpumem.device import Capability, Device
+from gpumem.device import Capability, Device, devices
 from gpumem.errors import BadHandleError, DeviceMismatchError, InvalidDescriptorError
 
 MAX_BYTES = (1 << 63) - 1
@@ -341,6 +341,25 @@ def require_device(descriptor: MemoryDescriptor | SemaphoreDescriptor, device: D
             f"the descriptor is of device {descriptor.device_uuid!r}, and {device} is "
             f"{device.uuid!r}"
         )
+
+
+def device_of_uuid(uuid: str, name: str) -> Device:
+    """Return the device of an identity, which the sender of its memory calls `name`.
+
+    Raises
+    ------
+    DeviceMismatchError
+        The device is not here.
+    """
+    # The device of the same name comes first: a query opens a device and makes a context there.
+    there = devices()
+    for device in sorted(there, key=lambda each: str(each) != name):
+        if device.uuid == uuid:
+            return device
+    raise DeviceMismatchError(
+        f"the memory is on device {uuid}, which is not here: there are "
+        f"{', '.join(f'{device} ({device.uuid})' for device in there)}"
+    )
 
 
 # ---- handles, and objects with bytes -------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Protocol
 
+from gpumem._support.closing import Closable
 from gpumem.device import Device
 from gpumem.errors import ClosedError
 from gpumem.interop.descriptors import (
@@ -24,7 +25,7 @@ _lock = threading.Lock()
 _factories: dict[str, Callable[[Device], ImporterLike | None]] = {}
 
 
-class Importer:
+class Importer(Closable):
     """Imports memory and timelines on one device. Safe to use from many threads.
 
     It holds no driver object: memory and timelines that it imported stay valid after it is closed.
@@ -45,7 +46,6 @@ class Importer:
 
     def __init__(self, device: Device | str) -> None:
         self.device = Device(device)
-        self._closed = False
 
     @classmethod
     def for_device(cls, device: Device | str) -> Importer | ImporterLike | None:
@@ -212,20 +212,9 @@ class Importer:
         self._require_open()
         return import_semaphore(self.device, descriptor, consume)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def close(self) -> None:
         """Import nothing any more. Idempotent; imported memory and timelines stay valid."""
         self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<gpumem.interop.Importer of {self.device}{', closed' if self._closed else ''}>"
@@ -239,10 +228,10 @@ class ImporterLike(Protocol):
     """An importer made by a factory of `Importer.register`; `Importer` documents the methods."""
 
     def can_import_memory(self, handle_type: MemoryHandleType) -> InteropCapability:
-        """Tell whether a type of memory handles can be imported."""
+        """Return whether a type of memory handles can be imported."""
 
     def can_import_semaphore(self, type: SemaphoreType) -> InteropCapability:
-        """Tell whether a type of semaphores can be imported."""
+        """Return whether a type of semaphores can be imported."""
 
     def import_memory(self, descriptor: MemoryDescriptor, *, consume: bool = False) -> object:
         """Import memory that another API or process has exported."""

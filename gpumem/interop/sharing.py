@@ -22,7 +22,6 @@ from gpumem.device import Device, MemoryInfo, MemoryKind, devices
 from gpumem.errors import (
     AlignmentError,
     BadHandleError,
-    DeviceMismatchError,
     DriverError,
     InvalidDescriptorError,
     OutOfBoundsError,
@@ -33,6 +32,7 @@ from gpumem.interop.descriptors import (
     MemoryDescriptor,
     MemoryHandleType,
     SemaphoreType,
+    device_of_uuid,
 )
 from gpumem.interop.importer import Importer, ImporterLike
 from gpumem.interop.memory.placement import require_aligned
@@ -343,14 +343,7 @@ _ACCEPTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
 
 
 def _device_of(contents: Contents) -> Device:
-    there = devices()
+    device = contents.memory.device
     if contents.device_uuid is None:
-        return contents.memory.device if contents.memory.device in there else Device("host")
-    # The device of the same name comes first: a query opens a device and makes a context there.
-    for device in sorted(there, key=lambda each: each != contents.memory.device):
-        if device.uuid == contents.device_uuid:
-            return device
-    raise DeviceMismatchError(
-        f"the memory is on device {contents.device_uuid}, which is not here: there are "
-        f"{', '.join(f'{device} ({device.uuid})' for device in there)}"
-    )
+        return device if device in devices() else Device("host")
+    return device_of_uuid(contents.device_uuid, str(device))

@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from gpumem import _live
+from gpumem._support.closing import Closable
 from gpumem._support.forks import ForkLock
 from gpumem.errors import GpumemError, NotPublishedError
 
@@ -257,7 +258,7 @@ class LivePage:
 # ---- this process --------------------------------------------------------------------------------
 
 
-class Publication:
+class Publication(Closable):
     """The counters of this process in shared memory, as `publish` returns them.
 
     A context manager: leaving it closes it. The file lives until `close`, or until the process
@@ -275,17 +276,11 @@ class Publication:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._closed = False
 
     @property
     def path(self) -> Path:
         """The file."""
         return self._path
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     def close(self) -> None:
         """Remove the file and stop refreshing it. Idempotent.
@@ -300,12 +295,6 @@ class Publication:
             self._closed = True
             _publication = None
             _live.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<gpumem.observe.Publication {self._path}{', closed' if self._closed else ''}>"

@@ -42,7 +42,7 @@ class BoundOutput:
     staged: Tensor | None = None
 
     def order_behind(self, stream: Stream) -> None:
-        """Order a run behind what is queued for memory that its work writes to without a copy."""
+        """Order a run after the queued work on memory that it writes to without a copy."""
         if self.decision.action == "alias":
             for tensor in (self.given, self.made):
                 if tensor is not None and not tensor.buffer.closed:

@@ -14,11 +14,11 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._defaults import resource_from_config
-from gpumem._support.closing import close_after_body
+from gpumem._support.closing import Closable
 from gpumem._support.forks import ForkLock
 from gpumem.adaptors._adaptor import Adaptor
 from gpumem.config import ArenaConfig, _parse_key
@@ -41,7 +41,7 @@ class _Entry:
     references: int = 1
 
 
-class Environment:
+class Environment(Closable):
     """Allocators by memory, shared by all sessions of the environment.
 
     A memory is a device, its ordinal included, and a kind: ``cuda:0``, ``cuda:1`` and
@@ -94,8 +94,7 @@ class Environment:
         self._entries: dict[tuple[Device, MemoryKind], _Entry] = {}
         self._replaced: list[_Entry] = []
         self._dropped: deque[MemoryResource] = deque()  # by sessions that are gone
-        self._is_held = False  # the lock, by whichever thread
-        self._closed = False
+        self._is_held = False  # the lock, by any thread
         # Names of keys that only a `MemoryInfo.name` can match, and none has so far.
         self._unclaimed: dict[str, str] = {}
         self._settings = read_prefixes({} if config is None else config)
@@ -311,7 +310,7 @@ class Environment:
         return found
 
     def _drop(self, entry: _Entry) -> list[MemoryResource]:
-        """Remove a reference; return what is to be closed, without the lock."""
+        """Remove a reference; return the resources to close once the lock is released."""
         entry.references -= 1
         if entry.references:
             return []
@@ -405,11 +404,6 @@ class Environment:
 
     # ---- life ------------------------------------------------------------------------------------
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def close(self) -> None:
         """Release the references of `register`. Idempotent.
 
@@ -458,12 +452,6 @@ class Environment:
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError("this environment is closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        close_after_body(self.close, error)
 
     def __repr__(self) -> str:
         memories = ", ".join(str(memory) for memory in self.memories())

@@ -21,7 +21,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _native_handle
@@ -30,7 +30,7 @@ from gpumem._defaults import get_default_resource, resource_from_config
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.pool import DriverPool
 from gpumem._support.arguments import refuse
-from gpumem._support.closing import close_after_body
+from gpumem._support.closing import Closable
 from gpumem._support.forks import ForkLock
 from gpumem._tensor import Tensor, asarray, copy, empty
 from gpumem._tensor.create import _seen
@@ -72,7 +72,7 @@ def _release_shared(
         shared_by._release_soon(held)
 
 
-class Session:
+class Session(Closable):
     """Work on one device with bound inputs and outputs.
 
     Parameters
@@ -134,7 +134,7 @@ class Session:
         self._bound = 0  # counts bindings
         self._running = 0
         self._private: MemoryResource | None = None
-        self._end: weakref.finalize[Any, Session] | None = None  # if it has something of others
+        self._end: weakref.finalize[Any, Session] | None = None  # if its allocator is shared
         if environment is not None and not isinstance(environment, Environment):
             raise TypeError(f"environment {environment!r} is not an Environment")
         if self.options.enable_cuda_graph:
@@ -646,11 +646,6 @@ class Session:
 
     # ---- life ------------------------------------------------------------------------------------
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def close(self) -> None:
         """Release bindings, results and allocators. Idempotent.
 
@@ -704,12 +699,6 @@ class Session:
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError("this session is closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        close_after_body(self.close, error)
 
     def __repr__(self) -> str:
         return f"<gpumem.Session on {self.device}{', closed' * self._closed}>"

@@ -119,18 +119,23 @@ def _resolve(source: str | os.PathLike[str]) -> Path:
     raise TraceError(f"{source}: no such file, and no sample of that name (samples: {names})")
 
 
+# Readers of the formats with several memories, by the first bytes of a file.
+_READERS = {
+    torch_snapshot.MAGIC: torch_snapshot.read_torch_snapshot,
+    gpumem_recording.MAGIC: gpumem_recording.read_recording,
+    gpumem_snapshot.MAGIC: gpumem_snapshot.read_snapshot,
+}
+
+
 def _read(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
     """Read the file with the reader of the format that its first bytes show."""
     start = file.read(4096)
     file.seek(0)
     if not start:
         raise TraceError("the file is empty")
-    if start.startswith(torch_snapshot.MAGIC):
-        return torch_snapshot.read_torch_snapshot(file, name, device)
-    if start.startswith(gpumem_recording.MAGIC):
-        return gpumem_recording.read_recording(file, name, device)
-    if start.startswith(gpumem_snapshot.MAGIC):
-        return gpumem_snapshot.read_snapshot(file, name, device)
+    for magic, read in _READERS.items():
+        if start.startswith(magic):
+            return read(file, name, device)
     if device is not None and not is_integer(device, 0, 0):
         raise TraceError(
             f"device is {device!r}, expected 0 (only snapshots and recordings hold more)"

@@ -13,7 +13,6 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, intptr_t, uint64_t, uint8_t, uintptr_t
-from libc.string cimport memcmp
 
 from gpumem._arena cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._buffer cimport Buffer, MemoryResource, ResourceBase, size_of, Stream
@@ -29,7 +28,6 @@ cdef extern from "Python.h":
     ctypedef object (*newfunc)(PyTypeObject*, PyObject*, PyObject*)
     ctypedef struct PyTypeObjectOpen "PyTypeObject":
         newfunc tp_new
-        Py_ssize_t tp_basicsize
 
 cdef enum:
     MAX_QUICK_DEVICES = 64      # devices with a resource that is found without a dict
@@ -37,7 +35,7 @@ cdef enum:
 
 
 cdef inline Buffer allocate_on(MemoryResource resource, uint64_t nbytes, Stream stream):
-    # None: the legacy default stream.
+    # `stream` is None for the legacy default stream.
     if type(resource) is not Arena:
         return resource.allocate(nbytes, 0 if stream is None else stream)
     if stream is None:
@@ -199,81 +197,86 @@ cdef class CurrentStream:
         return self.get_stream(device).ptr
 
 
+# The layouts of CuPy's two classes; `PointerMaker` checks them.
+cdef struct UnownedMemoryLayout:
+    char[HEAD_BYTES] head
+    intptr_t ptr
+    size_t size
+    int32_t device_id
+    PyObject* owner
+
+cdef struct MemoryPointerLayout:
+    char[HEAD_BYTES] head
+    void* methods
+    intptr_t ptr
+    int32_t device_id
+    PyObject* memory
+
+
 @cython.final
 cdef class PointerMaker:
     """Makes CuPy's MemoryPointer over an UnownedMemory.
 
-    It calls the two classes. If the offsets of all fields of their objects could be found, it fills
-    in objects that CuPy's own tp_new made instead, which takes a quarter of the time.
+    It calls the two classes. If their objects have the layouts above, it fills in objects that
+    CuPy's own tp_new made instead, which takes a quarter of the time.
     """
 
     cdef object memory_type
     cdef object pointer_type
-    cdef bint known                     # the offsets hold
-    cdef Py_ssize_t memory_address, memory_size, memory_device, memory_owner
-    cdef Py_ssize_t pointer_address, pointer_device, pointer_memory
+    cdef bint known                     # the layouts hold
 
     def __init__(self, memory_type, pointer_type):
         self.memory_type = memory_type
         self.pointer_type = pointer_type
-        self.known = self.find_fields()
+        self.known = self.has_layouts()
 
     @property
     def fills_in(self):
         """Whether objects are filled in, without a call of their classes."""
         return self.known
 
-    cdef bint find_fields(self) except -1:
-        """Find each field in objects of which every field has a different value."""
-        cdef intptr_t address = 0x1122334455667700
-        cdef size_t size = 0x0102030405060708
-        cdef int32_t device = 0x51525354
-        cdef PyObject* reference
+    cdef bint has_layouts(self) except -1:
+        """Compare an object of each class with its layout, with a different value in each field."""
+        cdef UnownedMemoryLayout* memory
+        cdef MemoryPointerLayout* pointer
+        cdef uint64_t ptr = 1 << 40
+        cdef uint64_t size = 1 << 41
+        cdef int device = 77
         for kind in (self.memory_type, self.pointer_type):
-            if not isinstance(kind, type) or kind.__itemsize__ or kind.__dictoffset__:
+            if (not isinstance(kind, type) or kind.__itemsize__ or kind.__dictoffset__
+                    or kind.__basicsize__ != sizeof(MemoryPointerLayout)):
                 return False
         owner = object()
-        memory = self.memory_type(address, size, owner, device)
-        pointer = self.pointer_type(memory, 0)
-        self.memory_address = offset_of(memory, &address, sizeof(address))
-        self.memory_size = offset_of(memory, &size, sizeof(size))
-        self.memory_device = offset_of(memory, &device, sizeof(device))
-        reference = <PyObject*>owner
-        self.memory_owner = offset_of(memory, &reference, sizeof(reference))
-        self.pointer_address = offset_of(pointer, &address, sizeof(address))
-        self.pointer_device = offset_of(pointer, &device, sizeof(device))
-        reference = <PyObject*>memory
-        self.pointer_memory = offset_of(pointer, &reference, sizeof(reference))
-        # No field is missing: a memory has a head and four fields of eight bytes with padding, a
-        # pointer a head, a table of methods and three fields.
-        return (min(self.memory_address, self.memory_size, self.memory_device, self.memory_owner,
-                    self.pointer_address, self.pointer_device, self.pointer_memory) > 0
-                and self.memory_type.__basicsize__ == HEAD_BYTES + 4 * 8
-                and self.pointer_type.__basicsize__ == HEAD_BYTES + 4 * 8)
+        inner = self.memory_type(ptr, size, owner, device)
+        outer = self.pointer_type(inner, 0)
+        memory = <UnownedMemoryLayout*><PyObject*>inner
+        pointer = <MemoryPointerLayout*><PyObject*>outer
+        return (<uint64_t>memory.ptr == ptr and memory.size == size and memory.device_id == device
+                and memory.owner == <PyObject*>owner and <uint64_t>pointer.ptr == ptr
+                and pointer.device_id == device and pointer.memory == <PyObject*>inner)
 
     cdef object make(self, Buffer buffer, int device):
+        cdef UnownedMemoryLayout* memory
+        cdef MemoryPointerLayout* pointer
         if not self.known:
-            memory = self.memory_type(buffer.address, buffer.requested_bytes, buffer, device)
-            return self.pointer_type(memory, 0)
-        memory = new(self.memory_type)
-        (<intptr_t*>at(memory, self.memory_address))[0] = buffer.address
-        (<size_t*>at(memory, self.memory_size))[0] = buffer.requested_bytes
-        (<int32_t*>at(memory, self.memory_device))[0] = device
-        put(memory, self.memory_owner, buffer)
-        pointer = new(self.pointer_type)
-        (<intptr_t*>at(pointer, self.pointer_address))[0] = buffer.address
-        (<int32_t*>at(pointer, self.pointer_device))[0] = device
-        put(pointer, self.pointer_memory, memory)
-        return pointer
+            inner = self.memory_type(buffer.address, buffer.requested_bytes, buffer, device)
+            return self.pointer_type(inner, 0)
+        inner = new(self.memory_type)
+        memory = <UnownedMemoryLayout*><PyObject*>inner
+        memory.ptr = buffer.address
+        memory.size = buffer.requested_bytes
+        memory.device_id = device
+        put(&memory.owner, buffer)
+        outer = new(self.pointer_type)
+        pointer = <MemoryPointerLayout*><PyObject*>outer
+        pointer.ptr = buffer.address
+        pointer.device_id = device
+        put(&pointer.memory, inner)
+        return outer
 
 
-cdef inline void* at(object instance, Py_ssize_t offset) noexcept:
-    return <char*><PyObject*>instance + offset
-
-
-cdef inline void put(object instance, Py_ssize_t offset, object value) noexcept:
+cdef inline void put(PyObject** field, object value) noexcept:
     # tp_new has set the field to None: the reference to None ends here.
-    cdef PyObject** field = <PyObject**>at(instance, offset)
     Py_INCREF(value)
     before = <object>field[0]
     field[0] = <PyObject*>value
@@ -286,20 +289,6 @@ cdef tuple nothing = ()
 cdef inline object new(object kind):
     return (<PyTypeObjectOpen*><PyObject*>kind).tp_new(
         <PyTypeObject*><PyObject*>kind, <PyObject*>nothing, NULL)
-
-
-cdef Py_ssize_t offset_of(object instance, const void* value, size_t nbytes) except -1:
-    """Return where an object holds a value, in bytes; 0: nowhere, or at more than one place."""
-    cdef Py_ssize_t found = 0
-    cdef Py_ssize_t offset = HEAD_BYTES
-    cdef Py_ssize_t end = type(instance).__basicsize__ - nbytes
-    while offset <= end:
-        if memcmp(at(instance, offset), value, nbytes) == 0:
-            if found:
-                return 0
-            found = offset
-        offset += 4
-    return found
 
 
 @cython.final

@@ -35,15 +35,16 @@ class Recipe(NamedTuple):
     Parameters
     ----------
     name : str
-        Of its file, with the version of the other library: "torch-2.9.0".
+        Name of its file, with the version of the other library: "torch-2.9.0".
     source : str
         C++.
     options : tuple of str
-        Of the compiler, in addition to those of every shared library.
+        Options of the compiler, in addition to those of every shared library.
     headers : tuple of Path
-        Those that may change while the name stays: gpumem's own.
+        Headers that may change while the name stays: gpumem's own.
     places : tuple of str
-        Options that say where headers and libraries lie, and the libraries; they may differ.
+        Options that name folders of headers and libraries, and the libraries; they may differ
+        between recipes of one library.
     """
 
     name: str
@@ -105,7 +106,7 @@ def build(recipe: Recipe) -> Path:
         built = Path(folder) / "library.so"
         _compile(_compiler(), options, recipe.source, built)
         _seal(built)
-        built.replace(path)  # at once: another process may be doing the same
+        built.replace(path)  # atomic, because another process may build the same library
     _require_untouched(path)
     return path
 
@@ -131,7 +132,7 @@ def cuda_folders(packages: Path) -> list[Path]:
 
 
 def _path_of(recipe: Recipe) -> Path:
-    # Not the compiler: where there is none, a library that was made before is still found.
+    # The compiler is not part of the key: without one, a library that exists is still found.
     texts = [recipe.source, *(header.read_text() for header in recipe.headers)]
     key = hashlib.sha256(
         "\0".join([*texts, *_OPTIONS, *recipe.options]).encode(errors="surrogateescape")
@@ -141,7 +142,7 @@ def _path_of(recipe: Recipe) -> Path:
 
 
 def _seal(built: Path) -> None:
-    # The digest of the bytes follows them in the same file; a loader does not read so far.
+    # The digest of the bytes follows them in the same file; a loader ignores it.
     written = built.read_bytes()
     built.write_bytes(written + hashlib.sha256(written).digest())
     built.chmod(0o755)  # a wide umask would leave it writable for others

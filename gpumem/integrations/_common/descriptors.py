@@ -28,8 +28,8 @@ from gpumem._support.forks import ForkLock
 from gpumem.errors import BadHandleError, GpumemError
 
 TIMEOUT = 30.0  # seconds for an answer
-REQUEST_SECONDS = 1.0  # from a connection to its request, for which all others wait
-PAUSE_SECONDS = 0.05  # while this process has no descriptor left for a connection
+REQUEST_SECONDS = 1.0  # from a connection to its request; other requests wait for it
+PAUSE_SECONDS = 0.05  # before another attempt if this process has too many open files
 AT_ONCE = 64  # descriptors in a message; the kernel takes up to 253
 REQUEST_BYTES = 128
 HEADER_BYTES = 1 << 17  # room for the sizes of 10,000 pages
@@ -61,7 +61,7 @@ def server_name() -> str:
 
 
 def node() -> str:
-    """Return a text that two processes share if one can ask the other: host, network, user."""
+    """Return a text that is equal in processes that reach each other: host, network, user."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"
 
@@ -84,7 +84,7 @@ def ask(
             peer.settimeout(timeout)
             peer.connect(f"\0{name}")
             _require_own(peer, name)
-            with suppress(ConnectionError):  # refused before it was sent: the answer is there
+            with suppress(ConnectionError):  # a refusal may arrive before the request is sent
                 peer.sendall(f"{kind} {what}".encode())
             said = json.loads(peer.recv(HEADER_BYTES) or b'{"refused": "the connection ended"}')
             _require_answer(said)
@@ -97,7 +97,7 @@ def ask(
 
 def _require_own(peer: socket.socket, name: str) -> None:
     user = _user_of(peer)
-    # Root reads this process's memory anyway; a process that began as root still counts as root's.
+    # Root can read this process's memory anyway. A process that began as root still counts as its.
     if user not in (os.getuid(), 0):
         raise BadHandleError(
             EBADF,
@@ -161,8 +161,8 @@ def answer(peer: socket.socket) -> None:
     peer.settimeout(REQUEST_SECONDS)
     if _user_of(peer) != os.getuid():
         _send(peer, {"refused": "descriptors are for processes of the same user"})
-        # Its request is not awaited. One that has come is read, and no later one comes: to close
-        # with a request unread is a reset, by which the other process would lose the refusal.
+        # No later request can arrive, and one that has arrived is read: a socket that is closed
+        # with an unread request is reset, and the other process would lose the refusal.
         peer.shutdown(socket.SHUT_RD)
         peer.recv(REQUEST_BYTES)
         return

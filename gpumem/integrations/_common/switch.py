@@ -23,7 +23,7 @@ class Setting(NamedTuple):
     resources: Any
     """Which resource serves which device; a `gpumem.integrations._common.resources.Resources`."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Everything else, by name."""
+    """All other options, by name."""
 
     def option(self, name: str) -> Any:
         """Return the value of an option."""

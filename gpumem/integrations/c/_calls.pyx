@@ -78,7 +78,7 @@ cdef extern from "gpumem.h" nogil:
 cdef enum:
     MAX_ALIGNMENT = 256     # every block has it
 
-# An arena in C's hands. `handed` has the Arena as long as there are references.
+# An arena that C uses. `handed` has the Arena as long as there are references.
 cdef struct Handed:
     gpumem_arena arena          # the first member: the part that C sees
     AllocatorHook* hook
@@ -181,7 +181,7 @@ cdef int allocate_captured(Handed* given, uint64_t nbytes, CUstream stream,
 
 cdef inline bint is_captured(BlockCall call, uint64_t address, CUstream stream,
                              int* status) noexcept nogil:
-    # False: no such block begins there, and nothing is done.
+    # Returns False if no such block begins there; nothing is done then.
     return published32(<uint32_t*>&captured_blocks) != 0 and not process_is_exiting() and (
         call_captured(call, address, stream, status))
 
@@ -290,7 +290,7 @@ cdef int synchronize(gpumem_arena* arena, void* stream) noexcept nogil:
 cdef char* report(gpumem_arena* arena, size_t nbytes, void* stream, int status) noexcept nogil:
     cdef Handed* given = <Handed*>arena
     cdef int refused = load32(&given.refused)
-    # It may be about another call: an earlier one, another thread's, or one of `synchronize`.
+    # The status may be of another call: an earlier one, another thread's, or `synchronize`.
     if (process_is_exiting() or status == GPUMEM_OK or status == GPUMEM_CAPTURING
             or status_of(hook_core(given.hook), refused) != status):
         return NULL

@@ -66,7 +66,7 @@ class GpumemResource(Gpumem):
 
 
 class GpumemBuffer(Gpumem):
-    """Keeps one gpumem buffer for the cuda.core buffer that shows it."""
+    """Keeps one gpumem buffer for the cuda.core buffer over its bytes."""
 
     def __init__(self, block: Buffer) -> None:
         super().__init__(block.memory)

@@ -19,9 +19,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
 
-from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.resource import MemoryResource
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
@@ -167,23 +167,11 @@ class _Parts(NamedTuple):
         def allocate_pinned(nbytes: int) -> Any:
             resource = resources.of(self.cuda.device.get_device_id())
             block = allocated(lambda: resource.allocate(nbytes), gc.collect, self.no_memory)
-            return self.cuda.PinnedMemoryPointer(_PinnedBlock(block), 0)
+            # CuPy uses the address and the size, and keeps the object, which keeps the block.
+            memory = SimpleNamespace(ptr=block.ptr, size=block.nbytes, buffer=block)
+            return self.cuda.PinnedMemoryPointer(memory, 0)
 
         return allocate_pinned
-
-
-class _PinnedBlock(NamedTuple):
-    """Pinned memory as CuPy's PinnedMemoryPointer expects it: an address, a size, and the owner."""
-
-    buffer: Buffer
-
-    @property
-    def ptr(self) -> int:
-        return self.buffer.ptr
-
-    @property
-    def size(self) -> int:
-        return self.buffer.nbytes
 
 
 @cache
@@ -209,10 +197,8 @@ def _capsules(cuda: Any) -> tuple[object, object] | None:
         return None
 
 
-class _Before(NamedTuple):
-    allocator: Callable[[int], Any]
-    pinned: Callable[[int], Any] | None
-    """One of gpumem's, or None for CuPy's."""
+# CuPy's allocator, and gpumem's of pinned memory; None: CuPy's own.
+_Before: TypeAlias = tuple[Callable[[int], Any], Callable[[int], Any] | None]
 
 
 class _CuPy(Framework):
@@ -226,13 +212,13 @@ class _CuPy(Framework):
         if _device_type == "cuda":
             require_gpu(self.name)
         pinned = setting.option("pinned")
-        before = _Before(parts.cuda.get_allocator(), self._pinned)
+        before = parts.cuda.get_allocator(), self._pinned
         after = parts.allocator(setting.resources)
         self._put(after, None if pinned is None else parts.pinned_allocator(pinned))
         return before
 
     def restore(self, before: _Before) -> None:
-        self._put(before.allocator, before.pinned)
+        self._put(*before)
 
     def _put(self, allocator: Callable[[int], Any], pinned: Callable[[int], Any] | None) -> None:
         cuda = _parts().cuda

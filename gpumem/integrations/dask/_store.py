@@ -128,7 +128,7 @@ class Store(MutableMapping[Any, Any]):
         return len(self._here) + len(self.base)
 
     def __getattr__(self, name: str) -> Any:
-        # Dask asks the mapping beneath how much it holds and has spilled to disk.
+        # Dask queries the mapping beneath for the bytes that it holds and has spilled to disk.
         if name == "base":
             raise AttributeError(name)
         return getattr(self.base, name)
@@ -138,9 +138,9 @@ class Store(MutableMapping[Any, Any]):
     def spill(self, nbytes: int) -> int:
         """Move results to pinned memory, the least recently used first.
 
-        Until that frees `nbytes`, or nothing is left. A tensor that a task uses keeps its memory
-        until the task is done, and Dask's profiler keeps one for a moment, with the frames that it
-        looks at: the next result is spilled in its place. Returns the bytes that were freed.
+        It ends when `nbytes` are freed, or no result is left. A tensor that a task uses keeps its
+        memory until the task is done, and Dask's profiler keeps one for a moment, with the frames
+        that it samples: the next result is spilled in its place. Returns the bytes that were freed.
         """
         freed = 0
         with self._lock:

@@ -27,9 +27,6 @@ from gpumem.integrations._common.descriptors import Answer, node, serve
 from gpumem.integrations.dask._offers import Offers
 from gpumem.integrations.dask._store import Store
 
-__all__ = ["ANNOUNCED", "OFFER", "Settings", "Worker", "WorkerMemory", "current"]
-__all__ += ["libraries", "setup", "teardown"]
-
 ANNOUNCED = "gpumem"  # the key in a worker's handshake, and in its metrics
 OFFER = "offer"  # of a descriptor, in requests to `descriptors.ask`
 MAX_SECONDS = 10**6  # that an offer waits
@@ -239,7 +236,7 @@ class Worker:
             self.arena.shrink()
 
     def follow(self, buffer: Buffer) -> None:
-        """Know of memory outside the arena that a transfer has made or mapped."""
+        """Note memory outside the arena that a transfer has made or mapped."""
         self._outside.add(id(buffer))
 
     def _collect_garbage(self) -> None:

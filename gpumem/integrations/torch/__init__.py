@@ -73,7 +73,7 @@ class TorchStatus(integrations.Status):
     mode : {"full", "pool"} or None
         None: PyTorch uses its own allocator.
     pinned : Arena or None
-        The arena of PyTorch's pinned memory; None: PyTorch has its own, or asked for none yet.
+        The arena of PyTorch's pinned memory; None: PyTorch has its own, or has requested none yet.
     """
 
     mode: str | None
@@ -115,14 +115,14 @@ class Torch(Framework):
             return None
         return "its allocator was replaced for good: PyTorch cannot switch back"
 
-    def mode(self, asked: str) -> str:
-        """Return "full" or "pool" for the mode that was requested."""
-        if asked not in MODES:
-            raise ConfigError(f"invalid mode = {asked!r}: expected {', '.join(MODES)}")
-        # Before anything is decided: under `gpumem run` its import enables gpumem.
+    def mode(self, requested: str) -> str:
+        """Return "full" or "pool" for a requested mode."""
+        if requested not in MODES:
+            raise ConfigError(f"invalid mode = {requested!r}: expected {', '.join(MODES)}")
+        # Imported before the decision: under `gpumem run` the import enables gpumem.
         torch = import_torch()
-        if asked != "auto":
-            return asked
+        if requested != "auto":
+            return requested
         if self.is_replaced:
             return "full"
         if _allocator.why_not_replace(torch):

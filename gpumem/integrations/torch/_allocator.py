@@ -26,7 +26,7 @@ def require_cuda(torch: ModuleType) -> None:
 def require_gpu(torch: ModuleType) -> None:
     """Raise `IntegrationError` if PyTorch was built without CUDA, or finds no GPU.
 
-    PyTorch asks NVML: CUDA is not initialised, so that the process can fork children that use it.
+    PyTorch queries NVML. CUDA is not initialised, so that the process can fork children that use it.
     """
     require_cuda(torch)
     if torch.cuda.device_count() == 0:
@@ -69,14 +69,14 @@ def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool) -> No
     """Replace PyTorch's allocator until the process ends.
 
     `pinned` is the arena of PyTorch's pinned memory. With True an arena is made when PyTorch first
-    asks for pinned memory; with False PyTorch keeps its own.
+    requests pinned memory; with False PyTorch keeps its own.
 
     Raises
     ------
     IntegrationError
         PyTorch can no longer switch, or gpumem's allocator cannot be compiled; nothing is changed.
     ConfigError
-        A resource is not an arena, or PyTorch's settings of its allocator ask for a memory fraction
+        A resource is not an arena, or PyTorch's settings of its allocator have a memory fraction
         that is not a number from 0 to 1.
     """
     reason = why_not_replace(torch)
@@ -253,11 +253,4 @@ def _require_pools(torch: ModuleType) -> None:
         raise IntegrationError(
             "PyTorch cannot take a pool's memory from gpumem: its allocator is "
             f"{torch.cuda.get_allocator_backend()!r}, and only 'native' has such pools"
-        )
-    needed = ("_cuda_beginAllocateToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
-    missing = [name for name in needed if not hasattr(torch._C, name)]
-    if missing or not hasattr(torch.cuda, "MemPool"):
-        raise IntegrationError(
-            f"PyTorch {torch.__version__} cannot take a pool's memory from gpumem: it has no "
-            f"{', '.join(missing) or 'torch.cuda.MemPool'}; PyTorch 2.9 and later have it"
         )

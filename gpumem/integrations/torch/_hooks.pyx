@@ -111,7 +111,7 @@ cdef extern from "hooks.h" nogil:
         int (*is_memory)(int status)
 
 cdef enum:
-    MAX_HOOKS = 1024        # that a visit of all of them sees
+    MAX_HOOKS = 1024        # that one visit of all hooks includes
 
 # A visit of one arena: `to` is the caller's, `hook` the one that led to the arena.
 ctypedef void (*Visit)(ArenaCore* arena, void* to, const AllocatorHook* hook) noexcept nogil
@@ -126,7 +126,7 @@ cdef object finder = None   # a function from a device to the Arena of one that 
 # The finder may return a new arena each time, and none may replace one that serves. A thread that
 # finds one may need another device's arena for it.
 cdef object finding = RLock()
-cdef uint64_t failures[TORCH_ARENAS]        # how often memory was out on each device
+cdef uint64_t failures[TORCH_ARENAS]        # refusals of memory on each device
 memset(failures, 0, sizeof(failures))
 
 cdef void* uncounted[TORCH_ARENAS]          # its hook of blocks that no statistics count

@@ -31,7 +31,7 @@ class MappedBlock:
 
     @property
     def address(self) -> int:
-        """Where the block's first page is mapped."""
+        """Address at which the block's first page is mapped."""
         assert self._pages is not None, "closed"
         return self._pages.address
 
@@ -47,8 +47,8 @@ class Mappings:
 
     def __init__(self) -> None:
         self._lock = ForkLock()
-        self._used: dict[str, tuple[OpenedPages, int]] = {}  # and how many uses
-        self._idle: dict[str, tuple[OpenedPages, float]] = {}  # and since when; the oldest first
+        self._used: dict[str, tuple[OpenedPages, int]] = {}  # with the number of uses
+        self._idle: dict[str, tuple[OpenedPages, float]] = {}  # with its last use; the oldest first
         self._thread_runs = False
         self._inherited: list[object] = []
         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -57,7 +57,7 @@ class Mappings:
         """Use the mapping of a key, which `make` returns if there is none."""
         pages = self._found(key)
         if pages is None:
-            fresh = make()  # without the lock: it asks another process
+            fresh = make()  # without the lock, because it requests pages of another process
             with self._lock:
                 pages = self._found(key)  # another thread may have made one too
                 if pages is None:
@@ -78,7 +78,7 @@ class Mappings:
 
     def release(self, key: str, pages: OpenedPages) -> None:
         """End one use of a mapping."""
-        excess = None  # unmapped without the lock: that waits for the device
+        excess = None  # unmapped without the lock, because that waits for the device
         with self._lock:
             held, uses = self._used.get(key, (None, 0))
             if held is not pages:

@@ -35,7 +35,7 @@ _KEY = re.compile(r"\s*(\w+)\s*:\s*(\[[^\]]*\]|[^,]*?)\s*(?:,|$)")
 
 
 class AllocatorSettings(NamedTuple):
-    """The settings in the text.
+    """The settings that a text has.
 
     Attributes
     ----------

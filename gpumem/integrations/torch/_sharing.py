@@ -21,10 +21,11 @@ from gpumem._resource.handle import (
     mapping_of,
     pages_of,
 )
-from gpumem.device import Device, devices
-from gpumem.errors import BadHandleError, DeviceMismatchError
+from gpumem.device import Device
+from gpumem.errors import BadHandleError
 from gpumem.integrations._common.descriptors import Answer, ask, serve, server_name
 from gpumem.integrations.torch._mappings import MappedBlock, Mappings
+from gpumem.interop.descriptors import device_of_uuid
 
 MARK = "gpumem-block"
 KIND = "block"
@@ -105,7 +106,7 @@ def drop_idle() -> None:
 def _map(name: str, address: str) -> OpenedPages:
     with ask(name, KIND, address) as (said, pages):
         sizes = said["sizes"]
-        opened = OpenedPages(_device_of(said["device"], said["uuid"]), sum(sizes))
+        opened = OpenedPages(device_of_uuid(said["uuid"], said["device"]), sum(sizes))
         for page in pages:
             opened.map(page.fileno(), sizes.pop(0))
             page.close()
@@ -113,11 +114,3 @@ def _map(name: str, address: str) -> OpenedPages:
             raise BadHandleError(EBADF, f"the other process stopped {len(sizes)} pages too early")
         opened.give_access()
         return opened
-
-
-def _device_of(name: str, uuid: str) -> Device:
-    # First the device of the same name: to ask the others opens them, and makes contexts there.
-    for device in sorted(devices(), key=lambda each: str(each) != name):
-        if device.uuid == uuid:
-            return device
-    raise DeviceMismatchError(f"the block is on device {uuid}, which is not here")

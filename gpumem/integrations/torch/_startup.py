@@ -34,7 +34,7 @@ class Options(NamedTuple):
     Attributes
     ----------
     process : int
-        The process that it became.
+        Id of the process that the command became.
     max_mem : int
         Bytes that the arena of each GPU may hold in each process; 0 is unlimited.
     report : str
@@ -42,7 +42,7 @@ class Options(NamedTuple):
     stacks : float
         Share of the allocations that are recorded with a stack, 0 to 1.
     began : int
-        When, in nanoseconds since 1970.
+        Time at which it began, in nanoseconds since 1970.
     """
 
     process: int
@@ -53,11 +53,11 @@ class Options(NamedTuple):
 
     @classmethod
     def of_environment(cls) -> Self:
-        """Read them."""
+        """Read the options."""
         return cls(*json.loads(os.environ[VARIABLE]))
 
     def text(self) -> str:
-        """Return them as the variable holds them."""
+        """Return the options as the variable holds them."""
         return json.dumps(self)
 
     def job(self) -> str:

@@ -40,11 +40,11 @@ typedef struct TorchFigures {
 typedef struct TorchStats {
     TorchFigures parts[TORCH_PARTS];
     uint64_t peak_reserved;
-    uint64_t retries;       /* grew only after idle memory had gone back */
-    uint64_t waits;         /* waited for other streams */
+    uint64_t retries;       /* growths that first released idle memory */
+    uint64_t waits;         /* for other streams */
     uint64_t device_allocs; /* of regions and pages */
     uint64_t device_frees;
-    uint64_t failures; /* memory was out */
+    uint64_t failures; /* allocations that were refused */
 } TorchStats;
 
 enum { TORCH_FREE, TORCH_PENDING, TORCH_USED };
@@ -68,7 +68,7 @@ typedef struct TorchPoolBytes {
     uint64_t reserved;
 } TorchPoolBytes;
 
-/* Where a pool's memory comes from, if not from its device. `release` may come from any thread. */
+/* The source of a pool's memory, if that is not its device. `release` is called on any thread. */
 typedef struct TorchSource {
     void *(*reserve)(struct TorchSource *self, size_t nbytes);
     void (*release)(struct TorchSource *self, void *address);
@@ -99,16 +99,17 @@ typedef struct TorchCalls {
     /* Every block and free piece of the arenas that serve PyTorch, by segment and address; the
        caller frees it. NULL: out of host memory. */
     TorchBlock *(*blocks)(size_t *count);
-    /* Addresses of up to `capacity` live blocks of a pool; returns how many there are. */
+    /* Addresses of up to `capacity` live blocks of a pool; returns the number of all. */
     size_t (*live)(void *pool, uint64_t *addresses, size_t capacity);
-    /* How often these arenas' memory has grown or shrunk. */
+    /* Number of times that these arenas' memory has grown or shrunk. */
     uint64_t (*changes)(void);
     /* Of a device, or of pinned memory. */
     void (*stats)(int device, TorchStats *now);
     void (*reset_peaks)(int device);
-    /* Of up to `capacity` pools of a device, ended ones with live blocks too; returns how many. */
+    /* Bytes of up to `capacity` pools of a device, ended ones with live blocks too; returns the number
+       of all. */
     size_t (*pool_bytes)(int device, TorchPoolBytes *found, size_t capacity);
-    /* Bytes of the largest block that a device may be asked for. */
+    /* Bytes of the largest block that a device may have room for. */
     size_t (*largest)(int device);
 
     /* Memory of captured graphs and of MemPools: a reference to a new hook next to the device's;

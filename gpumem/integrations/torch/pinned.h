@@ -2,11 +2,11 @@
  *
  * PyTorch names a block's streams while tensors are copied; those of several GPUs may use one block.
  * When the block is freed, an event is recorded on each of them, and the block is freed in the arena
- * once all have completed. To the arena it is unused then: it knows no streams of PyTorch's
- * here.
+ * once all have completed. To the arena it is unused then, because the arena is passed no streams of
+ * PyTorch's here.
  *
- * What is allocated while a graph is captured, or freed after a captured copy of it, belongs to the
- * graph's pool. A replay may use it at any time, so it stays until the pool has ended, and then until
+ * A block that is allocated while a graph is captured, or freed after a captured copy of it, belongs to
+ * the graph's pool. A replay may use it at any time, so it stays until the pool has ended, and then until
  * `empty_cache`, which waits for the GPU. The pool's own allocations reuse blocks that no copy has used.
  */
 #ifndef GPUMEM_TORCH_PINNED_H
@@ -273,7 +273,7 @@ class PinnedAllocator final : public at::HostAllocator {
         }
     }
 
-    /* Whether there was anything to wait for. */
+    /* Returns whether a freed block was still in use. */
     bool wait_for_freed() {
         std::deque<Freed> all;
         {

@@ -129,7 +129,7 @@ class Pools {
         if (found != pools_.end()) found->second.serves_when_out = value;
     }
 
-    /* Each block then fills its region. To be called before the pool's first use. */
+    /* Each block then fills its region. The pool must not be in use yet. */
     void never_split(int device, PoolId id) {
         std::unique_lock<std::shared_mutex> lock(mutex_);
         auto found = pools_.find({device, id});

@@ -249,7 +249,7 @@ cdef class ExternalMemory:
         dtype : dtype
             NumPy's, or bfloat16 and the 8-bit floats of ml_dtypes.
         offset : int
-            Bytes from the start of the memory, which is `descriptor.offset` behind the start of the
+            Bytes from the start of the memory, which is `descriptor.offset` after the start of the
             allocation.
         strides : sequence of int, optional
             Bytes, one for each dimension, not negative; None: C order.
@@ -349,7 +349,7 @@ cdef class ExternalMemory:
             As for `Arena`. Without `grow`, ``max_mem`` is at most the size of the memory.
         grow : callable, optional
             ``grow(nbytes)`` is called when the arena is full. It returns another ExternalMemory of
-            the same kind with at least so many bytes, or None: it is then called with smaller
+            the same kind with at least `nbytes`, or None: it is then called with smaller
             sizes, down to the request. It must not call the arena.
         name : str, optional
 
@@ -437,7 +437,7 @@ cdef class ExternalMemory:
             if interrupted:
                 raise_interrupt()
         if self.exports:
-            wait_for_releases()             # a copy that is done may not have let it go yet
+            wait_for_releases()             # a copy that is done may not have released it yet
         if self.mapping == NULL:            # another thread closed it during the wait
             return
         if self.exports:

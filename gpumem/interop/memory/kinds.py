@@ -63,7 +63,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind of handle is imported."""
+    """The capability of one kind of handle, and the function that imports it."""
 
     capability: Callable[[Device], InteropCapability]
     open: Callable[[Wanted], ExternalMemory]
@@ -71,7 +71,7 @@ class Kind:
 
 
 def memory_capability(device: Device, handle_type: MemoryHandleType) -> InteropCapability:
-    """Tell whether the device imports memory by this kind of handle. Never raises for one."""
+    """Return whether the device imports memory by this kind of handle. Never raises for one."""
     if not isinstance(handle_type, MemoryHandleType):
         raise TypeError(f"handle_type must be a MemoryHandleType, not {handle_type!r}")
     if handle_type in WINDOWS_TYPES:

@@ -80,7 +80,7 @@ cdef class Timeline:
     >>> import gpumem
     >>> from gpumem.interop import HostTimeline
     >>> timeline, stream = HostTimeline.create(), gpumem.Stream("host")
-    >>> timeline.enqueue_signal(stream, 1)       # behind what the stream has
+    >>> timeline.enqueue_signal(stream, 1)       # after the stream's earlier work
     >>> timeline.wait(1)
     >>> timeline.value()
     1
@@ -545,7 +545,7 @@ cdef uint64_t value_in(object value, uint64_t lowest, str name) except? 0:
 
 
 cdef uint64_t deadline_of(object timeout) except? 0:
-    """Return when a timeout of so many seconds ends, in ns of the monotonic clock."""
+    """Return the end of a timeout in seconds, in ns of the monotonic clock."""
     cdef double seconds = 2e9 if timeout is None else seconds_of(timeout)
     return FOREVER if seconds > 1e9 else timeline_now() + <uint64_t>(seconds * 1e9)
 
@@ -723,7 +723,7 @@ cdef class HostTimeline(Timeline):
         return timeline_is_poisoned(self.core.page)
 
     def poison(self):
-        """Let every wait of the CPU for what is not reached yet fail with TimelineLostError.
+        """Let every wait of the CPU for a value not yet reached fail with TimelineLostError.
 
         For a program that cannot signal a value which others wait for. Permanent, and for every
         process. Streams are not affected: they wait until a value is signalled.

@@ -12,7 +12,7 @@ from gpumem.planning.graph import Node
 
 Proposal: TypeAlias = tuple[Node, ...]
 
-EXACT_LIMIT = 16  # proposals; up to so many, every set is tried as long as branches allow
+EXACT_LIMIT = 16  # proposals; of at most that many, every set is tried while branches last
 BRANCHES = 20_000  # sets tried, each a price of one proposal
 EXCHANGES = 2000  # attempts to improve a set of more proposals, each a price of one or two
 
@@ -154,7 +154,7 @@ def _exchanged(
 
 
 def _exchange(outgoing: Proposal, incoming: Proposal, accountant: Accountant) -> bool:
-    """Exchange two proposals if that fills more; else everything is as before."""
+    """Exchange two proposals if that fills more; else restore both."""
     before = accountant.pending.total_bytes
     accountant.withdraw(outgoing)
     if accountant.fits(incoming):

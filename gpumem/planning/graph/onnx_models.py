@@ -10,7 +10,7 @@ from gpumem._support.arguments import is_integer, unknown
 from gpumem.errors import ModelGraphError
 from gpumem.planning.graph.graph import GraphBuilder, ModelGraph
 
-# A tensor's name, dtype and shape; None if the model does not give them.
+# A tensor's name, dtype and shape; None if the model lacks them.
 Described: TypeAlias = tuple[str, Any, Any]
 
 
@@ -149,7 +149,7 @@ def _dims_of(info: Any) -> Iterable[Any]:
 
 def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
     for text in _texts_of(proto):
-        if not isinstance(text, str):  # protobuf gives bytes for what is not UTF-8
+        if not isinstance(text, str):  # protobuf returns bytes for a text that is not UTF-8
             raise ModelGraphError(f"the model is malformed: {text!r:.60} is not UTF-8")
     builder = GraphBuilder(proto.name, outer=outer)
     weights = {builder.initializer(*weight).name for weight in _weights_of(proto)}
@@ -175,7 +175,7 @@ def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
 
 
 def _texts_of(graph: Any) -> Iterator[Any]:
-    """Yield the names that a graph itself gives."""
+    """Yield the names in a graph, without those in bodies of its nodes."""
     infos = (*graph.input, *graph.output, *graph.value_info)
     weights = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
     yield from (one.name for one in (graph, *infos, *weights, *graph.node))

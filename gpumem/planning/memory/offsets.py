@@ -57,11 +57,11 @@ def lower_bound(blocks: Iterable[BlockLifetime]) -> int:
     for block in blocks:
         change[block.first] = change.get(block.first, 0) + block.nbytes
         change[block.last + 1] = change.get(block.last + 1, 0) - block.nbytes
-    most = live = 0
+    peak = live = 0
     for step in sorted(change):
         live += change[step]
-        most = max(most, live)
-    return most
+        peak = max(peak, live)
+    return peak
 
 
 def assign_offsets(blocks: Sequence[BlockLifetime], strategy: str = "auto") -> Layout:
