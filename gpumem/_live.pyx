@@ -44,7 +44,7 @@ from gpumem._support.forks import ForkLock
 
 
 cdef enum:
-    LIVE_VERSION = 2            # changes with the structs below and ArenaCounts
+    LIVE_VERSION = 3            # changes with the structs below and ArenaCounts
     LIVE_HEADER_BYTES = 4096
     LIVE_RESOURCES = 256        # that a copy has room for; the others are counted
     LIVE_BUDGETS = 128
