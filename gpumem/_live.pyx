@@ -22,9 +22,10 @@ import os
 import sys
 import warnings
 
-from libc.errno cimport EEXIST, errno
+from libc.errno cimport EEXIST, ENOMEM
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 from posix.unistd cimport close
 
@@ -36,7 +37,6 @@ from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.clock cimport clock_ns, time_of_day_ns
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
-from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem._support.process cimport on_fork, process_is_exiting
 
 from gpumem._support.environment import read_switch, warn_of_variable
@@ -98,6 +98,9 @@ cdef uint32_t LIVE_FILE_BYTES = LIVE_HEADER_BYTES + 2 * LIVE_COPY_BYTES
 assert sizeof(LiveHeader) == 40 and sizeof(LiveCopy) == 48 and sizeof(LiveBudget) == 112
 assert sizeof(LiveResource) == 144 + sizeof(ArenaCounts) and sys.byteorder == "little"
 
+cdef extern from "files.h" nogil:
+    int file_write(int file, const void* bytes, size_t nbytes, uint64_t offset)
+
 cdef extern from "ticker.h" nogil:
     int ticker_start(void (*tick)() noexcept nogil, uint64_t period)
     void ticker_stop()
@@ -121,8 +124,8 @@ VERSION = LIVE_VERSION
 FOLDER = "/dev/shm"
 PERIOD = 0.1                    # default seconds between updates
 
-cdef char* page = NULL          # this process's, mapped; NULL: nothing is published
-cdef int lock_file = -1         # its file, locked as long as it is open
+cdef char* page = NULL          # this process's, as in its file; NULL: nothing is published
+cdef int lock_file = -1         # the file, locked as long as it is open
 cdef uint64_t updates = 0       # of the page
 cdef double wanted = 0          # seconds between updates, also of a fork's child; 0: off
 cdef object published = None    # the file's path
@@ -198,6 +201,10 @@ cdef void update() noexcept nogil:
     writing.most_budgets = LIVE_BUDGETS
     write_copy(&writing, updates)
     seal(writing.copy)
+    # The header too: another process may have shortened the file. A write that fails is repeated by
+    # the next update; until then readers see the copy before.
+    file_write(lock_file, page, sizeof(LiveHeader), 0)
+    file_write(lock_file, writing.copy, writing.copy.bytes, <char*>writing.copy - page)
 
 
 cdef void seal(LiveCopy* copy) noexcept nogil:
@@ -227,7 +234,7 @@ cdef void after_fork_in_child() noexcept nogil:
     # The page and its thread are the parent's; the child's own begins with its first resource.
     global page, lock_file
     if page != NULL:
-        munmap(page, LIVE_FILE_BYTES)
+        free(page)
         close(lock_file)
         page = NULL
         lock_file = -1
@@ -250,6 +257,8 @@ def start(period):
     global wanted
     cdef uint32_t period_ms = max(1, round(period * 1000))
     with changing:
+        if page != NULL and not is_at(lock_file, published):
+            end_page()
         if page == NULL:
             make_file(period_ms)
         else:
@@ -261,6 +270,7 @@ def start(period):
 
 cdef int make_file(uint32_t period_ms) except -1:
     global published, lock_file
+    cdef int descriptor
     target = f"{FOLDER}/gpumem-{os.getuid()}-{os.getpid()}"
     made = f"{target}.new"
     remove_left(made)
@@ -268,17 +278,17 @@ cdef int make_file(uint32_t period_ms) except -1:
     descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         os.fchmod(descriptor, 0o600)
-        # All of it now: a page that the file system cannot give later would end the process.
+        # All of it now: updates succeed while shared memory is full.
         os.posix_fallocate(descriptor, 0, LIVE_FILE_BYTES)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         begin_page(descriptor, period_ms)
         os.rename(made, target)     # a reader that sees the file sees it complete and locked
     except BaseException:
+        lock_file = -1
         end_page()
         os.unlink(made)
         os.close(descriptor)
         raise
-    lock_file = descriptor
     published = target
     set_resource_hook(NULL)
     return 0
@@ -302,19 +312,18 @@ cdef int remove_left(str path) except -1:
 
 
 cdef int begin_page(int descriptor, uint32_t period_ms) except -1:
-    global page, updates
-    cdef void* mapped = mmap(NULL, LIVE_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
-                             0)
+    global page, lock_file, updates
     cdef int code
-    if mapped == MAP_FAILED:
-        raise OSError(errno, os.strerror(errno))
-    page = <char*>mapped
+    page = <char*>calloc(1, LIVE_FILE_BYTES)
+    if page == NULL:
+        raise OSError(ENOMEM, os.strerror(ENOMEM))
+    lock_file = descriptor
     updates = 0
     write_header(os.getpid(), period_ms)
     update()
     code = ticker_start(update, <uint64_t>period_ms * 1000000)
     if code != 0:
-        munmap(page, LIVE_FILE_BYTES)
+        free(page)
         page = NULL
         raise OSError(code, f"cannot start the publishing thread: {os.strerror(code)}")
     return 0
@@ -326,23 +335,22 @@ cdef void end_page() except *:
         return
     with nogil:
         ticker_stop()
-        munmap(page, LIVE_FILE_BYTES)
+        free(page)
     page = NULL
     if lock_file >= 0:
-        remove_own(lock_file, published)
+        if is_at(lock_file, published):
+            os.unlink(published)
         close(lock_file)
     lock_file = -1
     published = None
 
 
-cdef int remove_own(int descriptor, str path) except -1:
-    # Another process may have removed it and given the name to a file of its own.
+cdef bint is_at(int descriptor, str path) except -1:
+    # Another process may have removed the file, or replaced it.
     try:
-        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
-            os.unlink(path)
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
-        pass
-    return 0
+        return False
 
 
 @atexit.register

@@ -17,6 +17,7 @@ import zlib
 import pytest
 from helpers.child import python
 from helpers.threads import in_a_thread
+from helpers.waiting import wait_until
 
 import gpumem
 from gpumem import _live, errors, observe
@@ -348,6 +349,39 @@ def test_partial_update_is_not_read():
             observe.LivePage.of_process(2**31 - 7)
     finally:
         target.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("left", [0, 20, 5000])
+def test_page_that_another_process_shortens_is_whole_after_two_updates(left):
+    arena = gpumem.Arena("host", name="told")
+    publication = observe.publish(period=0.005)
+    for _ in range(20):
+        os.truncate(publication.path, left)
+        with contextlib.suppress(gpumem.GpumemError):
+            observe.LivePage.of_process(os.getpid())
+    written = [_copy_number(publication.path) for _ in range(2)]
+    wait_until(lambda: _copy_number(publication.path) > written[-1] + 2)
+    assert named(own_page(), "told").memory == str(arena.memory)
+
+
+def _copy_number(path):
+    """Read the number of the newest update as far as the file has one."""
+    data = path.read_bytes()
+    start, stride = int.from_bytes(data[12:16], "little"), int.from_bytes(data[16:20], "little")
+    places = (start + 8, start + stride + 8)
+    return max(int.from_bytes(data[place : place + 8], "little") for place in places)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_page_that_was_removed_or_replaced_is_published_again(replaced):
+    path = observe.publish(period=0.005).path
+    path.unlink()
+    if replaced:
+        path.write_bytes(b"of another program")
+        with pytest.raises(gpumem.GpumemError, match="not a page"):
+            observe.LivePage.of_process(os.getpid())
+    assert observe.publish(period=0.005).path == path
+    assert own_page().alive
 
 
 @pytest.fixture
