@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from helpers.quiesce import held_by_kind, quiesce
+from helpers.threads import in_a_thread
 
 import gpumem
 
@@ -94,23 +93,6 @@ class Scenario:
 def left():
     quiesce()
     return held_by_kind()
-
-
-def in_a_thread(call):
-    """Call with a context stack of its own: a pop that fails leaves its context there."""
-    raised = []
-
-    def run():
-        try:
-            call()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
 
 
 # In parts, since each of hundreds of calls is a run of its own: every so many calls, from one on.

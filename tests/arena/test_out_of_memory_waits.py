@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.threads import running
 
 import gpumem
 
@@ -139,14 +140,12 @@ def test_other_threads_allocate_while_one_waits(make_arena, streams, virtual_clo
     virtual_clock.set_lag(LAG)
     buffer.close()
     served = []
-    waiter = threading.Thread(target=lambda: served.append(arena.allocate(MIB - 256, streams[1])))
-    waiter.start()
-    for _ in range(20):
-        arena.check_invariants()
-        arena.shrink()
-    assert not served
-    virtual_clock.advance_clock(LAG)
-    waiter.join()
+    with running(lambda: served.append(arena.allocate(MIB - 256, streams[1]))):
+        for _ in range(20):
+            arena.check_invariants()
+            arena.shrink()
+        assert not served
+        virtual_clock.advance_clock(LAG)
     assert len(served) == 1
     served.clear()
     pin.close()

@@ -13,6 +13,7 @@ from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.interrupting import interrupted, more_calls
 from helpers.quiesce import quiesce
+from helpers.threads import in_a_thread, running
 from helpers.waiting import wait_until, without_waiting
 
 import gpumem
@@ -663,9 +664,7 @@ def test_region_is_released_under_another_threads_capture(streams, driver, end):
     with Graph(driver, streams[2]) as graph:
         if end == "drop":
             del arena
-        thread = threading.Thread(target=act)
-        thread.start()
-        thread.join()
+        in_a_thread(act)
     graph.destroy()
 
 
@@ -676,19 +675,17 @@ def test_other_threads_give_regions_back_while_one_waits_for_memory(
     free_behind(arena, driver, streams[0])
     served = []
     queried = more_calls(host, "cuEventQuery", 20)
-    waiter = threading.Thread(target=lambda: served.append(arena.allocate(4 * MIB, streams[1])))
-    waiter.start()
-    wait_until(queried)
-    with without_waiting(gate):
-        other = gpumem.Arena("host", REGIONS)
-        for _ in range(20):
-            other.allocate(MIB, streams[2]).close()
-            other.shrink()
-            arena.shrink()
-            arena.allocate(MIB, streams[2]).close()
-        other.close()
-    assert not served
-    gate.open()
-    waiter.join()
+    with running(lambda: served.append(arena.allocate(4 * MIB, streams[1]))):
+        wait_until(queried)
+        with without_waiting(gate):
+            other = gpumem.Arena("host", REGIONS)
+            for _ in range(20):
+                other.allocate(MIB, streams[2]).close()
+                other.shrink()
+                arena.shrink()
+                arena.allocate(MIB, streams[2]).close()
+            other.close()
+        assert not served
+        gate.open()
     assert len(served) == 1
     served.clear()

@@ -1,10 +1,9 @@
 """Streams that are reset, destroyed and made anew: no mark outlives its stream, no slot is lost."""
 
-import threading
-
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
+from helpers.threads import in_a_thread
 
 import gpumem
 from gpumem._testing.arenas import stream_slots
@@ -90,9 +89,7 @@ def test_streams_with_live_or_pending_blocks_keep_their_slots(make_arena, virtua
 def test_ended_threads_leave_no_stream_slots(make_arena, policy):
     arena = make_arena({"stream_reuse": policy}, default_stream=2)
     for _ in range(200):
-        thread = threading.Thread(target=lambda: arena.allocate(MIB).close())
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: arena.allocate(MIB).close())
     if policy != "never":
         assert stream_slots(arena) <= 64
         assert arena.stats().reserved <= 64 * MIB
@@ -107,9 +104,7 @@ def test_new_thread_never_gets_blocks_of_an_ended_threads_stream(make_arena):
             seen.append(buffer.ptr)
 
     for _ in range(20):
-        thread = threading.Thread(target=take)
-        thread.start()
-        thread.join()
+        in_a_thread(take)
     assert len(set(seen)) == len(seen)
 
 
@@ -145,9 +140,7 @@ def test_stream_of_a_shareable_block_cannot_be_vacated_while_the_arguments_are_r
 
     def read_and_reset(self, name):
         monkeypatch.setattr(capabilities, "__getitem__", read)
-        thread = threading.Thread(target=reset_by_another_thread)
-        thread.start()
-        thread.join()
+        in_a_thread(reset_by_another_thread)
         return read(self, name)
 
     monkeypatch.setattr(capabilities, "__getitem__", read_and_reset)

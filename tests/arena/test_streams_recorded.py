@@ -1,13 +1,13 @@
 """Blocks that several streams use, and frees on another stream than the block's own."""
 
 import gc
-import threading
 
 import numpy as np
 import pytest
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.single_block import BLOCK, MIB, can_have_it, next_address, single_block_arena
+from helpers.threads import in_a_thread
 
 import gpumem
 
@@ -125,9 +125,7 @@ def test_recorded_stream_delays_reuse_wherever_the_last_view_ends(
     buffer.close()
     with driver.block(side):
         if where == "another thread":
-            thread = threading.Thread(target=taken.delete)
-            thread.start()
-            thread.join()
+            in_a_thread(taken.delete)
         else:
             taken.delete_on(driver, third)
             third.synchronize()

@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 import pytest
 from helpers.child import run_quietly
+from helpers.threads import in_a_thread
 
 import gpumem
 from gpumem.errors import (
@@ -71,9 +72,7 @@ def test_tag_marks_blocks_of_every_allocation_of_its_thread(arena):
 def test_tag_belongs_to_its_thread(arena):
     other = []
     with arena.tag("weights"):
-        thread = threading.Thread(target=lambda: other.append(arena.allocate(MIB)))
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: other.append(arena.allocate(MIB)))
         mine = arena.allocate(MIB)
     arena.sleep("weights")
     fill(other[0], 3)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from helpers.child import run_quietly
-from helpers.threads import in_threads, run_threads
+from helpers.threads import in_a_thread, in_threads, run_threads
 
 import gpumem
 from gpumem import Budget, Reservation
@@ -411,9 +411,7 @@ def test_soft_limits_callback_has_run_in_the_thread_that_passed_it_when_the_requ
         with budget.reserve(11):
             seen.append(told == [threading.get_ident()])
 
-    thread = threading.Thread(target=pass_it)
-    thread.start()
-    thread.join()
+    in_a_thread(pass_it)
     assert seen == [True]
     assert len(told) == 1
 

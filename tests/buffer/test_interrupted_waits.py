@@ -1,11 +1,11 @@
 """Ctrl-C ends the waits for streams, events and devices; the work goes on."""
 
 import signal
-import threading
 
 import pytest
 from helpers.driver import HostDriver
 from helpers.interrupting import interrupted, more_calls
+from helpers.threads import running
 
 import gpumem
 
@@ -53,9 +53,7 @@ def test_wait_goes_on_after_a_handler_that_does_not_raise(host, stream, gate):
 
 def test_wait_of_another_thread_is_the_drivers(host, stream, gate):
     asked = host.call_count("cuStreamQuery")
-    thread = threading.Thread(target=stream.synchronize)
-    thread.start()
-    gate.open()
-    thread.join()
+    with running(stream.synchronize):
+        gate.open()
     assert host.call_count("cuStreamQuery") <= asked + 1
     assert host.call_count("cuStreamSynchronize")

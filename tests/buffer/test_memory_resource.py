@@ -13,7 +13,7 @@ from helpers import child
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.resources import Answers, Plain
-from helpers.threads import in_threads
+from helpers.threads import in_a_thread, in_threads
 from helpers.waiting import wait_until
 
 import gpumem
@@ -90,9 +90,7 @@ def test_after_reset_stream_blocks_go_back_on_the_default_stream():
 def test_another_threads_default_stream_is_replaced_by_the_legacy_one():
     resource = Plain()
     kept = []
-    thread = threading.Thread(target=lambda: kept.append(resource.allocate(8, 2)))
-    thread.start()
-    thread.join()
+    in_a_thread(lambda: kept.append(resource.allocate(8, 2)))
     kept.append(resource.allocate(8, 2))
     for buffer in kept:
         buffer.close()

@@ -1,11 +1,10 @@
 """What counts as a stream, whose it is, and what Stream and Event objects do."""
 
-import threading
-
 import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import Gate, HostDriver
+from helpers.threads import in_a_thread
 
 import gpumem
 
@@ -301,9 +300,7 @@ def test_per_thread_default_stream_belongs_to_the_calling_thread(make_arena):
         with arena.allocate(1 << 16) as theirs:
             seen.append(theirs.ptr)
 
-    worker = threading.Thread(target=elsewhere)
-    worker.start()
-    worker.join()
+    in_a_thread(elsewhere)
     assert seen != [address], "another thread got a block of this thread's stream"
     with arena.allocate(1 << 16) as again:
         assert again.ptr == address

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 from helpers.heap import found_by, line_of
+from helpers.threads import in_a_thread
 
 import gpumem
 
@@ -70,9 +71,7 @@ def test_each_site_names_its_thread(make_arena, write):
         threads.append(threading.get_ident())
         buffers.append(arena.allocate(100))
 
-    worker = threading.Thread(target=take)
-    worker.start()
-    worker.join()
+    in_a_thread(take)
     address = buffers[0].ptr
     buffers.pop().close()
     arena.check_heap()

@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 
 import pytest
+from helpers.threads import in_a_thread
 
 import gpumem
 
@@ -207,7 +208,6 @@ def test_pytorchs_allocator_serves_as_an_external_allocator(driver):
 
 
 def test_context_is_current_on_a_new_thread():
-    import threading
 
     from cuda.bindings import driver
 
@@ -221,8 +221,6 @@ def test_context_is_current_on_a_new_thread():
     with gpumem.ExternalAllocator(
         alloc, lambda p: None, memory="cuda:0/host_accessible"
     ) as allocator:
-        thread = threading.Thread(target=lambda: allocator.allocate(10).close())
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: allocator.allocate(10).close())
     assert seen
     assert seen[0] != 0

@@ -1,10 +1,9 @@
 """Host timelines and a GPU's streams: they wait for the page and write it, and wake the CPU."""
 
-import threading
-
 import numpy as np
 import pytest
 from helpers import child
+from helpers.threads import running
 from helpers.waiting import wait_for_waiters
 
 import gpumem
@@ -63,22 +62,20 @@ def test_cpu_signal_releases_a_stream(let_the_device_work, timeline, streams):
 def test_stream_signal_wakes_the_cpu(let_the_device_work, timeline, streams):
     stream, _ = streams
     woken = []
-    thread = threading.Thread(target=lambda: woken.append(timeline.wait(2, timeout=60)))
-    thread.start()
-    wait_for_waiters(timeline)  # in a page that no device has written yet
-    timeline.enqueue_wait(stream, 1)
-    timeline.enqueue_signal(stream, 2)
-    let_the_device_work()
-    assert not woken
-    with timeline.export() as handle, HostTimeline.from_fd(handle) as there:
-        assert (there.pending, there.value()) == (2, 0)
-        with pytest.raises(NonMonotonicError):
-            there.signal(2)
-        with pytest.raises(InUseError):
-            timeline.close()
-        let_go(timeline, 1)
-        there.wait(2, timeout=60)
-    thread.join()
+    with running(lambda: woken.append(timeline.wait(2, timeout=60))):
+        wait_for_waiters(timeline)  # in a page that no device has written yet
+        timeline.enqueue_wait(stream, 1)
+        timeline.enqueue_signal(stream, 2)
+        let_the_device_work()
+        assert not woken
+        with timeline.export() as handle, HostTimeline.from_fd(handle) as there:
+            assert (there.pending, there.value()) == (2, 0)
+            with pytest.raises(NonMonotonicError):
+                there.signal(2)
+            with pytest.raises(InUseError):
+                timeline.close()
+            let_go(timeline, 1)
+            there.wait(2, timeout=60)
     stream.synchronize()
 
 

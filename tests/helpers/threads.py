@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,29 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
     if error:
         raise error[0]
     return outcome[0]
+
+
+@contextmanager
+def running(work: Callable[..., Any], *arguments: Any) -> Iterator[threading.Thread]:
+    """Run work(*arguments) in a thread beside a block, at whose end it is waited for.
+
+    An error of the thread is raised then. A block that fails leaves its thread running: it may
+    wait for what the block did not come to.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(*arguments)
+        except BaseException as raised:  # raised by the block below
+            errors.append(raised)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield thread
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def in_threads(work: Callable[..., Any], several: int | Iterable[Any]) -> None:

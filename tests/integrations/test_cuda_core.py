@@ -9,6 +9,7 @@ import pytest
 from helpers import child
 from helpers.driver import HostDriver
 from helpers.single_block import BLOCK, next_address, single_block_arena
+from helpers.threads import in_a_thread
 
 import gpumem
 import gpumem.integrations.cuda_core as integration
@@ -163,9 +164,7 @@ def test_switch_is_per_thread(monkeypatch):
 
     with integration.using() as use:
         here = device(0).memory_resource
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
+        in_a_thread(other)
         assert device(0).memory_resource is here
     assert device(0).memory_resource == "own"
     assert seen[0] == seen[2] == "own"

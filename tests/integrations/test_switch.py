@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from helpers.threads import in_a_thread, in_threads
+from helpers.threads import in_a_thread, in_threads, running
 
 import gpumem
 from gpumem._testing.integrations import Framework, PerDevice, Setting, Switch, Using
@@ -254,18 +254,16 @@ def test_forked_child_finds_the_lock_free_and_can_disable(switch, framework):
             done.wait()
 
     switch.enable(A)
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    child = os.fork()
-    if child == 0:
-        try:
-            switch.disable()
-            os._exit(0 if framework.memory == OWN else 1)
-        except BaseException:
-            os._exit(2)
-    done.set()
-    thread.join()
+    with running(hold):
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            try:
+                switch.disable()
+                os._exit(0 if framework.memory == OWN else 1)
+            except BaseException:
+                os._exit(2)
+        done.set()
     assert os.waitpid(child, 0)[1] == 0
     assert framework.memory == A
 

@@ -18,6 +18,7 @@ import pytest
 from helpers import child
 from helpers.c_arena import CArena
 from helpers.every_kind import RESOURCES
+from helpers.threads import running
 from helpers.waiting import wait_until
 
 import gpumem
@@ -256,12 +257,9 @@ def test_tags_nest_and_are_per_thread(make_arena):
 
     entered = threading.Event()
     with observe.record(arena) as recording, observe.tag("outer"):
-        with observe.tag("inner"):
-            thread = threading.Thread(target=other)
-            thread.start()
+        with observe.tag("inner"), running(other):
             entered.wait()
             arena.allocate(1).close()
-            thread.join()
         arena.allocate(2).close()
     tags = {e.nbytes: e.tag for e in recording.events() if e.action == "alloc"}
     assert tags == {1: "inner", 2: "outer", 3: "other"}

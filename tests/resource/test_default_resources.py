@@ -7,7 +7,7 @@ import contextvars
 import threading
 
 import pytest
-from helpers.threads import in_threads
+from helpers.threads import in_a_thread, in_threads
 
 import gpumem
 
@@ -103,9 +103,7 @@ def test_using_resource_follows_a_copied_context(arenas):
     seen = []
     with gpumem.using_resource(arenas[0]):
         context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(lambda: seen.append(serving()),))
-    thread.start()
-    thread.join()
+    in_a_thread(lambda: context.run(lambda: seen.append(serving())))
     assert seen == [arenas[0]]
     assert serving() is not arenas[0]
 

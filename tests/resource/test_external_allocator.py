@@ -15,7 +15,7 @@ from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.interrupting import interrupted, more_calls
-from helpers.threads import in_threads, run_threads
+from helpers.threads import in_threads, run_threads, running
 from helpers.waiting import wait_until
 
 import gpumem
@@ -690,11 +690,8 @@ def test_out_of_memory_waits_for_pending_frees(heap, host):
             wait_until(lambda: host.call_count("cuEventQuery") > asked + 2)
             gate.open()
 
-        opener = threading.Thread(target=open_once_waited_for)
-        opener.start()
-        with allocator.allocate(900):
+        with running(open_once_waited_for), allocator.allocate(900):
             assert heap.names() == ["alloc", "alloc", "free", "alloc"]
-        opener.join()
 
 
 @pytest.mark.parametrize("call", ["allocate", "allocate, with a budget", "shrink"])

@@ -14,7 +14,7 @@ from helpers import child
 from helpers.driver import HostDriver
 from helpers.resources import Answers
 from helpers.single_block import BLOCK, next_address, single_block_arena
-from helpers.threads import with_a_context_stack_of_its_own
+from helpers.threads import running, with_a_context_stack_of_its_own
 
 import gpumem
 from gpumem import interop
@@ -304,14 +304,12 @@ def test_source_runs_while_other_threads_allocate_and_free(make_arena):
     arena = make_arena(source=Slow())
     kept = arena.allocate(MIB // 2)
     arena.allocate(KIB).close()
-    thread = threading.Thread(target=lambda: arena.allocate(4 * MIB).close())
-    thread.start()
-    assert inside.wait(60)
-    kept.close()
-    for _ in range(100):
-        arena.allocate(KIB).close()
-    leave.set()
-    thread.join()
+    with running(lambda: arena.allocate(4 * MIB).close()):
+        assert inside.wait(60)
+        kept.close()
+        for _ in range(100):
+            arena.allocate(KIB).close()
+        leave.set()
 
 
 def test_block_freed_while_the_source_runs_is_returned_by_the_next_call(make_arena):

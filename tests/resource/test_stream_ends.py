@@ -6,10 +6,10 @@ A stream object is kept while a block may name it, and not longer.
 from __future__ import annotations
 
 import ctypes
-import threading
 
 import pytest
 from helpers.driver import HostDriver
+from helpers.threads import in_a_thread
 
 import gpumem
 from gpumem._testing.arenas import stream_slots
@@ -203,9 +203,7 @@ def test_raw_handles_without_a_reset_use_few_slots(ledger_resource):
 
 def test_ended_threads_leave_no_stream_slots(ledger_resource):
     for _ in range(200):
-        thread = threading.Thread(target=lambda: ledger_resource.allocate(KIB, 2).close())
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: ledger_resource.allocate(KIB, 2).close())
     assert stream_slots(ledger_resource) <= 64
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import weakref
 
 import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
+from helpers.threads import in_a_thread
 from helpers.waiting import wait_until
 
 import gpumem
@@ -46,9 +46,7 @@ def test_session_dropped_by_another_thread_inside_a_call_releases_after_it():
     arena = environment.register("host")
     sessions = [gpumem.Session("host", environment=environment)]
     with environment._alone():
-        thread = threading.Thread(target=sessions.clear)
-        thread.start()
-        thread.join()
+        in_a_thread(sessions.clear)
     assert environment._entry_of(arena).references == 1
     environment.close()
 

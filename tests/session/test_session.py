@@ -14,7 +14,7 @@ from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.resources import Plain
 from helpers.single_block import BLOCK, next_address, single_block_arena
-from helpers.threads import in_threads
+from helpers.threads import in_threads, running
 from helpers.waiting import wait_until
 from session.test_order import assert_unfinished
 
@@ -647,15 +647,13 @@ def test_overlapping_runs_under_a_unified_stream_are_refused(options):
             inside.set()
             assert go_on.wait(60)
 
-        thread = threading.Thread(target=session.run, args=(slow,))
-        thread.start()
-        assert inside.wait(60)
-        with pytest.raises(gpumem.errors.ConcurrentRunError, match="unified"):
-            session.run(lambda ctx: None)
-        with pytest.raises(gpumem.errors.ConcurrentRunError):
-            session.close()
-        go_on.set()
-        thread.join()
+        with running(session.run, slow):
+            assert inside.wait(60)
+            with pytest.raises(gpumem.errors.ConcurrentRunError, match="unified"):
+                session.run(lambda ctx: None)
+            with pytest.raises(gpumem.errors.ConcurrentRunError):
+                session.close()
+            go_on.set()
         session.run(lambda ctx: None)
         with pytest.raises(gpumem.errors.ConcurrentRunError):
             session.run(lambda ctx: session.run(lambda ctx: None))

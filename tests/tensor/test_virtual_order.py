@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
 from helpers.graph import RELAXED, Graph
-from helpers.threads import in_threads
+from helpers.threads import in_threads, running
 from helpers.waiting import without_waiting
 
 import gpumem
@@ -204,10 +203,8 @@ def test_arena_waits_for_the_work_when_it_closes():
     gate = HostDriver().block(stream)
     fill(cache, 1, stream)
     cache.close()
-    closing = threading.Thread(target=arena.close)
-    closing.start()
-    gate.open()
-    closing.join()
+    with running(arena.close):
+        gate.open()
     assert arena.stats().virtual == 0
 
 
@@ -218,10 +215,8 @@ def test_commit_at_a_limit_waits_for_released_rows_of_others(make_arena):
     gate = HostDriver().block(stream)
     fill(old, 1, stream)
     old.release(0, 8)
-    committing = threading.Thread(target=new.commit, args=(8,))
-    committing.start()
-    gate.open()
-    committing.join()
+    with running(new.commit, 8):
+        gate.open()
     assert (old.held_nbytes, new.held_nbytes) == (0, 8 * MIB)
 
 
@@ -246,10 +241,8 @@ def test_block_at_a_limit_waits_for_released_rows(make_arena):
     fill(cache, 1, stream)
     cache.release(0, 8)
     made = []
-    taking = threading.Thread(target=lambda: made.append(arena.allocate(7 * MIB)))
-    taking.start()
-    gate.open()
-    taking.join()
+    with running(lambda: made.append(arena.allocate(7 * MIB))):
+        gate.open()
     assert made[0].nbytes == 7 * MIB
 
 

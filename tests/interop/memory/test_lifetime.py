@@ -12,6 +12,7 @@ from helpers.child import run, run_quietly
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.interrupting import interrupted, more_calls
+from helpers.threads import in_a_thread, running
 from helpers.waiting import without_waiting
 
 import gpumem
@@ -80,9 +81,7 @@ def test_close_does_not_wait_for_the_device_beyond_its_timeout(
             if thread == "main":
                 close()
             else:
-                other = threading.Thread(target=close)
-                other.start()
-                other.join()
+                in_a_thread(close)
         assert not stream.query()
         assert [f"not done within {timeout} s" in text for text in refused] == [True]
         assert not memory.closed
@@ -340,11 +339,9 @@ def test_shared_block_stays_while_exported(arena):
             except BaseException as error:
                 failures.append(error)
 
-        thread = threading.Thread(target=export)
-        thread.start()
-        buffer.close()
-        arena.shrink()
-        thread.join()
+        with running(export):
+            buffer.close()
+            arena.shrink()
     assert failures == []
 
 

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from helpers.threads import in_threads
+from helpers.threads import in_threads, running
 from helpers.waiting import wait_for_waiters
 
 from gpumem.errors import (
@@ -128,11 +128,9 @@ def test_poison_ends_waits_for_unreached_values(timeline, stream):
         except TimelineLostError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_for_waiters(timeline)
-    timeline.poison()
-    thread.join()
+    with running(wait):
+        wait_for_waiters(timeline)
+        timeline.poison()
     assert len(errors) == 1
     assert timeline.poisoned
     timeline.wait(1)
@@ -177,13 +175,11 @@ def test_closed_timeline_refuses_every_call(timeline, stream):
 
 
 def test_close_while_a_thread_waits_is_refused(timeline):
-    thread = threading.Thread(target=timeline.wait, args=(1, 60))
-    thread.start()
-    wait_for_waiters(timeline)
-    with pytest.raises(InUseError, match="another thread"):
-        timeline.close()
-    timeline.signal(1)
-    thread.join()
+    with running(timeline.wait, 1, 60):
+        wait_for_waiters(timeline)
+        with pytest.raises(InUseError, match="another thread"):
+            timeline.close()
+        timeline.signal(1)
     timeline.close()
 
 
