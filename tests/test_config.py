@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from helpers.child import python
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpumem
@@ -286,15 +286,6 @@ configs = st.builds(
 )
 
 
-@given(config=configs)
-def test_arena_config_round_trips_through_text(config):
-    text = config.to_mapping()
-    assert all(isinstance(part, str) for item in text.items() for part in item)
-    assert set(text) == {f"arena.{field.name}" for field in dataclasses.fields(config)}
-    assert ArenaConfig.from_mapping(text) == config
-    assert ArenaConfig.from_text(config.to_text()) == config
-
-
 pools = st.builds(
     PoolConfig,
     release_threshold=st.integers(0, (1 << 64) - 1),
@@ -307,12 +298,14 @@ pools = st.builds(
 )
 
 
-@given(config=pools)
-def test_pool_config_round_trips_through_text(config):
+@settings(max_examples=200)  # of both classes
+@given(config=configs | pools)
+def test_config_round_trips_through_text(config):
     text = config.to_mapping()
+    assert all(isinstance(part, str) for item in text.items() for part in item)
     assert set(text) == {f"arena.{field.name}" for field in dataclasses.fields(config)}
-    assert PoolConfig.from_mapping(text) == config
-    assert PoolConfig.from_text(config.to_text()) == config
+    assert type(config).from_mapping(text) == config
+    assert type(config).from_text(config.to_text()) == config
 
 
 def test_one_string_holds_all_options():

@@ -59,12 +59,11 @@ def test_report_without_a_recording_omits_tags(make_arena):
     assert "untagged" not in report.text()
 
 
-def test_report_lists_free_bytes_by_reason(make_arena, virtual_clock):
+def test_report_lists_free_bytes_by_reason(make_arena, virtual_clock, driver):
     one, two = gpumem.Stream("host"), gpumem.Stream("host")
     arena = make_arena(TIGHT | GIVEN | {"oom_wait_ms": 0})
     queued, pending, pin = (arena.allocate(n * MIB, one) for n in (1, 1, 2))
     virtual_clock.set_lag(LAG)
-    driver = HostDriver()
     driver.fill(queued, 1, one)
     driver.fill(pending, 1, two)
     pending.record_stream(two)
@@ -111,8 +110,7 @@ def test_report_names_refused_handles_of_tags(make_arena):
     assert report.refused_streams == ((0xBAD00, "CUDA_ERROR_INVALID_HANDLE"),)
 
 
-def test_report_does_not_name_a_stream_that_is_captured(make_arena):
-    stream = gpumem.Stream("host")
+def test_report_does_not_name_a_stream_that_is_captured(make_arena, stream):
     arena = make_arena(TIGHT | GIVEN | {"oom_wait_ms": 0})
     buffer = arena.allocate(3 * MIB, stream)
     with Graph(HostDriver(), stream, RELAXED) as graph:

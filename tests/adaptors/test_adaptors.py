@@ -93,9 +93,8 @@ def test_views_keep_the_block_alive_without_buffer_and_adaptor(adapted):
     assert live(upstream) == 0
 
 
-def test_view_dropped_without_the_gil_frees_the_block_later(adapted):
+def test_view_dropped_without_the_gil_frees_the_block_later(adapted, stream):
     adaptor, upstream = adapted
-    stream = gpumem.Stream("host")
     taken = consume(adaptor.allocate(1000).__dlpack__())
     taken.delete_on(HostDriver(), stream)
     stream.synchronize()
@@ -152,8 +151,7 @@ def test_stream_alignment_and_persistent_reach_the_upstream(host, adapted):
 
 @pytest.mark.parametrize("outer", AROUND)
 @pytest.mark.parametrize("inner", [None, "track"])
-def test_adapted_buffer_keeps_its_arena_awake_only_while_a_view_lives(make_arena, outer, inner):
-    arena = make_arena()
+def test_adapted_buffer_keeps_its_arena_awake_only_while_a_view_lives(outer, inner, arena):
     resource = AROUND[outer](arena if inner is None else AROUND[inner](arena))
     buffer = resource.allocate(MIB)
     first, second = np.frombuffer(buffer, np.uint8), memoryview(buffer)
@@ -197,8 +195,7 @@ def test_views_of_an_upstreams_buffer_and_of_the_adaptors_both_keep_the_arena_aw
     assert arena.stats().in_use == 0
 
 
-def test_registrations_of_an_adapted_block_that_stays_leave_the_arena_free_to_sleep(make_arena):
-    arena = make_arena()
+def test_registrations_of_an_adapted_block_that_stays_leave_the_arena_free_to_sleep(arena):
     buffer = gpumem.adaptors.track(arena).allocate(MIB, transport="ipc")
     held = [buffer.register(), buffer.register()]
     other = arena.allocate(MIB)
@@ -389,8 +386,7 @@ def test_upstream_exception_passes_unchanged():
     tracked.close()
 
 
-def test_upstream_returning_no_buffer_is_an_error(make_arena):
-    arena = make_arena()
+def test_upstream_returning_no_buffer_is_an_error(arena):
 
     class Wrong(gpumem.MemoryResource):
         answer = None
@@ -409,8 +405,7 @@ def test_upstream_returning_no_buffer_is_an_error(make_arena):
     wrong.answer = None
 
 
-def test_missing_attributes_come_from_the_upstream(make_arena):
-    arena = make_arena()
+def test_missing_attributes_come_from_the_upstream(arena):
     adaptor = gpumem.adaptors.track(gpumem.adaptors.limit(arena, MIB))
     adaptor.check_invariants()
     assert adaptor.config is arena.config
@@ -550,10 +545,9 @@ def test_limit_adaptor_is_exact_under_threads():
 # ---- log -----------------------------------------------------------------------------------------
 
 
-def test_log_adaptor_calls_a_callable_sink_for_each_event(make_arena):
+def test_log_adaptor_calls_a_callable_sink_for_each_event(make_arena, stream):
     events = []
     logged = gpumem.adaptors.log(gpumem.adaptors.limit(make_arena(), 5000), events.append)
-    stream = gpumem.Stream("host")
     buffer = logged.allocate(1000, stream)
     ptr = buffer.ptr
     buffer.close()
@@ -676,10 +670,9 @@ def test_log_adaptor_logs_what_its_sink_allocates_afterwards(make_arena):
     assert events == [("allocate", 1), ("allocate", 2), ("free", 2), ("free", 1)]
 
 
-def test_log_adaptor_logs_a_view_dropped_without_the_gil_with_its_thread(make_arena):
+def test_log_adaptor_logs_a_view_dropped_without_the_gil_with_its_thread(make_arena, stream):
     events = []
     logged = gpumem.adaptors.log(make_arena(), events.append)
-    stream = gpumem.Stream("host")
     taken = consume(logged.allocate(64).__dlpack__())
     taken.delete_on(HostDriver(), stream)
     stream.synchronize()

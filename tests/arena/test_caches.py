@@ -199,9 +199,8 @@ def test_last_freed_block_is_merged_before_another_size_is_served(make_arena):
     assert arena.stats().num_extensions == 1 or arena.stats().reserved <= 4 * MIB
 
 
-def test_reset_stream_frees_its_cached_blocks(make_arena):
+def test_reset_stream_frees_its_cached_blocks(make_arena, stream):
     arena = make_arena({"stream_reuse": "never", "split_rule": "tight"})
-    stream = gpumem.Stream("host")
     buffer = arena.allocate(1000, stream)
     address = buffer.ptr
     buffer.close()
@@ -358,9 +357,8 @@ def test_blocks_of_up_to_64_kib_are_stacked_and_of_larger_ones_the_last_is_kept(
     assert (again[1].ptr == addresses[0]) is stacked
 
 
-def test_each_stream_and_size_has_its_own_stack(cut):
+def test_each_stream_and_size_has_its_own_stack(cut, stream):
     arena, held, addresses = cut(3, 1000)
-    stream = gpumem.Stream("host")
     other = [arena.allocate(nbytes, stream) for nbytes in (1000, 2000)]
     theirs = [buffer.ptr for buffer in other]
     for buffer in (*other, *held):

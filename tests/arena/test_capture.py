@@ -118,9 +118,8 @@ def test_graph_launches_and_eager_work_share_no_byte(make_arena, driver, stream,
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_growth_and_cache_misses_leave_the_capture_valid(make_arena, driver, stream, mode):
+def test_growth_and_cache_misses_leave_the_capture_valid(driver, stream, mode, arena):
     """Other streams grow, record and ask events while the stream captures."""
-    arena = make_arena()
     others = [gpumem.Stream("host") for _ in range(2)]
     with arena.capture(stream), Graph(driver, stream, mode) as graph:
         held = []
@@ -140,8 +139,7 @@ def test_growth_and_cache_misses_leave_the_capture_valid(make_arena, driver, str
     graph.destroy_instance()
 
 
-def test_free_on_a_capturing_stream_records_no_event(make_arena, driver, stream):
-    arena = make_arena()
+def test_free_on_a_capturing_stream_records_no_event(driver, stream, arena):
     before = arena.allocate(MIB, stream)
     other = gpumem.Stream("host")
     with arena.capture(stream), Graph(driver, stream) as graph:
@@ -189,8 +187,7 @@ def test_freed_block_waits_while_the_driver_does_not_say_whether_its_stream_capt
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_undeclared_capture_gets_a_graph_pool_at_the_first_miss(make_arena, driver, stream, mode):
-    arena = make_arena()
+def test_undeclared_capture_gets_a_graph_pool_at_the_first_miss(driver, stream, mode, arena):
     with Graph(driver, stream, mode) as graph:
         first = arena.allocate(MIB, stream)
         second = arena.allocate(KIB, stream)
@@ -266,8 +263,7 @@ def test_arena_closes_after_an_undeclared_capture_ended(make_arena, driver, stre
     assert arena.closed
 
 
-def test_graph_pool_lives_as_long_as_its_graphs_and_instances(make_arena, driver, stream, host):
-    arena = make_arena()
+def test_graph_pool_lives_as_long_as_its_graphs_and_instances(driver, stream, host, arena):
     gc.collect()
     arena.shrink()  # what earlier arenas left goes now
     used = host.used(0)
@@ -287,8 +283,7 @@ def test_graph_pool_lives_as_long_as_its_graphs_and_instances(make_arena, driver
     assert host.used(0) == used
 
 
-def test_several_captures_share_a_graph_pool(make_arena, driver, stream):
-    arena = make_arena()
+def test_several_captures_share_a_graph_pool(driver, stream, arena):
     with arena.capture(stream) as pool, Graph(driver, stream) as graph:
         buffer = arena.allocate(MIB, stream)
         address = buffer.ptr
@@ -350,8 +345,7 @@ def test_end_of_a_nested_context_ends_the_service_of_its_stream(make_arena, stre
         assert lies_in(arena.allocate(KIB, stream), pool)
 
 
-def test_joined_stream_is_served_from_the_pool_until_the_context_ends(make_arena, driver, stream):
-    arena = make_arena()
+def test_joined_stream_is_served_from_the_pool_until_the_context_ends(driver, stream, arena):
     joined = gpumem.Stream("host")
     with arena.capture(stream) as pool:
         pool.add_stream(joined)
@@ -377,8 +371,7 @@ def test_captures_nest_for_different_streams_only(make_arena, stream):
     assert not lies_in(arena.allocate(KIB, stream), outer)
 
 
-def test_capture_left_without_being_entered_is_an_error(make_arena, stream):
-    arena = make_arena()
+def test_capture_left_without_being_entered_is_an_error(stream, arena):
     capture = arena.capture(stream)
     with pytest.raises(gpumem.errors.GpumemError, match="is not entered"):
         capture.__exit__(None, None, None)
@@ -402,9 +395,8 @@ def test_max_mem_bounds_an_arena_and_its_pools_together(make_arena, stream):
     arena.allocate(3 * MIB).close()
 
 
-def test_exhaustion_takes_no_memory_from_a_graph_pool(make_arena, driver, stream, host):
+def test_exhaustion_takes_no_memory_from_a_graph_pool(driver, stream, host, arena):
     # The first graph may write what it freed whenever it is launched.
-    arena = make_arena()
     with arena.capture(stream) as pool, Graph(driver, stream) as first:
         arena.allocate(MIB, stream).close()
     held = pool.stats().reserved
@@ -418,8 +410,7 @@ def test_exhaustion_takes_no_memory_from_a_graph_pool(make_arena, driver, stream
     second.destroy()
 
 
-def test_steady_state_beside_a_graph_pool_makes_no_driver_call(make_arena, driver, stream, host):
-    arena = make_arena()
+def test_steady_state_beside_a_graph_pool_makes_no_driver_call(driver, stream, host, arena):
     with arena.capture(stream):
         arena.allocate(MIB).close()
         calls = host.call_count()

@@ -55,8 +55,7 @@ def test_last_doubling_step_goes_to_a_cap_between_powers_of_two(make_arena):
     assert fill(capped, 12)[8:] == [size * MIB for size in (256, 512, 1000, 1000)]
 
 
-def test_large_request_doubles_until_it_fits_once(make_arena):
-    arena = make_arena()
+def test_large_request_doubles_until_it_fits_once(arena):
     held = arena.allocate(3 * MIB)  # by the default split rule the whole region
     assert arena.stats().reserved == 4 * MIB
     assert fill(arena, 3) == [4 * MIB, 8 * MIB, 16 * MIB]
@@ -135,8 +134,7 @@ def test_region_of_less_than_8192_bytes_is_only_the_blocks(make_arena, host, ref
     assert grow(arena, 100) == [region]
 
 
-def test_refusal_for_another_reason_is_not_retried(make_arena, host):
-    arena = make_arena()
+def test_refusal_for_another_reason_is_not_retried(host, arena):
     host.fail("cuMemAlloc", 1, 1, 1)
     before = host.call_count("cuMemAlloc")
     with pytest.raises(gpumem.errors.DriverError, match="cuMemAlloc"):
@@ -155,15 +153,11 @@ def test_backing_off_does_not_change_the_next_region(make_arena, leave_room, hos
     del held
 
 
-def test_refused_request_does_not_change_the_next_region(arena, leave_room):
-    leave_room(16 * MIB)
-    with pytest.raises(gpumem.OutOfMemoryError):
-        arena.allocate(100 * MIB)
-    assert grow(arena, 256) == [MIB]
-
-
-def test_request_over_max_mem_does_not_change_the_next_region(make_arena):
-    arena = make_arena({"max_mem": 64 * MIB})
+@pytest.mark.parametrize("by", ["the device", "max_mem"])
+def test_refused_request_does_not_change_the_next_region(make_arena, leave_room, by):
+    arena = make_arena({"max_mem": 64 * MIB} if by == "max_mem" else {})
+    if by == "the device":
+        leave_room(16 * MIB)
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(100 * MIB)
     assert grow(arena, 256) == [MIB]

@@ -10,19 +10,12 @@ import gpumem
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def test_max_mem_can_be_allocated_to_the_last_256_bytes(make_arena):
-    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
-    buffers = [arena.allocate(256) for _ in range(MIB // 256)]
-    assert arena.stats().in_use == arena.stats().reserved == MIB
-    with pytest.raises(gpumem.OutOfMemoryError):
-        arena.allocate(1)
-    del buffers
-
-
-def test_max_mem_that_is_not_a_multiple_of_256_is_not_exceeded(make_arena):
-    arena = make_arena({"max_mem": 1000, "split_rule": "tight"})
-    buffers = [arena.allocate(256) for _ in range(3)]
-    assert arena.stats().reserved <= 1000
+@pytest.mark.parametrize(("max_mem", "blocks"), [(MIB, MIB // 256), (1000, 3)])
+def test_max_mem_can_be_allocated_to_the_last_whole_256_bytes(make_arena, max_mem, blocks):
+    arena = make_arena({"max_mem": max_mem, "split_rule": "tight"})
+    buffers = [arena.allocate(256) for _ in range(blocks)]
+    assert arena.stats().in_use == blocks * 256
+    assert arena.stats().reserved <= max_mem
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(1)
     del buffers

@@ -103,9 +103,8 @@ def test_request_that_can_never_fit_does_not_wait(make_arena, streams, virtual_c
     pin.close()
 
 
-def test_wait_for_a_stream_held_back_by_this_thread_ends(make_arena, streams, host):
+def test_wait_for_a_stream_held_back_by_this_thread_ends(make_arena, streams, host, driver):
     arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=20)
-    driver = HostDriver()
     before = arena.stats()
     with driver.block(streams[0]):
         driver.fill(buffer, 1, streams[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+from helpers.arrays import fill, holds
 from helpers.graph import Graph
 from helpers.quiesce import held_by_kind
 from helpers.refused_sleep import sleep_and_wake_refused_once
@@ -13,14 +14,6 @@ import gpumem
 from gpumem.errors import AsleepError, InUseError, OutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def fill(buffer, value):
-    memoryview(buffer)[:] = bytes([value]) * buffer.nbytes
-
-
-def holds(buffer, value):
-    return bytes(memoryview(buffer)) == bytes([value]) * buffer.nbytes
 
 
 class Captured:
@@ -52,8 +45,7 @@ class Captured:
         self.pool.close()
 
 
-def test_graph_works_on_after_its_pool_has_slept(make_arena, driver, stream, host):
-    arena = make_arena()
+def test_graph_works_on_after_its_pool_has_slept(driver, stream, host, arena):
     graph = Captured(driver, arena, stream)
     graph.launch()
     address, used = graph.out.ptr, host.used(0)
@@ -75,8 +67,7 @@ def test_graph_works_on_after_its_pool_has_slept(make_arena, driver, stream, hos
     graph.end()
 
 
-def test_blocks_of_a_pool_sleep_with_their_tags(make_arena, driver, stream, host):
-    arena = make_arena()
+def test_blocks_of_a_pool_sleep_with_their_tags(driver, stream, host, arena):
     graph = Captured(driver, arena, stream, tag="out")
     graph.launch()
     held = graph.pool.stats().reserved
@@ -98,8 +89,7 @@ def test_blocks_of_a_pool_sleep_with_their_tags(make_arena, driver, stream, host
     assert graph.pool.stats().reserved == 0
 
 
-def test_dropped_tag_of_a_pool_is_not_copied(make_arena, driver, stream, host):
-    arena = make_arena()
+def test_dropped_tag_of_a_pool_is_not_copied(driver, stream, host, arena):
     with arena.tag("scratch", asleep="drop"), arena.capture(stream) as pool:
         block = arena.allocate(4 * MIB, stream)
     copies = host.call_count("cuMemcpyDtoHAsync")
@@ -111,8 +101,7 @@ def test_dropped_tag_of_a_pool_is_not_copied(make_arena, driver, stream, host):
     pool.close()
 
 
-def test_pools_bytes_wait_in_the_file_of_its_tag(make_arena, driver, stream, tmp_path):
-    arena = make_arena()
+def test_pools_bytes_wait_in_the_file_of_its_tag(driver, stream, tmp_path, arena):
     blocks = [arena.allocate(5000)]
     with arena.capture(stream) as pool:
         blocks += [arena.allocate(3 * MIB + 5, stream)]
@@ -129,8 +118,7 @@ def test_pools_bytes_wait_in_the_file_of_its_tag(make_arena, driver, stream, tmp
     pool.close()
 
 
-def test_pool_that_ends_asleep_leaves_nothing(make_arena, driver, stream, host):
-    arena = make_arena()
+def test_pool_that_ends_asleep_leaves_nothing(driver, stream, host, arena):
     arena.allocate(100).close()
     before = held_by_kind()
     graph = Captured(driver, arena, stream, tag="out")
@@ -143,8 +131,7 @@ def test_pool_that_ends_asleep_leaves_nothing(make_arena, driver, stream, host):
     assert (after["handles"], after["mappings"]) <= (before["handles"], before["mappings"])
 
 
-def test_sleep_is_refused_while_the_cpu_views_a_pools_block(make_arena, driver, stream):
-    arena = make_arena()
+def test_sleep_is_refused_while_the_cpu_views_a_pools_block(driver, stream, arena):
     with arena.tag("a"), arena.capture(stream) as pool:
         block = arena.allocate(1000, stream)
     view = memoryview(block)
@@ -205,10 +192,7 @@ def test_wake_counts_a_pool_and_its_arena_together_in_the_limit(make_arena, driv
 
 
 @pytest.mark.parametrize("number", range(1, 70))
-def test_sleep_and_wake_of_pools_refused_once_keep_their_bytes(
-    make_arena, driver, stream, host, number
-):
-    arena = make_arena()
+def test_sleep_and_wake_of_pools_refused_once_keep_their_bytes(driver, stream, host, number, arena):
     graph = Captured(driver, arena, stream, tag="out")
     with arena.capture(stream, pool=graph.pool):
         other = arena.allocate(2 * MIB, stream)

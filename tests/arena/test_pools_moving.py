@@ -62,10 +62,9 @@ class Captured:
 
 
 def test_freed_memory_of_a_capture_moves_to_where_a_larger_block_needs_it(
-    make_arena, driver, stream, host
+    driver, stream, host, arena
 ):
     before = host.used(0)
-    arena = make_arena()
     graph = Captured(driver, arena, stream)
     stats = graph.pool.stats()
     assert stats.reserved == 34 * MIB  # a region for the large block would be 16 more
@@ -79,10 +78,7 @@ def test_freed_memory_of_a_capture_moves_to_where_a_larger_block_needs_it(
     assert host.used(0) - before == arena.stats().reserved
 
 
-def test_graphs_of_one_pool_share_its_pages_in_the_order_of_their_captures(
-    make_arena, driver, stream
-):
-    arena = make_arena()
+def test_graphs_of_one_pool_share_its_pages_in_the_order_of_their_captures(driver, stream, arena):
     graphs = [Captured(driver, arena, stream)]
     held = graphs[0].pool.stats().reserved
     for first in (20, 40, 60):
@@ -95,8 +91,7 @@ def test_graphs_of_one_pool_share_its_pages_in_the_order_of_their_captures(
     graphs[0].pool.close()
 
 
-def test_pool_with_a_graph_releases_no_page(make_arena, driver, stream, host):
-    arena = make_arena()
+def test_pool_with_a_graph_releases_no_page(driver, stream, host, arena):
     graph = Captured(driver, arena, stream)
     held = graph.pool.stats().reserved
     with arena.capture(stream, pool=graph.pool):
@@ -113,10 +108,9 @@ def test_pool_with_a_graph_releases_no_page(make_arena, driver, stream, host):
 
 @pytest.mark.parametrize("number", range(1, 70))
 def test_graph_with_moved_pages_survives_a_refused_sleep_and_wake(
-    make_arena, driver, stream, host, number
+    driver, stream, host, number, arena
 ):
     before = host.used(0)
-    arena = make_arena()
     graph = Captured(driver, arena, stream)
     again = Captured(driver, arena, stream, graph.pool, 30)
     sleep_and_wake_refused_once(arena, host, number, graph.pool)
@@ -133,9 +127,8 @@ def test_graph_with_moved_pages_survives_a_refused_sleep_and_wake(
 
 
 @pytest.mark.parametrize("end", ["close", "wake"])
-def test_pool_ends_asleep_after_its_pages_moved_repeatedly(make_arena, stream, host, rng, end):
+def test_pool_ends_asleep_after_its_pages_moved_repeatedly(stream, host, rng, end, arena):
     before = host.used(0)
-    arena = make_arena()
     live: list[gpumem.Buffer] = []
     with arena.capture(stream) as pool:
         for _ in range(300):
@@ -170,9 +163,8 @@ def test_arena_releases_idle_memory_where_a_pool_grows(make_arena, driver, strea
     pool.close()
 
 
-def test_random_programs_in_captures_hold_their_bytes(make_arena, driver, stream, rng):
+def test_random_programs_in_captures_hold_their_bytes(driver, stream, rng, arena):
     """Each block has a value of its own, which is looked at when it is freed."""
-    arena = make_arena()
     results = arena.allocate(MIB, stream)
     expected, graphs, pool = [], [], None
     for _ in range(6):

@@ -63,37 +63,21 @@ def free_behind(arena, driver, stream, nbytes=3 * MIB, recorded=None):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("wait_ms", WAITS)
-@pytest.mark.parametrize("taker", [0, 1])
+@pytest.mark.parametrize(("taker", "recorded"), [(0, None), (1, None), (1, 1)])
 def test_allocate_leaves_a_region_with_unfinished_work(
-    make_arena, streams, driver, gate, policy, wait_ms, taker
+    make_arena, streams, driver, gate, policy, wait_ms, taker, recorded
 ):
-    """Also one of the stream that asks: its work is as endless."""
+    """Also with work of the requesting stream, which is as endless, or of a recorded one."""
     arena = make_arena(
         REGIONS | {"max_mem": 4 * MIB, "stream_reuse": policy, "oom_wait_ms": wait_ms}
     )
-    free_behind(arena, driver, streams[0])
+    free_behind(arena, driver, streams[0], recorded=recorded and streams[recorded])
     with without_waiting(gate), pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(4 * MIB, streams[taker])
     assert arena.stats().reserved == 3 * MIB
     gate.open()
     streams[0].synchronize()
     arena.allocate(4 * MIB, streams[taker]).close()
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("wait_ms", WAITS)
-def test_allocate_leaves_a_region_that_a_recorded_stream_uses(
-    make_arena, streams, driver, gate, policy, wait_ms
-):
-    arena = make_arena(
-        REGIONS | {"max_mem": 4 * MIB, "stream_reuse": policy, "oom_wait_ms": wait_ms}
-    )
-    free_behind(arena, driver, streams[0], recorded=streams[1])
-    with without_waiting(gate), pytest.raises(gpumem.OutOfMemoryError):
-        arena.allocate(4 * MIB, streams[1])
-    gate.open()
-    streams[0].synchronize()
-    arena.allocate(4 * MIB, streams[1]).close()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -7,20 +7,13 @@ import resource
 import numpy as np
 import pytest
 from helpers import child
+from helpers.arrays import fill, holds
 from helpers.driver import HostDriver
 from helpers.quiesce import held_by_kind
 
 import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def fill(buffer, value):
-    memoryview(buffer)[:] = bytes([value]) * buffer.nbytes
-
-
-def holds(buffer, value):
-    return bytes(memoryview(buffer)) == bytes([value]) * buffer.nbytes
 
 
 @pytest.fixture
@@ -39,8 +32,7 @@ def held(make_arena):
 
 
 @pytest.mark.parametrize("apart", [{"shareable": True}, {"transport": "ipc"}])
-def test_sleep_returns_what_it_released_without_blocks_that_stay(make_arena, host, apart):
-    arena = make_arena()
+def test_sleep_returns_what_it_released_without_blocks_that_stay(host, apart, arena):
     with arena.allocate(MIB), arena.allocate(3 * MIB, **apart) as stays:
         fill(stays, 7)
         before, used = arena.stats(), host.used(0)
@@ -72,9 +64,8 @@ def test_sleep_releases_memory_and_wake_restores_bytes_in_place(held, host):
     arena.check_invariants()
 
 
-def test_sleep_releases_every_handle_of_much_memory(make_arena, host):
+def test_sleep_releases_every_handle_of_much_memory(host, arena):
     # Handles are released in groups of 128 MiB, some groups behind their copies.
-    arena = make_arena()
     with arena.tag("weights", asleep="drop"):
         blocks = [arena.allocate(64 * MIB) for _ in range(24)]
     used = host.used(0)
@@ -85,8 +76,7 @@ def test_sleep_releases_every_handle_of_much_memory(make_arena, host):
         block.close()
 
 
-def test_sleep_unmaps_neighbouring_pages_of_a_group_in_one_call(make_arena, host):
-    arena = make_arena()
+def test_sleep_unmaps_neighbouring_pages_of_a_group_in_one_call(host, arena):
     with arena.tag("weights", asleep="drop"):
         blocks = [arena.allocate(64 * MIB) for _ in range(8)]
     unmaps, releases = host.call_count("cuMemUnmap"), host.call_count("cuMemRelease")
@@ -99,8 +89,7 @@ def test_sleep_unmaps_neighbouring_pages_of_a_group_in_one_call(make_arena, host
         block.close()
 
 
-def test_persistent_blocks_sleep_too(make_arena, host):
-    arena = make_arena()
+def test_persistent_blocks_sleep_too(host, arena):
     used = host.used(0)
     weights = [arena.allocate_persistent(10 * KIB) for _ in range(100)]
     assert arena.stats().reserved == host.used(0) - used == 2 * MIB
@@ -189,8 +178,7 @@ def test_dropped_sleeping_arena_leaves_nothing(host):
     assert held_by_kind() == before
 
 
-def test_sleep_is_refused_while_cpu_views_exist(make_arena):
-    arena = make_arena()
+def test_sleep_is_refused_while_cpu_views_exist(arena):
     buffer = arena.allocate(MIB)
     view = np.frombuffer(buffer, np.uint8)
     with pytest.raises(gpumem.errors.InUseError, match="view"):
@@ -224,9 +212,7 @@ def test_a_view_of_sleeping_memory_is_refused_without_a_wait(make_arena, see):
     assert (tensor.numpy() == 7).all()
 
 
-def test_sleep_waits_for_queued_work(make_arena):
-    driver, stream = HostDriver(), gpumem.Stream("host")
-    arena = make_arena()
+def test_sleep_waits_for_queued_work(driver, stream, arena):
     buffers = [arena.allocate(4 * MIB, stream) for _ in range(3)]
     for number, buffer in enumerate(buffers):
         driver.fill(buffer, number + 1, stream)

@@ -52,8 +52,7 @@ def test_error_of_too_many_streams_names_the_limit():
         """)
 
 
-def test_streams_dropped_without_a_reset_free_their_slots(make_arena, host):
-    arena = make_arena()
+def test_streams_dropped_without_a_reset_free_their_slots(host, arena):
     destroyed = host.call_count("cuStreamDestroy")
     for _ in range(500):
         arena.allocate(KIB, gpumem.Stream("host")).close()
@@ -61,9 +60,8 @@ def test_streams_dropped_without_a_reset_free_their_slots(make_arena, host):
     assert host.call_count("cuStreamDestroy") - destroyed >= 400
 
 
-def test_streams_free_their_slots_once_other_streams_have_their_memory(make_arena):
+def test_streams_free_their_slots_once_other_streams_have_their_memory(arena):
     """No memory is marked with them, only their last free has no event behind it."""
-    arena = make_arena()
     for _ in range(500):
         stream = gpumem.Stream("host")
         arena.allocate(MIB, stream).close()

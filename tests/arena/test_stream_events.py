@@ -622,8 +622,7 @@ def test_slots_are_looked_through_from_the_32nd_and_then_at_twice_those_in_use(m
     held.clear()
 
 
-def test_slot_of_a_recorded_stream_is_vacated_after_its_uses(make_arena, streams):
-    arena = make_arena()
+def test_slot_of_a_recorded_stream_is_vacated_after_its_uses(streams, arena):
     for i, stream in enumerate(streams):
         for _ in range(3):
             buffer = arena.allocate(MIB)

@@ -227,8 +227,7 @@ def test_own_stream_delays_reuse_when_another_stream_frees(make_arena, streams, 
     pin.close()
 
 
-def test_free_of_a_recorded_block_calls_no_driver(make_arena, streams, host):
-    arena = make_arena()
+def test_free_of_a_recorded_block_calls_no_driver(streams, host, arena):
     for nbytes in (KIB, MIB):
         buffers = [arena.allocate(nbytes, streams[0]) for _ in range(3)]
         for buffer in buffers:

@@ -11,6 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
+from helpers.arrays import fill, holds
 from helpers.child import run_quietly
 from helpers.threads import in_a_thread
 
@@ -26,14 +27,6 @@ from gpumem.errors import (
 )
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def fill(buffer, value):
-    memoryview(buffer)[:] = bytes([value]) * buffer.nbytes
-
-
-def holds(buffer, value):
-    return bytes(memoryview(buffer)) == bytes([value]) * buffer.nbytes
 
 
 def in_tag(arena, name, nbytes, value, asleep="keep"):
@@ -368,8 +361,7 @@ def test_kept_memory_is_copied_into_again(make_arena, host):
     block.close()
 
 
-def test_repeated_sleep_leaves_nothing_behind(make_arena, host):
-    arena = make_arena()
+def test_repeated_sleep_leaves_nothing_behind(host, arena):
     blocks = [in_tag(arena, name, 3 * MIB, i) for i, name in enumerate("ab", 1)]
     arena.sleep()
     arena.wake()
@@ -382,9 +374,8 @@ def test_repeated_sleep_leaves_nothing_behind(make_arena, host):
     blocks.clear()
 
 
-def test_large_blocks_cross_groups_and_chunks(make_arena):
+def test_large_blocks_cross_groups_and_chunks(arena):
     """More than the 128 MiB of one group and the 256 MiB of one piece of the copy."""
-    arena = make_arena()
     rng = random.Random(7)
     blocks = [arena.allocate(size) for size in (300 * MIB + 512, 900, 33 * MIB, 1000)]
     dead = arena.allocate(20 * MIB)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers.driver import HostDriver
 
 import gpumem
 
@@ -43,8 +42,7 @@ def test_settings_for_managed_hints_are_unknown_keys(field):
         gpumem.Arena(MANAGED, {field: "device"})
 
 
-def test_prefetch_is_ordered_on_its_stream(make_arena, host):
-    stream, driver = gpumem.Stream("host"), HostDriver()
+def test_prefetch_is_ordered_on_its_stream(make_arena, host, driver, stream):
     buffer = make_arena(memory=MANAGED).allocate(MIB, stream)
     calls = host.call_count(PREFETCH)
     with driver.block(stream):

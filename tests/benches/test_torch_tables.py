@@ -37,47 +37,38 @@ def test_ratio_is_the_median_of_ratios_within_rounds():
     assert rows["full"]["rounds"] == 3
 
 
+def records_of(rounds):
+    """Return the records of runs, given the seconds of their steps."""
+    return [
+        record("w", configuration, number, seconds)
+        for configuration, of in rounds.items()
+        for number, seconds in enumerate(of)
+    ]
+
+
 def test_median_step_leaves_out_what_first_steps_cost():
     rounds = {
         "native": [[3.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0]],
         "full": [[9.0, 1.0, 1.1, 1.1], [8.0, 2.4, 2.4, 2.4], [9.0, 1.0, 1.0, 1.0]],
     }
-    records = [
-        record("w", configuration, number, seconds)
-        for configuration, of in rounds.items()
-        for number, seconds in enumerate(of)
-    ]
-    full = by_configuration(records)["full"]
+    full = by_configuration(records_of(rounds))["full"]
     assert full["median_step"] == pytest.approx(1.1)  # of 1.1, 1.2 and 1
     assert full["ratio"] == pytest.approx(12.2 / 6)
     assert full["step_ms"] == pytest.approx(1100)
 
 
-def test_by_step_removes_outliers_and_keeps_recurring_costs():
-    rounds = {
-        "native": [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]],
-        "full": [[1.0, 1.5], [9.0, 1.5], [1.0, 1.5]],
-    }
-    records = [
-        record("w", configuration, number, seconds)
-        for configuration, of in rounds.items()
-        for number, seconds in enumerate(of)
-    ]
-    assert by_configuration(records)["full"]["by_step"] == 1.25
-
-
-def test_by_step_compares_neighbouring_runs():
-    """A machine that is slow for a round is slow for all of them."""
-    rounds = {
-        "native": [[1.0, 2.0], [3.0, 6.0], [9.0, 2.0]],
-        "full": [[1.1, 2.2], [3.3, 6.6], [9.9, 2.2]],
-    }
-    records = [
-        record("w", configuration, number, seconds)
-        for configuration, of in rounds.items()
-        for number, seconds in enumerate(of)
-    ]
-    assert by_configuration(records)["full"]["by_step"] == pytest.approx(1.1)
+# The second: a machine that is slow for a round is slow for all of its runs.
+@pytest.mark.parametrize(
+    ("native", "full", "by_step"),
+    [
+        ([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]], [[1.0, 1.5], [9.0, 1.5], [1.0, 1.5]], 1.25),
+        ([[1.0, 2.0], [3.0, 6.0], [9.0, 2.0]], [[1.1, 2.2], [3.3, 6.6], [9.9, 2.2]], 1.1),
+    ],
+    ids=["outliers are removed", "neighbouring runs are compared"],
+)
+def test_by_step_keeps_recurring_costs_alone(native, full, by_step):
+    records = records_of({"native": native, "full": full})
+    assert by_configuration(records)["full"]["by_step"] == pytest.approx(by_step)
 
 
 def test_several_runs_merge_as_rounds():
@@ -114,16 +105,13 @@ def test_warm_up_counts_for_values_only():
     assert by_configuration(records)["full"]["same"] is False
 
 
-def test_one_different_bit_in_one_round_is_reported():
+@pytest.mark.parametrize(
+    ("number", "value"), [(-1, "0x1.0000000000001p+0"), (1, "0x0p+0")], ids=["bit", "reference"]
+)
+def test_different_bit_in_one_round_of_either_configuration_is_reported(number, value):
     records = [record("w", name, number, [1.0]) for name in ("native", "full") for number in (0, 1)]
     assert by_configuration(records)["full"]["same"] is True
-    records[-1]["values"] = ["0x1.0000000000001p+0"]
-    assert by_configuration(records)["full"]["same"] is False
-
-
-def test_nondeterministic_reference_is_reported():
-    records = [record("w", name, number, [1.0]) for name in ("native", "full") for number in (0, 1)]
-    records[1]["values"] = ["0x0p+0"]
+    records[number]["values"] = [value]
     assert by_configuration(records)["full"]["same"] is False
 
 

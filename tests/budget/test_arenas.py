@@ -481,9 +481,8 @@ def test_forked_child_leaves_the_parents_charge_alone():
 
 
 @pytest.mark.parametrize("backing", BACKINGS)
-def test_block_pending_free_is_reserved_and_not_in_use(backing, make_arena):
+def test_block_pending_free_is_reserved_and_not_in_use(backing, make_arena, stream):
     held, used = Budget(None), Budget(None)
-    stream = gpumem.Stream("host")
     for budget, count in ((held, "reserved"), (used, "in_use")):
         arena = make_arena({"backing": backing}, budget=budget, count=count)
         buffer = arena.allocate(MIB)
@@ -571,9 +570,8 @@ def test_reservation_gets_what_an_arena_does_not_use(tenants):
         assert process.used == 60 * MIB
 
 
-def test_refused_arena_does_not_wait_for_work_in_what_another_one_freed(tenants):
+def test_refused_arena_does_not_wait_for_work_in_what_another_one_freed(tenants, driver, stream):
     first, second = tenants
-    stream, driver = gpumem.Stream("host"), HostDriver()
     with driver.block(stream) as gate:
         block = first.allocate("40MiB", stream)
         driver.fill(block, 1, stream)

@@ -130,8 +130,7 @@ def test_charge_is_released_when_the_allocation_fails(host, budget):
     assert budget.used == 0
 
 
-def test_block_pending_free_is_reserved_and_not_in_use(budget):
-    stream = gpumem.Stream("host")
+def test_block_pending_free_is_reserved_and_not_in_use(budget, stream):
     for count in COUNTS:
         allocator = external(budget=budget, count=count)
         buffer = allocator.allocate(6000, stream)

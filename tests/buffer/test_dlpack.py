@@ -151,9 +151,8 @@ def test_consumed_capsule_is_released_by_its_consumer(arena, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_capsule_refused_by_its_consumer_releases_its_reference(make_arena, kind):
+def test_capsule_refused_by_its_consumer_releases_its_reference(kind, arena):
     """Numpy takes no capsule of another name; it leaves it, unrenamed, to its destructor."""
-    arena = make_arena()
     buffer = arena.allocate(1000)
 
     class Swapped:
@@ -173,12 +172,11 @@ def test_capsule_refused_by_its_consumer_releases_its_reference(make_arena, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_deleter_may_run_on_any_thread(arena, kind):
+def test_deleter_may_run_on_any_thread(arena, kind, stream):
     """Also on one that never holds the interpreter lock: a worker of the host device."""
     buffer = arena.allocate(1000)
     consumed = dlpack.consume(export(buffer, kind))
     buffer.close()
-    stream = gpumem.Stream("host")
     consumed.delete_on(HostDriver(), stream)
     stream.synchronize()
     assert arena.stats().in_use == 0

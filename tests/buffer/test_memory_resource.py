@@ -78,9 +78,8 @@ def test_stream_object_lives_as_long_as_its_blocks():
     assert seen() is None
 
 
-def test_after_reset_stream_blocks_go_back_on_the_default_stream():
+def test_after_reset_stream_blocks_go_back_on_the_default_stream(stream):
     resource = Plain()
-    stream = gpumem.Stream("host")
     buffer = resource.allocate(8, stream)
     resource.reset_stream(stream)
     buffer.close()
@@ -107,29 +106,19 @@ def test_larger_alignment_requests_more_bytes():
     assert resource.returned[0][:2] == resource.taken[0][:2]
 
 
-@pytest.mark.parametrize("alignment", [0, -1, 3, 1 << 22, 1.0, True, "8"])
-def test_invalid_alignment_is_refused(alignment):
-    resource = Plain()
-    with pytest.raises(ValueError, match="alignment"):
-        resource.allocate(8, alignment=alignment)
-    assert resource.taken == []
-
-
 @pytest.mark.parametrize(
-    ("nbytes", "error"),
-    [(-1, ValueError), (1.5, TypeError), ("8", TypeError), (True, TypeError), (None, TypeError)],
+    ("error", "told", "nbytes", "alignment"),
+    [
+        *((ValueError, "alignment", 8, bad) for bad in (0, -1, 3, 1 << 22, 1.0, True, "8")),
+        *((TypeError, "nbytes", bad, None) for bad in (1.5, "8", True, None)),
+        (ValueError, "nbytes", -1, None),
+        (gpumem.OutOfMemoryError, "exceeds the address space", 1 << 60, None),
+    ],
 )
-def test_invalid_size_is_refused(nbytes, error):
+def test_invalid_size_or_alignment_is_refused_without_a_call(error, told, nbytes, alignment):
     resource = Plain()
-    with pytest.raises(error, match="nbytes"):
-        resource.allocate(nbytes)
-    assert resource.taken == []
-
-
-def test_size_beyond_the_address_space_is_out_of_memory_without_a_call():
-    resource = Plain()
-    with pytest.raises(gpumem.OutOfMemoryError, match="exceeds the address space"):
-        resource.allocate(1 << 60)
+    with pytest.raises(error, match=told):
+        resource.allocate(nbytes, **({} if alignment is None else {"alignment": alignment}))
     assert resource.taken == []
 
 
@@ -232,11 +221,10 @@ def test_views_keep_block_and_resource_alive():
     assert seen() is None
 
 
-def test_view_dropped_without_the_gil_frees_the_block_later():
+def test_view_dropped_without_the_gil_frees_the_block_later(stream):
     resource = Plain()
     blocks = resource.blocks
     taken = consume(resource.allocate(64).__dlpack__(max_version=(1, 0)))
-    stream = gpumem.Stream("host")
     taken.delete_on(HostDriver(), stream)
     stream.synchronize()
     assert resource.stats().in_use == 0

@@ -75,8 +75,7 @@ FOREIGN = [int, np.uint64, Indexable, Protocol, ProtocolAttribute, TorchLike, Cu
 
 
 @pytest.mark.parametrize("wrap", FOREIGN)
-def test_stream_objects_of_any_library_are_accepted(arena, wrap):
-    stream = gpumem.Stream("host")
+def test_stream_objects_of_any_library_are_accepted(arena, wrap, stream):
     foreign = wrap(stream.ptr)
     with arena.allocate(1000, foreign) as first:
         address = first.ptr
@@ -157,8 +156,7 @@ def test_error_of_a_foreign_stream_object_reaches_the_caller(arena):
     assert arena.stats().num_allocs == 0
 
 
-def test_default_stream_of_the_arena_is_used_where_none_is_given(make_arena):
-    stream = gpumem.Stream("host")
+def test_default_stream_of_the_arena_is_used_where_none_is_given(make_arena, stream):
     arena = make_arena(default_stream=stream)
     assert arena.allocate(10).stream == stream
     assert arena.allocate(10, None).stream == stream
@@ -170,8 +168,7 @@ def test_default_stream_of_the_arena_is_used_where_none_is_given(make_arena):
 # ---- Stream and Event ----------------------------------------------------------------------------
 
 
-def test_stream_runs_in_order_and_query_reports_completion(arena, virtual_clock):
-    driver, stream = HostDriver(), gpumem.Stream("host")
+def test_stream_runs_in_order_and_query_reports_completion(arena, virtual_clock, driver, stream):
     buffer = arena.allocate(1000, stream)
     with driver.block(stream):
         event = stream.record()
@@ -185,8 +182,7 @@ def test_stream_runs_in_order_and_query_reports_completion(arena, virtual_clock)
     assert set(memoryview(buffer)) == {2}
 
 
-def test_stream_waits_for_an_event_of_another(arena, virtual_clock):
-    driver = HostDriver()
+def test_stream_waits_for_an_event_of_another(arena, virtual_clock, driver):
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
     buffer = arena.allocate(1000)
     with driver.block(first):
@@ -306,8 +302,7 @@ def test_per_thread_default_stream_belongs_to_the_calling_thread(make_arena):
         assert again.ptr == address
 
 
-def test_event_that_is_recorded_again_is_reached_with_the_later_point():
-    stream = gpumem.Stream("host")
+def test_event_that_is_recorded_again_is_reached_with_the_later_point(stream):
     event = gpumem.Event("host")
     assert stream.record(event) is event
     with Gate(HostDriver(stream.device), stream) as gate:
@@ -318,8 +313,7 @@ def test_event_that_is_recorded_again_is_reached_with_the_later_point():
         event.synchronize()
 
 
-def test_only_an_event_of_its_device_is_recorded():
-    stream = gpumem.Stream("host")
+def test_only_an_event_of_its_device_is_recorded(stream):
     with pytest.raises(TypeError, match="event must be an Event or None, not int"):
         stream.record(5)
     child.run_quietly("""

@@ -118,8 +118,7 @@ def test_suspend_leaves_a_block_for_ipc_where_it_is():
 
 
 @pytest.mark.parametrize("transport", ["nic", "", "IPC", 3, True, ["ipc"]])
-def test_unknown_transport_is_refused_and_changes_nothing(transport):
-    arena = gpumem.Arena("host")
+def test_unknown_transport_is_refused_and_changes_nothing(transport, arena):
     with pytest.raises(ValueError, match="transport"):
         arena.allocate(1000, transport=transport)
     assert arena.stats().num_allocs == 0
@@ -161,8 +160,7 @@ def test_run_passes_the_transport_to_the_arena_of_its_session():
 # ---- registrations -------------------------------------------------------------------------------
 
 
-def test_registered_block_outlives_its_buffer_and_is_not_reused():
-    arena = gpumem.Arena("host")
+def test_registered_block_outlives_its_buffer_and_is_not_reused(arena):
     buffer = arena.allocate(MIB)
     address, registration = buffer.ptr, buffer.register()
     assert (registration.address, registration.nbytes) == (address, MIB)
@@ -211,8 +209,7 @@ def test_dropped_registration_lets_the_block_go():
     assert arena.sleep() >= 0
 
 
-def test_registration_of_nothing_is_refused():
-    arena = gpumem.Arena("host")
+def test_registration_of_nothing_is_refused(arena):
     buffer = arena.allocate(1000)
     buffer.close()
     with pytest.raises(ClosedError):

@@ -324,11 +324,9 @@ def test_block_is_released_when_writing_its_guard_fails(make_arena, host, stream
     arena = make_arena(memory="host/host_accessible", debug_heap=True)
     before = arena.stats().in_use
     host.fail("cuMemsetD8Async", 1, 999)
-    try:
-        with pytest.raises(gpumem.errors.DriverError, match="cuMemsetD8Async"):
-            arena.allocate(100, streams[0])
-    finally:
-        host.clear_faults()
+    with pytest.raises(gpumem.errors.DriverError, match="cuMemsetD8Async"):
+        arena.allocate(100, streams[0])
+    host.clear_faults()
     assert arena.outstanding() == []
     assert arena.stats().in_use == before
     arena.allocate(100).close()
@@ -338,11 +336,9 @@ def test_check_raises_when_reading_guards_fails(make_arena, host):
     arena = make_arena(memory="host/host_accessible", debug_heap=True)
     buffer = arena.allocate(100)
     host.fail("cuMemcpyDtoHAsync", 1, 999)
-    try:
-        with pytest.raises(gpumem.errors.DriverError):
-            arena.check_heap()
-    finally:
-        host.clear_faults()
+    with pytest.raises(gpumem.errors.DriverError):
+        arena.check_heap()
+    host.clear_faults()
     assert arena.check_heap() == ()
     buffer.close()
 

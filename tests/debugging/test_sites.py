@@ -98,32 +98,33 @@ def test_free_in_a_finalizer_during_an_exception_has_a_site(make_arena, write):
     assert found_by(arena.check_heap)[0].freed.where == line_of("while it is on its way")
 
 
-def test_reports_beyond_the_maximum_are_counted(make_arena, write):
-    arena = make_arena(debug_heap={"quarantine_bytes": 16 << 20})
+def overrun(arena, write):
+    """Write past the end of 1,100 blocks, of which 1,000 reports are kept."""
     buffers = [arena.allocate(1) for _ in range(1100)]
     for buffer in buffers:
         write(buffer.ptr + 1)
-    with pytest.raises(
-        gpumem.errors.HeapCorruptionError, match="and 100 that were not kept"
-    ) as caught:
+    return buffers
+
+
+def test_reports_beyond_the_maximum_are_counted(make_arena, write):
+    arena = make_arena(debug_heap={"quarantine_bytes": 16 << 20})
+    held = overrun(arena, write)
+    told = "and 100 that were not kept"
+    with pytest.raises(gpumem.errors.HeapCorruptionError, match=told) as caught:
         arena.check_heap()
     assert len(caught.value.reports) == 1000
     assert arena.check_heap() == ()
-    for buffer in buffers:
-        buffer.close()
+    del held
 
 
 def test_reports_beyond_the_maximum_give_one_warning(make_arena, write):
     told = []
     arena = make_arena(debug_heap={"on_error": told.append})
-    buffers = [arena.allocate(1) for _ in range(1100)]
-    for buffer in buffers:
-        write(buffer.ptr + 1)
+    held = overrun(arena, write)
     with pytest.warns(gpumem.errors.HeapWarning, match="100 more reports"):
         arena.check_heap()
     assert len(told) == 1000
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert arena.check_heap() == ()
-    for buffer in buffers:
-        buffer.close()
+    del held

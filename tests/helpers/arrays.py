@@ -1,4 +1,4 @@
-"""Arrays of one content in every kind of memory of the host device."""
+"""Arrays and blocks of one content, in every kind of memory of the host device."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def put(array, memory: str):
 def elements(array):
     """Return the elements, once what gpumem queued for them is done."""
     return array if isinstance(array, np.ndarray) else array.numpy()
+
+
+def fill(buffer, value: int) -> None:
+    """Write one value to every byte of a block, by the CPU."""
+    np.frombuffer(buffer, np.uint8)[:] = value
+
+
+def holds(buffer, value: int) -> bool:
+    return bool((np.frombuffer(buffer, np.uint8) == value).all())

@@ -150,8 +150,7 @@ def test_address_without_a_block_is_not_found(c, arena, stream):
     assert refusal(c.deallocate, address) == NOT_FOUND
 
 
-def test_live_blocks_never_share_a_byte(c, arena, rng):
-    streams = [Stream("host") for _ in range(3)]
+def test_live_blocks_never_share_a_byte(c, arena, rng, streams):
     live = {}
     for _ in range(3000):
         if live and rng.random() < 0.5:

@@ -79,8 +79,7 @@ def test_block_is_reused_after_work_queued_before_its_free(fence, stream):
         fence.free(again)
 
 
-def test_block_freed_by_another_stream_is_complete_before_reuse(fence, arena, slow):
-    stream = gpumem.Stream("host")
+def test_block_freed_by_another_stream_is_complete_before_reuse(fence, arena, slow, stream):
     buffer = arena.allocate(3 * MIB, stream)
     address = buffer.ptr
     view = np.from_dlpack(buffer)

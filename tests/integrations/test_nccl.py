@@ -96,8 +96,7 @@ def test_tensor_is_registered_by_its_block(library):
     registration.release()
 
 
-def test_registered_block_stays_after_its_buffer_was_closed(library):
-    arena = gpumem.Arena("host")
+def test_registered_block_stays_after_its_buffer_was_closed(library, arena):
     buffer = arena.allocate(MIB, transport="ipc")
     registration = nccl.register(buffer, COMMUNICATOR)
     buffer.close()
@@ -106,8 +105,7 @@ def test_registered_block_stays_after_its_buffer_was_closed(library):
     assert arena.stats().in_use == 0
 
 
-def test_registration_that_is_dropped_keeps_its_block(library):
-    arena = gpumem.Arena("host")
+def test_registration_that_is_dropped_keeps_its_block(library, arena):
     nccl.register(arena.allocate(MIB, transport="ipc"), COMMUNICATOR)
     assert arena.stats().in_use == MIB
     for registration in list(nccl._registrations):
@@ -140,18 +138,11 @@ def test_refused_release_keeps_the_block_and_can_be_repeated(library):
     assert library.live == {}
 
 
-def test_group_that_was_shut_down_is_not_called_again(library, group):
+@pytest.mark.parametrize("now", [None, OTHER], ids=["shut down", "another communicator"])
+def test_group_is_not_called_for_a_communicator_that_it_has_no_more(library, group, now):
     registration = nccl.register(block(), group)
-    group.ptr = None
-    library.refused = {COMMUNICATOR}  # a call would be one to memory that is gone
-    registration.release()
-    assert registration.released
-
-
-def test_group_that_has_another_communicator_now_is_not_called_for_the_first(library, group):
-    registration = nccl.register(block(), group)
-    group.ptr = OTHER
-    library.refused = {COMMUNICATOR, OTHER}
+    group.ptr = now
+    library.refused = {COMMUNICATOR, OTHER}  # a call would be one to memory that is gone
     registration.release()
     assert registration.released
 
@@ -277,9 +268,8 @@ def test_upstream_that_is_no_arena_is_refused(library, upstream):
         nccl.RegisteredSource(upstream, COMMUNICATOR)
 
 
-def test_status_names_the_resources_with_registered_blocks(library):
+def test_status_names_the_resources_with_registered_blocks(library, arena):
     assert not nccl.status().enabled
-    arena = gpumem.Arena("host")
     registration = nccl.register(arena.allocate(MIB, transport="ipc"), COMMUNICATOR)
     assert nccl.status().resources == {0: arena}
     registration.release()

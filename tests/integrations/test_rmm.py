@@ -61,8 +61,7 @@ def arena():
         gc.collect()
 
 
-def test_enable_serves_the_device_and_disable_gives_it_back(mr, arena):
-    stream = gpumem.Stream("host")
+def test_enable_serves_the_device_and_disable_gives_it_back(mr, arena, stream):
     integration.enable(arena)
     source = mr.sources[0]
     address = source.allocate(1000, stream)
@@ -157,8 +156,7 @@ def test_resource_that_is_no_arena_is_called_through_python(mr, arena, compiled)
     assert isinstance(integration.allocator(limited), CallbackMemoryResource)
 
 
-def test_default_arena_is_called_directly_after_its_first_block(mr, compiled):
-    stream = gpumem.Stream("host")
+def test_default_arena_is_called_directly_after_its_first_block(mr, compiled, stream):
     with integration.using(), gpumem.using_resource(gpumem.Arena("host")) as default:
         first = mr.sources[0]
         address = first.allocate(1, stream)

@@ -607,12 +607,11 @@ def test_trackers_hear_without_history(driver, arena):
 # ---- other processes and devices -----------------------------------------------------------------
 
 
-def test_copy_between_two_devices_is_the_drivers(driver, arena):
+def test_copy_between_two_devices_is_the_drivers(driver, arena, stream):
     torch_hooks.serve(1, arena)
     one, two = driver.alloc(4096), driver.alloc(4096)
     ctypes.memset(one, 5, 4096)
     ctypes.memset(two, 0, 4096)
-    stream = Stream("host")
     with HostDriver().current():
         assert driver.copy(two, 1, one, 0, 4096, stream.ptr) == 0
     stream.synchronize()

@@ -122,9 +122,8 @@ def built(fake_torch, monkeypatch):
     return fake_torch
 
 
-def test_arena_in_place_of_pytorchs_allocator_holds_the_memory_fraction(built, monkeypatch):
+def test_arena_in_place_of_pytorchs_allocator_holds_the_memory_fraction(built, monkeypatch, arena):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.5")
-    arena = Arena("host")
     _allocator.replace(built, served_by(arena), True)
     assert arena.stats().limit == int(0.5 * TOTAL)
 
@@ -138,8 +137,7 @@ def test_invalid_memory_fraction_is_refused_before_anything_is_compiled(fake_tor
     assert compiled == []
 
 
-def test_without_a_compiler_full_mode_is_refused_with_both_ways_out(fake_torch):
-    arena = Arena("host")
+def test_without_a_compiler_full_mode_is_refused_with_both_ways_out(fake_torch, arena):
     with pytest.raises(IntegrationError) as refused:
         _allocator.replace(fake_torch, served_by(arena), True)
     for words in ("/nonexistent/c++", "integrations.torch build", 'mode="pool"'):

@@ -128,8 +128,7 @@ def test_limit_applies_to_shareable_blocks(make_arena):
     arena.allocate(2 * 4096, shareable=True).close()
 
 
-def test_sleep_leaves_shareable_blocks_in_place(make_arena):
-    arena = make_arena()
+def test_sleep_leaves_shareable_blocks_in_place(arena):
     plain, shared = arena.allocate(1000), arena.allocate(4096, shareable=True)
     np.from_dlpack(plain)[:] = 1
     with interop.export(shared) as handle:
@@ -234,9 +233,8 @@ def test_pools_block_behind_adaptors_is_exported_by_its_pool(viewed, alignment):
         del buffers, views
 
 
-def test_export_waits_for_pending_writes(arena, host):
+def test_export_waits_for_pending_writes(arena, host, stream):
     host.set_lag(30_000_000)
-    stream = gpumem.Stream("host")
     buffer = arena.allocate(4096, stream, shareable=True)
     tensor = gpumem.from_dlpack(buffer)
     gpumem.copy(tensor, gpumem.full(4096, 8, "u1", memory="host", stream=stream), stream)

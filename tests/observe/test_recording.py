@@ -43,8 +43,7 @@ def blocks_of(events):
 # ---- what is told --------------------------------------------------------------------------------
 
 
-def test_ring_holds_exactly_the_events_of_the_recording(make_arena):
-    arena = make_arena()
+def test_ring_holds_exactly_the_events_of_the_recording(arena):
     before = arena.allocate(100)
     with observe.record(arena) as recording:
         arena.allocate(1000).close()
@@ -89,9 +88,8 @@ def test_reserved_less_released_bytes_are_what_the_arena_holds(make_arena, backi
         assert arena.stats().reserved == 0
 
 
-def test_event_has_address_size_stream_and_thread(make_arena):
+def test_event_has_address_size_stream_and_thread(make_arena, stream):
     arena = make_arena(name="mine")
-    stream = gpumem.Stream("host")
     with observe.record(arena) as recording:
         buffer = arena.allocate(1000, stream)
         address = buffer.ptr
@@ -195,8 +193,7 @@ def test_failed_allocation_is_recorded_with_its_request(make_arena):
     assert told(recording.events()) == [("failure", 2 << 20)]
 
 
-def test_block_pending_free_has_a_later_free_completed_event(make_arena, host):
-    arena = make_arena()
+def test_block_pending_free_has_a_later_free_completed_event(host, arena):
     host.use_virtual_clock(True)
     host.set_lag(1_000_000)
     stream, side = gpumem.Stream("host"), gpumem.Stream("host")
@@ -224,8 +221,7 @@ def test_stream_reset_is_recorded(make_arena):
     assert [e.stream for e in recording.events() if e.action == "reset"] == [stream.ptr]
 
 
-def test_end_of_a_view_that_outlives_its_buffer_is_recorded(make_arena):
-    arena = make_arena()
+def test_end_of_a_view_that_outlives_its_buffer_is_recorded(arena):
     with observe.record(arena) as recording:
         view = np.from_dlpack(arena.allocate(64))
         assert blocks_of(recording.events()) == [("alloc", 64)]
@@ -233,8 +229,7 @@ def test_end_of_a_view_that_outlives_its_buffer_is_recorded(make_arena):
     assert blocks_of(recording.events()) == [("alloc", 64), ("free", 64)]
 
 
-def test_recording_that_has_stopped_is_not_entered_again(make_arena):
-    arena = make_arena()
+def test_recording_that_has_stopped_is_not_entered_again(arena):
     recording = gpumem.observe.record(arena)
     with recording:
         arena.allocate(10).close()
@@ -247,8 +242,7 @@ def test_recording_that_has_stopped_is_not_entered_again(make_arena):
 # ---- tags, stacks --------------------------------------------------------------------------------
 
 
-def test_tags_nest_and_are_per_thread(make_arena):
-    arena = make_arena()
+def test_tags_nest_and_are_per_thread(arena):
 
     def other():
         with observe.tag("other"):
@@ -265,8 +259,7 @@ def test_tags_nest_and_are_per_thread(make_arena):
     assert tags == {1: "inner", 2: "outer", 3: "other"}
 
 
-def test_tags_left_in_any_order_leave_the_innermost_open_one(make_arena):
-    arena = make_arena()
+def test_tags_left_in_any_order_leave_the_innermost_open_one(arena):
 
     def tag_of(nbytes):
         arena.allocate(nbytes).close()
@@ -304,8 +297,7 @@ def test_tag_must_be_text(name, error):
         pass
 
 
-def test_stacks_option_records_all_or_no_stacks(make_arena, tmp_path):
-    arena = make_arena()
+def test_stacks_option_records_all_or_no_stacks(tmp_path, arena):
     with observe.record(arena, tmp_path / "all", stacks=1.0):
         arena.allocate(1).close()
     with observe.record(arena, tmp_path / "none"):
@@ -323,16 +315,14 @@ def test_stacks_option_records_all_or_no_stacks(make_arena, tmp_path):
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_stacks_option_may_be_a_bool(make_arena, always):
-    arena = make_arena()
+def test_stacks_option_may_be_a_bool(always, arena):
     with observe.record(arena, stacks=always) as recording:
         arena.allocate(1000).close()
     stacks = [event.stack for event in recording.events() if event.action == "alloc"]
     assert [bool(stack) for stack in stacks] == [always]
 
 
-def test_stacks_option_samples_a_fraction(make_arena):
-    arena = make_arena()
+def test_stacks_option_samples_a_fraction(arena):
     with observe.record(arena, capacity=1 << 13, stacks=0.25) as recording:
         for _ in range(2000):
             arena.allocate(1).close()
@@ -340,8 +330,7 @@ def test_stacks_option_samples_a_fraction(make_arena):
     assert 350 < with_stack < 650
 
 
-def test_native_frames_precede_python_frames(make_arena):
-    arena = make_arena()
+def test_native_frames_precede_python_frames(arena):
     with observe.record(arena, stacks=1.0, native=True) as recording:
         arena.allocate(1).close()
     stack = next(e.stack for e in recording.events() if e.action == "alloc")
@@ -364,8 +353,7 @@ def test_native_frames_belong_to_the_recording_that_asked_for_them(make_arena):
         assert any(frame.line == 0 for frame in stack) is has_native
 
 
-def test_recording_is_read_after_the_working_directory_changed(make_arena, tmp_path, monkeypatch):
-    arena = make_arena()
+def test_recording_is_read_after_the_working_directory_changed(tmp_path, monkeypatch, arena):
     monkeypatch.chdir(tmp_path)
     with observe.record(arena, "run.rec") as recording:
         arena.allocate(1000).close()
@@ -409,8 +397,7 @@ def test_recording_without_a_resource_covers_all_and_later_ones(make_arena):
     assert found == {("early", 1), ("late", 2), ("plain", 3)}
 
 
-def test_second_recording_of_a_resource_is_refused(make_arena):
-    arena = make_arena()
+def test_second_recording_of_a_resource_is_refused(arena):
     with observe.record(arena) as recording:
         for resource in (arena, gpumem.adaptors.track(arena), None):
             with pytest.raises(InUseError, match=r"already, .*end that one first"):
@@ -461,8 +448,7 @@ def test_unrecordable_resource_is_refused_and_starts_nothing(arguments, error):
 # ---- rings ---------------------------------------------------------------------------------------
 
 
-def test_ring_keeps_the_newest_events_and_counts_the_lost(make_arena):
-    arena = make_arena()
+def test_ring_keeps_the_newest_events_and_counts_the_lost(arena):
     with (
         pytest.warns(RuntimeWarning, match="has lost its 1,873 oldest events: it holds 128"),
         observe.record(arena, capacity=100) as recording,
@@ -475,9 +461,7 @@ def test_ring_keeps_the_newest_events_and_counts_the_lost(make_arena):
     assert recording.lost == events.lost == 2 * 1000 + 1 - 128
 
 
-def test_concurrent_ring_reads_see_whole_events(make_arena):
-    arena = make_arena()
-    streams = [gpumem.Stream("host") for _ in range(3)]
+def test_concurrent_ring_reads_see_whole_events(arena, streams):
     done = threading.Event()
 
     def work(number):
@@ -508,8 +492,7 @@ def test_concurrent_ring_reads_see_whole_events(make_arena):
     assert seen > 1000
 
 
-def test_recordings_start_and_stop_while_threads_allocate(make_arena, tmp_path):
-    arena = make_arena()
+def test_recordings_start_and_stop_while_threads_allocate(tmp_path, arena):
     done = threading.Event()
 
     def work():
@@ -535,8 +518,7 @@ def test_recordings_start_and_stop_while_threads_allocate(make_arena, tmp_path):
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def test_file_has_48_bytes_per_event(make_arena, tmp_path):
-    arena = make_arena()
+def test_file_has_48_bytes_per_event(arena, tmp_path):
     with observe.record(arena, tmp_path / "events") as recording:
         for _ in range(30_000):
             arena.allocate(64).close()
@@ -550,8 +532,7 @@ def test_file_has_48_bytes_per_event(make_arena, tmp_path):
     assert abs(events.began - time.time_ns()) < 600e9
 
 
-def test_long_name_round_trips(make_arena, tmp_path):
-    arena = make_arena()
+def test_long_name_round_trips(tmp_path, arena):
     long = "ä" * 1000
     with observe.record(arena, tmp_path / "events"), observe.tag(long):
         arena.allocate(1).close()
@@ -559,8 +540,7 @@ def test_long_name_round_trips(make_arena, tmp_path):
 
 
 @pytest.mark.parametrize("cut", range(0, 2 * SLOT_BYTES, 7))
-def test_torn_tail_loses_only_the_last_events(make_arena, tmp_path, cut):
-    arena = make_arena()
+def test_torn_tail_loses_only_the_last_events(tmp_path, cut, arena):
     path = tmp_path / "events"
     with observe.record(arena, path):
         for _ in range(20):
@@ -597,8 +577,7 @@ def test_file_begins_with_the_blocks_that_are_live(make_arena, tmp_path):
         buffer.close()
 
 
-def test_block_that_is_freed_during_a_file_has_the_owner_that_it_began_with(make_arena, tmp_path):
-    arena = make_arena()
+def test_block_that_is_freed_during_a_file_has_the_owner_that_it_began_with(tmp_path, arena):
     c = CArena(arena)  # blocks keep the library that made them, recorded or not
     kept, freed = c.allocate(1000), c.allocate(1000)
     with observe.record(arena, tmp_path / "events"):
@@ -641,9 +620,8 @@ def test_invalid_live_blocks_of_a_file_are_none(make_arena, tmp_path, text):
     assert observe.read(path).began_with == ()
 
 
-def test_file_without_its_number_of_slots_is_read_as_far_as_it_goes(make_arena, tmp_path):
+def test_file_without_its_number_of_slots_is_read_as_far_as_it_goes(tmp_path, arena):
     """As of a recording that goes on or was killed, and of files from before the number."""
-    arena = make_arena()
     path = tmp_path / "events"
     with observe.record(arena, path):
         arena.allocate(64).close()
@@ -657,8 +635,7 @@ def test_file_without_its_number_of_slots_is_read_as_far_as_it_goes(make_arena, 
     assert (len(blocks_of(events)), events.torn) == (1, 0)
 
 
-def test_unfinished_slot_is_counted_and_skipped(make_arena, tmp_path):
-    arena = make_arena()
+def test_unfinished_slot_is_counted_and_skipped(tmp_path, arena):
     path = tmp_path / "events"
     with observe.record(arena, path):
         for _ in range(5):
@@ -1001,17 +978,15 @@ def test_trace_selects_one_memory_of_several(make_arena, tmp_path):
         load_trace(path, device=len(memories))
 
 
-def test_trace_of_an_unused_memory_is_refused(make_arena, tmp_path):
+def test_trace_of_an_unused_memory_is_refused(tmp_path, arena):
     path = tmp_path / "events"
-    arena = make_arena()
     with observe.record(arena, path):
         pass
     with pytest.raises(TraceError, match=f"holds no allocations in '{arena.memory}': no block"):
         load_trace(path, device=0)
 
 
-def test_columns_equal_the_events(make_arena):
-    arena = make_arena()
+def test_columns_equal_the_events(arena):
     with observe.record(arena) as recording:
         arena.allocate(10).close()
     events = recording.events()
@@ -1020,8 +995,7 @@ def test_columns_equal_the_events(make_arena):
     assert not events.records.flags.writeable
 
 
-def test_reprs_of_recording_and_events_count_in_words(make_arena, tmp_path):
-    arena = make_arena()
+def test_reprs_of_recording_and_events_count_in_words(tmp_path, arena):
     with observe.record(arena, capacity=1024) as recording:
         arena.allocate(10)
         assert repr(recording) == (
@@ -1035,8 +1009,7 @@ def test_reprs_of_recording_and_events_count_in_words(make_arena, tmp_path):
     assert repr(recording) == f"<gpumem.observe.Recording into {where}: stopped>"
 
 
-def test_device_that_is_no_index_is_refused(make_arena, tmp_path):
-    arena = make_arena()
+def test_device_that_is_no_index_is_refused(tmp_path, arena):
     with observe.record(arena, tmp_path / "events") as recording:
         arena.allocate(10).close()
     for device in ("0", 0.0, True):

@@ -93,8 +93,7 @@ def test_snapshot_pages_add_up_to_reserved(make_arena):
     del buffers
 
 
-def test_snapshot_distinguishes_block_states(make_arena, host):
-    arena = make_arena()
+def test_snapshot_distinguishes_block_states(host, arena):
     stream, side = gpumem.Stream("host"), gpumem.Stream("host")
     host.use_virtual_clock(True)
     host.set_lag(1_000_000)
@@ -117,8 +116,7 @@ def test_snapshot_distinguishes_block_states(make_arena, host):
     side.synchronize()
 
 
-def test_snapshot_leaves_thread_caches_unchanged(make_arena):
-    arena = make_arena()
+def test_snapshot_leaves_thread_caches_unchanged(arena):
     arena.allocate(1000).close()
     first = arena.snapshot().as_dict()["resources"]
     second = arena.snapshot().as_dict()["resources"]
@@ -130,8 +128,7 @@ def test_snapshot_leaves_thread_caches_unchanged(make_arena):
     assert arena.stats().driver_calls == calls
 
 
-def test_recorded_stack_and_tag_belong_to_their_block(make_arena):
-    arena = make_arena()
+def test_recorded_stack_and_tag_belong_to_their_block(arena):
     before = arena.allocate(1)
     with observe.record(arena, stacks=1.0), observe.tag("optimizer"):
         first = arena.allocate(2)
@@ -153,8 +150,7 @@ def test_recorded_stack_and_tag_belong_to_their_block(make_arena):
     del before, second, after
 
 
-def test_snapshots_while_threads_allocate_are_consistent(make_arena):
-    arena = make_arena()
+def test_snapshots_while_threads_allocate_are_consistent(arena):
     done = threading.Event()
 
     def work(number):
@@ -303,8 +299,7 @@ def test_diff_lists_new_and_freed_blocks_also_at_one_address(make_arena):
     del stays
 
 
-def test_diff_of_saved_snapshots_equals_that_of_the_originals(make_arena, tmp_path):
-    arena = make_arena()
+def test_diff_of_saved_snapshots_equals_that_of_the_originals(tmp_path, arena):
     before = arena.snapshot()
     kept = arena.allocate(100)
     after = arena.snapshot()
@@ -374,8 +369,7 @@ def test_foreign_file_is_refused_in_one_line(tmp_path, text):
 @pytest.mark.parametrize(
     ("key", "value"), [("state", "lost"), ("stack", 9), ("address", -1), ("framework", "none")]
 )
-def test_inconsistent_block_is_refused(make_arena, key, value):
-    arena = make_arena()
+def test_inconsistent_block_is_refused(key, value, arena):
     kept = arena.allocate(1)
     plain = arena.snapshot().as_dict()
     plain["resources"][0]["blocks"][0][key] = value
@@ -417,8 +411,7 @@ def test_torch_form_has_every_block_and_segment_sums(make_arena, tmp_path):
 
 
 @pytest.mark.parametrize("memory", ["cuda:²", "cuda:99999999999", "cuda:-1", "other"])
-def test_torch_form_counts_a_strange_memory_as_device_0(make_arena, memory):
-    arena = make_arena()
+def test_torch_form_counts_a_strange_memory_as_device_0(memory, arena):
     kept = arena.allocate(1)
     plain = arena.snapshot().as_dict()
     plain["resources"][0]["memory"] = memory
@@ -428,8 +421,7 @@ def test_torch_form_counts_a_strange_memory_as_device_0(make_arena, memory):
     del kept
 
 
-def test_torch_form_shares_the_frames_of_one_stack(make_arena):
-    arena = make_arena()
+def test_torch_form_shares_the_frames_of_one_stack(arena):
     with observe.record(arena, stacks=1.0) as recording:
         kept = [arena.allocate(1) for _ in range(2)]
         form = arena.snapshot().to_torch(recording.events())

@@ -118,8 +118,7 @@ def test_call_over_lines_has_its_own_line(make_arena):
     assert event.stack[0].line == first + 3
 
 
-def test_calls_of_one_line_share_a_stack_and_those_of_others_do_not(make_arena):
-    arena = make_arena()
+def test_calls_of_one_line_share_a_stack_and_those_of_others_do_not(arena):
     call = function_of("/one.py", "a(1); a(1); a(1)\n    a(1)", a=arena.allocate)
     with observe.record(arena, stacks=True) as recording:
         call()
@@ -127,8 +126,7 @@ def test_calls_of_one_line_share_a_stack_and_those_of_others_do_not(make_arena):
     assert first == second == third != other
 
 
-def test_stack_has_its_64_innermost_frames(make_arena):
-    arena = make_arena()
+def test_stack_has_its_64_innermost_frames(arena):
     call = tower(100, lambda _: arena.allocate(1))
     with observe.record(arena, stacks=True) as recording:
         call()
@@ -137,8 +135,7 @@ def test_stack_has_its_64_innermost_frames(make_arena):
         assert [f.filename for f in event.stack[1:]] == [f"/floor/{n}.py" for n in range(63)]
 
 
-def test_equal_code_of_two_files_has_two_stacks(make_arena):
-    arena = make_arena()
+def test_equal_code_of_two_files_has_two_stacks(arena):
     calls = [function_of(path, "a(1)", a=arena.allocate) for path in ("/one.py", "/two.py")]
     assert calls[0].__code__ == calls[1].__code__
     with observe.record(arena, stacks=True) as recording:
@@ -148,16 +145,14 @@ def test_equal_code_of_two_files_has_two_stacks(make_arena):
     assert files == ["/one.py", "/two.py"] * 2
 
 
-def test_equal_code_made_anew_has_one_stack(make_arena):
-    arena = make_arena()
+def test_equal_code_made_anew_has_one_stack(arena):
     with observe.record(arena, stacks=True) as recording:
         for _ in range(20):
             function_of("/one.py", "a(1)", a=arena.allocate)()
     assert len(set(numbers(recording))) == 1
 
 
-def test_code_at_the_address_of_dead_code_has_its_own_stack(make_arena):
-    arena = make_arena()
+def test_code_at_the_address_of_dead_code_has_its_own_stack(arena):
     addresses = set()
     with observe.record(arena, capacity=RING, stacks=True) as recording:
         for number in range(200):
@@ -170,8 +165,7 @@ def test_code_at_the_address_of_dead_code_has_its_own_stack(make_arena):
     assert files == [f"/{number}.py" for number in range(200)]
 
 
-def test_recorded_code_dies_as_any_other(make_arena):
-    arena = make_arena()
+def test_recorded_code_dies_as_any_other(arena):
     call = function_of("/one.py", "a(1)", a=arena.allocate)
     code = weakref.ref(call.__code__)
     with observe.record(arena, stacks=True):
@@ -180,8 +174,7 @@ def test_recorded_code_dies_as_any_other(make_arena):
         assert code() is None
 
 
-def test_more_stacks_than_are_remembered_are_recorded_all_the_same(make_arena):
-    arena = make_arena()
+def test_more_stacks_than_are_remembered_are_recorded_all_the_same(arena):
     often = 70_000
     code = compile("a(1)", "/often.py", "exec")
     names = {"a": arena.allocate}
@@ -220,8 +213,7 @@ def test_each_recording_has_the_text_of_a_stack_that_was_seen_before(make_arena,
     assert files() == [[name] * 4, [name]]
 
 
-def test_threads_record_their_own_stacks(make_arena):
-    arena = make_arena()
+def test_threads_record_their_own_stacks(arena):
     often, count = 300, 6
     start = threading.Barrier(count)
 

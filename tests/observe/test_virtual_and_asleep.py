@@ -23,8 +23,7 @@ def rows_of(arena, committed=0):
     return arena.virtual((64, MIB), "uint8", committed=committed, step=2)
 
 
-def test_committed_rows_are_recorded_as_blocks_until_their_release(make_arena):
-    arena = make_arena()
+def test_committed_rows_are_recorded_as_blocks_until_their_release(arena):
     with observe.record(arena) as recording:
         rows = rows_of(arena)
         with observe.tag("cache"):
@@ -44,8 +43,7 @@ def test_committed_rows_are_recorded_as_blocks_until_their_release(make_arena):
     assert held_by(recording.events()) == arena.stats().reserved == 6 * MIB
 
 
-def test_recording_and_report_count_rows_that_were_committed_before(make_arena, tmp_path):
-    arena = make_arena()
+def test_recording_and_report_count_rows_that_were_committed_before(tmp_path, arena):
     rows = rows_of(arena, 8)
     with observe.record(arena, path=tmp_path / "events.rec"):
         block = arena.allocate(4 * MIB)
@@ -58,8 +56,7 @@ def test_recording_and_report_count_rows_that_were_committed_before(make_arena, 
     block.close()
 
 
-def test_recorded_rows_are_replayed(make_arena, tmp_path):
-    arena = make_arena()
+def test_recorded_rows_are_replayed(tmp_path, arena):
     with observe.record(arena, path=tmp_path / "events.rec"):
         rows = rows_of(arena, 6)
         rows.release(0, 6)
@@ -67,8 +64,7 @@ def test_recorded_rows_are_replayed(make_arena, tmp_path):
     assert (result.peak_requested_bytes, result.failed_allocs) == (6 * MIB, 0)
 
 
-def test_snapshot_shows_pages_in_use_of_virtual_tensors(make_arena):
-    arena = make_arena()
+def test_snapshot_shows_pages_in_use_of_virtual_tensors(arena):
     block = arena.allocate(4 * MIB)
     rows = rows_of(arena, 4)
     (found,) = snapshot(arena).resources
@@ -84,8 +80,7 @@ def test_snapshot_shows_pages_in_use_of_virtual_tensors(make_arena):
     block.close()
 
 
-def test_snapshots_are_whole_while_another_thread_commits_and_releases(make_arena):
-    arena = make_arena()
+def test_snapshots_are_whole_while_another_thread_commits_and_releases(arena):
     rows = rows_of(arena)
     ends = threading.Event()
 
@@ -129,8 +124,7 @@ def test_sleep_releases_and_wake_reserves_what_is_recorded(make_arena):
         each.close()
 
 
-def test_snapshot_of_a_sleeping_arena_has_its_blocks_and_no_memory(make_arena):
-    arena = make_arena()
+def test_snapshot_of_a_sleeping_arena_has_its_blocks_and_no_memory(arena):
     block, rows = arena.allocate(8 * MIB), rows_of(arena, 4)
     arena.sleep()
     (found,) = snapshot(arena).resources

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
+from helpers.arrays import fill, holds
 
 import gpumem
 from gpumem.replay import replay
@@ -13,14 +13,6 @@ from gpumem.traces import samples
 
 MIB = 1 << 20
 VIRTUAL = {"backing": "virtual"}
-
-
-def fill(buffer, value):
-    np.frombuffer(buffer, np.uint8)[:] = value
-
-
-def holds(buffer, value):
-    return bool((np.frombuffer(buffer, np.uint8) == value).all())
 
 
 @pytest.mark.parametrize("name", sorted(samples()))

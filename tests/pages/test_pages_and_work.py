@@ -45,8 +45,7 @@ def test_new_pages_leave_a_view_with_queued_work_alone(make_arena, stream):
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_close_waits_for_queued_work_on_pages(stream, end):
-    driver = HostDriver()
+def test_close_waits_for_queued_work_on_pages(stream, end, driver):
     arena = gpumem.Arena("host", VIRTUAL)
     buffer = arena.allocate(4 * MIB, stream)
     gate = driver.block(stream)
@@ -63,9 +62,8 @@ def test_close_waits_for_queued_work_on_pages(stream, end):
     stream.synchronize()  # raises if the fill found its memory gone
 
 
-def test_pages_with_queued_work_count_towards_max_mem(make_arena, stream):
+def test_pages_with_queued_work_count_towards_max_mem(make_arena, stream, driver):
     # Pages of two granules, as from a live peak of 896 MiB on: they do not fit a gap of one.
-    driver = HostDriver()
     arena = make_arena(VIRTUAL | {"page_move_threshold": 1000, "max_mem": 1000 * MIB})
     arena.allocate(960 * MIB, stream).close()
     arena.reset_stream(stream)
@@ -119,8 +117,7 @@ def test_request_beyond_every_address_range_does_not_name_max_mem(make_arena):
     assert "max_mem" not in str(caught.value)
 
 
-def test_shrink_names_the_stream_whose_work_retains_memory(make_arena, stream):
-    driver = HostDriver()
+def test_shrink_names_the_stream_whose_work_retains_memory(make_arena, stream, driver):
     arena = make_arena(VIRTUAL)
     pin = arena.allocate(MIB)
     buffer = arena.allocate(4 * MIB, stream)

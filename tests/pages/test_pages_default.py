@@ -74,8 +74,7 @@ def test_small_max_mem_is_used_to_the_last_byte(make_arena, limit):
     whole.close()
 
 
-def test_small_arena_holds_one_page(make_arena):
-    arena = make_arena()
+def test_small_arena_holds_one_page(arena):
     assert arena.stats().driver_calls == 0, "making it calls no driver"
     blocks = [arena.allocate(size) for size in (256, 4 * KIB, 100 * KIB, 300 * KIB, MIB)]
     assert arena.stats().reserved == 2 * MIB
@@ -85,8 +84,7 @@ def test_small_arena_holds_one_page(make_arena):
     assert (arena.stats().num_regions, arena.stats().reserved) == (0, 0)
 
 
-def test_extensions_and_shrinkages_count_pages(make_arena):
-    arena = make_arena()
+def test_extensions_and_shrinkages_count_pages(arena):
 
     def held_by_kind():
         return int(arena.stats().as_ort()["NumArenaExtensions"])
@@ -151,12 +149,11 @@ def test_thousands_of_arenas_fit_into_a_process(host):
     assert held_by_kind() == before
 
 
-def test_further_address_ranges_are_reserved_when_one_is_full(make_arena, host):
+def test_further_address_ranges_are_reserved_when_one_is_full(host, arena):
     host.set_capacity(0, 1 << 40)
     gc.collect()  # what earlier tests left in cycles
     assert gpumem.Device("host").free_bytes > 0, "earlier arenas give their memory back"
     before = host.live()["reservations"]
-    arena = make_arena()
     blocks = [arena.allocate(3 * GIB) for _ in range(12)]
     assert 1 < host.live()["reservations"] - before <= 3
     spans = sorted((block.ptr, block.ptr + block.nbytes) for block in blocks)
@@ -173,9 +170,8 @@ def test_further_address_ranges_are_reserved_when_one_is_full(make_arena, host):
     del again, blocks
 
 
-def test_block_larger_than_every_range_gets_its_own(make_arena, host):
+def test_block_larger_than_every_range_gets_its_own(host, arena):
     host.set_capacity(0, 1 << 42)
-    arena = make_arena()
     small = arena.allocate(1000)
     large = arena.allocate(100 * GIB)
     assert large.nbytes == 100 * GIB
@@ -194,8 +190,7 @@ def test_smaller_range_is_reserved_where_addresses_are_scarce(make_arena, host):
         host.clear_faults()
 
 
-def test_request_beyond_device_memory_is_refused_without_making_pages(make_arena, host):
-    arena = make_arena()
+def test_request_beyond_device_memory_is_refused_without_making_pages(host, arena):
     keep = arena.allocate(MIB)
     created = host.call_count("cuMemCreate")
     for size in (1 << 41, gpumem.Device("host").total_bytes + (64 << 20)):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.driver import HostDriver
 
-from gpumem import Device, Stream
+from gpumem import Device
 
 MIB = 1 << 20
 VIRTUAL = {"backing": "virtual"}
@@ -44,9 +44,8 @@ def test_block_is_placed_in_the_preferred_of_two_chunks(
     assert arena.allocate(second * MIB).ptr == place
 
 
-def test_beside_pending_memory_the_tightest_chunk_is_allocated(make_arena):
+def test_beside_pending_memory_the_tightest_chunk_is_allocated(make_arena, stream):
     arena = make_arena(VIRTUAL)
-    stream = Stream("host")
     other = arena.allocate(4 * MIB, stream=stream)
     low, _a, tight, _b, small, _c = row(arena, 8, 2, 4, 2, 2, 2)
     places = [small.ptr, tight.ptr]

@@ -7,7 +7,6 @@ import ctypes
 import gc
 
 import pytest
-from helpers.driver import HostDriver
 
 import gpumem
 from gpumem import observe
@@ -228,8 +227,7 @@ def test_region_that_the_driver_does_not_take_back_is_recorded_as_held(make_aren
     assert refused.count("reserve") == refused.count("release")
 
 
-def test_no_call_changes_the_threads_current_context(host):
-    driver = HostDriver()
+def test_no_call_changes_the_threads_current_context(host, driver):
     current, mine = ctypes.c_uint64(), driver._context
     stream = gpumem.Stream("host")
 

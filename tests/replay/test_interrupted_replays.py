@@ -24,8 +24,7 @@ def trace_of_pairs(pairs: int) -> Trace:
     )
 
 
-def test_interrupt_ends_a_replay(make_arena):
-    arena = make_arena()
+def test_interrupt_ends_a_replay(arena):
     trace = trace_of_pairs(PAIRS)
     with interrupted(lambda: arena.stats().num_allocs):
         run(arena, [gpumem.Stream("host")], trace, False)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from helpers.runs import MIB, million_events, small_run
 
-import gpumem
 from gpumem import observe
 from gpumem.report import write_report
 from gpumem.traces import Trace, load_trace, samples
@@ -205,9 +204,8 @@ def test_million_events_are_drawn_and_zoomed(open_page, pages):
     assert "of 500,000 blocks" in page.text("#shown")
 
 
-def test_names_from_a_file_are_escaped(open_page, tmp_path):
+def test_names_from_a_file_are_escaped(open_page, tmp_path, arena):
     hostile = "</script><img src=x onerror=\"console.error('run')\"><!--{{facts}}"
-    arena = gpumem.Arena("host")
     with observe.record(arena, tmp_path / "events") as recording, observe.tag(hostile):
         kept = arena.allocate(5000)
     recording.report(tmp_path / "page.html", title=hostile)
@@ -226,8 +224,7 @@ def test_empty_run_makes_a_page_that_says_so(open_page, tmp_path):
     assert "0 blocks" in page.text("#shown")
 
 
-def test_recording_is_drawn_with_addresses_owners_and_reserved_bytes(open_page, tmp_path):
-    arena = gpumem.Arena("host")
+def test_recording_is_drawn_with_addresses_owners_and_reserved_bytes(open_page, tmp_path, arena):
     with observe.record(arena, tmp_path / "events") as recording:
         with observe.tag("weights"):
             kept = arena.allocate(3 * MIB)

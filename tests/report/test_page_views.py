@@ -3,7 +3,6 @@
 import pytest
 from helpers.runs import MIB, told_run
 
-import gpumem
 from gpumem import observe
 from gpumem.report import write_report
 
@@ -276,8 +275,7 @@ def test_recorded_stacks_reach_the_page(open_page, tmp_path, arena):
     assert "test_page_views.py:" in page.text("#block-stack li:first-child")
 
 
-def test_snapshot_shows_stacks_and_memory_of_all_tags(open_page, tmp_path):
-    arena = gpumem.Arena("host")
+def test_snapshot_shows_stacks_and_memory_of_all_tags(open_page, tmp_path, arena):
     with observe.record(arena, stacks=1.0):
         plain = arena.allocate(MIB)
         with arena.tag("cache"):

@@ -215,8 +215,7 @@ def test_recording_report_has_addresses_owners_reserved_and_failures(tmp_path):
     kept.close()
 
 
-def test_report_of_a_running_recording_is_refused(tmp_path):
-    arena = gpumem.Arena("host")
+def test_report_of_a_running_recording_is_refused(tmp_path, arena):
     with observe.record(arena) as recording:
         arena.allocate(1).close()
         with pytest.raises(InUseError, match="still runs"):
@@ -251,8 +250,7 @@ def test_torch_snapshot_report_has_source_lines_segments_and_failures(tmp_path):
     assert write_report(path, tmp_path / "page.html").policies[0]["how"] == "recorded"
 
 
-def test_snapshot_in_pytorchs_form_is_accepted(tmp_path, capsys):
-    arena = gpumem.Arena("host")
+def test_snapshot_in_pytorchs_form_is_accepted(tmp_path, capsys, arena):
     with arena.allocate(1000), arena.allocate(MIB):
         path = tmp_path / "now.pickle"
         path.write_bytes(pickle.dumps(arena.snapshot().to_torch()))
@@ -305,8 +303,7 @@ def test_overflowed_ring_begins_with_what_is_live(tmp_path, stopped, alone):
     kept.close()
 
 
-def test_ring_without_lost_events_has_no_notice(tmp_path):
-    arena = gpumem.Arena("host")
+def test_ring_without_lost_events_has_no_notice(tmp_path, arena):
     older = arena.allocate(MIB)
     with observe.record(arena) as recording:
         arena.allocate(512).close()
@@ -315,8 +312,7 @@ def test_ring_without_lost_events_has_no_notice(tmp_path):
     older.close()
 
 
-def test_report_of_a_torn_file_says_so(tmp_path, capsys):
-    arena = gpumem.Arena("host")
+def test_report_of_a_torn_file_says_so(tmp_path, capsys, arena):
     path = tmp_path / "events"
     with observe.record(arena, path):
         for _ in range(20):
@@ -581,9 +577,8 @@ def test_failed_page_write_names_the_page_and_no_temporary_file(tmp_path):
     assert ".part" not in str(caught.value)
 
 
-def test_report_that_would_replace_a_source_is_refused(tmp_path, capsys):
+def test_report_that_would_replace_a_source_is_refused(tmp_path, capsys, arena):
     file, link = tmp_path / "run.rec", tmp_path / "link"
-    arena = gpumem.Arena("host")
     with observe.record(arena, file) as recording:
         arena.allocate(1000).close()
     link.symlink_to(file)

@@ -650,8 +650,7 @@ def test_block_freed_on_a_busy_stream_is_freed_when_the_stream_is_done(allocator
     assert heap.names() == ["alloc", "free"]
 
 
-def test_block_freed_on_the_default_stream_is_freed_at_once(heap, host):
-    driver, stream = HostDriver(), gpumem.Stream("host")
+def test_block_freed_on_the_default_stream_is_freed_at_once(heap, host, driver, stream):
     with (
         gpumem.ExternalAllocator(
             heap.alloc, heap.free, memory="host", default_stream=stream
@@ -677,9 +676,8 @@ def test_free_is_ordered_on_the_stream_of_the_close(allocator, heap, host):
     assert heap.names().count("free") == 2
 
 
-def test_out_of_memory_waits_for_pending_frees(heap, host):
+def test_out_of_memory_waits_for_pending_frees(heap, host, driver, stream):
     heap.limit = 1000
-    driver, stream = HostDriver(), gpumem.Stream("host")
     with gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host") as allocator:
         buffer = allocator.allocate(1000, stream)
         gate = driver.block(stream)
@@ -766,8 +764,7 @@ def test_block_of_a_stream_that_captures_waits_for_the_captures_end(heap, host, 
     graph.destroy()
 
 
-def test_close_waits_for_pending_frees(heap, host):
-    driver, stream = HostDriver(), gpumem.Stream("host")
+def test_close_waits_for_pending_frees(heap, host, driver, stream):
     allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
     buffer = allocator.allocate(1000, stream)
     gate = driver.block(stream)
@@ -777,8 +774,7 @@ def test_close_waits_for_pending_frees(heap, host):
     assert not heap.blocks
 
 
-def test_reset_stream_counts_as_done(allocator, heap, host):
-    driver, stream = HostDriver(), gpumem.Stream("host")
+def test_reset_stream_counts_as_done(allocator, heap, host, driver, stream):
     held, waiting = allocator.allocate(10, stream.ptr), allocator.allocate(10, stream.ptr)
     with driver.block(stream):
         waiting.close()
@@ -806,8 +802,7 @@ def test_pending_frees_outlive_the_allocator_object(heap, host):
 # ---- the device ----------------------------------------------------------------------------------
 
 
-def test_callbacks_run_with_the_device_context_current():
-    driver = HostDriver()
+def test_callbacks_run_with_the_device_context_current(driver):
     get = driver._function  # the context that is current, asked through the driver itself
     seen = []
 
@@ -830,8 +825,7 @@ def test_callbacks_run_with_the_device_context_current():
     assert current() == before
 
 
-def test_failing_callback_leaves_no_context_current(heap):
-    driver = HostDriver()
+def test_failing_callback_leaves_no_context_current(heap, driver):
 
     def current():
         value = ctypes.c_uint64()

@@ -30,7 +30,7 @@ def test_from_config_makes_an_arena_by_default():
 
 
 @pytest.mark.parametrize("spelling", ["{}", "arena.{}", "ep.host.arena.{}", "ep_factory.HOST.{}"])
-def test_from_config_makes_a_driver_pool_on_request(spelling):
+def test_from_config_makes_a_driver_pool_on_request(spelling, stream):
     settings = {
         "use_cuda_mempool": "1",
         "cuda_mempool_release_threshold": "4096",
@@ -38,7 +38,6 @@ def test_from_config_makes_a_driver_pool_on_request(spelling):
         "max_mem": str(64 * MIB),
         "stream_reuse": "wait",
     }
-    stream = gpumem.Stream("host")
     with gpumem.MemoryResource.from_config(
         "host", {spelling.format(key): value for key, value in settings.items()},
         default_stream=stream, name="mine",

@@ -58,8 +58,7 @@ def test_view_keeps_the_block_without_buffer_and_pool():
     assert (view == 9).all()
 
 
-def test_free_is_ordered_behind_its_streams_work(host):
-    driver = HostDriver()
+def test_free_is_ordered_behind_its_streams_work(host, driver):
     with gpumem.DriverPool("host") as pool:
         first, second = gpumem.Stream("host"), gpumem.Stream("host")
         busy = pool.allocate(MIB, first)
@@ -179,8 +178,7 @@ def misuse(host):
     host.find_misuse(False)
 
 
-def test_pool_has_a_default_stream():
-    stream = gpumem.Stream("host")
+def test_pool_has_a_default_stream(stream):
     with gpumem.DriverPool("host", default_stream=stream) as pool:
         with pool.allocate(100) as buffer, pool.allocate_persistent(100) as weights:
             assert buffer.stream == stream
@@ -216,8 +214,7 @@ def test_stream_lives_for_a_view_that_outlives_pool_and_buffer(host):
     assert pools_and_streams(host) == before
 
 
-def test_reset_stream_may_be_destroyed_before_its_blocks_are_freed(host, misuse):
-    driver = HostDriver()
+def test_reset_stream_may_be_destroyed_before_its_blocks_are_freed(host, misuse, driver):
     with gpumem.DriverPool("host") as pool:
         stream = gpumem.Stream("host")
         buffer = pool.allocate(MIB, stream.ptr)
@@ -269,9 +266,8 @@ def test_handle_reused_after_a_reset_is_a_new_stream(host):
         pool.reset_stream(None)
 
 
-def test_default_stream_is_per_thread(host, misuse):
+def test_default_stream_is_per_thread(host, misuse, driver):
     """A block of one thread's own stream that another frees is ordered behind its work."""
-    driver = HostDriver()
     with gpumem.DriverPool("host", default_stream=2) as pool:
         made = []
 
@@ -502,9 +498,8 @@ def scenario(pool, stream):
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
-def test_pool_survives_a_failure_of_any_driver_call(host, error):
+def test_pool_survives_a_failure_of_any_driver_call(host, error, stream):
     collect()
-    stream = gpumem.Stream("host")
     before = pools_and_streams(host)
     with gpumem.DriverPool("host") as pool:
         calls = host.call_count()

@@ -273,7 +273,7 @@ def test_virtual_backing_over_a_source_is_refused():
 # ---- when and where it is called -----------------------------------------------------------------
 
 
-def test_memory_is_returned_only_after_queued_work(host):
+def test_memory_is_returned_only_after_queued_work(host, stream):
     order = []
 
     class Notes(Pages):
@@ -282,7 +282,6 @@ def test_memory_is_returned_only_after_queued_work(host):
             order.append("freed")
 
     work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: order.append("used"))
-    stream = gpumem.Stream("host")
     with gpumem.Arena("host", source=Notes()) as arena:
         buffer = arena.allocate(MIB, stream)
         host.set_lag(30_000_000)

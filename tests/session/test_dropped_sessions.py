@@ -29,24 +29,18 @@ def test_dropped_session_releases_its_environments_allocator():
     assert arena.closed
 
 
-def test_session_dropped_inside_a_call_of_its_environment_releases_once():
+@pytest.mark.parametrize("by_another_thread", [False, True])
+def test_session_dropped_inside_a_call_of_its_environment_releases_after_it(by_another_thread):
     environment = gpumem.Environment()
     arena = environment.register("host")
     sessions = [gpumem.Session("host", environment=environment)]
     with environment._alone():
-        sessions.clear()
-        gc.collect()
-        assert environment._entry_of(arena).references == 2
-    assert environment._entry_of(arena).references == 1
-    environment.close()
-
-
-def test_session_dropped_by_another_thread_inside_a_call_releases_after_it():
-    environment = gpumem.Environment()
-    arena = environment.register("host")
-    sessions = [gpumem.Session("host", environment=environment)]
-    with environment._alone():
-        in_a_thread(sessions.clear)
+        if by_another_thread:
+            in_a_thread(sessions.clear)
+        else:
+            sessions.clear()
+            gc.collect()
+            assert environment._entry_of(arena).references == 2
     assert environment._entry_of(arena).references == 1
     environment.close()
 

@@ -225,8 +225,7 @@ def frees(host):
     return sum(host.call_count(name) for name in names)
 
 
-def test_environment_closes_an_arena_with_finished_work_at_its_end(environment, host):
-    stream = gpumem.Stream("host")
+def test_environment_closes_an_arena_with_finished_work_at_its_end(environment, host, stream):
     for memory in ("host", "host/host_accessible", "host/managed"):
         arena = environment.register(memory)
         with arena.tag("more") if memory == "host" else contextlib.nullcontext():
@@ -345,16 +344,27 @@ def test_keys_with_the_other_prefix_give_a_warning():
             environment.register("host", {"ep.host.arena.max_mem": "7"})
 
 
+@pytest.mark.filterwarnings("error")
 def test_keys_with_both_prefixes_give_no_warning():
     keys = {
         "ep.host.arena.max_mem": "1000000",
         "ep_factory.host.arena.max_mem": "2000000",
         "ep.cuda.arena.max_mem": "3000000",
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with gpumem.Environment(keys) as environment:
-            assert environment.register("host").config.max_mem == 2000000
+    with gpumem.Environment(keys) as environment:
+        assert environment.register("host").config.max_mem == 2000000
+
+
+@pytest.mark.filterwarnings("error")
+def test_keys_of_other_memory_and_of_named_memory_give_no_warning():
+    keys = {
+        "ep_factory.weights.arena.max_mem": "1000000",
+        "ep_factory.cuda.arena.max_mem": "2000000",
+        "ep_factory.HOST:7/managed.arena.max_mem": "3000000",
+    }
+    with gpumem.Environment(keys) as environment:
+        environment.register(gpumem.MemoryInfo(gpumem.Device("host"), name="Weights"))
+        environment.register("host")
 
 
 @pytest.mark.parametrize("name", ["gpu", "CUDAExecutionProvider", "hosts", "cuda:x"])
@@ -392,19 +402,6 @@ def test_keys_under_an_unknown_name_of_a_dropped_environment_give_a_warning():
     assert "ConfigWarning: keys under ep_factory.gpu " in done.stderr
     with pytest.raises(gpumem.ConfigError):
         gpumem.Environment({"nonsense": "1"})  # the one that was not made tells nothing
-
-
-def test_keys_of_other_memory_and_of_named_memory_give_no_warning():
-    keys = {
-        "ep_factory.weights.arena.max_mem": "1000000",
-        "ep_factory.cuda.arena.max_mem": "2000000",
-        "ep_factory.HOST:7/managed.arena.max_mem": "3000000",
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with gpumem.Environment(keys) as environment:
-            environment.register(gpumem.MemoryInfo(gpumem.Device("host"), name="Weights"))
-            environment.register("host")
 
 
 def test_keys_of_the_shared_arena_give_no_warning_for_a_private_one():

@@ -148,8 +148,7 @@ def test_inputs_and_outputs_are_copied_where_memory_is_not_shared(session, monke
     assert session.outputs()["y"] is y
 
 
-def test_copy_stream_is_ordered_around_the_work(monkeypatch, host):
-    driver = HostDriver()
+def test_copy_stream_is_ordered_around_the_work(monkeypatch, host, driver):
     monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     host.set_lag(2_000_000)
     with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
@@ -222,9 +221,8 @@ def test_copied_inputs_are_ready_for_work_on_the_stream(monkeypatch, host):
         assert_run_reads_threes(session, gpumem.full(4096, 3, "u1", memory="host"))
 
 
-def test_input_with_queued_writes_is_waited_for(host):
+def test_input_with_queued_writes_is_waited_for(host, stream):
     host.set_lag(2_000_000)
-    stream = gpumem.Stream("host")
     x = gpumem.full(4096, 3, "u1", memory="host", stream=stream)
     with gpumem.Session("host") as session:
         assert_run_reads_threes(session, x)
@@ -289,8 +287,7 @@ def test_scratch_of_a_run_belongs_to_its_stream(host):
     arena.close()
 
 
-def test_run_waits_for_its_work(session, virtual_clock):
-    driver = HostDriver()
+def test_run_waits_for_its_work(session, virtual_clock, driver):
     virtual_clock.set_lag(5_000_000)
     session.bind_output("y", "host/host_accessible")
 
@@ -460,8 +457,7 @@ def test_run_refuses_sleeping_memory_before_anything_is_queued(make_arena, host,
     resource.close()
 
 
-def test_run_under_a_tag_that_is_awake_needs_no_other_tag(make_arena):
-    arena = make_arena()
+def test_run_under_a_tag_that_is_awake_needs_no_other_tag(arena):
     with arena.tag("work"):
         arena.allocate(8).close()
     with gpumem.using_resource(arena), gpumem.Session("host") as session:
@@ -600,8 +596,7 @@ def test_output_devices_are_in_binding_order(session):
 # ---- streams -------------------------------------------------------------------------------------
 
 
-def test_user_stream_is_used_and_never_destroyed(host):
-    stream = gpumem.Stream("host")
+def test_user_stream_is_used_and_never_destroyed(host, stream):
     for given in (stream, stream.ptr, str(stream.ptr), hex(stream.ptr)):
         with gpumem.Session("host", {"user_compute_stream": given}) as session:
             assert session.compute_stream == session.copy_stream == stream
@@ -691,8 +686,7 @@ def test_run_that_overlaps_no_other_is_on_the_compute_stream_again(session):
     assert streams[1:] == [session.compute_stream] * 3
 
 
-def test_compute_stream_comes_after_an_overlapping_run_that_was_not_waited_for(session):
-    driver = HostDriver()
+def test_compute_stream_comes_after_an_overlapping_run_that_was_not_waited_for(session, driver):
 
     def inner(ctx):
         gates.append(driver.block(ctx.stream))
@@ -707,9 +701,7 @@ def test_compute_stream_comes_after_an_overlapping_run_that_was_not_waited_for(s
     assert streams[0].query()
 
 
-def test_run_on_a_capturing_stream_does_not_wait_and_keeps_addresses(host):
-    driver = HostDriver()
-    stream = gpumem.Stream("host")
+def test_run_on_a_capturing_stream_does_not_wait_and_keeps_addresses(host, driver, stream):
     options = {"user_compute_stream": stream, "enable_cuda_graph": True}
     with gpumem.Session("host", options) as session:
         session.bind_output("y", "host/host_accessible")

@@ -170,8 +170,7 @@ class OverAnArena(gpumem.MemoryResource):
         self.blocks.pop(ptr).close(stream)
 
 
-def test_captured_scratch_stays_reserved_while_the_graph_may_run(x):
-    driver = HostDriver()
+def test_captured_scratch_stays_reserved_while_the_graph_may_run(x, driver):
     arena = gpumem.Arena("host")
 
     for resource in (arena, gpumem.adaptors.limit(arena, 1 << 20), OverAnArena(arena)):
@@ -226,8 +225,7 @@ def test_allocator_of_a_captured_run_shows_the_resource(x, arena, pool):
 
 
 @pytest.mark.parametrize("sleeper", ["output", "kept output", "scratch"])
-def test_launch_over_sleeping_memory_is_refused_and_goes_on_after_a_wake(x, host, sleeper):
-    driver = HostDriver()
+def test_launch_over_sleeping_memory_is_refused_and_goes_on_after_a_wake(x, host, sleeper, driver):
     arena, awake = gpumem.Arena("host"), gpumem.Arena("host")
     own = arena if sleeper == "scratch" else awake
     calls = []

@@ -71,8 +71,7 @@ def test_stream_that_the_memorys_owner_does_not_know_is_refused(own):
 
 @pytest.mark.parametrize("memory", ["host", "host/host_accessible", "host/managed"])
 @pytest.mark.parametrize("read", [gpumem.asarray, gpumem.from_dlpack, lambda array: array])
-def test_copy_of_others_memory_holds_up_its_stream_alone(read, memory):
-    stream = gpumem.Stream("host")
+def test_copy_of_others_memory_holds_up_its_stream_alone(read, memory, stream):
     known = gpumem.full(5000, 7, "u1", memory=memory)
     target = gpumem.zeros(5000, "u1", memory="host/managed", stream=stream)
     source = read(known.numpy())
@@ -86,8 +85,7 @@ def test_copy_of_others_memory_holds_up_its_stream_alone(read, memory):
 
 
 @pytest.mark.parametrize("read", [gpumem.asarray, gpumem.from_dlpack])
-def test_tensor_over_others_memory_waits_for_the_copy_into_it(read, host):
-    stream = gpumem.Stream("host")
+def test_tensor_over_others_memory_waits_for_the_copy_into_it(read, host, stream):
     target = read(gpumem.zeros(5000, "u1", memory="host/managed").numpy())
     source = gpumem.full(5000, 7, "u1", memory="host/managed", stream=stream)
     host.set_lag(5_000_000)

@@ -274,8 +274,7 @@ def test_environment_argument_selects_its_allocator(arena):
         gpumem.empty(3, "f4", resource=arena, environment=environment)
 
 
-def test_tensor_stream_is_the_blocks(arena):
-    stream = gpumem.Stream("host")
+def test_tensor_stream_is_the_blocks(arena, stream):
     for make in (gpumem.empty, gpumem.zeros):
         assert make(3, "f4", resource=arena, stream=stream).buffer.stream == stream
     assert gpumem.empty(3, "f4", resource=arena).buffer.stream.ptr in (0, 1)  # the legacy stream
@@ -404,14 +403,13 @@ def test_view_reinterprets_the_bytes():
         tensor[0, 0].view("u1")
 
 
-def test_contiguous_copies_only_non_contiguous_tensors():
+def test_contiguous_copies_only_non_contiguous_tensors(stream):
     tensor = tensor_like(np.arange(12).reshape(3, 4))
     assert tensor.contiguous() is tensor
     turned = tensor[::-1, ::2]
     copy = turned.contiguous()
     assert np.array_equal(copy.numpy(), turned.numpy())
     assert (copy.strides, copy.memory) == ((16, 8), tensor.memory)
-    stream = gpumem.Stream("host")
     assert np.array_equal(turned.contiguous(stream).numpy(), turned.numpy())
     assert turned.contiguous(stream).buffer.stream == stream
 

@@ -50,8 +50,7 @@ def test_consumers_stream_waits_for_the_buffers(late, host):
     del capsule
 
 
-def test_cpu_write_waits_for_old_work_of_a_reused_block(late, make_arena):
-    arena = make_arena()
+def test_cpu_write_waits_for_old_work_of_a_reused_block(late, arena):
     old = gpumem.full(1000, 7, "i4", resource=arena, stream=late)
     address = old.ptr
     del old

@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 from helpers import child, dlpack
-from helpers.driver import HostDriver
 from helpers.threads import in_threads
 
 import gpumem
@@ -53,10 +52,9 @@ def test_last_of_many_threads_frees_the_block(arena, rng):
         assert arena.stats().in_use == 0
 
 
-def test_deleters_without_the_gil_race_with_new_views(arena, host):
+def test_deleters_without_the_gil_race_with_new_views(arena, host, driver):
     """Claims begin here while a stream's worker ends others: the block goes exactly once."""
     stream = gpumem.Stream("host")
-    driver = HostDriver()
     for _ in range(20):
         tensor = gpumem.full((4, 8), 3, "i4", resource=arena)
         consumed = []

@@ -127,8 +127,7 @@ def test_callback_makes_room_for_blocks_and_other_tensors(make_arena):
         assert len(asked) == 3
 
 
-def test_callback_is_asked_where_the_driver_refuses(make_arena, leave_room):
-    arena = make_arena()
+def test_callback_is_asked_where_the_driver_refuses(leave_room, arena):
     cache = cache_of(arena, committed=16, on_pressure=lambda tensor, nbytes: tensor.resize(2))
     leave_room(4 * MIB)
     with arena.allocate(12 * MIB):

@@ -28,8 +28,7 @@ def fill(cache, value, stream):
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_pages_leave_when_the_work_before_their_release_is_done(arena, own):
-    stream = gpumem.Stream("host")
+def test_pages_leave_when_the_work_before_their_release_is_done(arena, own, stream):
     cache = cache_of(arena, committed=4, stream=stream if own else None)
     if not own:
         cache.record_stream(stream)
@@ -48,8 +47,7 @@ def test_pages_leave_when_the_work_before_their_release_is_done(arena, own):
     assert cache.held_nbytes == arena.stats().reserved == 0
 
 
-def test_work_queued_after_the_release_does_not_hold_pages(arena):
-    stream = gpumem.Stream("host")
+def test_work_queued_after_the_release_does_not_hold_pages(arena, stream):
     cache = cache_of(arena, committed=4, stream=stream)
     fill(cache, 5, stream)
     cache.release(0, 4)
@@ -59,8 +57,7 @@ def test_work_queued_after_the_release_does_not_hold_pages(arena):
         assert cache.held_nbytes == 0
 
 
-def test_commit_takes_leaving_pages_back_as_they_are(arena):
-    stream = gpumem.Stream("host")
+def test_commit_takes_leaving_pages_back_as_they_are(arena, stream):
     cache = cache_of(arena, committed=4, stream=stream)
     with HostDriver().block(stream) as gate:
         fill(cache, 5, stream)
@@ -181,8 +178,7 @@ def test_record_stream_refuses_rows_that_do_not_exist(arena):
         cache.record_stream(side, 0.5)
 
 
-def test_closed_and_dropped_tensors_wait_for_their_work(arena):
-    stream = gpumem.Stream("host")
+def test_closed_and_dropped_tensors_wait_for_their_work(arena, stream):
     kept, dropped = (cache_of(arena, committed=2, stream=stream) for _ in range(2))
     with HostDriver().block(stream) as gate, without_waiting(gate):
         for cache in (kept, dropped):
@@ -196,9 +192,8 @@ def test_closed_and_dropped_tensors_wait_for_their_work(arena):
     assert arena.stats().virtual == 0
 
 
-def test_arena_waits_for_the_work_when_it_closes():
+def test_arena_waits_for_the_work_when_it_closes(stream):
     arena = gpumem.Arena("host")
-    stream = gpumem.Stream("host")
     cache = cache_of(arena, committed=2, stream=stream)
     gate = HostDriver().block(stream)
     fill(cache, 1, stream)
@@ -208,21 +203,25 @@ def test_arena_waits_for_the_work_when_it_closes():
     assert arena.stats().virtual == 0
 
 
-def test_commit_at_a_limit_waits_for_released_rows_of_others(make_arena):
+@pytest.mark.parametrize("what", ["rows", "a block"])
+def test_request_at_a_limit_waits_for_released_rows_of_others(make_arena, driver, stream, what):
     arena = make_arena({"max_mem": 8 * MIB, "oom_wait_ms": 60_000})
-    stream = gpumem.Stream("host")
-    old, new = cache_of(arena, committed=8, stream=stream), cache_of(arena)
-    gate = HostDriver().block(stream)
+    old, new, made = cache_of(arena, committed=8, stream=stream), cache_of(arena), []
+    request = {
+        "rows": lambda: new.commit(8),
+        "a block": lambda: made.append(arena.allocate(8 * MIB)),
+    }[what]
+    gate = driver.block(stream)
     fill(old, 1, stream)
     old.release(0, 8)
-    with running(new.commit, 8):
+    with running(request):
         gate.open()
-    assert (old.held_nbytes, new.held_nbytes) == (0, 8 * MIB)
+    held = made[0].nbytes if made else new.held_nbytes
+    assert (old.held_nbytes, held) == (0, 8 * MIB)
 
 
-def test_commit_at_a_limit_gives_up_after_its_time(make_arena):
+def test_commit_at_a_limit_gives_up_after_its_time(make_arena, stream):
     arena = make_arena({"max_mem": 8 * MIB, "oom_wait_ms": 1})
-    stream = gpumem.Stream("host")
     old, new = cache_of(arena, committed=8, stream=stream), cache_of(arena)
     with HostDriver().block(stream):
         fill(old, 1, stream)
@@ -233,21 +232,7 @@ def test_commit_at_a_limit_gives_up_after_its_time(make_arena):
         assert (old.held_nbytes, new.held_nbytes) == (8 * MIB, 0)
 
 
-def test_block_at_a_limit_waits_for_released_rows(make_arena):
-    arena = make_arena({"max_mem": 8 * MIB, "oom_wait_ms": 60_000})
-    stream = gpumem.Stream("host")
-    cache = cache_of(arena, committed=8, stream=stream)
-    gate = HostDriver().block(stream)
-    fill(cache, 1, stream)
-    cache.release(0, 8)
-    made = []
-    with running(lambda: made.append(arena.allocate(7 * MIB))):
-        gate.open()
-    assert made[0].nbytes == 7 * MIB
-
-
-def test_default_stream_of_a_dlpack_consumer_is_recorded(arena):
-    stream = gpumem.Stream("host")
+def test_default_stream_of_a_dlpack_consumer_is_recorded(arena, stream):
     cache = cache_of(arena, committed=2, stream=stream)
     managed = gpumem.Stream("host")
     cache.full.buffer.record_stream(managed)  # as any buffer
@@ -262,9 +247,8 @@ def test_default_stream_of_a_dlpack_consumer_is_recorded(arena):
         cache.commit(2)
 
 
-def test_captured_work_uses_rows_through_growing_and_shrinking(arena):
+def test_captured_work_uses_rows_through_growing_and_shrinking(arena, stream):
     """A graph that was captured once is launched while other rows come and go."""
-    stream = gpumem.Stream("host")
     cache = cache_of(arena, committed=2, stream=stream)
     with Graph(HostDriver(), stream, RELAXED) as graph:
         fill(cache, 9, stream)

@@ -92,8 +92,7 @@ def test_rows_released_while_asleep_are_not_made_again(arena, host):
     assert right(cache, 0, 8)
 
 
-def test_tensor_that_ends_asleep_leaves_nothing(make_arena, host):
-    arena = make_arena()
+def test_tensor_that_ends_asleep_leaves_nothing(host, arena):
     used = host.used(0)
     with arena.tag("cache"):
         cache, dropped = cache_of(arena, 4), cache_of(arena, 4)
@@ -106,8 +105,7 @@ def test_tensor_that_ends_asleep_leaves_nothing(make_arena, host):
     arena.close()
 
 
-def test_arena_is_not_closed_while_a_tag_has_an_empty_tensor(make_arena):
-    arena = make_arena()
+def test_arena_is_not_closed_while_a_tag_has_an_empty_tensor(arena):
     with arena.tag("cache"):
         cache = cache_of(arena)
     with pytest.raises(InUseError, match="'cache'"):
@@ -162,8 +160,7 @@ def test_pressure_callback_of_a_tags_tensor_serves_untagged_blocks(make_arena):
 
 
 @pytest.mark.parametrize("number", range(1, 46))
-def test_sleep_and_wake_of_tensors_refused_once_keep_their_bytes(make_arena, host, number):
-    arena = make_arena()
+def test_sleep_and_wake_of_tensors_refused_once_keep_their_bytes(host, number, arena):
     cache = cache_of(arena, 6)
     with arena.tag("cache"):
         tagged = cache_of(arena, 4)

@@ -41,8 +41,7 @@ def test_log_without_stacks_has_none():
     assert details.stacks == ()
 
 
-def test_recording_gives_the_stack_of_each_allocation(tmp_path):
-    arena = gpumem.Arena("host")
+def test_recording_gives_the_stack_of_each_allocation(tmp_path, arena):
 
     def first_caller():
         return arena.allocate(1000)
@@ -59,8 +58,7 @@ def test_recording_gives_the_stack_of_each_allocation(tmp_path):
     del kept
 
 
-def test_snapshots_give_the_stack_of_each_block(tmp_path):
-    arena = gpumem.Arena("host")
+def test_snapshots_give_the_stack_of_each_block(tmp_path, arena):
 
     def caller():
         return arena.allocate(MIB)
@@ -184,24 +182,15 @@ def recording_of_pages(path, *events):
     )
 
 
-def test_segment_of_a_page_ends_at_the_address_that_it_left(tmp_path):
+@pytest.mark.parametrize("names_the_address", [True, False], ids=["", "older file"])
+def test_segment_of_a_page_ends_at_the_address_that_it_left(tmp_path, names_the_address):
+    """It stays where an older file does not name that address."""
     low, high = 1 << 30, 1 << 31
-    moved = [(RESERVE, low, 2 * MIB, 0), (MOVE, high, 2 * MIB, low)]
+    left, end = (low, 0) if names_the_address else (0, -1)
+    moved = [(RESERVE, low, 2 * MIB, 0), (MOVE, high, 2 * MIB, left)]
     recording_of_pages(tmp_path / "events", *moved)
     assert rows_of(load_trace(tmp_path / "events").details.segments) == [
-        (low, 2 * MIB, 0, 0),
-        (high, 2 * MIB, 0, -1),
-    ]
-
-
-def test_segment_of_a_moved_page_stays_where_an_older_file_does_not_name_the_address_it_left(
-    tmp_path,
-):
-    low, high = 1 << 30, 1 << 31
-    moved = [(RESERVE, low, 2 * MIB, 0), (MOVE, high, 2 * MIB, 0)]
-    recording_of_pages(tmp_path / "events", *moved)
-    assert rows_of(load_trace(tmp_path / "events").details.segments) == [
-        (low, 2 * MIB, 0, -1),
+        (low, 2 * MIB, 0, end),
         (high, 2 * MIB, 0, -1),
     ]
 
@@ -222,8 +211,7 @@ def test_load_traces_gives_each_memory_and_load_trace_the_busiest(tmp_path):
         load_traces(path, device=3)
 
 
-def test_recording_of_an_arena_has_the_blocks_of_its_tags(tmp_path):
-    arena = gpumem.Arena("host")
+def test_recording_of_an_arena_has_the_blocks_of_its_tags(tmp_path, arena):
     with arena.tag("before"):
         old = arena.allocate(MIB)
     with observe.record(arena, tmp_path / "events") as recording:

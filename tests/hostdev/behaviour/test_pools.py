@@ -79,13 +79,13 @@ def test_work_queued_before_a_free_still_reaches_the_memory(driver, pool):
     assert driver.read(target, BLOCK) == b"\x01" * BLOCK
 
 
+def pool_without(driver, *rules):
+    """Make a pool that keeps its memory and does not reuse it by these rules."""
+    return Pool(driver, release_threshold=KEEP, **{f"reuse_{rule}": 0 for rule in rules})
+
+
 def test_another_stream_reuses_memory_once_the_free_completed(driver):
-    pool = Pool(
-        driver,
-        release_threshold=KEEP,
-        reuse_follow_event_dependencies=0,
-        reuse_allow_internal_dependencies=0,
-    )
+    pool = pool_without(driver, "follow_event_dependencies", "allow_internal_dependencies")
     first, second = driver.stream(), driver.stream()
     pointer = pool.take(BLOCK, first)
     pool.give(pointer, first)
@@ -95,41 +95,21 @@ def test_another_stream_reuses_memory_once_the_free_completed(driver):
     assert again == pointer
 
 
-def test_without_reuse_rules_another_stream_gets_other_memory(driver):
-    pool = Pool(
-        driver,
-        release_threshold=KEEP,
-        reuse_follow_event_dependencies=0,
-        reuse_allow_internal_dependencies=0,
-        reuse_allow_opportunistic=0,
-    )
-    first, second = driver.stream(), driver.stream()
-    gate = driver.gate(first)
-    pointer = pool.take(BLOCK, first)
-    pool.give(pointer, first)
-    other = pool.take(BLOCK, second)
-    assert other != pointer
-    pool.give(other, second)
-    gate.open()
-
-
-def test_stream_that_waited_for_the_free_reuses_the_memory(driver):
-    pool = Pool(
-        driver,
-        release_threshold=KEEP,
-        reuse_allow_internal_dependencies=0,
-        reuse_allow_opportunistic=0,
-    )
+@pytest.mark.parametrize("waits", [False, True])
+def test_another_stream_reuses_freed_memory_only_if_it_waited_for_the_free(driver, waits):
+    rules = ["allow_internal_dependencies", "allow_opportunistic"]
+    pool = pool_without(driver, *rules, *([] if waits else ["follow_event_dependencies"]))
     first, second, event = driver.stream(), driver.stream(), driver.event()
     gate = driver.gate(first)
     pointer = pool.take(BLOCK, first)
     pool.give(pointer, first)
-    driver.cuEventRecord(event, first)
-    driver.cuStreamWaitEvent(second, event, 0)
-    again = pool.take(BLOCK, second)
-    pool.give(again, second)
+    if waits:
+        driver.cuEventRecord(event, first)
+        driver.cuStreamWaitEvent(second, event, 0)
+    other = pool.take(BLOCK, second)
+    assert (other == pointer) == waits
+    pool.give(other, second)
     gate.open()
-    assert again == pointer
 
 
 def test_pool_counts_used_and_reserved(driver, pool):

@@ -42,20 +42,24 @@ def test_one_stream_keeps_its_order(driver):
     assert driver.read(pointer, BLOCK) == bytes([49]) * BLOCK
 
 
-def test_two_streams_do_not_wait_for_each_other(driver):
-    held, free, pointer = driver.stream(), driver.stream(), driver.memory(16)
-    gate = driver.gate(held)
+@pytest.mark.parametrize(
+    ("held", "free"), [("created", "created"), ("legacy", "created"), ("created", "legacy")]
+)
+def test_non_blocking_streams_and_others_do_not_wait_for_each_other(driver, held, free):
+    held, free = (LEGACY if kind == "legacy" else driver.stream() for kind in (held, free))
+    pointer, gate = driver.memory(16), driver.gate(held)
     driver.cuMemsetD8Async(pointer, 1, 16, free)
     driver.cuStreamSynchronize(free)
     assert driver.error("cuStreamQuery", held) == "NOT_READY"
     gate.open()
 
 
-def test_legacy_stream_waits_for_blocking_streams(driver):
-    stream, pointer = driver.stream(0), driver.memory(16)
+@pytest.mark.parametrize("kind", ["created", "per thread"])
+def test_legacy_stream_waits_for_blocking_streams(driver, kind):
+    stream = driver.stream(0) if kind == "created" else PER_THREAD
+    pointer, event = driver.memory(16), driver.event()
     gate = driver.gate(stream)
     driver.cuMemsetD8Async(pointer, 1, 16, LEGACY)
-    event = driver.event()
     driver.cuEventRecord(event, LEGACY)
     assert driver.error("cuEventQuery", event) == "NOT_READY"
     gate.open()
@@ -72,24 +76,6 @@ def test_blocking_streams_wait_for_the_legacy_stream(driver):
     driver.cuStreamSynchronize(stream)
 
 
-def test_non_blocking_streams_ignore_the_legacy_stream(driver):
-    stream, pointer = driver.stream(), driver.memory(16)
-    gate = driver.gate(LEGACY)
-    driver.cuMemsetD8Async(pointer, 1, 16, stream)
-    driver.cuStreamSynchronize(stream)
-    assert driver.error("cuStreamQuery", LEGACY) == "NOT_READY"
-    gate.open()
-
-
-def test_legacy_stream_ignores_non_blocking_streams(driver):
-    stream, pointer = driver.stream(), driver.memory(16)
-    gate = driver.gate(stream)
-    driver.cuMemsetD8Async(pointer, 1, 16, LEGACY)
-    driver.cuStreamSynchronize(LEGACY)
-    assert driver.error("cuStreamQuery", stream) == "NOT_READY"
-    gate.open()
-
-
 def test_each_thread_has_its_own_per_thread_stream(driver):
     pointer = driver.memory(16)
     gate = driver.gate(PER_THREAD)
@@ -103,17 +89,6 @@ def test_each_thread_has_its_own_per_thread_stream(driver):
     assert driver.error("cuStreamQuery", PER_THREAD) == "NOT_READY"
     gate.open()
     driver.cuStreamSynchronize(PER_THREAD)
-
-
-def test_per_thread_stream_is_a_blocking_stream(driver):
-    pointer = driver.memory(16)
-    gate = driver.gate(PER_THREAD)
-    driver.cuMemsetD8Async(pointer, 1, 16, LEGACY)
-    event = driver.event()
-    driver.cuEventRecord(event, LEGACY)
-    assert driver.error("cuEventQuery", event) == "NOT_READY"
-    gate.open()
-    driver.cuCtxSynchronize()
 
 
 def test_context_waits_for_all_its_streams(driver):

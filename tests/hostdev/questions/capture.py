@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 
 import drivers
 from drivers import BLOCK, GEQ
 
-from questions.common import GLOBAL, LEGACY, RELAXED, THREAD_LOCAL, question
+from questions.common import GLOBAL, LEGACY, QUESTIONS, RELAXED, THREAD_LOCAL, question
 
 
 def _capture_calls(driver):
@@ -140,29 +141,16 @@ def _capturing(driver, mode, flags, elsewhere):
     return answers
 
 
-@question
-def calls_during_a_global_capture(driver):
-    return _capturing(driver, GLOBAL, 1, False)
-
-
-@question
-def calls_during_a_global_capture_of_another_thread(driver):
-    return _capturing(driver, GLOBAL, 1, True)
-
-
-@question
-def calls_during_a_thread_local_capture(driver):
-    return _capturing(driver, THREAD_LOCAL, 1, False)
-
-
-@question
-def calls_during_a_relaxed_capture(driver):
-    return _capturing(driver, RELAXED, 1, False)
-
-
-@question
-def calls_during_a_relaxed_capture_of_a_blocking_stream(driver):
-    return _capturing(driver, RELAXED, 0, False)
+for during, mode, flags, elsewhere in [
+    ("a_global_capture", GLOBAL, 1, False),
+    ("a_global_capture_of_another_thread", GLOBAL, 1, True),
+    ("a_thread_local_capture", THREAD_LOCAL, 1, False),
+    ("a_relaxed_capture", RELAXED, 1, False),
+    ("a_relaxed_capture_of_a_blocking_stream", RELAXED, 0, False),
+]:
+    QUESTIONS[f"calls_during_{during}"] = functools.partial(
+        _capturing, mode=mode, flags=flags, elsewhere=elsewhere
+    )
 
 
 @question

@@ -14,6 +14,16 @@ def question(function):
     return function
 
 
+def asking(driver):
+    """Return the answers of a question, and a function that asks for one by a name and a call."""
+    answers: dict = {}
+
+    def ask(name, *call) -> None:
+        answers[name] = driver.error(*call)
+
+    return answers, ask
+
+
 def waits(driver, gate, call) -> str:
     """Whether `call` comes back while the gate is closed. Opens it. A second is for ever."""
     result: list = []

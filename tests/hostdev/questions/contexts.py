@@ -10,7 +10,7 @@ import os
 import drivers
 from drivers import GEQ
 
-from questions.common import LEGACY, PER_THREAD, RELAXED, question
+from questions.common import LEGACY, PER_THREAD, RELAXED, asking, question
 
 
 @question
@@ -116,14 +116,10 @@ def calls_without_a_current_context(driver):
 
 @question
 def odd_arguments(driver):
-    answers = {}
+    answers, ask = asking(driver)
     stream, pointer, pinned = driver.stream(), driver.memory(4096), driver.pinned(4096)
     plain = ctypes.create_string_buffer(64)
     pageable = ctypes.addressof(plain) & ~7
-
-    def ask(name, *call):
-        answers[name] = driver.error(*call)
-
     ask("wait for a value in pageable memory", "cuStreamWaitValue64", stream, pageable, 0, GEQ)
     ask("wait with unknown flags", "cuStreamWaitValue64", stream, pinned, 0, 64)
     ask("write with unknown flags", "cuStreamWriteValue64", stream, pinned, 0, 64)

@@ -8,16 +8,12 @@ import os
 
 from drivers import BLOCK
 
-from questions.common import QUESTIONS, question
+from questions.common import QUESTIONS, asking, question
 
 
 @question
 def mapping(driver):
-    answers = {}
-
-    def ask(name, *call):
-        answers[name] = driver.error(*call)
-
+    answers, ask = asking(driver)
     big, one = driver.reserve(16 * BLOCK), driver.physical()
     two = driver.physical(2 * BLOCK)
     ask("prefix of a handle", "cuMemMap", big, BLOCK, 0, two, 0)
@@ -45,11 +41,8 @@ def mapping(driver):
 
 @question
 def unmapping(driver):
-    answers = {}
+    answers, ask = asking(driver)
     base = driver.reserve(64 * BLOCK)
-
-    def ask(name, *call):
-        answers[name] = driver.error(*call)
 
     def mapped(*places):
         for place in places:
@@ -88,11 +81,7 @@ def unmapping(driver):
 
 @question
 def reserving(driver):
-    answers = {}
-
-    def ask(name, *call):
-        answers[name] = driver.error(*call)
-
+    answers, ask = asking(driver)
     for size in (1, 4096, BLOCK - 1, BLOCK + 4096):
         ask(f"size {size}", "cuMemAddressReserve", size, 0, 0, 0)
     ask("size zero", "cuMemAddressReserve", 0, 0, 0, 0)
@@ -120,12 +109,8 @@ def reserving(driver):
 
 @question
 def handles(driver):
-    answers = {}
+    answers, ask = asking(driver)
     api = driver.api
-
-    def ask(name, *call):
-        answers[name] = driver.error(*call)
-
     kind = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     ask(
         "export of one that was not made for it",
@@ -162,12 +147,8 @@ def handles(driver):
 
 @question
 def access(driver):
-    answers = {}
+    answers, ask = asking(driver)
     base = driver.reserve(8 * BLOCK)
-
-    def ask(name, *call):
-        answers[name] = driver.error(*call)
-
     rights = driver.access()
     location = rights.location
     for place in (0, 1, 3):

@@ -64,10 +64,9 @@ def test_close_waits_for_the_last_export_up_to_its_timeout(memory):
 @pytest.mark.parametrize("timeout", [0, 0.01])
 @pytest.mark.parametrize("kind", KINDS)
 def test_close_does_not_wait_for_the_device_beyond_its_timeout(
-    importer, describe, kind, timeout, thread
+    importer, describe, kind, timeout, thread, stream
 ):
     memory = importer.import_memory(describe(handle_type=MemoryHandleType[kind]))
-    stream = gpumem.Stream("host")
     refused = []
 
     def close():

@@ -70,9 +70,8 @@ def test_view_without_sync_does_not_wait(memory, timeline):
     assert timeline.waits == []
 
 
-def test_copy_on_a_stream_waits_on_the_device(memory, timeline):
+def test_copy_on_a_stream_waits_on_the_device(memory, timeline, stream):
     memory.set_ready(timeline, 6)
-    stream = gpumem.Stream("host")
     with gpumem.Arena("host/managed") as arena:
         target = gpumem.empty(4, "u1", resource=arena)
         gpumem.copy(target, memory.tensor(4, "u1"), stream)
@@ -81,8 +80,7 @@ def test_copy_on_a_stream_waits_on_the_device(memory, timeline):
         del target
 
 
-def test_copy_between_two_memories_of_one_stream_waits_for_both_producers(memory, timeline):
-    stream = gpumem.Stream("host")
+def test_copy_between_two_memories_of_one_stream_waits_for_both_producers(memory, timeline, stream):
     memory.set_ready(timeline, 6)
     source = memory.tensor(4, "u1", stream=stream)
     memory.set_ready(timeline, 7)
@@ -248,8 +246,7 @@ def test_use_of_bytes_comes_after_a_copy_of_them_on_another_stream(memory, manag
         del tensor, same, beside
 
 
-def test_cpu_reads_imported_memory_after_the_copy_into_it(memory, managed, host):
-    stream = gpumem.Stream("host")
+def test_cpu_reads_imported_memory_after_the_copy_into_it(memory, managed, host, stream):
     source, tensor = gpumem.full(4, 7, "u1", resource=managed), memory.tensor(4, "u1")
     host.set_lag(5_000_000)
     gpumem.copy(tensor, source, stream)
@@ -259,8 +256,7 @@ def test_cpu_reads_imported_memory_after_the_copy_into_it(memory, managed, host)
     memory.close(timeout=60)
 
 
-def test_memory_that_is_closed_under_a_queued_copy_stays_until_it_is_done(memory, managed):
-    stream = gpumem.Stream("host")
+def test_memory_that_is_closed_under_a_queued_copy_stays_until_it_is_done(memory, managed, stream):
     target = gpumem.zeros(4, "u1", resource=managed, stream=stream)
     with gpumem.interop.HostTimeline.create() as timeline:
         stream.wait(timeline.point(1))

@@ -249,8 +249,7 @@ def test_signals_of_two_streams_on_an_opaque_timeline_stay_in_order(made, unread
     assert made.value() == 7
 
 
-def test_failed_operation_leaves_an_imported_timeline_unchanged(made, unreadable, host):
-    stream = gpumem.Stream("host")
+def test_failed_operation_leaves_an_imported_timeline_unchanged(made, unreadable, host, stream):
     for call in ("cuCtxPushCurrent", "cuEventCreate", "cuSignalExternalSemaphoresAsync"):
         host.fail(call, 1, FAILED, 0, this_thread=True)  # a late end takes not the only one
         with pytest.raises(DriverError, match=call):
@@ -275,8 +274,7 @@ def test_readable_import_can_be_exported_again(made, same_files):
         timeline.export()
 
 
-def test_hundreds_of_imports_leak_nothing(made, same_files):
-    stream = gpumem.Stream("host")
+def test_hundreds_of_imports_leak_nothing(made, same_files, stream):
     for value in range(1, 301):
         descriptor = SemaphoreDescriptor(made.export(), SemaphoreType.TIMELINE_OPAQUE_FD)
         with import_semaphore("host", descriptor, consume=True) as timeline:

@@ -38,9 +38,7 @@ def test_stream_and_cpu_wait_for_each_other(timeline, stream):
     assert timeline.value() == 1 << 40
 
 
-def test_two_streams_hand_a_buffer_back_and_forth(timeline, stream, other):
-    driver = HostDriver()
-    arena = gpumem.Arena("host")
+def test_two_streams_hand_a_buffer_back_and_forth(timeline, stream, other, driver, arena):
     with arena.allocate(1 << 16) as buffer:
         view = np.frombuffer(buffer, np.uint8)
         copies = [arena.allocate(1 << 16) for _ in range(50)]
@@ -70,8 +68,7 @@ def test_queued_operations_do_not_block_the_cpu(timeline, stream, other):
     assert timeline.value() == 11
 
 
-def test_signals_take_effect_in_submission_order(timeline, stream, other):
-    driver = HostDriver()
+def test_signals_take_effect_in_submission_order(timeline, stream, other, driver):
     with driver.block(stream):
         timeline.enqueue_signal(stream, 5)
         timeline.enqueue_signal(other, 7)
@@ -80,8 +77,7 @@ def test_signals_take_effect_in_submission_order(timeline, stream, other):
     assert timeline.value() == 7
 
 
-def test_late_stream_signal_does_not_lower_the_value(timeline, stream):
-    driver = HostDriver()
+def test_late_stream_signal_does_not_lower_the_value(timeline, stream, driver):
     gate = driver.block(stream)
     timeline.enqueue_signal(stream, 5)
     threading.Timer(0.05, gate.open).start()

@@ -61,10 +61,9 @@ def test_bridge_orders_numpy_and_vulkan_both_ways(device, importer):
         del words, answers
 
 
-def test_host_stream_waits_for_vulkan(device, importer, gate):
+def test_host_stream_waits_for_vulkan(device, importer, gate, stream):
     from shared_timeline import Bridge
 
-    stream = gpumem.Stream("host")
     copied = np.zeros(1024, np.uint32)
     with (
         device.allocate(4096) as frame,
