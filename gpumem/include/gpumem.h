@@ -1,10 +1,10 @@
 /* gpumem's arenas for C and C++: a table of functions, and nothing to link.
  *
- * Python makes the arena and hands it to C in a capsule:
+ * Python makes the arena and passes it to C in a capsule:
  *
  *     capsule = gpumem.integrations.c.allocator(gpumem.Arena("cuda:0"))
  *
- * C takes it out and calls it, on any thread, with or without the interpreter lock:
+ * C unpacks the capsule and calls the arena, on any thread, with or without the interpreter lock:
  *
  *     gpumem_arena *arena = gpumem_arena_of(capsule);
  *     void *block;
@@ -19,8 +19,8 @@
  * on that stream at once, on others after the work that was queued before the free. Wait for a
  * stream's work before you destroy it: its handle may name another stream afterwards.
  *
- * No function takes the interpreter lock, but `report`, and where an arena's budget refuses: its
- * pressure callbacks are Python. None throws. Pass no stream that captures a graph, unless Python made the
+ * Only `report` takes the interpreter lock, and an allocation that an arena's budget refuses, because
+ * pressure callbacks are Python. No function throws. Pass no stream that captures a graph, unless Python made the
  * capsule with captures=True: then a graph pool serves it, which takes the interpreter lock, too.
  */
 #ifndef GPUMEM_H
@@ -33,8 +33,8 @@
 extern "C" {
 #endif
 
-/* Of this header. Within a version members are only added, at the table's end: it may be longer than
-   this header knows. gpumem_arena_of refuses another version, and a table that lacks members. */
+/* The version of this header. Within a version members are only added, at the table's end: it may be
+   longer than this header knows. gpumem_arena_of refuses another version, and a table that lacks members. */
 #define GPUMEM_VERSION 1
 #define GPUMEM_CAPSULE "gpumem.arena"
 
@@ -47,12 +47,12 @@ enum gpumem_status {
     GPUMEM_CAPTURING = 5,       /* the stream captures a graph */
     GPUMEM_NO_HOST_MEMORY = 6,  /* malloc failed for the record that describes a block */
     GPUMEM_DRIVER_ERROR = 7,
-    GPUMEM_STATUSES             /* how many there are */
+    GPUMEM_STATUSES             /* number of statuses */
 };
 
 typedef struct gpumem_arena gpumem_arena;
 
-/* Figures of an arena, all its users together. In bytes, except for the counts of blocks. */
+/* Figures of an arena, over all its users, in bytes except for the counts of blocks. */
 typedef struct gpumem_stats {
     size_t size;                /* set to sizeof(gpumem_stats) by the caller */
     uint64_t in_use;            /* of blocks that are allocated, with their padding */
@@ -85,18 +85,18 @@ typedef struct gpumem_calls {
     /* Fills in as many members as the caller's struct has. GPUMEM_INVALID: `size` is below the
        first version's. */
     int (*stats)(gpumem_arena *arena, gpumem_stats *stats);
-    /* Gives memory without a block, and without unfinished work, back to the driver; *released: how
-       many bytes, and may be NULL. May wait for the device where the driver does. */
+    /* Releases memory without a block, and without unfinished work, to the driver. *released is set
+       to the bytes; it may be NULL. The call may wait for the device where the driver does. */
     int (*shrink)(gpumem_arena *arena, uint64_t *released);
-    /* In English, for a status; it lives as long as the process. */
+    /* A text in English for a status; it lives as long as the process. */
     const char *(*text)(int status);
-    /* Waits on the host for what is queued on the stream. Not on one that captures. */
+    /* Waits on the host for the work that is queued on the stream, which must not capture. */
     int (*synchronize)(gpumem_arena *arena, void *stream);
     /* Explains the status that `allocate` returned last: a readable report of the arena, which
        the caller frees with free(); NULL: there is none, or another thread's call was refused with
        another status since. Takes the interpreter lock. */
     char *(*report)(gpumem_arena *arena, size_t nbytes, void *stream, int status);
-    /* References beside the capsule's. The arena stays usable as long as there is one; the last may
+    /* References in addition to the capsule's. The arena stays usable as long as there is one; the last may
        be dropped on any thread, and ends `arena`. A block does not need one: it can be freed later,
        through any other arena. */
     void (*retain)(gpumem_arena *arena);

@@ -6,7 +6,7 @@
  *
  * Header only, C++17, for CCCL 3.1 and later (`cuda::mr::resource`, allocation by stream first). It
  * can be copied; each copy has a reference to the arena, and two are equal if they have the same one.
- * No function takes Python's interpreter lock, but to say why memory is out.
+ * A function takes Python's interpreter lock only to report why memory is out.
  */
 #ifndef GPUMEM_RESOURCE_HPP
 #define GPUMEM_RESOURCE_HPP
@@ -36,7 +36,7 @@ class out_of_memory : public std::bad_alloc {
     std::string text_;
 };
 
-/* `OutOfMemory`: what is thrown if memory is out, made from a std::string. Other failures are
+/* `OutOfMemory`: the exception if memory is out, made from a std::string. Other failures are
    std::runtime_error, and std::invalid_argument for an alignment above 256 and for no arena.
 
    A stream without a handle is the legacy default stream, and the calling thread's where
@@ -46,7 +46,7 @@ class basic_resource {
   public:
     static constexpr std::size_t alignment = 256; /* of every block */
 
-    /* `arena`: what gpumem_arena_of returned. */
+    /* `arena`: the result of gpumem_arena_of. */
     explicit basic_resource(gpumem_arena *arena) : arena_(arena) {
         if (arena_ == nullptr) throw std::invalid_argument("gpumem: no arena was passed");
         arena_->calls->retain(arena_);
@@ -72,7 +72,7 @@ class basic_resource {
         arena_->calls->deallocate_on(arena_, block, handle_of(stream));
     }
 
-    /* A block for any work from now on: the host waits for what its memory was used for. */
+    /* A block for any work from now on: the host waits for earlier work on its memory. */
     void *allocate_sync(std::size_t bytes, std::size_t align = alignment) {
         void *block = allocate_for(nullptr, bytes, align);
         int status = arena_->calls->synchronize(arena_, nullptr);

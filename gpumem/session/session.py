@@ -409,9 +409,9 @@ class Session(Closable):
             ``ctx.output``. Its exceptions are raised here; then `outputs` stays as it was.
         synchronize : bool, optional
             Wait until the work is done. False: the caller waits, with `compute_stream`. A run that
-            overlaps others is on a stream of its own, and what is queued on `compute_stream` from
-            its end on comes after its work, too, unless either stream is being captured. There is
-            no wait for a stream that is being captured. The work comes after what is queued on the
+            overlaps others is on a stream of its own, and work queued on `compute_stream` from its
+            end on comes after its work, too, unless either stream is being captured. There is no
+            wait for a stream that is being captured. The work comes after the queued work of the
             streams of inputs and bound arrays; the CPU waits for that between the host device and
             a GPU.
         shrink : bool or iterable of MemoryInfo, Device or str, optional

@@ -13,7 +13,7 @@ def lease_on(block: Buffer) -> object:
     ClosedError, AsleepError
         The buffer is closed, or its memory sleeps.
     """
-    # The lease is an unconsumed capsule. DLPack's stream -1 means that nothing is ordered; a capsule
-    # of CPU memory requires None.
+    # The lease is an unconsumed capsule. DLPack's stream -1 means that nothing is ordered; for CPU
+    # memory the stream has to be None.
     stream = None if block.memory.host_accessible else -1
     return block.__dlpack__(max_version=(1, 0), stream=stream)

@@ -141,7 +141,7 @@ _switch = Switch(_torch)
 
 def import_torch() -> ModuleType:
     """Import PyTorch, or raise if it is missing or too old."""
-    return import_framework("PyTorch", "torch", "2.9", install="pip install 'torch>=2.9'")
+    return import_framework("PyTorch", "torch", "2.11", install="pip install 'torch>=2.11'")
 
 
 def enable(
@@ -169,7 +169,7 @@ def enable(
     MissingFrameworkError
         PyTorch is not installed.
     IntegrationError
-        PyTorch is older than 2.9, was built without CUDA, or cannot switch now; or gpumem's
+        PyTorch is older than 2.11, was built without CUDA, or cannot switch now; or gpumem's
         allocator cannot be compiled and `mode` is "full". Nothing is changed.
     ConfigError
         `mode` is invalid, a resource is not an arena on a GPU, or `pinned` is not an arena of a

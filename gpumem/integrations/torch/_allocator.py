@@ -26,7 +26,7 @@ def require_cuda(torch: ModuleType) -> None:
 def require_gpu(torch: ModuleType) -> None:
     """Raise `IntegrationError` if PyTorch was built without CUDA, or finds no GPU.
 
-    PyTorch queries NVML. CUDA is not initialised, so that the process can fork children that use it.
+    PyTorch queries NVML and does not initialise CUDA: the process can fork children that use it.
     """
     require_cuda(torch)
     if torch.cuda.device_count() == 0:

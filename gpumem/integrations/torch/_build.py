@@ -61,7 +61,6 @@ def recipe(torch: ModuleType) -> Recipe:
         (
             "-fvisibility=hidden",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-            f"-DTORCH_RELEASE={release(torch)}",
             f"-DTORCH_GIT_VERSION={torch.version.git_version}",
         ),
         tuple(FOLDER / source for source in SOURCES),
@@ -78,9 +77,3 @@ def recipe(torch: ModuleType) -> Recipe:
             "-lc10",
         ),
     )
-
-
-def release(torch: ModuleType) -> int:
-    """Return 211 for PyTorch "2.11.0+cu130"."""
-    major, minor = str(torch.__version__).split(".")[:2]
-    return 100 * int(major) + int(minor)

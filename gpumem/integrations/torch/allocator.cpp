@@ -235,13 +235,9 @@ class Allocator final : public CUDAAllocator {
     void createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<CUDAAllocator> from) {
         pools_.create(device, id, from ? new ForeignMemory(std::move(from)) : nullptr);
     }
-    void createOrIncrefPool(DeviceIndex device, MempoolId_t id, CUDAAllocator *from) { /* 2.9 */
-        createOrIncrefPool(device, id, std::shared_ptr<CUDAAllocator>(from, [](CUDAAllocator *) {}));
-    }
     void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool value) {
         pools_.serve_when_out(device, id, value);
     }
-    void setUseOnOOM(DeviceIndex device, MempoolId_t id) { setUseOnOOM(device, id, true); } /* 2.9 */
     void setNoSplit(DeviceIndex device, MempoolId_t id) { pools_.never_split(device, id); }
 
     bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
@@ -306,16 +302,11 @@ class Allocator final : public CUDAAllocator {
         if (include_traces) history_.copy_to(info, device_count_);
         return info;
     }
-    SnapshotInfo snapshot(MempoolId_t pool) { return snapshot(pool, true); } /* 2.9 */
 
     bool isHistoryEnabled() override { return history_.is_recording(); }
     void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries, RecordContext when,
-                       bool clear, const std::vector<std::string> &skipped) {
+                       bool clear, const std::vector<std::string> &skipped) override {
         history_.record(enabled, recorder, max_entries, when, clear, skipped);
-    }
-    void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries, RecordContext when,
-                       bool clear) { /* 2.9 */
-        recordHistory(enabled, recorder, max_entries, when, clear, {});
     }
     void recordAnnotation(const std::vector<std::pair<std::string, std::string>> &pairs) override {
         if (history_.is_recording()) history_.annotate(c10::cuda::current_device(), pairs);

@@ -9,8 +9,10 @@
 #include <mutex>
 #include <set>
 #include <stack>
+#include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "compat.h"
@@ -45,11 +47,8 @@ class History {
                 bool clear, const std::vector<std::string> &skipped) {
         TORCH_CHECK(when == RecordContext::NEVER || recorder, "gpumem: no function gathers stacks");
         std::set<TraceEntry::Action> skips;
-        for (auto &name : skipped) {
-            auto action = action_named(name);
-            TORCH_CHECK(action, "Unknown TraceEntry action: ", name);
-            skips.insert(*action);
-        }
+        for (auto &name : skipped)
+            skips.insert(c10::CachingDeviceAllocator::parseTraceEntryAction(name));
         std::lock_guard<std::mutex> lock(mutex_);
         skips_ = std::move(skips);
         max_entries_ = std::max<size_t>(1, max_entries);
@@ -188,9 +187,9 @@ class History {
               cudaStream_t stream, c10::MempoolId_t pool, Context context,
               const std::string *text = nullptr) {
         if (when_.load() < RecordContext::ALLOC) context = nullptr;
-        auto entry = make_entry(action, device, address, nbytes, stream, pool, std::move(context),
-                                compiling().empty() ? "N/A" : compiling().top(),
-                                text ? *text : metadata());
+        TraceEntry entry(action, static_cast<c10::DeviceIndex>(device), address, nbytes, stream, pool,
+                         c10::getApproximateTime(), std::move(context),
+                         compiling().empty() ? "N/A" : compiling().top(), text ? *text : metadata());
         for (auto &tracker : trackers_) tracker(entry);
         if (!is_recording() || skips_.count(action)) return;
         auto &kept = traces_[device];

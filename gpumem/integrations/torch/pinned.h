@@ -90,14 +90,22 @@ class PinnedAllocator final : public at::HostAllocator {
     /* ---- statistics ---- */
 
     at::HostStats get_stats() override {
-        return host_stats_of(statistics_.read(calls_, TORCH_PINNED));
+        DeviceStats counted = statistics_.read(calls_, TORCH_PINNED);
+        at::HostStats stats;
+        stats.active_requests = counted.allocation[TORCH_ALL];
+        stats.active_bytes = counted.allocated_bytes[TORCH_ALL];
+        stats.allocations = counted.segment[TORCH_ALL];
+        stats.allocated_bytes = counted.reserved_bytes[TORCH_ALL];
+        stats.num_host_alloc = counted.num_device_alloc;
+        stats.num_host_free = counted.num_device_free;
+        return stats;
     }
     void reset_accumulated_stats() override { statistics_.reset_sums(calls_, TORCH_PINNED); }
     void reset_peak_stats() override { statistics_.reset_peaks(calls_, TORCH_PINNED); }
 
-    /* ---- pools of captured graphs, which PyTorch has from 2.10 on ---- */
+    /* ---- pools of captured graphs ---- */
 
-    void begin_allocate_to_pool(c10::MempoolId_t id, Filter filter) {
+    void begin_allocate_to_pool(c10::MempoolId_t id, Filter filter) override {
         std::lock_guard<std::mutex> lock(mutex_);
         TORCH_CHECK(std::none_of(routes_.begin(), routes_.end(),
                                  [&](const Route &route) { return route.id == id; }),
@@ -108,7 +116,7 @@ class PinnedAllocator final : public at::HostAllocator {
         route_count_.store(routes_.size(), std::memory_order_release);
     }
 
-    void end_allocate_to_pool(c10::MempoolId_t id) {
+    void end_allocate_to_pool(c10::MempoolId_t id) override {
         std::lock_guard<std::mutex> lock(mutex_);
         auto route = std::find_if(routes_.begin(), routes_.end(),
                                   [&](const Route &each) { return each.id == id; });
@@ -118,7 +126,7 @@ class PinnedAllocator final : public at::HostAllocator {
         route_count_.store(routes_.size(), std::memory_order_release);
     }
 
-    void release_pool(c10::MempoolId_t id) {
+    void release_pool(c10::MempoolId_t id) override {
         std::lock_guard<std::mutex> lock(mutex_);
         auto found = pools_.find(id);
         if (found == pools_.end() || --found->second.uses > 0) return;
