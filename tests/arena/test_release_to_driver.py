@@ -14,7 +14,7 @@ from helpers.graph import Graph
 from helpers.interrupting import interrupted, more_calls
 from helpers.quiesce import quiesce
 from helpers.threads import in_a_thread, running
-from helpers.waiting import wait_until, without_waiting
+from helpers.waiting import opened_soon, wait_until, without_waiting
 
 import gpumem
 from gpumem import interop
@@ -238,11 +238,9 @@ def test_shrink_and_close_do_not_wait_for_a_stream_they_never_saw(
 def test_close_waits_for_the_streams_of_its_arena(streams, driver, gate, policy):
     arena = gpumem.Arena("host", REGIONS | {"stream_reuse": policy})
     free_behind(arena, driver, streams[0])
-    opener = threading.Timer(0.02, gate.open)
-    opener.start()
-    arena.close()
-    assert streams[0].query(), "given back while a stream used it"
-    opener.join()
+    with opened_soon(gate):
+        arena.close()
+        assert streams[0].query(), "given back while a stream used it"
 
 
 @pytest.mark.parametrize("debug_heap", [False, True])

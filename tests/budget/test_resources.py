@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.resources import Plain
 
 import gpumem
 from gpumem import Budget
 
 LIMIT = 10_000
 COUNTS = ("reserved", "in_use")
-
-
-class Plain(gpumem.MemoryResource):
-    """A user's class, over ctypes."""
-
-    def __init__(self, **more):
-        super().__init__(gpumem.MemoryInfo("host", alignment=1), **more)
-        self.blocks = {}
-        self.fails = False
-
-    def allocate_raw(self, nbytes, stream):
-        if self.fails:
-            raise MemoryError("none")
-        block = ctypes.create_string_buffer(nbytes)
-        self.blocks[ctypes.addressof(block)] = block
-        return ctypes.addressof(block)
-
-    def deallocate_raw(self, ptr, nbytes, stream):
-        del self.blocks[ptr]
 
 
 def external(**more):
@@ -48,7 +31,7 @@ def limited(budget, count="reserved"):
 RESOURCES = {
     "pool": lambda **more: gpumem.DriverPool("host", **more),
     "external": external,
-    "user's": Plain,
+    "user's": functools.partial(Plain, alignment=1),
     "limit": limited,
 }
 
@@ -112,8 +95,8 @@ def test_callback_frees_memory_and_the_request_succeeds(make, budget):
 
 
 def test_charge_is_released_when_the_allocation_fails(host, budget):
-    resource = Plain(budget=budget)
-    resource.fails = True
+    resource = Plain(alignment=1, budget=budget)
+    resource.max_nbytes = 0
     with pytest.raises(MemoryError):
         resource.allocate(100)
     nothing = gpumem.ExternalAllocator(lambda n: None, lambda p: None, memory="host", budget=budget)

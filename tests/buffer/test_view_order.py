@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.waiting import opened_soon
 
 import gpumem
 from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
@@ -29,10 +29,8 @@ def test_view_of_a_buffer_shows_what_a_queued_copy_writes(view, buffer, stream):
         memoryview(source)[:] = bytes([7]) * NBYTES
         gate = HostDriver().block(stream)
         gpumem.copy(buffer, source, stream)
-        opener = threading.Timer(0.05, gate.open)
-        opener.start()
-        assert set(bytes(view(buffer))) == {7}
-        opener.join()
+        with opened_soon(gate):
+            assert set(bytes(view(buffer))) == {7}
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -41,10 +39,8 @@ def test_view_that_may_be_written_waits_for_a_queued_copy_that_reads(view, buffe
         memoryview(buffer)[:] = bytes([7]) * NBYTES
         gate = HostDriver().block(stream)
         gpumem.copy(taken, buffer, stream)
-        opener = threading.Timer(0.05, gate.open)
-        opener.start()
-        np.asarray(view(buffer))[:] = 9
-        opener.join()
+        with opened_soon(gate):
+            np.asarray(view(buffer))[:] = 9
         stream.synchronize()
         assert set(bytes(taken)) == {7}
 
@@ -66,7 +62,5 @@ def test_cpu_waits_for_a_copy_that_another_tensor_over_the_same_bytes_queued(str
     source = gpumem.full((4096,), 7, "u1", memory="host/host_accessible")
     gate = HostDriver().block(stream)
     gpumem.copy(first, source, stream)
-    opener = threading.Timer(0.05, gate.open)
-    opener.start()
-    assert set(second.numpy().tolist()) == {7}
-    opener.join()
+    with opened_soon(gate):
+        assert set(second.numpy().tolist()) == {7}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.resources import Over
 
 import gpumem
 
@@ -98,26 +99,11 @@ def test_fallback_to_pinned_memory_is_reported():
 
 
 def test_python_resource_over_a_driver_pool():
-    pool = gpumem.DriverPool("cuda:0")
-
-    class Over(gpumem.MemoryResource):
-        def __init__(self):
-            super().__init__("cuda:0")
-            self.held = {}
-
-        def allocate_raw(self, nbytes, stream):
-            buffer = pool.allocate(nbytes, stream)
-            self.held[buffer.ptr] = buffer
-            return buffer.ptr
-
-        def deallocate_raw(self, ptr, nbytes, stream):
-            self.held.pop(ptr).close(stream)
-
-    resource = Over()
+    resource = Over(gpumem.DriverPool("cuda:0"))
     tensor = gpumem.full(1000, 3, "f4", resource=resource)
     assert (tensor.to("host").numpy() == 3).all()
     del tensor
-    assert not resource.held
+    assert not resource.blocks
 
 
 def test_session_runs_are_captured_on_own_and_user_streams():

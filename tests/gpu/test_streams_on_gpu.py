@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers.dlpack import consume
-from helpers.resources import close_when_unused
+from helpers.resources import Over, close_when_unused
 from helpers.single_block import BLOCK, next_address, single_block_arena
 
 import gpumem
@@ -109,22 +109,6 @@ def test_request_waits_for_memory_of_another_stream(driver):
     pin.close()
 
 
-class OverAnArena(gpumem.MemoryResource):
-    """As users write one: a block goes back in the order of the stream that it is given."""
-
-    def __init__(self, arena):
-        super().__init__(arena.memory)
-        self.arena, self.blocks = arena, {}
-
-    def allocate_raw(self, nbytes, stream):
-        block = self.arena.allocate(nbytes, stream)
-        self.blocks[block.ptr] = block
-        return block.ptr
-
-    def deallocate_raw(self, ptr, nbytes, stream):
-        self.blocks.pop(ptr).close(stream)
-
-
 def record(buffer, side):
     buffer.record_stream(side)
     return buffer
@@ -173,7 +157,7 @@ def test_block_is_not_reused_while_the_stream_it_was_given_to_uses_it(
 def test_stream_that_takes_a_users_block_back_waits_for_recorded_ones(make_arena, driver, gate):
     arena, pin = single_block_arena(lambda config: make_arena(config, "cuda:0"))
     own, other, side = (gpumem.Stream("cuda:0") for _ in range(3))
-    buffer = OverAnArena(arena).allocate(BLOCK, own)
+    buffer = Over(arena).allocate(BLOCK, own)
     address = buffer.ptr
     buffer.record_stream(side)
     gate.hold(side)

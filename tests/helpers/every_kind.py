@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import gpumem
 
-
-def user_resource():
-    class Plain(gpumem.MemoryResource):
-        def __init__(self):
-            super().__init__(gpumem.MemoryInfo("host", alignment=1), name="plain")
-            self.blocks = {}
-
-        def allocate_raw(self, nbytes, stream):
-            if nbytes > 1 << 20:
-                raise MemoryError("too much")
-            block = ctypes.create_string_buffer(nbytes)
-            self.blocks[ctypes.addressof(block)] = block
-            return ctypes.addressof(block)
-
-        def deallocate_raw(self, ptr, nbytes, stream):
-            del self.blocks[ptr]
-
-    return Plain()
+from .resources import Plain
 
 
 def external():
@@ -45,6 +26,6 @@ RESOURCES = {
     "pinned": lambda: gpumem.Arena("host/host_accessible"),
     "pool": lambda: gpumem.DriverPool("host"),
     "external": external,
-    "user": user_resource,
+    "user": lambda: Plain(alignment=1, name="plain", max_nbytes=1 << 20),
     "adaptor": lambda: gpumem.adaptors.limit(gpumem.adaptors.track(gpumem.Arena("host")), 1 << 20),
 }

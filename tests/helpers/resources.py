@@ -11,14 +11,17 @@ import gpumem
 class Plain(gpumem.MemoryResource):
     """Blocks of the C library's; remembers every call."""
 
-    def __init__(self, memory="host", *, alignment=256, name=None):
+    def __init__(self, memory="host", *, alignment=256, max_nbytes=1 << 62, **more):
         info = gpumem.MemoryInfo.parse(memory)
-        super().__init__(gpumem.MemoryInfo(info.device, info.kind, alignment=alignment), name=name)
+        super().__init__(gpumem.MemoryInfo(info.device, info.kind, alignment=alignment), **more)
+        self.max_nbytes = max_nbytes
         self.blocks = {}
         self.taken = []
         self.returned = []
 
     def allocate_raw(self, nbytes, stream):
+        if nbytes > self.max_nbytes:
+            raise MemoryError("too much")
         block = ctypes.create_string_buffer(nbytes + self.memory.alignment)
         address = -(-ctypes.addressof(block) // self.memory.alignment) * self.memory.alignment
         self.blocks[address] = block
@@ -28,6 +31,22 @@ class Plain(gpumem.MemoryResource):
     def deallocate_raw(self, ptr, nbytes, stream):
         del self.blocks[ptr]
         self.returned.append((ptr, nbytes, stream))
+
+
+class Over(gpumem.MemoryResource):
+    """Blocks of another resource, freed in the order of the given stream."""
+
+    def __init__(self, resource):
+        super().__init__(resource.memory)
+        self.resource, self.blocks = resource, {}
+
+    def allocate_raw(self, nbytes, stream):
+        block = self.resource.allocate(nbytes, stream)
+        self.blocks[block.ptr] = block
+        return block.ptr
+
+    def deallocate_raw(self, ptr, nbytes, stream):
+        self.blocks.pop(ptr).close(stream)
 
 
 class Answers(Plain):

@@ -27,6 +27,15 @@ def wait_for_waiters(timeline: Any, count: int = 1) -> None:
 
 
 @contextmanager
+def opened_soon(gate: Any) -> Iterator[None]:
+    """Open a gate from another thread beside a block, which waits for the work behind it."""
+    opener = threading.Timer(0.05, gate.open)
+    opener.start()
+    yield
+    opener.join()
+
+
+@contextmanager
 def without_waiting(gate: Any, patience_s: float = 30) -> Iterator[None]:
     """Let a block end before `gate` is opened.
 

@@ -25,6 +25,7 @@ from helpers.c_arena import (
 from helpers.driver import HostDriver
 from helpers.graph import Graph
 from helpers.threads import in_a_thread
+from helpers.waiting import opened_soon
 
 import gpumem
 import gpumem.integrations.c
@@ -290,11 +291,9 @@ def test_report_has_names_that_no_encoding_has_with_question_marks(c, arena):
 
 def test_synchronize_waits_for_the_streams_work(c, stream):
     gate = HostDriver().block(stream)
-    opener = threading.Timer(0.01, gate.open)
-    opener.start()
-    c.synchronize(stream)
-    assert stream.query()
-    opener.join()
+    with opened_soon(gate):
+        c.synchronize(stream)
+        assert stream.query()
 
 
 def test_report_names_c_as_the_holder(c, arena):

@@ -6,7 +6,6 @@ The CUDA provider calls the functions as these tests do; no GPU is needed.
 import ctypes
 import gc
 import sys
-import threading
 import types
 import weakref
 from functools import partial
@@ -14,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.waiting import opened_soon
 
 import gpumem
 import gpumem.integrations.onnxruntime as integration
@@ -258,10 +258,8 @@ def test_shrink_waits_for_the_legacy_stream_and_releases_all_but_weights(memory,
     gate = HostDriver().block(LEGACY)
     for _ in range(2):  # of runs
         provider.free(provider.alloc(24 * MIB))
-    opener = threading.Timer(0.01, gate.open)
-    opener.start()
-    assert memory.shrink().released_bytes
-    opener.join()
+    with opened_soon(gate):
+        assert memory.shrink().released_bytes
     assert arena.stats().reserved <= 1.02 * 4 * MIB
     provider.free(weights)
 

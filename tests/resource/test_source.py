@@ -15,6 +15,7 @@ from helpers.driver import HostDriver
 from helpers.resources import Answers
 from helpers.single_block import BLOCK, next_address, single_block_arena
 from helpers.threads import running, with_a_context_stack_of_its_own
+from helpers.waiting import opened_soon
 
 import gpumem
 from gpumem import interop
@@ -585,11 +586,9 @@ def test_shrink_leaves_a_region_that_a_recorded_stream_uses(region_in_use):
 
 def test_close_gives_a_region_back_after_every_streams_work(region_in_use):
     below, arena, side, gate, address = region_in_use
-    opener = threading.Timer(0.01, gate.open)
-    opener.start()
-    arena.close()
-    assert side.query(), "given back while a stream used it"
-    opener.join()
+    with opened_soon(gate):
+        arena.close()
+        assert side.query(), "given back while a stream used it"
     assert next_address(below) == address
 
 

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.resources import Over
 from helpers.waiting import wait_until
 
 import gpumem
@@ -154,26 +155,10 @@ def test_copied_input_or_output_that_was_closed_starts_a_new_capture(x, monkeypa
         assert len(copied) == min(runs, 2) + 2
 
 
-class OverAnArena(gpumem.MemoryResource):
-    """Has no graph pool of its own."""
-
-    def __init__(self, arena):
-        super().__init__(arena.memory)
-        self.arena, self.blocks = arena, {}
-
-    def allocate_raw(self, nbytes, stream):
-        buffer = self.arena.allocate(nbytes, stream)
-        self.blocks[buffer.ptr] = buffer
-        return buffer.ptr
-
-    def deallocate_raw(self, ptr, nbytes, stream):
-        self.blocks.pop(ptr).close(stream)
-
-
 def test_captured_scratch_stays_reserved_while_the_graph_may_run(x, driver):
     arena = gpumem.Arena("host")
 
-    for resource in (arena, gpumem.adaptors.limit(arena, 1 << 20), OverAnArena(arena)):
+    for resource in (arena, gpumem.adaptors.limit(arena, 1 << 20), Over(arena)):
         with gpumem.using_resource(resource), session_of(x) as session:
 
             def work(ctx):
@@ -397,9 +382,7 @@ def test_unfinished_launch_retains_its_inputs_and_outputs(make_arena, host, runs
 @pytest.mark.parametrize("named", ["persistent", "another stream", "the run's stream"])
 def test_unfinished_launch_retains_scratch_of_any_stream(make_arena, host, named):
     arena, other, addresses = make_arena(), gpumem.Stream("host"), []
-    session = gpumem.Session(
-        "host", {"enable_cuda_graph": True, "external_allocator": OverAnArena(arena)}
-    )
+    session = gpumem.Session("host", {"enable_cuda_graph": True, "external_allocator": Over(arena)})
     session.bind_output("y")
 
     def work(ctx):

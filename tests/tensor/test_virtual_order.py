@@ -22,6 +22,14 @@ def cache_of(arena, rows=64, **settings):
     return arena.virtual((rows, MIB), "uint8", **{"step": 2} | settings)
 
 
+def held_after(arena, cache, *streams):
+    """Return the bytes that rows hold, once the work of these streams is done."""
+    for stream in streams:
+        stream.synchronize()
+    arena.shrink()
+    return cache.held_nbytes
+
+
 def fill(cache, value, stream):
     """Queue a fill of the first row."""
     HostDriver().call("cuMemsetD8Async", cache.ptr, value, MIB, stream.ptr)
@@ -42,9 +50,7 @@ def test_pages_leave_when_the_work_before_their_release_is_done(arena, own, stre
             assert (stats.in_use, stats.reserved) == (0, 4 * MIB)
             arena.shrink()
             assert cache.held_nbytes == 4 * MIB
-    stream.synchronize()
-    arena.shrink()
-    assert cache.held_nbytes == arena.stats().reserved == 0
+    assert held_after(arena, cache, stream) == arena.stats().reserved == 0
 
 
 def test_work_queued_after_the_release_does_not_hold_pages(arena, stream):
@@ -68,9 +74,7 @@ def test_commit_takes_leaving_pages_back_as_they_are(arena, stream):
         assert cache.used_nbytes == 2 * MIB
         # Nothing was made or mapped: what came are questions about the events.
         assert arena.stats().driver_calls - calls <= 3
-    stream.synchronize()
-    arena.shrink()
-    assert cache.held_nbytes == 2 * MIB
+    assert held_after(arena, cache, stream) == 2 * MIB
     assert (cache.tensor(0, 1).numpy() == 5).all()
 
 
@@ -81,26 +85,8 @@ def test_each_release_waits_for_the_streams_of_its_own_rows(arena):
     with HostDriver().block(side):
         cache.release(0, 2)
         cache.release(2, 4)  # later, and done first
-        own.synchronize()
-        arena.shrink()
-        assert cache.held_nbytes == 4 * MIB
-    side.synchronize()
-    arena.shrink()
-    assert cache.held_nbytes == 2 * MIB
-
-
-def assert_rows_wait(arena, cache, own):
-    """Two rows are held although the work of their own stream is done."""
-    own.synchronize()
-    arena.shrink()
-    assert cache.held_nbytes == 2 * MIB
-
-
-def assert_rows_are_released(arena, cache, side):
-    """No row is held once the work of the recorded stream is done."""
-    side.synchronize()
-    arena.shrink()
-    assert cache.held_nbytes == 0
+        assert held_after(arena, cache, own) == 4 * MIB
+    assert held_after(arena, cache, side) == 2 * MIB
 
 
 def test_recorded_stream_of_a_tensor_of_rows_holds_these_rows_only(arena):
@@ -110,8 +96,8 @@ def test_recorded_stream_of_a_tensor_of_rows_holds_these_rows_only(arena):
     with HostDriver().block(side):
         cache.release(2, 4)
         cache.release(0, 2)
-        assert_rows_wait(arena, cache, own)
-    assert_rows_are_released(arena, cache, side)
+        assert held_after(arena, cache, own) == 2 * MIB
+    assert held_after(arena, cache, side) == 0
 
 
 def test_note_of_a_stream_ends_with_the_release_of_its_rows(arena):
@@ -119,16 +105,11 @@ def test_note_of_a_stream_ends_with_the_release_of_its_rows(arena):
     cache = cache_of(arena, committed=2, stream=own)
     cache.record_stream(side)
     cache.release(0, 2)
-    own.synchronize()
-    side.synchronize()
-    arena.shrink()
-    assert cache.held_nbytes == 0
+    assert held_after(arena, cache, own, side) == 0
     cache.commit(2)
     with HostDriver().block(side) as gate, without_waiting(gate):
         cache.release(0, 2)
-        own.synchronize()
-        arena.shrink()
-        assert cache.held_nbytes == 0
+        assert held_after(arena, cache, own) == 0
 
 
 def test_rows_that_are_taken_back_keep_their_note(arena):
@@ -139,8 +120,8 @@ def test_rows_that_are_taken_back_keep_their_note(arena):
         cache.release(0, 2)
         cache.commit(2)  # before the work on `side` has ended
         cache.release(0, 2)
-        assert_rows_wait(arena, cache, own)
-    assert_rows_are_released(arena, cache, side)
+        assert held_after(arena, cache, own) == 2 * MIB
+    assert held_after(arena, cache, side) == 0
 
 
 def test_notes_of_streams_that_come_and_go_keep_no_slots(arena):
@@ -241,9 +222,7 @@ def test_default_stream_of_a_dlpack_consumer_is_recorded(arena, stream):
             cache.release(0, 2)
             arena.shrink()
             assert cache.held_nbytes == 2 * MIB
-        managed.synchronize()
-        arena.shrink()
-        assert cache.held_nbytes == 0
+        assert held_after(arena, cache, managed) == 0
         cache.commit(2)
 
 

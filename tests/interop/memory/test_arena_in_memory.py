@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.waiting import opened_soon
 
 import gpumem
 from gpumem.errors import ConfigError, InUseError, OutOfMemoryError, SourceError
@@ -186,9 +186,7 @@ def test_memory_of_an_arena_is_released_after_every_streams_work(importer, descr
     buffer.record_stream(side)
     gate = HostDriver().block(side)
     buffer.close()
-    opener = threading.Timer(0.01, gate.open)
-    opener.start()
-    arena.close()
-    memory.close()
-    assert side.query(), "released while a stream used it"
-    opener.join()
+    with opened_soon(gate):
+        arena.close()
+        memory.close()
+        assert side.query(), "released while a stream used it"

@@ -13,7 +13,7 @@ from helpers.dlpack import consume
 from helpers.driver import HostDriver
 from helpers.interrupting import interrupted, more_calls
 from helpers.threads import in_a_thread, running
-from helpers.waiting import without_waiting
+from helpers.waiting import opened_soon, without_waiting
 
 import gpumem
 from gpumem import interop
@@ -177,16 +177,14 @@ def test_block_of_another_pool_is_freed_after_every_streams_work(importer, end):
     tensor.buffer.record_stream(side)
     gate = driver.block(side)
     driver.fill(tensor.buffer, 7, side)
-    opener = threading.Timer(0.01, gate.open)
-    opener.start()
-    del tensor
-    if end == "close":
-        memory.close()
-    else:
-        del memory
-        gpumem.Device("host").free_bytes  # noqa: B018  # ends what nobody refers to
-    assert side.query(), "given back while a stream used it"
-    opener.join()
+    with opened_soon(gate):
+        del tensor
+        if end == "close":
+            memory.close()
+        else:
+            del memory
+            gpumem.Device("host").free_bytes  # noqa: B018  # ends what nobody refers to
+        assert side.query(), "given back while a stream used it"
     buffer.close()
     pool.close()
 
