@@ -41,6 +41,7 @@ __all__ = [
     "PeerAccessError",
     "PoolFallbackWarning",
     "ReservationError",
+    "SleepFileError",
     "SnapshotError",
     "SourceError",
     "TimelineLostError",
@@ -234,6 +235,14 @@ class ClosedError(GpumemError, ValueError):
 
 class AsleepError(GpumemError, ValueError):
     """An arena's memory was used between `Arena.sleep` and `Arena.wake`."""
+
+
+class SleepFileError(GpumemError, OSError):
+    """The file of a sleep cannot be written or read, or another process has changed it.
+
+    `filename` is its path, `errno` the system's number; EIO if the file was changed. After a failed
+    `wake` the memory stays asleep, and `wake` can be tried again.
+    """
 
 
 class NoAllocatorError(GpumemError, LookupError):

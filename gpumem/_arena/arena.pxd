@@ -30,7 +30,7 @@ cdef class Arena(MemoryResource):
     cdef list pressure_tensors          # weak, virtual tensors with a callback; shared by tags
     cdef object captures                # Captures; None until a graph is captured
     cdef dict tags                      # name -> Tag; None until one is opened
-    cdef dict files                     # tag -> the SleepFile that holds its bytes
+    cdef object sleep_file              # the SleepFile that holds the bytes; None: none
 
     cdef void set_default_lookup(self, bint needed) noexcept
     # Allocates `asked` bytes and `extra` for their alignment. Returns ARENA_OK, ARENA_CAPTURING or

@@ -955,7 +955,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         OutOfMemoryError
             There is no room for the copy; the arena stays awake.
         OSError
-            The file cannot be written; the arena stays awake.
+            The file cannot be made, or as `SleepFileError` not be written; the arena stays awake.
         DriverError
             The driver refused; the arena stays awake. Tags of "drop" are put to sleep after all
             others: if it refused one of these, the bytes of "drop" tags may be lost.
@@ -993,6 +993,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         OutOfMemoryError, DriverError
             The driver refused, or its budget (BudgetExceededError); the tag is still asleep, and
             this can be tried again.
+        SleepFileError
+            The file cannot be read, or another process has changed it; likewise.
         ConfigError, ValueError, ClosedError
             As `sleep`.
 
@@ -1301,7 +1303,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
                 status = arena_close(self.core)
         if status == ARENA_IN_USE:
             raise_in_use(self)
-        self.files = self.last_stream = None
+        self.sleep_file = self.last_stream = None
         self.streams.clear()
         self.stale = []
         if self.heap is not None:

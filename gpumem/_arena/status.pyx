@@ -32,7 +32,7 @@ from gpumem._native.bfc cimport (
 from gpumem._native.driver cimport (
     check, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, CUstream, error_name,
 )
-from gpumem._native.pages cimport GRANULE
+from gpumem._native.pages cimport FILE_SHORTENED, GRANULE
 from gpumem._resource cimport device_figures
 from gpumem._support.process cimport report_unraisable
 
@@ -175,7 +175,7 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
     failure = source_error(arena.core)
     if status == ARENA_DRIVER_REFUSED and arena_refusal(arena.core) != CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
-        raise_refusal(arena.core)
+        raise_refusal(arena)
     raise_out_of_memory(arena, asked, extra, slot, status, failure)
 
 
@@ -201,7 +201,7 @@ cdef int require_heap(Arena arena) except -1:
 cdef int raise_half_asleep(Arena arena) except -1:
     """Raise for a sleep that was refused half-way, where undoing it was refused too."""
     try:
-        raise_refusal(arena.core)
+        raise_refusal(arena)
     except Exception as refusal:
         raise AsleepError(
             f"arena {arena.name!r} is asleep in part: the driver refused a step of sleep(), and "
@@ -209,8 +209,12 @@ cdef int raise_half_asleep(Arena arena) except -1:
             "are safe; call wake()") from refusal
 
 
-cdef int raise_refusal(ArenaCore* core) except -1:
-    return check(arena_context(core).table, arena_refusal(core), arena_refused_call(core).decode())
+cdef int raise_refusal(Arena arena) except -1:
+    cdef ArenaCore* core = arena.core
+    cdef int code = arena_refusal(core)
+    if code >= FILE_SHORTENED:
+        raise arena.sleep_file.error(arena.name, code)
+    return check(arena_context(core).table, <CUresult>code, arena_refused_call(core).decode())
 
 
 cdef int raise_source_error(Arena arena, object failure) except -1:

@@ -1,6 +1,7 @@
 """Tags of an arena: which of them sleep, in which order, and how a refused sleep is undone."""
 
 import contextlib
+import errno
 import os
 import weakref
 from collections.abc import Iterable
@@ -21,7 +22,9 @@ from gpumem._native.arena.api cimport (
     devices_are_quiet, OpenTag, sleep_sums, SleepSums, tag_adopt, tag_close, tag_now, tag_open,
 )
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
-from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
+from gpumem._native.pages cimport (
+    FILE_CHANGED, FILE_FAILED, FILE_SHORTENED, STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
+)
 from gpumem._support.events cimport event_source_join
 from gpumem._support.lease cimport views_alive
 
@@ -29,7 +32,7 @@ from gpumem._support.arguments import require
 from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted
 from gpumem.device import Device
-from gpumem.errors import ConfigError, GpumemError, InUseError, AsleepError
+from gpumem.errors import AsleepError, ConfigError, GpumemError, InUseError, SleepFileError
 
 UNTAGGED = "default"
 MODES = ("keep", "drop", "stay")
@@ -222,7 +225,7 @@ cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registere
                 sleep_one(each, None)
             else:
                 sleep_one(each, place)
-                place.note_use(arena, each, name)
+                place.note_use(each)
             done.append((name, each))
             released += before.held - sleep_sums(each.core).held
     except BaseException as error:
@@ -258,7 +261,7 @@ cdef list find_sleepers(Arena arena, object tags, bint registered_stay):
 
 
 cdef int sleep_one(Arena arena, SleepPlace place) except -1:
-    cdef StorePlace* to = NULL if place is None else place.make_room(sleep_sums(arena.core).room)
+    cdef StorePlace* to = NULL if place is None else place.make_room(arena)
     cdef int status
     with nogil:
         status = arena_sleep(arena.core, to)
@@ -311,9 +314,10 @@ cdef int wake_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
 
 cdef int forget_files(Arena arena) except -1:
     # A file is removed with the last tag that has bytes in it.
-    if arena.files:
-        asleep = arena.asleep
-        arena.files = {name: file for name, file in arena.files.items() if name in asleep}
+    cdef Arena each
+    for _, each in named_tags(arena, None):
+        if arena_is_open(each.core):
+            each.sleep_file = None
     return 0
 
 
@@ -385,40 +389,61 @@ cdef class SleepPlace:
         self.place.kind, self.place.keep = STORE_FILE, 0
         self.place.file = self.file.descriptor
 
-    cdef StorePlace* make_room(self, uint64_t nbytes) except NULL:
-        # A file gets its blocks before it is written through a mapping, because a full disk would
-        # then raise a signal.
+    cdef StorePlace* make_room(self, Arena arena) except NULL:
+        # A full disk refuses the sleep before a byte is copied.
         if self.place.kind == STORE_FILE:
+            nbytes = sleep_sums(arena.core).room
             self.place.room = nbytes + ROOM_PAGE - nbytes % ROOM_PAGE
-            os.posix_fallocate(self.place.file, self.place.offset, self.place.room)
+            self.file.nbytes = self.place.offset + self.place.room
+            arena.sleep_file = self.file
+            try:
+                os.posix_fallocate(self.place.file, self.place.offset, self.place.room)
+            except OSError as error:
+                raise self.file.error(arena.name, FILE_FAILED + error.errno) from None
         return &self.place
 
-    def note_use(self, Arena arena not None, Arena each not None, name):
-        if self.place.kind == STORE_FILE and sleep_sums(each.core).copied:
+    def note_use(self, Arena arena not None):
+        if self.place.kind == STORE_FILE and sleep_sums(arena.core).copied:
             self.place.offset += self.place.room
             self.place.room = 0
-            arena.files = {**(arena.files or {}), name: self.file}
+        else:
+            arena.sleep_file = None
 
     def close(self):
-        # Mappings keep the file.
-        if self.place.file >= 0:
-            os.close(self.place.file)
-            self.place.file = -1
-            self.file = None
+        self.file = None
 
 
 class SleepFile:
-    """The file of one call of sleep, removed when no tag has its bytes there any more."""
+    """The file of one call of sleep, removed when no tag has its bytes there any more.
+
+    It stays open: its path may be renamed.
+    """
 
     def __init__(self, to):
         # The program may change its working directory before the file is removed.
-        path = os.path.abspath(os.fsdecode(to))
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        weakref.finalize(self, remove_file, path, os.fstat(self.descriptor), os.getpid())
+        self.path = os.path.abspath(os.fsdecode(to))
+        self.nbytes = 0
+        access = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.descriptor = os.open(self.path, access, 0o600)
+        weakref.finalize(self, end_file, self.descriptor, self.path, os.getpid())
+
+    def error(self, arena, code):
+        """Return the error of a read or a write of an arena's bytes that failed with a code."""
+        if code == FILE_SHORTENED:
+            there = os.fstat(self.descriptor).st_size
+            why = f"it has {there:,} bytes, expected {self.nbytes:,}"
+        elif code == FILE_CHANGED:
+            why = "it has other bytes than were written"
+        else:
+            why = os.strerror(code - FILE_FAILED)
+        return SleepFileError(
+            code - FILE_FAILED if code > FILE_FAILED else errno.EIO,
+            f"the file with the sleeping bytes of arena {arena!r} cannot be used: {why}", self.path)
 
 
-def remove_file(path, made, process):
-    """Remove a file that this process made, unless the path names another one by now."""
+def end_file(descriptor, path, process):
+    """Close a file and, in the process that made it, remove it if the path still names it."""
     with contextlib.suppress(OSError):
-        if os.getpid() == process and os.path.samestat(os.lstat(path), made):
+        if os.getpid() == process and os.path.samestat(os.lstat(path), os.fstat(descriptor)):
             os.unlink(path)
+    os.close(descriptor)

@@ -54,6 +54,16 @@ cdef struct StoreChunk:
     uint64_t address        # 0: not made
     uint64_t nbytes
 
+cdef struct FileWindow:
+    uint64_t nbytes         # written
+    uint64_t sums[2]        # of these bytes: another process may change the file
+
+# Results of a file, above all results of the driver.
+cdef enum:
+    FILE_SHORTENED = 1000000
+    FILE_CHANGED = 1000001
+    FILE_FAILED = 1000002   # and an errno
+
 cdef struct Store:
     StorePlace place
     Backing backing         # of the chunks; not of a file's
@@ -61,6 +71,11 @@ cdef struct Store:
     StoreChunk* chunks      # of 256 MiB each, but the last
     uint32_t count
     uint64_t nbytes         # wanted now; kept chunks may have more
+    # A file is read and written in windows of 16 MiB, through the first chunk.
+    FileWindow* windows
+    uint64_t window         # number of the one in the chunk, from 1; 0: none
+    uint64_t filled         # end of the copied bytes, from the beginning of the store
+    uint64_t written        # end of the bytes that the file has
     HostPages ahead         # of chunks of pinned memory that are not there yet, during a sleep
 
 cdef struct Sleeper:

@@ -1,7 +1,7 @@
 """Memory that sleeps: its handles, its copies and the store."""
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, qsort, realloc
+from libc.stdlib cimport calloc, free, qsort, realloc
 from libc.string cimport memset
 
 from gpumem._native.backing cimport (
@@ -16,10 +16,14 @@ from gpumem._native.driver cimport (
 from gpumem._native.pages.space cimport page_create
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.events cimport note_page, REC_ASLEEP, REC_RELEASE, REC_RESERVE
-from gpumem._support.memory cimport (
-    array_reserve, MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE,
-)
+from gpumem._support.memory cimport array_reserve
 
+
+cdef extern from "files.h" nogil:
+    int FILE_ENDED
+    int file_write(int file, const void* bytes, size_t nbytes, uint64_t offset)
+    int file_read(int file, void* bytes, size_t nbytes, uint64_t offset)
+    void file_sum(const void* bytes, size_t nbytes, uint64_t* sums)
 
 cdef extern from "meminfo.h":
     uint64_t memory_available(const char* groups) noexcept nogil
@@ -32,6 +36,7 @@ cdef enum:
     PEER_GROUP = 536870912  # bytes, 512 MiB: released together in a sleep on another device,
     PEER_AHEAD = 1          # where an unmap waits for all copies that are queued (H100)
     FILE_PAGE = 4096
+    WINDOW = 16777216       # bytes, 16 MiB: of a file, read or written in one call
 
 # The copies under way of one call.
 cdef struct Copies:
@@ -383,6 +388,9 @@ cdef CUresult copies_end(Sleeper* sleeper, Copies* copies, CUresult code,
     if copies.stream != NULL and sleeper.context.table.cuStreamDestroy(
             copies.stream) != CUDA_SUCCESS:
         sleeper.context.table.cuStreamDestroy(copies.stream)
+    if sleeper.store.window:
+        sleeper.store.window = 0
+        chunk_end(&sleeper.store, &sleeper.store.chunks[0])
     return code
 
 
@@ -417,21 +425,29 @@ cdef CUresult queue_pieces(Sleeper* sleeper, CUstream stream, uint64_t end, bint
             sleeper.cursor += 1
     if code == CUDA_SUCCESS:
         code = copy_part(sleeper, stream, address, offset, length, down, call)
+    if code == CUDA_SUCCESS and down and sleeper.store.window:
+        code = window_write(sleeper, stream, call)
     return code
 
 
 cdef CUresult copy_part(Sleeper* sleeper, CUstream stream, uint64_t address, uint64_t offset,
                         uint64_t nbytes, bint down, const char** call) noexcept nogil:
-    # A copy for each chunk of the store that it crosses.
+    # A copy for each chunk of the store, or window of a file, that it crosses.
+    cdef Store* store = &sleeper.store
+    cdef bint in_file = store.place.kind == STORE_FILE
+    cdef uint64_t unit = WINDOW if in_file else CHUNK
     cdef uint64_t place, part
     cdef CUresult code = CUDA_SUCCESS
     while nbytes and code == CUDA_SUCCESS:
-        code = store_reach(sleeper, offset // CHUNK, call)
+        code = store_reach(sleeper, 0 if in_file else offset // CHUNK, call)
+        if code == CUDA_SUCCESS and in_file:
+            code = window_reach(sleeper, stream, offset // WINDOW, down, call)
         if code != CUDA_SUCCESS:
             return code
-        place = sleeper.store.chunks[offset // CHUNK].address + offset % CHUNK
-        part = min(nbytes, CHUNK - offset % CHUNK)
+        place = store.chunks[0 if in_file else offset // CHUNK].address + offset % unit
+        part = min(nbytes, unit - offset % unit)
         code = copy_one(sleeper, stream, address, place, part, down, call)
+        store.filled = offset + part
         address += part
         offset += part
         nbytes -= part
@@ -455,6 +471,65 @@ cdef CUresult copy_one(Sleeper* sleeper, CUstream stream, uint64_t address, uint
         address, context.primary, place, other.primary, nbytes, stream))
 
 
+# ---- a file --------------------------------------------------------------------------------------
+
+
+cdef CUresult window_reach(Sleeper* sleeper, CUstream stream, uint64_t index, bint down,
+                           const char** call) noexcept nogil:
+    # Moves the chunk to another window of the file. Copies from and to it end before.
+    cdef Store* store = &sleeper.store
+    cdef CUresult code = CUDA_SUCCESS
+    if store.window == index + 1:
+        return code
+    if store.window and down:
+        code = window_write(sleeper, stream, call)
+    elif store.window:
+        code = note_call(sleeper.calls, call, "cuStreamSynchronize",
+                         sleeper.context.table.cuStreamSynchronize(stream))
+    if code == CUDA_SUCCESS:
+        store.window = index + 1
+        if not down:
+            code = window_read(store, call)
+    return code
+
+
+cdef CUresult window_write(Sleeper* sleeper, CUstream stream, const char** call) noexcept nogil:
+    # Writes the bytes that were copied into the window since the last call.
+    cdef Store* store = &sleeper.store
+    cdef FileWindow* window = &store.windows[store.window - 1]
+    cdef uint64_t begin = max(store.written, (store.window - 1) * WINDOW)
+    cdef const char* bytes = <const char*>store.chunks[0].address + begin % WINDOW
+    cdef int error
+    cdef CUresult code = note_call(sleeper.calls, call, "cuStreamSynchronize",
+                                   sleeper.context.table.cuStreamSynchronize(stream))
+    if code != CUDA_SUCCESS or store.filled <= begin:
+        return code
+    error = file_write(store.place.file, bytes, store.filled - begin, store.place.offset + begin)
+    if error != 0:
+        call[0] = "pwrite"
+        return <CUresult>(FILE_FAILED + error)
+    file_sum(bytes, store.filled - begin, window.sums)
+    window.nbytes += store.filled - begin
+    store.written = store.filled
+    return CUDA_SUCCESS
+
+
+cdef CUresult window_read(Store* store, const char** call) noexcept nogil:
+    cdef FileWindow* window = &store.windows[store.window - 1]
+    cdef void* bytes = <void*>store.chunks[0].address
+    cdef uint64_t[2] sums
+    cdef int error = file_read(store.place.file, bytes, window.nbytes,
+                               store.place.offset + (store.window - 1) * WINDOW)
+    call[0] = "pread"
+    if error != 0:
+        return <CUresult>(FILE_SHORTENED if error == FILE_ENDED else FILE_FAILED + error)
+    sums[0] = sums[1] = 0
+    file_sum(bytes, window.nbytes, sums)
+    if sums[0] != window.sums[0] or sums[1] != window.sums[1]:
+        return <CUresult>FILE_CHANGED
+    return CUDA_SUCCESS
+
+
 # ---- the store -----------------------------------------------------------------------------------
 
 cdef bint store_open(Store* store, DeviceContext* context, const StorePlace* place,
@@ -467,8 +542,17 @@ cdef bint store_open(Store* store, DeviceContext* context, const StorePlace* pla
     if store.place.kind != place.kind or place.kind != STORE_HOST:
         store_close(store, 0)
         kept = 0
+    if place.kind != STORE_DEVICE and (store.backing.context == NULL
+                                       or store.place.kind == STORE_DEVICE):
+        pinned_init(&store.backing, context)
     store.place = place[0]
     store.nbytes = nbytes
+    if place.kind == STORE_FILE:
+        count = min(count, <uint32_t>1)
+        store.written = 0
+        store.windows = <FileWindow*>calloc(nbytes // WINDOW + 1, sizeof(FileWindow))
+        if store.windows == NULL:
+            return False
     if count > store.count:
         chunks = <StoreChunk*>realloc(store.chunks, count * sizeof(StoreChunk))
         if chunks == NULL:
@@ -486,8 +570,6 @@ cdef bint store_open(Store* store, DeviceContext* context, const StorePlace* pla
         store.access.count += 1
         store.backing.access = &store.access
         return True
-    if store.backing.context == NULL:
-        pinned_init(&store.backing, context)
     # A copy that does not fit would be found out only half-way.
     available = memory_available(CONTROL_GROUPS)
     return available == 0 or nbytes <= available + kept
@@ -498,20 +580,13 @@ cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) n
     cdef Store* store = &sleeper.store
     cdef StoreChunk* chunk = &store.chunks[index]
     cdef uint64_t nbytes = chunk_bytes(store, index)
-    cdef void* mapped
     cdef CUresult code = CUDA_SUCCESS
     if chunk.address and chunk.nbytes >= nbytes:
         return CUDA_SUCCESS
     if chunk.address and not chunk_end(store, chunk):
         call[0] = store.backing.call
         return CUDA_ERROR_UNKNOWN
-    if store.place.kind == STORE_FILE:
-        mapped = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, store.place.file,
-                      <long>(store.place.offset + index * CHUNK))
-        chunk.address = <uint64_t>mapped
-        code = CUDA_ERROR_OUT_OF_MEMORY if mapped == MAP_FAILED else CUDA_SUCCESS
-    else:
-        code = chunk_reserve(store, nbytes, &chunk.address, call)
+    code = chunk_reserve(store, nbytes, &chunk.address, call)
     chunk.nbytes = nbytes
     if code != CUDA_SUCCESS:
         chunk.address = 0
@@ -538,9 +613,9 @@ cdef CUresult chunk_reserve(Store* store, uint64_t nbytes, uint64_t* address,
 
 
 cdef uint64_t chunk_bytes(const Store* store, uint64_t index) noexcept nogil:
-    cdef uint64_t granule = FILE_PAGE if store.place.kind == STORE_FILE else max(
-        store.backing.granule, <uint64_t>FILE_PAGE)
-    cdef uint64_t nbytes = min(<uint64_t>CHUNK, store.nbytes - index * CHUNK)
+    cdef uint64_t granule = max(store.backing.granule, <uint64_t>FILE_PAGE)
+    cdef uint64_t most = WINDOW if store.place.kind == STORE_FILE else CHUNK
+    cdef uint64_t nbytes = min(most, store.nbytes - index * CHUNK)
     return (nbytes + granule - 1) // granule * granule
 
 
@@ -557,10 +632,8 @@ cdef uint64_t store_lacks(const Store* store) noexcept nogil:
 cdef bint chunk_end(Store* store, StoreChunk* chunk) noexcept nogil:
     if chunk.address == 0:
         return True
-    if store.place.kind == STORE_FILE:
-        munmap(<void*>chunk.address, chunk.nbytes)
-    elif (backing_release(&store.backing, chunk.address, chunk.nbytes) != CUDA_SUCCESS
-          and backing_release(&store.backing, chunk.address, chunk.nbytes) != CUDA_SUCCESS):
+    if (backing_release(&store.backing, chunk.address, chunk.nbytes) != CUDA_SUCCESS
+            and backing_release(&store.backing, chunk.address, chunk.nbytes) != CUDA_SUCCESS):
         return False            # refused once more
     chunk.address = 0
     return True
@@ -578,6 +651,8 @@ cdef void store_close(Store* store, uint64_t keep) noexcept nogil:
     # Memory that the driver refuses to release is kept.
     cdef uint64_t held = store_bytes(store)
     cdef StoreChunk* last
+    free(store.windows)
+    store.windows = NULL
     while store.count and held > keep:
         last = &store.chunks[store.count - 1]
         if not chunk_end(store, last):

@@ -41,4 +41,10 @@ static inline int file_read(int file, void *bytes, size_t nbytes, uint64_t offse
     return 0;
 }
 
+/* Adds words to Fletcher's two sums, which depend on the order of the words. */
+static inline void file_sum(const void *bytes, size_t nbytes, uint64_t sums[2]) {
+    const uint64_t *words = bytes;
+    for (size_t i = 0; i < nbytes / sizeof(uint64_t); i++) sums[1] += sums[0] += words[i];
+}
+
 #endif
