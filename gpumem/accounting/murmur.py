@@ -6,7 +6,7 @@ import struct
 
 WORD = 0xFFFFFFFF
 C = (0x239B961B, 0xAB0E9789, 0x38B34AE5, 0xA1E38B93)
-# For each of the four lanes: how far a word of input rotates; how far its state, and what is added.
+# For each of the four lanes: the rotation of a word of input; that of its state, and an addend.
 TURN = (15, 16, 17, 18)
 STEP = ((19, 0x561CCD1B), (17, 0x0BCAA747), (15, 0x96CD1C35), (13, 0x32AC3B17))
 

@@ -110,7 +110,7 @@ class FallbackAdaptor(Adaptor):
         return any(upstream.is_arena for upstream in self.upstreams)
 
     def shrink(self) -> ShrinkReport:
-        """Shrink every resource; the report sums up what they released and retained."""
+        """Shrink every resource; the report has the sums of their reports."""
         reports = [upstream.shrink() for upstream in self.upstreams]
         return ShrinkReport(
             sum(report.released_bytes for report in reports),

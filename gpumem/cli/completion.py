@@ -26,15 +26,12 @@ _HELP = {
 @click.pass_context
 def completion(context: click.Context, shell: str, as_json: bool) -> None:
     """Print the script for SHELL that completes commands, options, devices and traces."""
-    script = _script(context.find_root().command, shell)
+    made = get_completion_class(shell)
+    assert made is not None, f"click has no completion for {shell}"
+    # The method of the base class: bash's own runs bash, which may be missing, for its version.
+    complete = made(context.find_root().command, {}, "gpumem", VARIABLE)
+    script = ShellComplete.source(complete).strip()
     if as_json:
         print_json({"shell": shell, "script": script})
     else:
         click.echo(script)
-
-
-def _script(command: click.Command, shell: str) -> str:
-    made = get_completion_class(shell)
-    assert made is not None, f"click has no completion for {shell}"
-    # The method of the base class: bash's own runs bash, which may be missing, for its version.
-    return ShellComplete.source(made(command, {}, "gpumem", VARIABLE)).strip()

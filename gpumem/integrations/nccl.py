@@ -69,7 +69,7 @@ def register(memory: Buffer | _OverBuffer, communicators: Any) -> NcclRegistrati
         One, or several of the block's device, each a ``torch.distributed`` process group with the
         NCCL backend, an object with the address of an ``ncclComm_t`` as ``ptr`` (nccl4py) or
         ``comm`` (CuPy), or that address. A communicator given by its address must outlive the
-        registration; the others are asked whether they still exist.
+        registration; the others are checked for existence.
 
     Returns
     -------
@@ -256,7 +256,7 @@ class _Communicator(NamedTuple):
     """An ``ncclComm_t``, and its owner."""
 
     ptr: int
-    owner: Any  # of torch.distributed: asked again before each deregistration; None: the caller
+    owner: Any  # of torch.distributed, checked before each deregistration; None: the caller
 
     def exists(self) -> bool:
         return self.owner is None or _pointer_of_group(self.owner) == self.ptr

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contents:
-    """Description of the memory behind a handle.
+    """Description of the memory of a handle.
 
     Attributes
     ----------

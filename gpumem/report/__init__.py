@@ -143,7 +143,7 @@ def write_report(
         Every resource of the process is being recorded, so a replay cannot be recorded.
     OSError
         The page cannot be written: `path` is a folder or empty, or its folder is missing or
-        read-only, which is told before a source is read; or the disk is full.
+        read-only, which is checked before a source is read; or the disk is full.
     ConfigError
         The page is a source.
     TypeError

@@ -147,6 +147,7 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
         np.concatenate([blocks.size[kept], segments.nbytes]),
     )
     moving = blocks.moving[shown]
+    ends = np.searchsorted(moving, segments.end)
     stack, stacks = _stacks(trace, blocks, kept)
     frames, stack_frames = _frames_of(stacks)
     return {
@@ -181,7 +182,8 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
             "segmentOffset": column(drawn.offset[np.count_nonzero(kept) :]),
             "segmentSize": column(segments.nbytes),
             "segmentBegin": column(np.searchsorted(moving, segments.begin)),
-            "segmentEnd": column(_ends(segments, moving)),
+            # A segment that never ends has the number of moves.
+            "segmentEnd": column(np.where(segments.end < 0, moving.size, ends)),
         },
     }
 
@@ -201,12 +203,6 @@ def _addresses(
             address = each.placement.address[blocks.allocation]
             return address, each.placement.segments or _NO_SEGMENTS, "replayed"
     return np.zeros(blocks.count, np.uint64), _NO_SEGMENTS, "unknown"
-
-
-def _ends(segments: Segments, moving: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the move at which each segment ends: the number of moves if it never does."""
-    ends = np.searchsorted(moving, segments.end)
-    return np.where(segments.end < 0, moving.size, ends)
 
 
 def _stacks(

@@ -13,7 +13,7 @@ HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 
 _HOUR_US = 3600 * 1_000_000
 _DAY_US = 24 * _HOUR_US
-# spdlog's time of day; the microseconds stand behind a colon in old logs, a point in new ones.
+# spdlog's time of day; the microseconds follow a colon in old logs, a point in new ones.
 _TIME_OF_DAY = re.compile(r"(\d{1,2}):(\d{2}):(\d{2})(?:[:.](\d{1,6}))?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,9})|\d{1,18}", re.ASCII)
 _POINTER = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.IGNORECASE | re.ASCII)

@@ -35,8 +35,8 @@ def allocator(resource: MemoryResource, *, captures: bool = False) -> object:
     resource : Arena
         Its memory has an alignment of at most 256.
     captures : bool
-        Whether C passes streams that capture graphs. Then each allocation asks the driver whether
-        its stream does, and a graph pool, which needs the interpreter, serves it.
+        Whether C passes streams that capture graphs. Then each allocation queries the driver for
+        its stream, and a graph pool, which needs the interpreter, serves it.
 
     Returns
     -------

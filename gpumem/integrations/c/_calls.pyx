@@ -82,7 +82,7 @@ cdef enum:
 cdef struct Handed:
     gpumem_arena arena          # the first member: the part that C sees
     AllocatorHook* hook
-    bint captures               # a stream may capture a graph: the driver is asked whether it does
+    bint captures               # streams may capture graphs: the driver is queried for it
     uint32_t refused            # ArenaStatus of the last allocation that failed (atomic)
     int32_t references          # the capsule's, those of `retain`, its captured blocks' (atomic)
     Deferred end

@@ -14,7 +14,7 @@ The owner of a tensor's bytes on the way:
 
 1. Both workers are set up so, of one user, and reach each other's sockets (one host, one network
    namespace), and the block is of `share_from` bytes or more: a descriptor travels. The sender
-   holds it until the receiver has asked for it, or `expires` seconds have passed. The receiver maps
+   holds it until the receiver has requested it, or `expires` seconds have passed. The receiver maps
    the memory, which both own then: it is released to the device when neither has it any more, in
    any order, also if one is killed. The sender's budget counts it as long as the sender has it,
    the receiver's as long as its result is kept there.

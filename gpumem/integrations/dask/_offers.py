@@ -1,4 +1,4 @@
-"""Descriptors that a worker holds for others until they ask for them."""
+"""Descriptors that a worker holds for others until they request them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from gpumem.integrations.dask._store import Away, pinned_copy
 from gpumem.integrations.dask._worker import ANNOUNCED, OFFER, Worker, current
 from gpumem.interop.sharing import attach, export
 
-# A receiver asks on its event loop: a sender that is stopped must not stop it for long.
+# A receiver waits on its event loop, which a sender that is stopped must not stop for long.
 TIMEOUT = 10.0
 
 

@@ -181,7 +181,7 @@ class Worker:
         self.sent_descriptors = 0
         self.sent_bytes = 0
         self.store: Store | None = None
-        self.received = 0  # descriptors that were asked for here
+        self.received = 0  # descriptors that were requested here
         self._outside: set[int] = set()  # ids of transfers' buffers since the last collection
         self._activity = (0, 0)  # allocations and `received` at the last scan
         self._idle_scans = 0  # since then

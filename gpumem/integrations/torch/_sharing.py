@@ -1,7 +1,7 @@
 """PyTorch's tensors in other processes: blocks by a text that `torch.multiprocessing` carries.
 
 The text names a process that has the block, the block's address, and the mapping that begins there.
-The other process asks that one by its socket (`gpumem.integrations._common.descriptors`) for a
+The other process requests of that one, by its socket (`gpumem.integrations._common.descriptors`), a
 descriptor of each page that the block lies in, and maps the pages in a row. It keeps the mapping
 for a moment after its last use (`_mappings`), and uses it again for a text that names the same
 memory. PyTorch itself counts the references across processes, and keeps the block until the last

@@ -332,7 +332,7 @@ class Allocator final : public CUDAAllocator {
         std::lock_guard<std::mutex> lock(observers_mutex_);
         observers_.push_back(std::move(observer));
     }
-    /* Nothing is refused before the driver was asked, so that there is nothing to observe. */
+    /* Every refusal comes from the driver or a limit, and none before, so that none is observed here. */
     void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) {}
 
     /* ---- other devices and other processes ---- */

@@ -64,7 +64,8 @@ def place_tensor(
     else:
         steps = _rows(lengths, dtype.itemsize, row_pitch)
     count = prod(lengths)
-    extent = _extent(lengths, steps, dtype.itemsize) if count else 0
+    reach = sum((length - 1) * step for length, step in zip(lengths, steps, strict=True))
+    extent = dtype.itemsize + reach if count else 0
     if memory.offset + start + extent > memory.size:
         raise OutOfBoundsError(
             f"a tensor of {exact_size(extent)} at offset {start} of the memory, which begins at "
@@ -125,10 +126,6 @@ def _rows(lengths: tuple[int, ...], itemsize: int, pitch: int | None) -> tuple[i
             f"row_pitch {pitch!r} needs at least two dimensions; shape is {lengths}"
         )
     return tuple(reversed(steps))
-
-
-def _extent(lengths: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> int:
-    return itemsize + sum((length - 1) * step for length, step in zip(lengths, steps, strict=True))
 
 
 def require_aligned(

@@ -180,10 +180,16 @@ cdef class Timeline:
         cdef uint64_t number = value_in(value, 1, "value")
         cdef uint64_t deadline = deadline_of(timeout)
         self.enter()
-        if self.core.page == NULL:
-            wait_by_stream(self, number, deadline, timeout)
-        elif timeline_look(self.core.page, number) != TIMELINE_OK:
-            wait_for_page(self, number, deadline, timeout)
+        if self.core.page != NULL and timeline_look(self.core.page, number) == TIMELINE_OK:
+            return
+        self.inside += 1
+        try:
+            if self.core.page == NULL:
+                wait_by_stream(self, number, deadline, timeout)
+            else:
+                wait_for_page(self, number, deadline, timeout)
+        finally:
+            self.inside -= 1
 
     def signal(self, value):
         """Set the value now.
@@ -407,47 +413,37 @@ cdef int wait_for_page(Timeline timeline, uint64_t value, uint64_t deadline,
                        object timeout) except -1:
     cdef Outcome out
     cdef uint64_t spin = spin_time
-    cdef int status = CORE_LATE
-    timeline.inside += 1
-    try:
-        while True:
-            with nogil:
-                status = core_wait(timeline.core, value, min(deadline, timeline_now() + SLICE),
-                                   spin, &out)
-            if status != CORE_LATE or timeline_now() >= deadline:
-                break
-            spin = 0
-            PyErr_CheckSignals()
-    finally:
-        timeline.inside -= 1
-    return report(timeline, status, &out, (value, timeout))
+    cdef int status
+    while True:
+        with nogil:
+            status = core_wait(timeline.core, value, min(deadline, timeline_now() + SLICE), spin,
+                               &out)
+        if status != CORE_LATE or timeline_now() >= deadline:
+            return report(timeline, status, &out, (value, timeout))
+        spin = 0
+        PyErr_CheckSignals()
 
 
 cdef int wait_by_stream(Timeline timeline, uint64_t value, uint64_t deadline,
                         object timeout) except -1:
     cdef Outcome out
     cdef CUstream stream
+    cdef DeviceContext* context = &timeline.driver_device.context
     cdef int status
-    timeline.inside += 1
+    with nogil:
+        status = core_wait_begin(timeline.core, context, &stream, value, &out)
+    report(timeline, status, &out, value)
     try:
-        with nogil:
-            status = core_wait_begin(timeline.core, &timeline.driver_device.context, &stream, value,
-                                     &out)
-        report(timeline, status, &out, value)
-        try:
-            while True:
-                with nogil:
-                    status = core_wait_go_on(&timeline.driver_device.context, stream,
-                                             min(deadline, timeline_now() + SLICE), &out)
-                if status != CORE_LATE or timeline_now() >= deadline:
-                    break
-                PyErr_CheckSignals()
-        finally:
+        while True:
             with nogil:
-                core_wait_end(&timeline.driver_device.context, stream)
+                status = core_wait_go_on(context, stream, min(deadline, timeline_now() + SLICE),
+                                         &out)
+            if status != CORE_LATE or timeline_now() >= deadline:
+                return report(timeline, status, &out, (value, timeout))
+            PyErr_CheckSignals()
     finally:
-        timeline.inside -= 1
-    return report(timeline, status, &out, (value, timeout))
+        with nogil:
+            core_wait_end(context, stream)
 
 
 cdef int wait_until_idle(Timeline timeline, uint64_t deadline) except -1:

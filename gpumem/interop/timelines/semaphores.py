@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpumem.device import Device
 from gpumem.errors import UnsupportedHandleTypeError
 from gpumem.interop.descriptors import (
@@ -17,10 +15,7 @@ from gpumem.interop.descriptors import (
     require_device,
 )
 from gpumem.interop.descriptors import consume as consume_handle
-from gpumem.interop.timelines._timeline import HostTimeline, import_fd
-
-if TYPE_CHECKING:
-    from gpumem.interop.timelines._timeline import Timeline
+from gpumem.interop.timelines._timeline import HostTimeline, Timeline, import_fd
 
 
 def semaphore_capability(device: Device | str, kind: SemaphoreType) -> InteropCapability:
@@ -93,10 +88,9 @@ def import_semaphore(
         raise UnsupportedHandleTypeError(able.reason)
     require_device(descriptor, where)
     require_consumable(descriptor.handle, consume)
-    is_of_host = descriptor.type is SemaphoreType.HOST_TIMELINE
     timeline: Timeline
     with duplicate(descriptor.handle) as own:
-        if is_of_host:
+        if descriptor.type is SemaphoreType.HOST_TIMELINE:
             timeline = HostTimeline.from_fd(own, where)
         else:
             timeline = import_fd(where, own.fileno())

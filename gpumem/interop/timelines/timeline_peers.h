@@ -38,7 +38,7 @@ static inline uint64_t timeline_process_mark(void) {
     return mark | 1;
 }
 
-/* Lock, unlock or ask (F_OFD_GETLK) about an entry, by the file's description; 0: success. */
+/* Lock, unlock or query (F_OFD_GETLK) an entry, by the file's description; 0: success. */
 static inline int peer_lock(int file, int entry, int command, short *type) {
     struct flock range = {.l_type = *type, .l_whence = SEEK_SET, .l_len = sizeof(TimelinePeer)};
     range.l_start = (off_t)(offsetof(TimelinePage, peers) + (size_t)entry * sizeof(TimelinePeer));

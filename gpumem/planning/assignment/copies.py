@@ -178,7 +178,8 @@ def uses_of(placement: Placement) -> dict[Value, Uses]:
 
 
 def _home(placement: Placement, value: Value, uses: Uses) -> MemoryInfo:
-    devices = list(dict.fromkeys(_devices(uses)))
+    makers = [] if uses.maker is None else [uses.maker]
+    devices = list(dict.fromkeys([*makers, *uses.readers]))
     if not devices:
         return MemoryInfo(HOST)
     first = devices[0]
@@ -190,12 +191,6 @@ def _home(placement: Placement, value: Value, uses: Uses) -> MemoryInfo:
         return MemoryInfo(devices[0])
     shared = placement.target_of(first).shared_memory
     return MemoryInfo(devices[0]) if shared is None else shared
-
-
-def _devices(uses: Uses) -> Iterator[Device]:
-    if uses.maker is not None:
-        yield uses.maker
-    yield from uses.readers
 
 
 def _copies_of(value: Value, home: MemoryInfo, uses: Uses) -> Iterator[PlannedCopy]:

@@ -315,7 +315,7 @@ class ModelGraph(_Immutable):
     ) -> ModelGraph:
         """Read an ONNX model.
 
-        Shapes are inferred; weights in files beside the model are not loaded. ``Constant`` nodes
+        Shapes are inferred; weights in files next to the model are not loaded. ``Constant`` nodes
         become weights, functions of the model are inlined, bodies of If, Loop and Scan are read.
         Needs the package ``onnx`` (``pip install onnx``).
 

@@ -206,13 +206,10 @@ def _scratch_of(node: Node, alignment: int) -> Value | None:
     """
     if not node.body_graphs:
         return None
-    sizes = [_peak_of(body, alignment) for body in node.body_graphs.values()]
+    bodies = (list(_blocks_of(body, alignment)) for body in node.body_graphs.values())
+    sizes = [assign_offsets(blocks).peak for blocks in bodies]
     nbytes = max(sizes) if node.op_type in RUN_ONE_BODY else sum(sizes)
     return Value(f"{node.makes[0].name if node.makes else node.name}/bodies", "uint8", (nbytes,))
-
-
-def _peak_of(graph: ModelGraph, alignment: int) -> int:
-    return assign_offsets(list(_blocks_of(graph, alignment))).peak
 
 
 def _blocks_of(graph: ModelGraph, alignment: int) -> Iterator[BlockLifetime]:

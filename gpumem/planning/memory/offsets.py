@@ -90,7 +90,8 @@ def assign_offsets(blocks: Sequence[BlockLifetime], strategy: str = "auto") -> L
     bound = lower_bound(blocks)
     best: Layout | None = None
     for name in names:
-        layout = _laid_out(blocks, name)
+        offsets = STRATEGIES[name](blocks)
+        layout = Layout(offsets, peak_of(blocks, offsets), name)
         if best is None or layout.peak < best.peak:
             best = layout
         if best.peak == bound:
@@ -107,11 +108,6 @@ def _names_for(count: int) -> list[str]:
     if count <= EXACT_LIMIT:
         names.append("exact")
     return names
-
-
-def _laid_out(blocks: Sequence[BlockLifetime], name: str) -> Layout:
-    offsets = STRATEGIES[name](blocks)
-    return Layout(offsets, peak_of(blocks, offsets), name)
 
 
 def peak_of(blocks: Sequence[BlockLifetime], offsets: Sequence[int]) -> int:
@@ -232,8 +228,8 @@ class _Placed:
 
     def add(self, block: BlockLifetime) -> int:
         first, last, offset, end = self._table[:, : self._count]
-        beside = np.flatnonzero((first <= block.last) & (last >= block.first))
-        place = _smallest_hole(offset[beside], end[beside], block.nbytes)
+        alive = np.flatnonzero((first <= block.last) & (last >= block.first))
+        place = _smallest_hole(offset[alive], end[alive], block.nbytes)
         self.keep(block, place)
         return place
 
@@ -355,8 +351,8 @@ class _Search:
 
     def _lowest_place(self, block: BlockLifetime) -> int:
         """Return the highest end of blocks alive with it: later blocks do not lie lower."""
-        beside = (e for o, e in self._placed if o.first <= block.last and o.last >= block.first)
-        return max(beside, default=0)
+        ends = (e for o, e in self._placed if o.first <= block.last and o.last >= block.first)
+        return max(ends, default=0)
 
 
 STRATEGIES: dict[str, Callable[[Sequence[BlockLifetime]], list[int]]] = {

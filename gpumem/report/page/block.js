@@ -1,4 +1,4 @@
-// ---- one block: what the pointer shows of it, and all that is known of it ----------------------
+// ---- one block: a few facts next to the pointer, all of them in a panel -----------------------
 
 function blockFacts(app, b) {
   const { run } = app;
@@ -16,7 +16,7 @@ function definitions(pairs) {
   return make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
 
-// A few facts beside the pointer.
+// A few facts next to the pointer.
 function showTip(app, b, x, y) {
   const tip = element("tip");
   tip.hidden = b < 0;

@@ -89,7 +89,7 @@ function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands,
   return chart;
 }
 
-// The moment whose state is shown, as a line over a chart, which is not drawn again for it.
+// The moment that is shown, as a line over a chart, which is not drawn again for it.
 // The chart's own scales follow later than the view, so places come from the view.
 function placeMarker(app, { marker }) {
   const x = app.run.x(app.moment, app.view.axis);

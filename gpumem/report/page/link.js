@@ -1,6 +1,6 @@
 // ---- the view as a link ------------------------------------------------------------------------
-// Everything that was chosen stands behind the # of the page's address, so that a copy of the address
-// shows the same. What was not chosen is left out.
+// Every choice stands after the # of the page's address, so that a copy of the address shows the
+// same. Usual values are left out.
 
 const LINKED = { run: "number", with: "number", axis: "text", by: "text", from: "number", to: "number", low: "number",
   high: "number", at: "number", block: "number", policy: "number", owner: "number", stream: "number", stack: "number",

@@ -14,7 +14,7 @@ class App {
 
   // -- which runs are shown, and how
 
-  // Show what a link describes; what it leaves out is as on a fresh page.
+  // Show the state that a link describes; other choices are as on a fresh page.
   open(link) {
     this.run = this.runs[link.run] ?? this.runs[0];
     const has = (list, value) => value in list;
@@ -160,7 +160,7 @@ class App {
     this.show(x0 + share * (x1 - x0), x1 + share * (x1 - x0));
   }
 
-  // Show the state behind a move; the window follows.
+  // Show the state after a move; the window follows.
   goTo(move) {
     const { run, view } = this;
     view.at = Math.max(0, Math.min(run.moves - 1, move));

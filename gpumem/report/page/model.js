@@ -111,7 +111,7 @@ class Run {
     return last > first ? [first, last + (last - first) * 1e-6] : [first, first + 1e-6];
   }
 
-  // The first move at or behind a place on the axis.
+  // The first move at or after a place on the axis.
   moveAt(x, axis) {
     if (axis === "event") return Math.max(0, Math.min(this.moves, Math.ceil(x - 1)));
     let low = 0, high = this.moves;
@@ -201,7 +201,7 @@ class Run {
     return found;
   }
 
-  // -- one moment: the state behind a move
+  // -- one moment: the state after a move
 
   isLive(b, move) { return this.begin[b] <= move && this.end[b] > move; }
 
@@ -239,7 +239,7 @@ class Run {
     return { counts, sums };
   }
 
-  // Most bytes live on each stream within each of so many columns of a window.
+  // The peak of live bytes on each stream within each of `columns` columns of a window.
   streamColumns(first, stop, columns, view) {
     const now = new Float64Array(this.streams);
     const rows = Array.from(now, () => new Float64Array(columns));

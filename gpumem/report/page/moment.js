@@ -1,5 +1,5 @@
 // ---- the state at one moment -------------------------------------------------------------------
-// All addresses from left to right in a few rows, as lines of a text. A moment is the state behind a
+// All addresses from left to right in a few rows, as lines of a text. A moment is the state after a
 // move; without a choice it is the highest point that is shown.
 
 const ROW_HEIGHT = 26;
@@ -107,7 +107,7 @@ function momentView(app) {
   };
 }
 
-// What happened last, and when.
+// The last event, and its time.
 function momentText(app) {
   const { run, moment } = app;
   if (!run.moves) return "Nothing happened.";

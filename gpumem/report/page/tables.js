@@ -80,7 +80,7 @@ function groupsTable(app) {
         : " The file has no owners, so blocks are grouped by size: a line of a program usually allocates one size.");
 }
 
-// What the group of the same name has in the other run, and how much more it is here.
+// The bytes of the group of the same name in the other run, and the difference here.
 function compareCells(app, name, here) {
   const there = app.otherBytes.get(name) ?? 0;
   const more = here - there;

@@ -1,5 +1,5 @@
 // ---- bytes over time ---------------------------------------------------------------------------
-// Live bytes are stacked by group, so that the highest point shows what it is made of.
+// Live bytes are stacked by group, so that the highest point shows its parts.
 
 function timelineChart(app) {
   const line = (color, more = {}) => ({
@@ -27,7 +27,7 @@ function timelineChart(app) {
     if (!chart.dragged) app.goTo(app.run.moveBehind(x, app.view.axis));
   });
 
-  // What the lines are, with their values at the cursor.
+  // The names of the lines, with their values at the cursor.
   function tell(at) {
     const { run, other } = app;
     const values = at == null ? [] : chart.data.map((column) => column[at]);
