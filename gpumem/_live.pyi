@@ -1,5 +1,6 @@
 COUNTERS: tuple[str, ...]
 COUNTERS_FORMAT: str
+VERSION: int
 FOLDER: str
 PERIOD: float
 

@@ -64,7 +64,7 @@ def enable(resource: ResourceLike = None) -> None:
     ConfigError, TypeError
         cuda.core cannot use a resource.
     """
-    _of_this_thread.switch.enable(_setting(resource))
+    _of_this_thread.switch.enable(Setting(Resources("cuda.core", resource)))
 
 
 def disable() -> None:
@@ -87,7 +87,7 @@ def using(resource: ResourceLike = None) -> Using:
         Raised by this call: cuda.core cannot use a resource. Entering raises the others of
         `enable`.
     """
-    return Using(_of_this_thread.switch, _setting(resource))
+    return Using(_of_this_thread.switch, Setting(Resources("cuda.core", resource)))
 
 
 def status() -> Status:
@@ -197,10 +197,6 @@ def _parts() -> ModuleType:
 
 
 # ---- enable, disable, using ----------------------------------------------------------------------
-
-
-def _setting(given: ResourceLike) -> Setting:
-    return Setting(Resources("cuda.core", given))
 
 
 class _CudaCore(PerDevice):

@@ -81,7 +81,7 @@ def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | Non
     CuPy does not report its current pinned allocator, so `disable` restores CuPy's default pool. If
     you have set another pinned allocator, pass ``pinned=False``.
     """
-    _switch.enable(_setting(resource, pinned))
+    _switch.enable(setting_with_pinned(_resources(resource), pinned))
 
 
 def disable() -> None:
@@ -108,7 +108,7 @@ def using(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None
     ConfigError, TypeError
         Raised by this call: CuPy cannot use a resource. Entering raises the others of `enable`.
     """
-    return Using(_switch, _setting(resource, pinned))
+    return Using(_switch, setting_with_pinned(_resources(resource), pinned))
 
 
 def status() -> Status:
@@ -143,10 +143,6 @@ def allocator(resource: ResourceLike = None) -> Callable[[int], Any]:
 def _resources(given: ResourceLike) -> Resources:
     kinds = (MemoryKind.HOST,) if _device_type == "host" else REACHABLE
     return Resources("CuPy", given, kinds=kinds, device_type=_device_type)
-
-
-def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Setting:
-    return setting_with_pinned(_resources(resource), pinned)
 
 
 # ---- CuPy's side ---------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def enable(resource: ResourceLike = None) -> None:
     of the CUDA runtime: a toolkit under CUDA_HOME, CUDA_PATH or /usr/local/cuda, or the wheels
     nvidia-cuda-runtime and nvidia-cuda-crt. A graph pool serves a stream that captures a graph.
     """
-    _switch.enable(_setting(resource))
+    _switch.enable(Setting(Resources("RMM", resource)))
 
 
 def disable() -> None:
@@ -92,7 +92,7 @@ def using(resource: ResourceLike = None) -> Using:
     ConfigError, TypeError
         Raised by this call: RMM cannot use a resource. Entering raises the others of `enable`.
     """
-    return Using(_switch, _setting(resource))
+    return Using(_switch, Setting(Resources("RMM", resource)))
 
 
 @dataclass(frozen=True)
@@ -201,10 +201,6 @@ class _FromRmm(MemoryResource):
 
     def deallocate_raw(self, ptr: int, nbytes: int, stream: Stream) -> None:
         self._source.deallocate(ptr, nbytes, self._stream_type(stream))
-
-
-def _setting(given: ResourceLike) -> Setting:
-    return Setting(Resources("RMM", given))
 
 
 def _over(resources: Resources, index: int) -> Any:

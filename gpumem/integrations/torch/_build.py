@@ -15,15 +15,7 @@ from gpumem.integrations._common import compiled
 from gpumem.integrations._common.compiled import Recipe, cuda_folders
 
 FOLDER = Path(__file__).parent
-SOURCES = (
-    "allocator.cpp",
-    "compat.h",
-    "history.h",
-    "hooks.h",
-    "pinned.h",
-    "pools.h",
-    "statistics.h",
-)
+SOURCE = "allocator.cpp"
 
 
 def load(torch: ModuleType) -> ctypes.CDLL:
@@ -57,13 +49,13 @@ def recipe(torch: ModuleType) -> Recipe:
     found = [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()]
     return Recipe(
         f"torch-{version}",
-        f'#include "{SOURCES[0]}"\n',
+        f'#include "{SOURCE}"\n',
         (
             "-fvisibility=hidden",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
             f"-DTORCH_GIT_VERSION={torch.version.git_version}",
         ),
-        tuple(FOLDER / source for source in SOURCES),
+        (FOLDER / SOURCE, *sorted(FOLDER.glob("*.h"))),
         (
             f"-I{FOLDER}",
             f"-isystem{root / 'include'}",
