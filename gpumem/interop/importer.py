@@ -34,6 +34,12 @@ class Importer(Closable):
     ----------
     device : Device or str
 
+    Attributes
+    ----------
+    device : Device
+    closed : bool
+        Whether `close` was called.
+
     Examples
     --------
     >>> from gpumem.interop import Importer, MemoryHandleType

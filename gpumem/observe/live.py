@@ -264,6 +264,11 @@ class Publication(Closable):
     A context manager: leaving it closes it. The file lives until `close`, or until the process
     exits; dropping this object changes nothing.
 
+    Attributes
+    ----------
+    closed : bool
+        Whether `close` was called.
+
     Examples
     --------
     >>> import gpumem.observe

@@ -56,6 +56,11 @@ class Environment(Closable):
         registered with; a bare ``arena.<field>`` applies to all; ``ep.<name>.arena.<field>`` to
         the private arenas of sessions. Names are matched without regard to case.
 
+    Attributes
+    ----------
+    closed : bool
+        Whether `close` was called.
+
     Raises
     ------
     ConfigError

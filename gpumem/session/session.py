@@ -91,6 +91,8 @@ class Session(Closable):
     device : Device
     options : SessionOptions
     environment : Environment or None
+    closed : bool
+        Whether `close` was called.
 
     Raises
     ------
