@@ -41,9 +41,8 @@ from gpumem._native.arena.api cimport (
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
     arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream,
     arena_stream_handle, arena_stream_is_callers, arena_stream_state, ARENA_TAGGED,
-    arena_takes_detours, ArenaCounts, arenas_release_retired, arenas_release_retired_wait, Block,
-    heap_check, invariant_text, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STREAM_NAMED,
-    STREAM_VACANT, tag_now,
+    arena_takes_detours, ArenaCounts, arenas_release_retired, Block, heap_check, invariant_text,
+    slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STREAM_NAMED, STREAM_VACANT, tag_now,
 )
 from gpumem._native.backing cimport Mapped, shared_export
 from gpumem._native.bfc cimport MAX_BYTES
@@ -417,7 +416,7 @@ cdef class Arena(MemoryResource):
         require_outside_source(self)
         end_finished_captures(self)
         with nogil:
-            status = arena_shrink(self.core, &released)
+            status = arena_shrink(self.core, False, &released)
         if status != ARENA_OK:
             raise_status(self, 0, 0, self.default_slot, status)
         if self.heap is not None:
@@ -1101,7 +1100,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         is_object = not hasattr(stream, "__index__")
         if self.stale:
             self.stale = []
-        status = arena_stream(self.core, handle, slot, &fresh)
+        status = arena_stream(self.core, handle, False, slot, &fresh)
         if status != ARENA_OK:
             raise_status(self, 0, 0, 0, status)
         if fresh:
@@ -1433,11 +1432,9 @@ def export_block(Buffer buffer not None, bint read_only):
 
 def release_retired_arenas(bint may_wait=True):
     """Release the memory of arenas without references to the driver."""
+    cdef bint stays
     with nogil:
-        if may_wait:
-            arenas_release_retired_wait()
-        else:
-            arenas_release_retired()
+        arenas_release_retired(may_wait, &stays)
 
 
 on_release("arenas", release_retired_arenas)

@@ -62,6 +62,7 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
                     object budget, object count, object debug_heap, object name,
                     dict given) except -1:
     cdef ArenaSettings settings
+    cdef bint stays
     cdef Backing backing
     if memory is MISSING or excess:
         refuse_call("Arena", "memory", "a memory such as 'cuda:0' or 'host'",
@@ -76,7 +77,7 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
                       and takes_pages(arena, ceiling_of(budget, count)))
     warn_of_idle_settings(arena, settings.paged)
     with nogil:
-        arenas_release_retired()
+        arenas_release_retired(False, &stays)
     choose_backing(arena, &backing)
     arena.core = arena_create(&settings, backing)
     if arena.core == NULL:

@@ -14,20 +14,19 @@ from gpumem._budget cimport (
 )
 from gpumem._native.arena.api cimport (
     AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, arena_account, arena_backing, ARENA_CAPTURING,
-    ARENA_CLOSED, arena_context, arena_copy, arena_copy_blocks, arena_copy_free, arena_counts,
-    arena_counts_now, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_events, arena_find_apart,
-    ARENA_HALF_ASLEEP, arena_heap, arena_held_by_pools, arena_is_paged, ARENA_NO_COPY,
-    ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, arena_over_budget, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_parent, arena_refusal, arena_refused_call, arena_state,
-    arena_stream_count, arena_stream_handle, arena_stream_refusal, ArenaCopy, ArenaCore,
-    ArenaCounts, Block, block_note, BlockCopy, BlockNote, family_counts, FamilyCounts, heap_copy,
-    HEAP_LIVE, heap_settings, HeapBlock, hook_allocate, hook_core, hooks_bytes, MAX_STREAMS,
-    PageCopy, slot_drop, slot_retain, STATE_ASLEEP, tag_next,
+    ARENA_CLOSED, arena_context, arena_copy, arena_copy_free, arena_counts, arena_counts_now,
+    ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_events, arena_find_apart, ARENA_HALF_ASLEEP, arena_heap,
+    arena_held_by_pools, arena_is_paged, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT,
+    ARENA_OK, ARENA_OVER_BUDGET, arena_over_budget, ARENA_OVER_LIMIT, arena_parent, arena_refusal,
+    arena_refused_call, arena_state, arena_stream_count, arena_stream_handle, arena_stream_refusal,
+    ArenaCopy, ArenaCore, ArenaCounts, Block, block_note, BlockNote, caches_flush, family_counts,
+    FamilyCounts, heap_copy, HEAP_LIVE, heap_settings, HeapBlock, hook_allocate, hook_core,
+    hooks_bytes, MAX_STREAMS, PageCopy, slot_drop, slot_retain, STATE_ASLEEP, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
-    ABSURD, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED, round_to_quantum,
-    SLOT_RELEASED,
+    ABSURD, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_USED, NIL,
+    round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
     check, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, CUstream, error_name,
@@ -280,26 +279,37 @@ cdef dict counters_of(Arena arena):
 
 
 cdef list rows_of(Arena arena):
-    cdef uint32_t count = 0
-    cdef uint32_t i
-    cdef BlockCopy* copies = arena_copy_blocks(arena.core, &count)
-    if copies == NULL:
+    cdef ArenaCopy copy
+    # In the table, cached blocks merge with free memory beside them.
+    caches_flush(arena.core)
+    if not arena_copy(arena.core, &copy):
         raise MemoryError("out of host memory while copying arena metadata")
     try:
-        return sorted([row_of(arena.core, &copies[i]) for i in range(count)])
+        # Regions of the second table are numbered on from those of the first one.
+        return sorted(table_rows(&copy, &copy.tables[0], 0)
+                      + table_rows(&copy, &copy.tables[1], copy.tables[0].region_count))
     finally:
-        free(copies)
+        arena_copy_free(&copy)
 
 
-cdef tuple row_of(ArenaCore* core, const BlockCopy* copy):
-    cdef const Chunk* chunk = &copy.chunk
+cdef list table_rows(const ArenaCopy* copy, const TableCopy* table, uint32_t first_region):
+    cdef uint32_t region, index
+    rows = []
+    for region in range(table.region_count):
+        index = table.regions[region].first if table.regions[region].size else <uint32_t>NIL
+        while index != NIL:
+            if table.chunks[index].state != CHUNK_HOLE:
+                rows.append(row_of(copy, &table.chunks[index], region + first_region))
+            index = table.chunks[index].next
+    return rows
+
+
+cdef tuple row_of(const ArenaCopy* copy, const Chunk* chunk, uint32_t region):
     cdef bint used = chunk.state == CHUNK_USED
     cdef bint pending_free = chunk.state == CHUNK_PENDING_FREE
-    stream = 0
     # A released chunk belongs to any stream: 0.
-    if used or chunk.stream_slot != SLOT_RELEASED:
-        stream = <uintptr_t>arena_stream_handle(core, chunk.stream_slot)
-    return (chunk.address, chunk.requested if used else 0, chunk.size, used, copy.region, stream,
+    stream = copy.streams[chunk.stream_slot] if used or chunk.stream_slot != SLOT_RELEASED else 0
+    return (chunk.address, chunk.requested if used else 0, chunk.size, used, region, stream,
             pending_free)
 
 

@@ -4,8 +4,8 @@ In the order of an allocation: ``fast_path`` (allocation and free), with ``threa
 blocks that threads cache); ``detours`` (debug heap, tags, recorded streams, recorders, budgets of
 blocks in use, pass-through); ``slow_path`` (the steps that are taken, in order, when memory is
 out); ``streams`` (when a freed block is reusable, also by another stream); ``growth`` and
-``release`` (memory from the driver, and back to it). ``arena`` is its life, from creation to close,
-and makes graph pools; ``family`` has its tags and children. Beside them: ``bookkeeping`` (charges,
+``release`` (memory from the driver, and its release). ``arena`` creates and closes an arena, and
+makes graph pools; ``family`` has its tags and children. Next to them: ``bookkeeping`` (charges,
 events, copies of the metadata), ``spans`` (virtual tensors), ``allocator_hooks`` that other
 libraries call, ``sleep`` and ``debug_heap``.
 """

@@ -1,14 +1,14 @@
-"""Arenas behind other libraries' C hooks: streams by native handle, blocks by address.
+"""Arenas that serve C hooks of other libraries: streams by native handle, blocks by address.
 
 An `AllocatorHook` is one arena for such callers. The blocks of all hooks are in one table, by
 address, because a hook's free may name nothing else of a block. None of it needs the interpreter,
 and every function may be called from any thread.
 
-It is a hash table with linear probing, in shards with a lock each; an entry is taken out
-before its block is freed, so that an address that is handed out again never meets its old entry.
-The block is then freed with the shard's lock, in the order shard, cache, arena. So a live block
-takes no reference to its hook: the end of a hook visits every shard. As long as one thread alone
-calls hooks, a pair of calls has no atomic operation.
+It is a hash table with linear probing, in shards with a lock each; an entry is removed before its
+block is freed, so that an address that is allocated again never meets its old entry. The block is
+then freed with the shard's lock held, in the order shard, cache, arena. So a live block takes no
+reference to its hook: the end of a hook visits every shard. As long as one thread alone calls
+hooks, a pair of calls has no atomic operation.
 """
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
@@ -30,9 +30,10 @@ cdef struct StreamName:
 
 cdef struct AllocatorHook "AllocatorHook":
     ArenaCore* arena        # a reference
-    int32_t owners          # who may allocate (atomic); the last one's end hands over to the blocks
-    # To its memory: the owners' one, those of `hooks_of`, of calls that free; once the owners have
-    # ended, each live block's (atomic).
+    # Callers that may allocate (atomic). When the last one ends, each live block gets a reference.
+    int32_t owners
+    # References to its memory (atomic): one of all owners, those of `hooks_of` and of calls that
+    # free; once the owners have ended, one of each live block.
     int32_t references
     uint32_t live[HOOK_SHARDS]  # blocks in each shard, with its lock
     uint8_t framework       # that calls it, by its number in _support/events
@@ -70,29 +71,27 @@ cdef int hook_free(uint64_t address) noexcept nogil
 # The same on another stream, which waits for all uses of the block by then. Any other status: the
 # block is as before.
 cdef int hook_free_on(uint64_t address, CUstream stream) noexcept nogil
-# Another stream uses the block too: it is handed out again only behind that use.
+# Another stream uses the block, too: it is allocated again only after that use.
 cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil
 # False: no live block of a hook begins at the address.
 cdef bint hook_find(uint64_t address, HookBlock* block) noexcept nogil
 # The arena of the block at the address, with a reference for the caller, and the bytes requested
 # for the block; NULL: no live block of a hook begins there.
 cdef ArenaCore* hook_arena(uint64_t address, uint64_t* nbytes) noexcept nogil
-# Other processes are given the block's memory: until its free its arena counts it among
+# Notes that other processes have the block's memory: until its free its arena counts it among
 # `shared_blocks`. ARENA_STALE: no live block of a hook begins there. ARENA_NO_METADATA.
 cdef int hook_share(uint64_t address) noexcept nogil
-# Up to `most` hooks of a framework, ended ones with live blocks too, each with a reference for the
-# caller, who may not allocate by it; returns how many.
+# Finds at most `most` hooks of a framework, ended ones with live blocks too, each with a reference
+# for the caller, which does not allow allocation; returns how many.
 cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) noexcept nogil
-# Copies address and framework (NULL: not asked) of up to `most` live blocks of an arena; returns
+# Copies address and framework (NULL: not wanted) of up to `most` live blocks of an arena; returns
 # how many there are.
 cdef uint64_t hooks_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
                            uint64_t most) noexcept nogil
 # Adds the requested bytes of an arena's live blocks to the sums of their callers' frameworks.
 cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil
-# The arena's slot of a stream, for reports.
-cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil
 cdef HookCounts hook_counts(AllocatorHook* hook) noexcept nogil
-# How many live blocks a hook has that has an owner.
+# Returns how many live blocks a hook has that has an owner.
 cdef uint64_t hook_live(const AllocatorHook* hook) noexcept nogil
 # Sets the peaks to what is in use now.
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil

@@ -9,7 +9,7 @@ from gpumem._native.arena.detours cimport arena_free, arena_free_used
 from gpumem._native.arena.family cimport arena_drop, arena_retain, part_next, tag_now
 from gpumem._native.arena.arena cimport arena_allocate_range, pool_for_tag
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
-from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
+from gpumem._native.arena.streams cimport arena_record, arena_stream, slot_drop
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE,
     ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of, STREAM_NAMED, table_of, unlikely,
@@ -30,7 +30,7 @@ from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 cdef enum:
     FIRST_ENTRIES = 64          # of a shard; a power of two
-    HANDED_OVER = 0xFFFFFFFF    # instead of a count of live blocks: each has a reference
+    OWNED_BY_BLOCKS = 0xFFFFFFFF    # instead of a count of live blocks: each has a reference
 
 # Two entries fill a cache line, since a search of a large table waits for memory. Figures of the
 # block are read from its chunk, with the shard's lock: the block is live.
@@ -97,18 +97,18 @@ cdef void hook_retain(AllocatorHook* hook) noexcept nogil:
 
 cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
     if count_add(&hook.owners, -1) == 0:
-        hand_over(hook)
+        give_references_to_blocks(hook)
         hook_let_go(hook)
 
 
-cdef void hand_over(AllocatorHook* hook) noexcept nogil:
+cdef void give_references_to_blocks(AllocatorHook* hook) noexcept nogil:
     # Nothing is allocated any more: from here on each live block keeps the hook. A free that found
     # the hook's count in a shard has either ended with the shard's lock, or taken a reference.
     cdef int number
     for number in range(HOOK_SHARDS):
         biased_enter(&shards[number].lock)
         count_add(&hook.references, hook.live[number])
-        hook.live[number] = HANDED_OVER
+        hook.live[number] = OWNED_BY_BLOCKS
         biased_leave(&shards[number].lock)
 
 
@@ -152,7 +152,7 @@ cdef uint64_t hooks_of(uint8_t framework, AllocatorHook** found, uint64_t most) 
     return count
 
 
-# ---- what an entry says --------------------------------------------------------------------------
+# ---- figures of an entry -------------------------------------------------------------------------
 
 cdef inline ArenaCore* arena_of(const Entry* entry) noexcept nogil:
     return entry.extra.arena if entry.extra != NULL else entry.hook.arena
@@ -291,13 +291,14 @@ cdef inline int slot_for(AllocatorHook* hook, CUstream stream, uint32_t* stream_
     # `retained`: the caller drops the slot after use.
     cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
     retained[0] = False
-    return ARENA_OK if is_named(hook, handle, stream_slot) else look_up(
+    return ARENA_OK if is_named(hook, handle, stream_slot) else find_or_make_slot(
         hook, stream, handle, stream_slot, retained)
 
 
-cdef int look_up(AllocatorHook* hook, CUstream stream, uint64_t handle, uint32_t* stream_slot,
-                 bint* retained) noexcept nogil:
-    cdef int status = arena_retain_stream(hook.arena, stream, stream_slot)
+cdef int find_or_make_slot(AllocatorHook* hook, CUstream stream, uint64_t handle,
+                           uint32_t* stream_slot, bint* retained) noexcept nogil:
+    cdef bint fresh
+    cdef int status = arena_stream(hook.arena, stream, True, stream_slot, &fresh)
     if status == ARENA_OK:
         retained[0] = not remember(hook, handle, stream_slot[0])
     return status
@@ -306,18 +307,11 @@ cdef int look_up(AllocatorHook* hook, CUstream stream, uint64_t handle, uint32_t
 cdef inline int slot_of_arena(AllocatorHook* hook, ArenaCore* arena, CUstream stream,
                               uint32_t* stream_slot, bint* retained) noexcept nogil:
     # The hook remembers slots of its own arena; a tag's are searched.
+    cdef bint fresh
     if arena == hook.arena:
         return slot_for(hook, stream, stream_slot, retained)
     retained[0] = True
-    return arena_retain_stream(arena, stream, stream_slot)
-
-
-cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil:
-    cdef bint retained
-    cdef int status = slot_for(hook, stream, stream_slot, &retained)
-    if retained:
-        slot_drop(hook.arena, stream_slot[0])
-    return status
+    return arena_stream(arena, stream, True, stream_slot, &fresh)
 
 
 cdef bint remember(AllocatorHook* hook, uint64_t handle, uint32_t stream_slot) noexcept nogil:
@@ -375,7 +369,7 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
 
 
 cdef inline ArenaCore* arena_for(ArenaCore* arena) noexcept nogil:
-    # That of the tag which the calling thread has open.
+    # Returns the arena of the tag which the calling thread has open.
     cdef ArenaCore* tagged = NULL
     if not count_now(&root_of(arena).detour):
         return arena
@@ -387,7 +381,7 @@ cdef inline ArenaCore* arena_for(ArenaCore* arena) noexcept nogil:
 
 cdef int hook_allocate_range(AllocatorHook* hook, uint64_t address, uint64_t size, uint64_t nbytes,
                              CUstream stream) noexcept nogil:
-    # Of a pool, the part that has the memory serves it.
+    # The part of a pool that has the memory serves the request.
     cdef int status = allocate_range(hook, hook.arena, address, size, nbytes, stream)
     cdef ArenaCore* part = NULL
     if status == ARENA_STALE and is_graph_pool(hook.arena):
@@ -492,21 +486,21 @@ cdef inline int freed(int status) noexcept nogil:
 
 
 cdef inline int take_out(Shard* shard, Entry* found, uint32_t slot, Entry* entry) noexcept nogil:
-    # With the shard's lock: out of the table before the block is freed, since its address may be
-    # handed out again at once, and the new entry must not meet the old one. The lock keeps the
-    # block's hook, so that an ordinary free takes no reference. ARENA_MISS: the next steps may call
-    # other code, and are for `free_entry` without the lock, which `entry` has a reference to its
-    # hook for.
+    # Caller holds the shard's lock. Removes the entry before the block is freed, since its address
+    # may be allocated again at once, and the new entry must not meet the old one. The lock keeps
+    # the block's hook, so that an ordinary free takes no reference. ARENA_MISS: call free_entry
+    # without the lock, because it may call other code; for that `entry` has a reference to its
+    # hook.
     cdef AllocatorHook* hook = found.hook
     cdef ArenaCore* arena = hook.arena
     cdef uint64_t handle = found.handle
     cdef uint32_t* live = &hook.live[shard - shards]
     if unlikely(hook.counter != NULL):
         count_free(found)
-    if unlikely(found.extra != NULL or live[0] == HANDED_OVER or count_now(&arena.detour)
+    if unlikely(found.extra != NULL or live[0] == OWNED_BY_BLOCKS or count_now(&arena.detour)
                 or is_recorded(&arena.events) or context_is_dead(arena.context)):
         entry[0] = found[0]
-        if live[0] != HANDED_OVER:
+        if live[0] != OWNED_BY_BLOCKS:
             count_add(&hook.references, 1)
             live[0] -= 1
         remove(shard, found)

@@ -14,13 +14,13 @@ from gpumem._native.arena.values cimport (
     ARENA_INTERRUPTED, arena_is_open, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA,
     ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state,
     ARENA_TAGGED, ArenaCopy, ArenaCore, ArenaCounts, ArenaFigures, ArenaFront, ArenaSettings,
-    ArenaSpan, Block, BlockCopy, BlockNote, DebugHeap, EXTEND_NEXT_POWER_OF_TWO,
-    EXTEND_SAME_AS_REQUESTED, FamilyCounts, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE,
-    HEAP_LATE_WRITE, HEAP_LIVE, HEAP_NO_STACK, HEAP_OVERRUN, HEAP_STRAY_WRITE, HEAP_STREAM_GONE,
-    HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState, HOOK_KINDS,
-    HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts, HookLive, HookSums, Lack, MAX_STREAMS, OpenTag,
-    PageCopy, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView, STATE_ASLEEP,
-    STATE_CLOSED, STREAM_NAMED, STREAM_VACANT, StreamState, TableCopy, unlikely,
+    ArenaSpan, Block, BlockNote, DebugHeap, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
+    FamilyCounts, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
+    HEAP_NO_STACK, HEAP_OVERRUN, HEAP_STRAY_WRITE, HEAP_STREAM_GONE, HEAP_UNDERRUN, HeapBlock,
+    HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState, HOOK_KINDS, HOOK_LARGE, HOOK_SMALL,
+    HookBlock, HookCounts, HookLive, HookSums, Lack, MAX_STREAMS, OpenTag, PageCopy,
+    REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView, STATE_ASLEEP, STATE_CLOSED,
+    STREAM_NAMED, STREAM_VACANT, StreamState, TableCopy, unlikely,
 )
 from gpumem._native.backing cimport Backing, Mapped
 from gpumem._native.budget cimport BudgetCore
@@ -30,7 +30,8 @@ from gpumem._support.atomics cimport count_now
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Lease, Uses, ViewCount
 
-# Does an allocation leave the fast path? Debug heaps, open tags and some budgets are reasons.
+# Returns whether an allocation leaves the fast path. Debug heaps, open tags and some budgets are
+# reasons.
 cdef inline bint arena_takes_detours(const ArenaCore* arena) noexcept nogil:
     return count_now(<int32_t*>&(<const ArenaFront*>arena).detour) != 0
 
@@ -75,17 +76,14 @@ cdef int (*arena_close)(ArenaCore* arena) noexcept nogil
 cdef int (*arena_close_wait)(ArenaCore* arena) noexcept nogil
 cdef bint (*arena_is_idle)(ArenaCore* arena) noexcept nogil
 cdef void (*arena_leave)(ArenaCore* arena) noexcept nogil
-cdef bint (*arenas_release_retired)() noexcept nogil
-cdef bint (*arenas_release_retired_wait)() noexcept nogil
+cdef bint (*arenas_release_retired)(bint with_wait, bint* stays) noexcept nogil
 cdef void (*arenas_release_after_work)() noexcept nogil
 cdef bint (*devices_are_quiet)() noexcept nogil
 cdef int (*arena_prepare)(ArenaCore* arena, uint64_t nbytes) noexcept nogil
-cdef int (*arena_shrink)(ArenaCore* arena, uint64_t* released) noexcept nogil
-cdef int (*arena_shrink_after_work)(ArenaCore* arena, uint64_t* released) noexcept nogil
+cdef int (*arena_shrink)(ArenaCore* arena, bint after_work, uint64_t* released) noexcept nogil
 cdef void (*arena_set_limit)(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef void (*arena_reset_peaks)(ArenaCore* arena) noexcept nogil
 cdef int (*arena_check)(ArenaCore* arena) noexcept nogil
-cdef BlockCopy* (*arena_copy_blocks)(ArenaCore* arena, uint32_t* count) noexcept nogil
 cdef Lease* (*arena_lease)(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
 cdef void (*arena_move_lease)(ArenaCore* arena, Lease* lease, uint32_t stream_slot) noexcept nogil
 cdef void (*arena_debug)(ArenaCore* arena, DebugHeap* heap) noexcept nogil
@@ -99,7 +97,7 @@ cdef CUresult (*list_for_transport)(ArenaCore* arena, uint64_t address) noexcept
 # ---- Streams; see streams ------------------------------------------------------------------------
 
 
-cdef int (*arena_stream)(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
+cdef int (*arena_stream)(ArenaCore* arena, CUstream handle, bint retain, uint32_t* stream_slot,
                          bint* fresh) noexcept nogil
 cdef bint (*arena_stream_is_callers)(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 cdef void (*slot_retain)(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
@@ -186,7 +184,6 @@ cdef uint64_t (*hooks_of)(uint8_t framework, AllocatorHook** found, uint64_t mos
 cdef uint64_t (*hooks_blocks)(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
                               uint64_t most) noexcept nogil
 cdef void (*hooks_bytes)(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil
-cdef int (*hook_slot)(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil
 cdef HookCounts (*hook_counts)(AllocatorHook* hook) noexcept nogil
 cdef uint64_t (*hook_live)(const AllocatorHook* hook) noexcept nogil
 cdef void (*hook_reset_peak)(AllocatorHook* hook) noexcept nogil
@@ -218,7 +215,7 @@ cdef bint (*arena_can_sleep)(const ArenaCore* arena) noexcept nogil
 cdef bint (*arena_is_graph_pool)(const ArenaCore* arena) noexcept nogil
 # The arena that it is a graph pool or a tag of; NULL: none.
 cdef ArenaCore* arena_parent(const ArenaCore* arena) noexcept nogil
-# Of a graph pool: the arena that has the tag of its blocks.
+# The arena that has the tag of a graph pool's blocks.
 cdef ArenaCore* arena_sleeps_with(const ArenaCore* arena) noexcept nogil
 cdef EventSource* arena_events(ArenaCore* arena) noexcept nogil
 cdef ViewCount* arena_views(ArenaCore* arena) noexcept nogil
@@ -226,7 +223,7 @@ cdef DebugHeap* arena_heap(const ArenaCore* arena) noexcept nogil
 cdef MoveBudget* arena_move_budget(ArenaCore* arena) noexcept nogil
 # Now, in ns; in a replay the time of its trace.
 cdef uint64_t (*arena_clock)(const ArenaCore* arena) noexcept nogil
-# Replays a trace: sets that time, or that no allocation waits for work.
+# For replays of a trace: sets that time, or the time that an allocation waits for work.
 cdef void arena_set_clock(ArenaCore* arena, uint64_t nanoseconds) noexcept nogil
 cdef void arena_set_oom_wait(ArenaCore* arena, uint64_t nanoseconds) noexcept nogil
 
@@ -260,7 +257,7 @@ cdef const char* arena_refused_call(const ArenaCore* arena) noexcept nogil
 cdef Backing* arena_apart(ArenaCore* arena, int kind) noexcept nogil
 # Sets it, unless another thread was faster. Caller holds the interpreter lock.
 cdef void arena_set_apart(ArenaCore* arena, int kind, const Backing* backing) noexcept nogil
-# Copies which memory of that backing has the address; False: none. Takes the grow lock.
+# Copies the mapping of that backing that has the address; False: none. Takes the grow lock.
 cdef bint arena_find_apart(ArenaCore* arena, int kind, uint64_t address,
                            Mapped* found) noexcept nogil
 
@@ -300,5 +297,5 @@ cdef uint64_t span_view_last(const SpanView* view) noexcept nogil
 
 cdef const HeapSettings* heap_settings(const DebugHeap* heap) noexcept nogil
 cdef bint heap_has_findings(const DebugHeap* heap) noexcept nogil
-# Has its arena ended?
+# Returns whether its arena has ended.
 cdef bint heap_is_gone(const DebugHeap* heap) noexcept nogil

@@ -1,12 +1,12 @@
 """The life of an arena: its creation, limits, shrink, close and leases; and graph pools."""
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from gpumem._native.arena.bookkeeping cimport (
-    arena_join_as, arena_level_init, BlockCopy, check_level, check_tables, chunk_copy,
-    family_reserved, finish_allocate, note_allocate, note_event, notes_free,
+    arena_join_as, arena_level_init, check_level, check_tables, family_reserved, finish_allocate,
+    note_allocate, note_event, notes_free,
 )
 from gpumem._native.arena.debug_heap.guards cimport heap_counts
 from gpumem._native.arena.debug_heap.heap cimport heap_attach, heap_detach, heap_drain, heap_release
@@ -40,8 +40,8 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
 from gpumem._native.bfc cimport (
-    Bfc, bfc_allocate_range, bfc_free_all, bfc_init, BFC_NO_METADATA, BFC_OK, bfc_resolve,
-    CHUNK_HOLE, NIL, round_to_quantum, SLOT_RELEASED, SPLIT_NEVER, SPLIT_ORT, SPLIT_TIGHT, state_of,
+    Bfc, bfc_allocate_range, bfc_free_all, bfc_init, BFC_NO_METADATA, BFC_OK, bfc_resolve, NIL,
+    round_to_quantum, SLOT_RELEASED, SPLIT_NEVER, SPLIT_ORT, SPLIT_TIGHT,
 )
 from gpumem._native.budget cimport budget_drop, BUDGET_UNLIMITED, BudgetCore, release_idle_below
 from gpumem._native.driver cimport (
@@ -74,7 +74,7 @@ cdef enum:
 cdef uint64_t serials = 0
 
 
-# ---- a debug heap in front -----------------------------------------------------------------------
+# ---- the debug heap ------------------------------------------------------------------------------
 
 cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil:
     heap_attach(arena, heap, block_free_for_heap)
@@ -84,22 +84,26 @@ cdef int block_free_for_heap(void* arena, uint64_t handle, uint32_t stream_slot)
     return block_free_uncharged(<ArenaCore*>arena, handle, stream_slot)
 
 
-# ---- giving regions back -------------------------------------------------------------------------
+# ---- releasing memory ----------------------------------------------------------------------------
 
-cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
+cdef int arena_shrink(ArenaCore* arena, bint after_work, uint64_t* released) noexcept nogil:
     cdef CUstreamCaptureMode mode
+    cdef bint stays
     if context_is_dead(arena.context):
         return ARENA_DEAD
-    # Outside in: quarantine, caches and completed epochs first, so that their regions become idle.
+    if after_work:
+        caches_flush(arena)     # before it a stream does not know of the frees of cached blocks
+        wait_for_frees(arena, NULL)
+    # Quarantine, caches and completed epochs come first, so that their regions become idle.
     if arena.heap != NULL:
         heap_release(arena, 0)
     mode = context_relax(arena.context)
-    arenas_release_retired_wait()
+    arenas_release_retired(True, &stays)
     find_idle(arena)
     lock_acquire(&arena.grow_lock)
     released[0] = (release_retired(arena, True) + release_idle(arena, 1)
                    + release_waiting(arena))
-    # Growth begins anew: the sizes of before belong to a peak that is over.
+    # Growth begins anew: earlier sizes belong to a peak that is over.
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
@@ -108,25 +112,18 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     return ARENA_OK
 
 
-cdef int arena_shrink_after_work(ArenaCore* arena, uint64_t* released) noexcept nogil:
-    if context_is_dead(arena.context):
-        return ARENA_DEAD
-    caches_flush(arena)         # a stream knows of a cached block's free only then
-    wait_for_frees(arena, NULL)
-    return arena_shrink(arena, released)
-
-
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef CUstreamCaptureMode mode
+    cdef bint stays
     cdef int status
     if context_is_dead(arena.context):
         return ARENA_DEAD
     mode = context_relax(arena.context)
-    arenas_release_retired()
+    arenas_release_retired(False, &stays)
     lock_acquire(&arena.grow_lock)
     status = prepare_pages(arena, nbytes)
     if shrink_may_help(arena, nbytes, status):
-        # Also where nothing is released: memory that is idle now moves.
+        # Tried again also if nothing was released: memory that is idle now moves.
         find_idle(arena)
         release_all_idle(arena)
         status = prepare_pages(arena, nbytes)
@@ -135,10 +132,10 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     return status
 
 
-# ---- what users change while it lives ------------------------------------------------------------
+# ---- limit and peaks -----------------------------------------------------------------------------
 
 cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    # Without the grow lock: a growth under way may keep to the limit before. An allocation that
+    # Without the grow lock: a growth under way may keep to the earlier limit. An allocation that
     # waits for memory tries again.
     store64(&family_level(arena).limit, nbytes or BUDGET_UNLIMITED)
     lock_acquire(&arena.lock)
@@ -158,7 +155,7 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.lock)
 
 
-# ---- life and death ------------------------------------------------------------------------------
+# ---- creation and end ----------------------------------------------------------------------------
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil:
     cdef ArenaCore* arena = <ArenaCore*>lines_alloc(sizeof(ArenaCore))
@@ -239,34 +236,27 @@ cdef void forget_backing(ArenaCore* arena) noexcept nogil:
         arena.backing.forget(&arena.backing)
 
 
-cdef bint arenas_release_retired() noexcept nogil:
+cdef bint arenas_release_retired(bint with_wait, bint* stays) noexcept nogil:
     # Destroys the arenas that finalizers left, then their parents, if these were the last to refer
-    # to them. One with unfinished work stays for a later call.
-    cdef bint stays = False
-    while release_those_retired(False, &stays):
-        pass
-    return stays
-
-
-cdef bint arenas_release_before_growth(ArenaCore* arena, uint32_t flags) noexcept nogil:
-    cdef bint stays = arenas_release_retired()
-    if (arena.settings.oom_wait == 0 or not backing_for(arena, flags).waits
-            or not (stays or load32(&arena.retired)) or not devices_are_quiet()):
-        return False
-    arenas_release_retired_wait()
-    return True
-
-
-cdef bint arenas_release_retired_wait() noexcept nogil:
+    # to them. An arena with unfinished work stays for a later call.
     cdef bint any_released = False
-    cdef bint stays = False
-    while release_those_retired(True, &stays):
+    while release_retired_once(with_wait, stays):
         any_released = True
     return any_released
 
 
-cdef bint release_those_retired(bint with_wait, bint* stays) noexcept nogil:
-    # True: one was destroyed. `with_wait`: also those for which the driver waits.
+cdef bint arenas_release_before_growth(ArenaCore* arena, uint32_t flags) noexcept nogil:
+    cdef bint stays
+    arenas_release_retired(False, &stays)
+    if (arena.settings.oom_wait == 0 or not backing_for(arena, flags).waits
+            or not (stays or load32(&arena.retired)) or not devices_are_quiet()):
+        return False
+    arenas_release_retired(True, &stays)
+    return True
+
+
+cdef bint release_retired_once(bint with_wait, bint* stays) noexcept nogil:
+    # Returns whether an arena was destroyed.
     cdef Retired* link = arenas_take_retired()
     cdef ArenaCore* arena
     cdef bint destroyed = False
@@ -287,16 +277,16 @@ cdef bint release_those_retired(bint with_wait, bint* stays) noexcept nogil:
 
 
 cdef void arenas_release_after_work() noexcept nogil:
-    # As above, once what is queued on what they freed has completed.
     cdef Retired* link = arenas_take_retired()
     cdef ArenaCore* arena
+    cdef bint stays
     while link != NULL:
         arena = <ArenaCore*>link.thing
         link = link.next
         if not context_is_dead(arena.context):
             drain_streams(arena, NULL)
         arena_retire(arena)
-    arenas_release_retired_wait()
+    arenas_release_retired(True, &stays)
 
 
 cdef bint work_is_done(ArenaCore* arena) noexcept nogil:
@@ -332,7 +322,7 @@ cdef struct Found:
 
 
 cdef bint devices_are_quiet() noexcept nogil:
-    # An event behind all work of a context would invalidate every capture in it.
+    # An event after all work of a context would invalidate every capture in it.
     cdef Found found
     cdef bint quiet
     cdef size_t i
@@ -347,7 +337,7 @@ cdef bint devices_are_quiet() noexcept nogil:
 
 
 cdef void find_arena(EventSource* source, void* context) noexcept nogil:
-    # Under the sources' lock, so that the driver is asked later.
+    # Caller holds the lock of the event sources, so that the driver is queried later.
     cdef Found* found = <Found*>context
     cdef ArenaCore* arena = <ArenaCore*>source.owner
     cdef ArenaCore** grown
@@ -380,14 +370,14 @@ cdef uint64_t arenas_release_idle(const BudgetCore* level, uint64_t missing,
             idle += idle_bytes(found.arenas[i])
     for i in range(found.count):
         if idle >= missing and charges(found.arenas[i], level, asking):
-            released += release_what_is_idle(found.arenas[i])
+            released += release_idle_memory(found.arenas[i])
         arena_drop(found.arenas[i])
     free(found.arenas)
     return released
 
 
 cdef uint64_t idle_bytes(ArenaCore* arena) noexcept nogil:
-    # Bytes that blocks do not use, wherever they lie: at least those that could be released.
+    # Bytes that blocks do not use, in the arena and its tags: at least those that can be released.
     cdef uint64_t total = 0
     cdef ArenaCore* each = tag_next(arena, NULL)
     while each != NULL:
@@ -398,7 +388,7 @@ cdef uint64_t idle_bytes(ArenaCore* arena) noexcept nogil:
 
 cdef uint64_t unused_bytes(ArenaCore* arena) noexcept nogil:
     cdef uint64_t used, reserved
-    caches_flush(arena)         # what threads have cached counts as used
+    caches_flush(arena)         # cached blocks count as used
     lock_acquire(&arena.lock)
     used, reserved = arena_in_use(arena), arena_reserved(arena)
     lock_release(&arena.lock)
@@ -417,8 +407,8 @@ cdef bint charges(const ArenaCore* arena, const BudgetCore* level,
     return account != NULL
 
 
-cdef uint64_t release_what_is_idle(ArenaCore* arena) noexcept nogil:
-    # One that is growing is left alone: its thread may be doing the same here.
+cdef uint64_t release_idle_memory(ArenaCore* arena) noexcept nogil:
+    # An arena that is growing is skipped: its thread may try to release memory of this one.
     cdef CUstreamCaptureMode mode
     cdef uint64_t released = 0
     mode = context_relax(arena.context)
@@ -434,17 +424,22 @@ release_idle_below = arenas_release_idle
 
 
 cdef int release_once_quiet(ArenaCore* arena, uint32_t flags, uint64_t until) noexcept nogil:
-    # Only where the memory is of such a kind itself: else it would wait for others' memory.
+    # Only where the allocation's memory is of this kind: otherwise it would wait for memory of
+    # other arenas.
     cdef CUstreamCaptureMode mode
     cdef uint64_t released
+    cdef bint stays
     cdef int waited
-    if not backing_for(arena, flags).waits or not (arenas_release_retired() or has_waiting(arena)):
+    if not backing_for(arena, flags).waits:
+        return ARENA_OVER_LIMIT
+    arenas_release_retired(False, &stays)
+    if not stays and not has_waiting(arena):
         return ARENA_OVER_LIMIT
     waited = wait_for_quiet(flags, until)
     if waited != ARENA_OK:
         return waited
     mode = context_relax(arena.context)
-    released = arenas_release_retired_wait()
+    released = arenas_release_retired(True, &stays)
     lock_acquire(&arena.grow_lock)
     released += release_waiting(arena)
     lock_release(&arena.grow_lock)
@@ -468,20 +463,17 @@ cdef int wait_for_quiet(uint32_t flags, uint64_t until) noexcept nogil:
 
 
 cdef void arena_leave(ArenaCore* arena) noexcept nogil:
-    # NULL: it was not made.
+    # NULL: the arena was not created.
     if arena != NULL and arena_is_open(arena) and not context_is_dead(arena.context):
         leave_streams(arena)
 
 
 cdef int arena_close(ArenaCore* arena) noexcept nogil:
-    # Gives everything back now. Refused while a block is handed out.
+    cdef bint stays
     if context_is_dead(arena.context):
         store32(&arena.state, STATE_CLOSED)
         return ARENA_OK
-    if arena.backing.waits:
-        arenas_release_retired_wait()
-    else:
-        arenas_release_retired()
+    arenas_release_retired(arena.backing.waits, &stays)
     if arena.heap != NULL and heap_counts(arena.heap).live == 0:
         heap_drain(arena)
     lock_acquire(&arena.grow_lock)
@@ -495,7 +487,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     store32(&arena.state, STATE_CLOSED)
     lock_release(&arena.lock)
     give_up_views(arena)
-    # Events, addresses and metadata stay until the last reference goes: another thread may be past
+    # Events, addresses and metadata stay until the last reference ends: another thread may be past
     # the check of `closed`; it finds them empty.
     release_memory(arena, True)
     if arena.settings.paged:
@@ -512,24 +504,29 @@ cdef inline bint is_used(const ArenaCore* arena) noexcept nogil:
             or count_now(&arena.live_spans))
 
 
+cdef bint is_in_use(ArenaCore* arena) noexcept nogil:
+    # Blocks in a debug heap's quarantine count as used in the tables, and are not in use.
+    cdef bint used
+    caches_flush(arena)
+    if arena.heap != NULL:
+        return (heap_counts(arena.heap).live != 0 or count_now(&arena.graphs)
+                or count_now(&arena.live_spans))
+    lock_acquire(&arena.lock)
+    used = is_used(arena)
+    lock_release(&arena.lock)
+    return used
+
+
 cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil:
     cdef CUstreamCaptureMode mode
     cdef bint waits, idle
     if context_is_dead(arena.context) or not arena_is_open(arena):
         return True
-    # Blocks in a debug heap's quarantine count as used, and are freed after a wait for the device.
-    waits = arena.heap != NULL and heap_counts(arena.heap).held != 0
-    caches_flush(arena)
-    lock_acquire(&arena.lock)
-    idle = not is_used(arena)
-    lock_release(&arena.lock)
-    if waits:
-        idle = (heap_counts(arena.heap).live == 0 and count_now(&arena.graphs) == 0
-                and count_now(&arena.live_spans) == 0)
-    if not idle:
+    if is_in_use(arena):
         return False
     mode = context_relax(arena.context)
-    waits = (waits or apart_bytes(arena) != 0
+    # Quarantined blocks are freed after a wait for the device.
+    waits = (arena.heap != NULL and heap_counts(arena.heap).held != 0 or apart_bytes(arena) != 0
              or (arena.backing.waits and arena_reserved(arena) != 0))
     idle = streams_are_done(arena) and (not waits or devices_are_quiet())
     context_restore(arena.context, mode)
@@ -537,18 +534,8 @@ cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil:
 
 
 cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
-    cdef bint used
     cdef bint interrupted = False
-    if context_is_dead(arena.context) or not arena_is_open(arena):
-        return ARENA_OK
-    caches_flush(arena)
-    lock_acquire(&arena.lock)
-    used = is_used(arena)
-    lock_release(&arena.lock)
-    # Blocks in a debug heap's quarantine count as used, and are not in use.
-    if arena.heap != NULL:
-        used = heap_counts(arena.heap).live != 0 or count_now(&arena.live_spans)
-    if not used:
+    if not context_is_dead(arena.context) and arena_is_open(arena) and not is_in_use(arena):
         drain_streams(arena, &interrupted)
     return ARENA_INTERRUPTED if interrupted else ARENA_OK
 
@@ -588,38 +575,6 @@ cdef int arena_check(ArenaCore* arena) noexcept nogil:
     return broken
 
 
-cdef BlockCopy* arena_copy_blocks(ArenaCore* arena, uint32_t* count) noexcept nogil:
-    cdef BlockCopy* copy
-    count[0] = 0
-    caches_freeze(arena)
-    lock_acquire(&arena.lock)
-    # With the lock, under which the counts do not change: the copy is as large as the tables.
-    copy = <BlockCopy*>malloc(
-        (<size_t>arena.table.count + arena.small.count + 1) * sizeof(BlockCopy))
-    if copy != NULL:
-        copy_blocks(&arena.table, 0, copy, count)
-        copy_blocks(&arena.small, arena.table.region_count, copy, count)
-    lock_release(&arena.lock)
-    caches_thaw(arena)
-    return copy
-
-
-cdef void copy_blocks(const Bfc* table, uint32_t first_region, BlockCopy* copy,
-                      uint32_t* count) noexcept nogil:
-    # Regions of the second table are numbered on from the first one's.
-    cdef uint32_t region, index
-    for region in range(table.region_count):
-        if table.regions[region].size == 0:
-            continue
-        index = table.regions[region].first
-        while index != NIL:
-            if state_of(table, index) != CHUNK_HOLE:
-                chunk_copy(&table.chunks[index], &copy[count[0]].chunk)
-                copy[count[0]].region = region + first_region
-                count[0] += 1
-            index = table.chunks[index].next
-
-
 # ---- leases --------------------------------------------------------------------------------------
 
 cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
@@ -656,8 +611,8 @@ cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot)
 # ---- graph pools ---------------------------------------------------------------------------------
 
 cdef enum:
-    NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver takes no other
-    MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: ours becomes the graph's
+    NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver accepts no other
+    MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: the reference becomes the graph's
     # Bytes, where its arena has regions. They double up to here only, and a larger block has one of
     # its own size: a graph's memory is not shared with other work.
     POOL_REGION = 33554432
@@ -670,13 +625,14 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
     cdef Backing backing
     cdef ArenaCore* pool
     backing_init(&backing, owner.context)
-    # Another kind of memory, or a source, cannot be had a second time; pools are not nested.
+    # No second backing of another kind of memory, or of a source, can be made; pools are not
+    # nested.
     if given == NULL and owner.backing.reserve != backing.reserve or is_graph_pool(owner):
         return NULL
     if given != NULL:
         backing = given[0]
-        backing.forget = NULL       # the caller's until nothing can fail
-    settings.max_mem = 0            # the parent's holds for both
+        backing.forget = NULL       # it stays the caller's until nothing can fail
+    settings.max_mem = 0            # the parent's limit bounds both
     settings.initial_chunk = settings.initial_growth_chunk = FIRST_REGION
     if not splits:
         settings.extend = EXTEND_SAME_AS_REQUESTED
@@ -698,7 +654,7 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
     if given != NULL:
         pool.backing.forget = given.forget
     pool_adopt(pool, owner, part_of)
-    # Opened as an event source only when it is complete: from then on threads may read it.
+    # Opened as an event source only when it is complete: from here on threads may read it.
     event_source_name(&pool.events, owner.events.memory, b"graph pool", owner.events.name)
     event_source_open(&pool.events, pool, OWNER_ARENA)
     return pool

@@ -12,7 +12,7 @@ from gpumem._native.arena.types cimport (
     stamp_free, table_of, ThreadCache,
 )
 from gpumem._native.arena.values cimport (
-    ArenaCopy, ArenaCounts, ArenaFigures, BlockCopy, FamilyCounts, PageCopy, TableCopy,
+    ArenaCopy, ArenaCounts, ArenaFigures, FamilyCounts, PageCopy, TableCopy,
 )
 from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of, Region
 from gpumem._support.atomics cimport locked_add64, locked_raise64, store32
@@ -40,7 +40,7 @@ cdef inline void finish_allocate(ArenaCore* arena, ThreadCache* cache, const Bfc
     block.address = chunk.address
     block.size = size
     block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
-    # Beside what the cache served: the arena's own count is a line that threads would pass around.
+    # Counted in the cache, because threads would contend for the cache line of the arena's count.
     locked_add64(&cache.allocs if cache != NULL else &arena.stats.num_allocs, 1)
     locked_raise64(&arena.stats.max_in_use, arena_in_use(arena))
     locked_raise64(&arena.stats.max_alloc_size, size)
@@ -70,7 +70,7 @@ cdef void note_reserved(ArenaCore* arena) noexcept nogil
 cdef void require_sound(const ArenaCore* arena) noexcept nogil
 # 0, or the number of the first broken invariant; `folded` as for bfc_check.
 cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil
-# The same of its level. Caller holds `grow_lock`, with no growth under way.
+# Caller holds `grow_lock`, with no growth under way. Checks its level in the same way.
 cdef int check_level(const ArenaCore* arena) noexcept nogil
 cdef const char* invariant_text(int number) noexcept nogil
 
@@ -93,7 +93,7 @@ cdef const char* invariant_text(int number) noexcept nogil
 cdef bint arena_level_init(ArenaCore* arena) noexcept nogil
 # A fresh graph pool counts its blocks in use where its arena does. False: out of host memory.
 cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
-# Caller holds `grow_lock`. Charges bytes that the driver will be asked for, or returns
+# Caller holds `grow_lock`. Charges bytes that the driver is to allocate, or returns
 # ARENA_OVER_LIMIT or ARENA_OVER_BUDGET.
 cdef int arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # The same for a region: as much of `wanted` as there is room for, at least `size`.
@@ -124,26 +124,23 @@ cdef void count_out(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 
 # ---- Events of an arena, for the recorder attached to its `events` -------------------------------
 #
-# They are called only where `is_recorded(&arena.events)`, unless a comment says otherwise. Those
-# marked *locked* are called with the arena lock and do not wait; the others without it.
+# They are called only where `is_recorded(&arena.events)`, without a lock, unless a comment says
+# otherwise.
 
-# A block was handed out. Also notes it beside its chunk, for snapshots.
+# Notes that a block was allocated; also in the notes of chunks, for snapshots.
 cdef void note_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                         const Block* block) noexcept nogil
-# A block is about to be freed on a stream; a stale handle makes no event.
+# Notes that a block is about to be freed on a stream; a stale handle makes no event.
 cdef void note_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
 # Any event about bytes, as its kind defines them; `block`: padding included. Without `may_wait` the
-# event is lost where its file would have to grow first: so with the arena lock.
+# event is lost where its file would have to grow first: so if the caller holds `lock`.
 cdef RecNoted note_event(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbytes,
                          uint64_t block, uint32_t stream_slot, bint may_wait) noexcept nogil
 # The same about the chunk of a block.
 cdef void note_chunk(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
                      bint may_wait) noexcept nogil
-# Locked: memory came from the driver, or is released to it. Pages are recorded by their space.
-cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
-                      uint64_t nbytes) noexcept nogil
-# Locked, recorded or not: a region came, or is released. One that is cut from pages is recorded
-# page by page.
+# Caller holds `lock`; the arena need not be recorded. A region was made or is released. Pages are
+# recorded by their space, page by page, and so is a region that is cut from pages.
 cdef void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil
 
@@ -154,17 +151,15 @@ cdef void notes_free(ArenaCore* arena) noexcept nogil
 
 # ---- An arena's metadata at one moment, copied while no thread changes it ------------------------
 #
-# No lock is held. Only the copy is made with the locks: its memory is made and touched before, and
-# readers use the copy alone.
+# Caller holds no lock. Only the copy is made with the locks: its memory is allocated and touched
+# before, and readers use the copy alone.
 
 # False: out of host memory, and nothing to free; else arena_copy_free ends it.
 cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
 cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil
 
-# Adds those of an arena. A loop over its stream slots, its regions and its pending frees.
+# Adds the figures of an arena. Loops over its stream slots, its regions and its pending frees.
 cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept nogil
-
-cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil
 
 # Fills in the counters of one arena, with flushed caches. Blocks in a debug heap's quarantine count
 # as free.

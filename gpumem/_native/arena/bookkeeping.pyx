@@ -68,7 +68,7 @@ cdef void note_reserved(ArenaCore* arena) noexcept nogil:
 
 
 cdef void require_sound(const ArenaCore* arena) noexcept nogil:
-    # Debug builds only: stop at the operation that broke an invariant, not where it shows later.
+    # In debug builds only: stops at the operation that broke an invariant.
     cdef int broken = check_tables(arena, False)
     if broken:
         gm_panic(invariant_text(broken))
@@ -134,7 +134,7 @@ cdef int arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 
 
 cdef int arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
-    # Others charge the same levels: the room may shrink before the charge.
+    # Other arenas charge the same levels: the room may shrink before the charge.
     cdef int status = arena_charge(arena, wanted[0])
     cdef uint64_t less
     while status != ARENA_OK and wanted[0] != size:
@@ -303,17 +303,12 @@ cdef RecNoted note_event(ArenaCore* arena, uint32_t kind, uint64_t address, uint
 
 # ---- memory --------------------------------------------------------------------------------------
 
-cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
-                      uint64_t nbytes) noexcept nogil:
-    # Slot 0: memory is no stream's. Not waiting: a lock is held.
-    note_event(arena, kind, address, nbytes, nbytes, SLOT_RELEASED, False)
-
-
 cdef void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil:
     if is_recorded(&arena.events) and (
             not arena.settings.paged or apart_from(arena, address) != NULL):
-        note_memory(arena, kind, address, nbytes)
+        # Slot 0: memory belongs to no stream. It does not wait, because a lock is held.
+        note_event(arena, kind, address, nbytes, nbytes, SLOT_RELEASED, False)
 
 
 # ---- by chunk ------------------------------------------------------------------------------------
@@ -335,7 +330,7 @@ cdef void remember(ArenaCore* arena, uint64_t handle, const RecNoted* noted) noe
 
 
 cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
-    # Addresses for every chunk that there can be; memory comes with the first touch.
+    # Reserves addresses for every possible chunk; the first touch of a page allocates its memory.
     cdef size_t nbytes = <size_t>MAX_CHUNKS * sizeof(BlockNote)
     cdef BlockNote* notes = arena.notes[small]
     if notes != NULL:
@@ -345,7 +340,7 @@ cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
         return NULL
     if (reserved_commit(notes, nbytes) != 0
             or not pointer_try(<void**>&arena.notes[small], NULL, notes)):
-        # Another thread was first, or the kernel refused: the array of before counts.
+        # Another thread was first, or the kernel refused: this array is not used.
         reserved_close(notes, nbytes)
     return arena.notes[small]
 
@@ -482,7 +477,7 @@ cdef bint fits(const ArenaCore* arena, const ArenaCopy* room) noexcept nogil:
             and arena.table.stream_slot_count <= room.stream_count)
 
 
-# ---- with every lock -----------------------------------------------------------------------------
+# ---- the copy, with every lock -------------------------------------------------------------------
 
 cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     cdef CacheCounts cached
@@ -521,7 +516,7 @@ cdef void copy_table(const Bfc* table, TableCopy* copy) noexcept nogil:
 
 
 cdef void chunk_copy(const Chunk* chunk, Chunk* copy) noexcept nogil:
-    # With the arena lock. Another thread that frees a block of this cache takes no lock: it writes
+    # Caller holds `lock`. Another thread that frees a block of this cache takes no lock: it writes
     # the links, the state and then the epoch; see cache_free_remote. A chunk that is copied as used
     # has no epoch in the place of what was requested.
     copy.epoch = published64(&chunk.epoch)
@@ -570,8 +565,8 @@ cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept no
     cdef uint64_t of_small = load64(&small.created) - load64(&small.released)
     cdef const Uses* freed
     cdef int part
-    # The others' would interrupt their threads: what they have cached counts as far as they have
-    # published it.
+    # A flush of other threads' caches would interrupt these threads: their cached bytes count as
+    # far as they are published.
     cache_flush(arena)
     lock_acquire(&arena.lock)
     figures.reserved[1] += arena.small.reserved
@@ -580,7 +575,7 @@ cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept no
     figures.segments[0] += arena_extensions(arena) - arena_shrinkages(arena) - of_small
     add_idle(&arena.table, &figures.idle[0], &figures.idle_bytes[0])
     add_idle(&arena.small, &figures.idle[1], &figures.idle_bytes[1])
-    # In threads' caches; of small blocks.
+    # Caches hold small blocks.
     figures.idle_bytes[1 if arena.small_below else 0] += arena.cached_bytes
     freed = arena.pending_free
     while freed != NULL:
@@ -597,8 +592,8 @@ cdef void arena_add_figures(ArenaCore* arena, ArenaFigures* figures) noexcept no
 
 
 cdef void add_idle(const Bfc* table, uint64_t* pieces, uint64_t* nbytes) noexcept nogil:
-    # With the lock. A region without a used chunk is idle as a whole: no piece of what is in use. A
-    # persistent one is in no bin.
+    # Caller holds `lock`. A region without a used chunk is idle as a whole, so that it is no piece
+    # between used blocks. A persistent region is in no bin.
     cdef uint32_t i
     for i in range(table.stream_slot_count):
         pieces[0] += table.bins[i].free_chunks

@@ -1,7 +1,7 @@
-"""Allocation and free where something stands before the cache and the table.
+"""Allocation and free that the fast path leaves to other code before the cache and the table.
 
-That is a debug heap, an open tag, recorded streams, a recorder, a budget of blocks in use, or an
-arena that passes each block through to the driver.
+The reasons are a debug heap, an open tag, recorded streams, a recorder, a budget of blocks in use,
+or an arena that passes each block through to the driver.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

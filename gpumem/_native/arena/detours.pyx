@@ -1,4 +1,4 @@
-"""Detours of allocation and free: see fast_path for the way past them."""
+"""Detours of allocation and free from the fast path."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -28,7 +28,7 @@ cdef int allocate_detoured(ArenaCore* arena, uint64_t nbytes, uint32_t stream_sl
                            Block* block) noexcept nogil:
     cdef int status
     if not count_now(&arena.detour):
-        status = block_allocate(arena, nbytes, stream_slot, block)       # recorded, and no more
+        status = block_allocate(arena, nbytes, stream_slot, block)       # only recorded
     elif tag_now(arena) != NULL:
         return ARENA_TAGGED
     elif arena.heap != NULL or arena.settings.passthrough or not arena_is_open(arena):

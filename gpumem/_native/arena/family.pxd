@@ -13,31 +13,31 @@ from gpumem._support.atomics cimport published_pointer
 from gpumem._support.retired cimport Retired
 
 cdef void arena_retain(ArenaCore* arena) noexcept nogil
-# A reference to one that may be at its end, while it cannot be forgotten; False: it is.
+# Retains an arena that may be at its end, while it cannot be freed; False: it has ended.
 cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
-# The last one only retires it, because a finalizer must not block.
+# Drops a reference. The last one only retires the arena, because a finalizer must not block.
 cdef void arena_drop(ArenaCore* arena) noexcept nogil
 cdef void arena_retire(ArenaCore* arena) noexcept nogil
 cdef Retired* arenas_take_retired() noexcept nogil
 
 cdef void tag_open(OpenTag* tag) noexcept nogil
-# False: another thread opened it; it stays open there.
+# False: another thread opened the tag; it stays open there.
 cdef bint tag_close(OpenTag* tag) noexcept nogil
-# Where the calling thread's allocations of the arena come from; NULL: from the arena itself.
+# Returns the arena that serves the calling thread's allocations of `arena`; NULL: `arena` itself.
 cdef ArenaCore* tag_now(const ArenaCore* arena) noexcept nogil
 
-# Makes a fresh arena a tag's, beside another.
+# Makes a fresh arena a tag's arena, a child of `arena`.
 cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil
 # Makes a fresh arena a graph pool of the parent of `owner`, for blocks with the tag of `owner`.
 # `part_of`: the pool that has it, which refers to it from here on; NULL: it is that pool.
 cdef void pool_join(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
-# A child that ends leaves its parent, which may end then.
+# Removes a child that ends from its parent, which may end then.
 cdef void child_leave(ArenaCore* arena) noexcept nogil
-# Do others share its limit: an arena and its tags, or a graph pool and its parent?
+# Returns whether other arenas share its limit: its tags, or, of a graph pool, its parent.
 cdef inline bint shares_limit(const ArenaCore* arena) noexcept nogil:
     return is_graph_pool(arena) or published_pointer(&root_of(arena).tagged) != NULL
-# The parent and the tags one after the other, from NULL to NULL, for any of them. Each is retained
-# until it is passed in as the one before.
+# Returns the arena after `before` in the sequence of the parent and its tags; NULL begins and ends
+# it. Each is retained until it is passed in as `before`.
 cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil
 # The same of graph pools: those that sleep with an arena; all that share its limit; those that a
 # pool has for tags.

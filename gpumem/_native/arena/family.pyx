@@ -151,7 +151,7 @@ cdef ArenaCore* tag_next(ArenaCore* arena, ArenaCore* before) noexcept nogil:
         arena_retain(root)
         return root
     lock_acquire(&root.lock)
-    # One that is ending has no references left, and stays in the list until it is gone.
+    # An arena that is ending has no references left, and stays in the list until it is freed.
     found = root.tagged if before == root else before.next_child
     while found != NULL and not arena_retain_live(found):
         found = found.next_child
@@ -174,7 +174,7 @@ cdef ArenaCore* part_next(ArenaCore* pool, ArenaCore* before) noexcept nogil:
 
 cdef ArenaCore* pool_after(ArenaCore* root, const ArenaCore* owner, const ArenaCore* whole,
                            ArenaCore* before) noexcept nogil:
-    # Of one owner, or of one whole pool; both NULL: any.
+    # Finds a pool of one owner, or a part of one whole pool; both NULL: any pool.
     cdef ArenaCore* found
     lock_acquire(&root.lock)
     found = root.pools if before == NULL else before.next_child

@@ -1,7 +1,7 @@
 """The fast path of allocation and free: no driver call, no wait.
 
-It ends with ARENA_DETOUR where something stands before the cache and the table: arena_allocate_fast
-and arena_free of detours call both.
+It returns ARENA_DETOUR where a debug heap, a tag or another reason of `detours` applies:
+arena_allocate_fast and arena_free of detours call both.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

@@ -61,8 +61,8 @@ cdef int allocate_locked(ArenaCore* arena, ThreadCache* cache, uint64_t nbytes,
     if (arena_is_open(arena)
             and not (arena.last_stream != stream_slot and switch_needs_event(arena))):
         arena.last_stream = stream_slot
-        # Published before the table changes, so that the peak is exact. The block freed last goes
-        # to the table under the same lock, so that this search may use it.
+        # Published before the table changes, so that the peak is exact. The block freed last is
+        # freed to the table under the same lock, so that this search may use it.
         cache_publish(arena, cache)
         cache_free_last(arena, cache)
         table = table_for(arena, nbytes)

@@ -1,4 +1,4 @@
-"""Growing an arena, by regions or by pages: with the grow lock. And the wait where it cannot."""
+"""Growth of an arena, by regions or by pages, and the wait for memory if it cannot grow."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -77,8 +77,8 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_
 
 cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                      Block* block) noexcept nogil:
-    # With the grow lock. Reserves a region without the arena lock, then adds it and takes the
-    # block from it in one step, so that no other thread can take it away in between.
+    # Reserves a region without the arena lock, then adds it and allocates the block from it in one
+    # step, so that no other thread can allocate it in between.
     cdef uint64_t size = whole_granules(&arena.backing, nbytes)
     cdef uint64_t running, wanted, address
     cdef bint forced = False
@@ -160,14 +160,14 @@ cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t siz
 
 
 cdef inline uint64_t whole_granules(const Backing* backing, uint64_t nbytes) noexcept nogil:
-    # Bytes of the least region that holds so many.
+    # Bytes of the smallest region that holds `nbytes`.
     return round_to_quantum(nbytes + backing.granule - QUANTUM) & ~(backing.granule - 1)
 
 
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
                           int status) noexcept nogil:
-    # Not of a graph pool: graphs write what is free there, whenever they are launched. And not for
-    # a block that is over the limit all by itself: it must not cost the others' regions.
+    # Not of a graph pool: graphs write its free memory whenever they are launched. And not for a
+    # block that is over the limit by itself: it must not cost other blocks their regions.
     if is_graph_pool(arena):
         return False
     if status == ARENA_OVER_LIMIT:
@@ -185,7 +185,7 @@ cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noe
 
 cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                         Block* block) noexcept nogil:
-    # A region of exactly this block, as far as the backing can.
+    # Makes a region of exactly this block, in whole granules of the backing.
     cdef Backing* backing = backing_for(arena, flags)
     cdef uint64_t size = whole_granules(backing, nbytes)
     cdef uint64_t address
@@ -253,7 +253,7 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
     code = backing_reserve(backing, size, address)
     if code == CUDA_SUCCESS:
         return ARENA_OK
-    # Another backing than the arena's own: its call is kept by name.
+    # The name of the call is stored if the backing is not the arena's own.
     return driver_refused(arena, code, backing.call if backing != &arena.backing
                           else <const char*>NULL)
 
@@ -261,7 +261,7 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
 # ---- peers ---------------------------------------------------------------------------------------
 
 cdef CUresult arena_add_peer(ArenaCore* arena, int device) noexcept nogil:
-    # Whatever is mapped later gets the list in the call that gives its own device access.
+    # Memory that is mapped later gets the list in the call that sets the access of its own device.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef CUresult code = CUDA_SUCCESS
     cdef ArenaCore* pool
@@ -291,8 +291,8 @@ cdef CUresult add_peer(ArenaCore* arena, CUmemAccessDesc* place) noexcept nogil:
         return code
     code = set_access(arena, place)
     if code != CUDA_SUCCESS:
-        # Memory that has access by now loses it. Should that be refused, a device has access to
-        # pages that nothing tells it to use, until they move.
+        # Access that was set until now is removed. If that is refused, the device keeps access to
+        # pages that it has no address of, until they move.
         place.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE
         set_access(arena, place)
     context_leave(arena.context)
@@ -527,13 +527,13 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         budget_earn(&arena.move_budget, plan.create_ns)
     plan_note(space, &plan)
     if code == CUDA_SUCCESS:
-        # Last, because nothing takes a wait back.
+        # Last, because nothing undoes a wait.
         in_order = not demand.unfinished or wait_behind_plan(arena, &plan, demand.stream_slot)
     if code == CUDA_SUCCESS and in_order:
         if space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch):
             arena.streams[demand.stream_slot].has_remainder = True
         note_reserved(arena)
-        # Memory that is prepared, for no stream yet, is there to stay.
+        # Memory that is prepared, for no stream yet, stays.
         if plan.spares and demand.stream_slot != SLOT_RELEASED:
             arena.overdraft += plan.beyond_share
         index[0] = plan.chunk
@@ -595,7 +595,7 @@ cdef uint64_t bytes_planned(const Space* space, const Plan* plan, ActionKind kin
 
 cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
                         Plan* plan) noexcept nogil:
-    # Plans in the ranges that there are; where none has a place, in one more.
+    # Plans in the ranges that exist; if none has a place, in one more.
     cdef PlanResult result = plan_place(arena, space, demand, plan)
     cdef int status
     if result == PLAN_NO_PLACE and arena_is_open(arena):
@@ -622,7 +622,7 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
     if arena_is_open(arena):
         if demand.unfinished:
             record_events_of_others(arena, demand.stream_slot)
-            # From here on the lock is not released any more.
+            # From here on the lock is not released until the plan is made.
             enable_cross_stream_search(arena, demand.stream_slot)
         bound_by_room(arena, demand)
         set_limits(arena, space, demand)
@@ -690,7 +690,7 @@ cdef enum:
 
 cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                           uint64_t* until) noexcept nogil:
-    cdef uint32_t requesting = slot_not_waited_for(arena, nbytes, stream_slot, flags)
+    cdef uint32_t requesting = slot_to_skip(arena, nbytes, stream_slot, flags)
     cdef uint64_t before = load64(&arena.completions)
     cdef uint64_t frees = caches_count_frees(arena)
     cdef uint64_t next_pause = FIRST_PAUSE
@@ -709,7 +709,7 @@ cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
             return ARENA_OK
         # Out of time: these events are not waited for again until they have completed.
         if now >= until[0]:
-            note_waits_in_vain(arena)
+            mark_events_timed_out(arena)
             return ARENA_OVER_LIMIT
         if not is_worth_waiting(arena, requesting):
             # A reset of a stream since the poll above leaves nothing to wait for.
@@ -720,7 +720,7 @@ cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
         now = clock_ns()
 
 
-cdef uint32_t slot_not_waited_for(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+cdef uint32_t slot_to_skip(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                                   uint32_t flags) noexcept nogil:
     # Memory that a stream has freed is its own again at once, in its order. But memory that lies
     # where the block cannot be has to be released first, once its work is done: all of it for a
@@ -743,7 +743,8 @@ cdef bint pause(uint64_t nanoseconds, uint32_t flags) noexcept nogil:
 
 
 cdef bint is_worth_waiting(ArenaCore* arena, uint32_t requesting) noexcept nogil:
-    # Does unfinished work hold memory that the requesting stream may have once it is done?
+    # Returns whether unfinished work holds memory that the requesting stream may use once it is
+    # done.
     cdef uint32_t stream_slot
     cdef bint hope = False
     cdef const StreamSlot* stream
@@ -760,7 +761,7 @@ cdef bint is_worth_waiting(ArenaCore* arena, uint32_t requesting) noexcept nogil
     return hope
 
 
-cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
+cdef void mark_events_timed_out(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
@@ -816,10 +817,10 @@ cdef uint64_t in_use_without_caches(const ArenaCore* arena) noexcept nogil:
     return used - min(used, caches_counts(arena).nbytes)
 
 
-# ---- what persists -------------------------------------------------------------------------------
+# ---- persistent blocks ---------------------------------------------------------------------------
 
 cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) noexcept nogil:
-    # Small ones share pages, which a table of their own divides.
+    # Small persistent blocks share pages, which a table of their own divides.
     cdef Demand demand
     cdef uint32_t index
     cdef int status = BFC_OK

@@ -1,4 +1,6 @@
-"""Giving memory back to the driver: with the grow lock held, the arena lock not, unless said."""
+"""Release of memory to the driver. Caller holds `grow_lock`, not `lock`, unless a comment says
+otherwise.
+"""
 
 from libc.stdint cimport uint64_t
 
@@ -6,8 +8,8 @@ from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.pages cimport Plan, Space
 
 # Releases memory that holds no used block and has no unfinished work; returns the bytes. Regions
-# for which the driver waits stay: see release_waiting. `tries`: 2 tries those again that the driver
-# refused.
+# for which the driver waits stay: see release_waiting. With 2 `tries` it tries those again that the
+# driver refused to release.
 cdef uint64_t release_idle(ArenaCore* arena, int tries) noexcept nogil
 # The same of the arenas that share this one's limit: its tags, or its parent and the other tags.
 cdef uint64_t release_idle_beside(ArenaCore* arena) noexcept nogil
@@ -24,16 +26,16 @@ cdef bint has_waiting(ArenaCore* arena) noexcept nogil
 # Releases one idle region, persistent or not; 0: there is none. `with_wait`: also one for which the
 # driver waits.
 cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noexcept nogil
-# The memory of a region that no table has (any more); False: the driver refused to take it.
+# Releases the memory of a region that is in no table; False: the driver refused.
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil
-# Of a paged arena: every page that is idle and has no queued work; returns the bytes.
+# Releases every page of a paged arena that is idle and has no queued work; returns the bytes.
 cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil
 # Releases idle pages of the other range before a plan of this range makes pages above the share of
 # this live peak.
 cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* plan,
                                  uint64_t peak) noexcept nogil
-# The graphs of a graph pool are gone: from here on its pages can be released as any. Without a
-# lock.
+# The graphs of a graph pool have ended: from here on its pages can be released as any other page.
+# Caller holds no lock.
 cdef void give_up_views(ArenaCore* arena) noexcept nogil
 
 # Releases idle pages for memory that was made for lack of time to move pages, once there is time

@@ -1,4 +1,4 @@
-"""Giving memory back to the driver, by regions or by pages; with the grow lock held."""
+"""Release of memory to the driver, by regions or by pages."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -31,7 +31,7 @@ from gpumem._support.lock cimport lock_acquire, lock_release, lock_try
 # ---- regions -------------------------------------------------------------------------------------
 
 cdef uint64_t release_all_idle(ArenaCore* arena) noexcept nogil:
-    # One call that the driver refuses does not end it.
+    # A second try follows a call that the driver refuses.
     return release_idle(arena, 2) + release_idle_beside(arena)
 
 
@@ -63,7 +63,7 @@ cdef uint64_t release_waiting(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t release_idle_beside(ArenaCore* arena) noexcept nogil:
-    # One that is growing itself is left alone, as two threads would wait for each other.
+    # An arena that is growing is skipped: two threads would wait for each other.
     cdef uint64_t total = 0
     cdef ArenaCore* other
     if not shares_limit(arena):
@@ -82,7 +82,7 @@ cdef uint64_t release_retired(ArenaCore* arena, bint with_wait) noexcept nogil:
     # Reads the count without the arena lock: a block that is being freed now is found the next
     # time.
     cdef uint64_t before = arena_reserved(arena)
-    # A block that was passed through is found by no search, which would poll its streams.
+    # No search, which would poll the streams, finds a block that was passed through.
     if load32(&arena.retired) or arena.settings.passthrough:
         poll_idle_regions(arena)
     if load32(&arena.retired):
@@ -98,7 +98,7 @@ cdef void poll_idle_regions(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.lock)
     for i in range(1, arena.table.stream_slot_count):
         arena.streams[i].holds_region = False
-    # Once the recorded streams are done, the block's own one may still hold its region.
+    # After the recorded streams are done, the block's own stream may still hold its region.
     uses = arena.pending_free
     polls = uses != NULL
     while uses != NULL:
@@ -133,8 +133,8 @@ cdef bint region_is_done(ArenaCore* arena, uint32_t region) noexcept nogil:
 
 
 cdef uint64_t release_one(ArenaCore* arena, bint persistent, bint with_wait) noexcept nogil:
-    # Takes one idle region out of the table, then releases it to the driver; if that is refused it
-    # returns to the table, to which nothing has been added since. Returns its bytes.
+    # Removes one idle region from the table, then releases it to the driver. If that is refused it
+    # is added to the table again, which has room for it. Returns its bytes.
     cdef uint32_t region
     cdef uint64_t address = 0
     cdef uint64_t size = 0
@@ -221,7 +221,7 @@ cdef void give_up_views(ArenaCore* arena) noexcept nogil:
 cdef uint64_t trim_space(ArenaCore* arena, Space* space, uint32_t pages,
                          uint64_t nbytes) noexcept nogil:
     # Addresses stay. Pages that the driver refuses to unmap or to release stay too, for the next
-    # try. Returns the bytes of the pages that are gone.
+    # try. Returns the bytes of the released pages.
     cdef Plan plan
     cdef CUresult code
     cdef bint any_idle
@@ -242,7 +242,7 @@ cdef uint64_t trim_space(ArenaCore* arena, Space* space, uint32_t pages,
         space_undo(space, &plan)
     lock_release(&arena.lock)
     plan_free(&plan)
-    # The driver is tried again with memory that it refused to take back earlier.
+    # Memory that the driver refused to release earlier is tried again.
     if space.orphan_count and context_enter(arena.context) == CUDA_SUCCESS:
         orphans_release(space)
         context_leave(arena.context)
@@ -253,8 +253,8 @@ cdef void release_in_other_range(ArenaCore* arena, const Space* space, Plan* pla
                                  uint64_t peak) noexcept nogil:
     # Pages move within their range. Idle pages of the other range are released for the pages that
     # the plan makes above the share: otherwise idle memory of large blocks would stay beside memory
-    # that small blocks need now, and the other way round. At most the share stays idle there: it
-    # will be needed again, and releasing and making it again would cost more than it saves.
+    # that small blocks need now, and vice versa. At most the share stays idle there: it will be
+    # needed again, and to release and make it again would cost more than it saves.
     cdef int other = LARGE_SPACE if space == &arena.spaces[SMALL_SPACE] else SMALL_SPACE
     cdef const Bfc* table = &arena.table if other == LARGE_SPACE else &arena.small
     cdef uint64_t share = with_share(arena, peak) - peak

@@ -1,12 +1,12 @@
 """Sleep of one arena: its memory is released, its live bytes are stored, its addresses stay.
 
 A sleep has four steps: nothing is allocated any more; all work on the device ends; idle pages are
-released; the handles are released behind the copies of the live blocks. Each page keeps its place
+released; the handles are released after the copies of the live blocks. Each page keeps its place
 in the metadata. A wake makes each page again, at its place, and restores the bytes that are still
 live. It neither copies a block that was freed during the sleep nor makes a page without live bytes.
 
 Virtual tensors are a part of it, with the pages of committed rows. Its graph pools sleep after it,
-and wake before it, each the same way: a region of theirs is one handle. So its graphs work on.
+and wake before it, each the same way: a region of a pool is one handle. So its graphs stay valid.
 
 A failure undoes: a sleep that fails leaves the arena awake, a wake that fails leaves it asleep, to
 be tried again. Where the undoing fails too, the arena is half asleep, and a wake completes it.

@@ -38,7 +38,7 @@ cdef enum:
 # ---- an arena and its graph pools ----------------------------------------------------------------
 
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
-    # While the memory goes, no thread examines the blocks of a debug heap.
+    # While memory is released, no thread examines the blocks of a debug heap.
     cdef int status
     if arena.heap == NULL:
         return sleep_with_pools(arena, place)
@@ -57,11 +57,12 @@ cdef int sleep_with_pools(ArenaCore* arena, const StorePlace* place) noexcept no
     status = sleep_alone(arena, NULL if place == NULL else &room_left)
     if status != ARENA_OK:
         return status
-    take_room(&room_left, arena)
+    subtract_room(&room_left, arena)
     pool = pool_next(arena, NULL)
     while pool != NULL and status == ARENA_OK:
-        status = told(arena, pool, sleep_alone(pool, NULL if place == NULL else &room_left))
-        take_room(&room_left, pool)
+        status = sleep_alone(pool, NULL if place == NULL else &room_left)
+        status = note_pool_refusal(arena, pool, status)
+        subtract_room(&room_left, pool)
         pool = pool_next(arena, pool)
     if pool != NULL:
         arena_drop(pool)
@@ -73,27 +74,27 @@ cdef int sleep_with_pools(ArenaCore* arena, const StorePlace* place) noexcept no
 
 
 cdef int arena_wake(ArenaCore* arena) noexcept nogil:
-    # First all memory and bytes, then the states; if one is refused, what the others have got goes
-    # back. The arena last: it is asleep as long as any of its graph pools.
+    # First all memory and bytes, then the states. If one arena is refused, the memory of the others
+    # is released again. The arena comes last: it is asleep as long as any of its graph pools.
     cdef ArenaCore* pool = pool_next(arena, NULL)
     cdef int status = ARENA_OK
     while pool != NULL and status == ARENA_OK:
-        status = told(arena, pool, come_back(pool))
+        status = note_pool_refusal(arena, pool, restore_memory(pool))
         pool = pool_next(arena, pool)
     if pool != NULL:
         arena_drop(pool)
     if status == ARENA_OK:
-        status = come_back(arena)
+        status = restore_memory(arena)
     pool = pool_next(arena, NULL)
     while pool != NULL:
-        end_wake(pool, status == ARENA_OK)
+        finish_wake(pool, status == ARENA_OK)
         pool = pool_next(arena, pool)
     if status == ARENA_OK:
-        end_wake(arena, True)
+        finish_wake(arena, True)
     return status
 
 
-cdef int told(ArenaCore* arena, const ArenaCore* pool, int status) noexcept nogil:
+cdef int note_pool_refusal(ArenaCore* arena, const ArenaCore* pool, int status) noexcept nogil:
     # Callers read from the arena why a pool was refused. A closed pool has no memory.
     if status == ARENA_CLOSED:
         return ARENA_OK
@@ -103,7 +104,7 @@ cdef int told(ArenaCore* arena, const ArenaCore* pool, int status) noexcept nogi
     return status
 
 
-cdef void take_room(StorePlace* room_left, const ArenaCore* arena) noexcept nogil:
+cdef void subtract_room(StorePlace* room_left, const ArenaCore* arena) noexcept nogil:
     cdef uint64_t nbytes = whole_pages(load64(&arena.sleeper.nbytes))
     room_left.offset += nbytes
     room_left.room -= min(room_left.room, nbytes)
@@ -140,7 +141,7 @@ cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     if arena_state(arena) == STATE_CLOSED:
         status = ARENA_CLOSED
     elif arena_is_open(arena):
-        # First of all: from here on no thread is given a block that the copy would miss.
+        # First of all: from here on no thread allocates a block that the copy would miss.
         set_state(arena, STATE_ASLEEP)
         status = go_to_sleep(arena, place)
         settle(arena)
@@ -153,7 +154,7 @@ cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     return status
 
 
-cdef int come_back(ArenaCore* arena) noexcept nogil:
+cdef int restore_memory(ArenaCore* arena) noexcept nogil:
     # With its memory and bytes, it still counts as asleep: only frees are allowed.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef int status = ARENA_OK
@@ -169,7 +170,7 @@ cdef int come_back(ArenaCore* arena) noexcept nogil:
     return status
 
 
-cdef void end_wake(ArenaCore* arena, bint stays) noexcept nogil:
+cdef void finish_wake(ArenaCore* arena, bint stays) noexcept nogil:
     lock_acquire(&arena.grow_lock)
     if arena_state(arena) == STATE_ASLEEP and stays:
         sleeper_forget(&arena.sleeper)
@@ -178,8 +179,8 @@ cdef void end_wake(ArenaCore* arena, bint stays) noexcept nogil:
         note_reserved(arena)    # peaks may have been reset since
         lock_release(&arena.lock)
     elif arena_state(arena) == STATE_ASLEEP and arena.sleeper.copied == arena.sleeper.nbytes:
-        # Not if an earlier refusal left bytes that are nowhere else. Memory is released when its
-        # last view is gone.
+        # Not if an earlier refusal left bytes that are in no copy. Memory is released with its last
+        # view.
         if drop_dormant(arena) == CUDA_SUCCESS and list_pages(arena):
             sleeper_release(&arena.sleeper)
         settle(arena)
@@ -207,14 +208,14 @@ cdef int go_to_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     name_sleeper(arena)
     code = drop_dormant(arena)
     if code != CUDA_SUCCESS:
-        return awake_again(arena, driver_refused(arena, code, "cuMemUnmap"))
+        return abort_sleep(arena, driver_refused(arena, code, "cuMemUnmap"))
     if not list_pages(arena) or place != NULL and not list_blocks(arena):
-        return awake_again(arena, ARENA_NO_COPY)
+        return abort_sleep(arena, ARENA_NO_COPY)
     code = sleeper_sleep(sleeper, place, &call)
     if code == CUDA_SUCCESS:
         return ARENA_OK
     if sleeper.no_store and sleeper.copied == 0:
-        return awake_again(arena, ARENA_NO_COPY)        # nothing has gone back yet
+        return abort_sleep(arena, ARENA_NO_COPY)        # no memory was released yet
     return undo(arena, code, call)
 
 
@@ -225,15 +226,15 @@ cdef int undo(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
     cdef bint no_store = arena.sleeper.no_store
     cdef CUresult undone = sleeper_wake(&arena.sleeper, &again)
     if undone == CUDA_SUCCESS and no_store:
-        return awake_again(arena, ARENA_NO_COPY)
+        return abort_sleep(arena, ARENA_NO_COPY)
     if undone == CUDA_SUCCESS:
-        return awake_again(arena, driver_refused(arena, code, call))
+        return abort_sleep(arena, driver_refused(arena, code, call))
     driver_refused(arena, undone, again)
     return ARENA_HALF_ASLEEP
 
 
-cdef int awake_again(ArenaCore* arena, int status) noexcept nogil:
-    # The sleep was refused with this status, and all memory is there: the views follow.
+cdef int abort_sleep(ArenaCore* arena, int status) noexcept nogil:
+    # The sleep was refused with this status, and all memory is restored: maps the views again.
     cdef const char* call = NULL
     cdef CUresult code = map_kept(arena, &call)
     if code == CUDA_SUCCESS:
@@ -243,7 +244,7 @@ cdef int awake_again(ArenaCore* arena, int status) noexcept nogil:
 
 
 cdef CUresult drain(ArenaCore* arena) noexcept nogil:
-    # Everything queued on the device, on whatever stream: any of it may use a live block.
+    # Waits for all work of the device, because work of any stream may use a live block.
     cdef CUresult code = wait_for_device(arena)
     if code == CUDA_SUCCESS:
         free_completed(arena)
@@ -251,7 +252,7 @@ cdef CUresult drain(ArenaCore* arena) noexcept nogil:
 
 
 cdef void free_completed(ArenaCore* arena) noexcept nogil:
-    # Nothing is queued. Streams of a graph pool work again at every launch.
+    # No work is queued. Streams of a graph pool work again at every launch.
     if not is_graph_pool(arena):
         drain_streams(arena, NULL)
         free_all_pending(arena)
@@ -357,7 +358,7 @@ cdef void settle(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint list_blocks(ArenaCore* arena) noexcept nogil:
-    # Under the lock; its blocks can only be freed afterwards, which a generation shows.
+    # Listed under the lock. Blocks can only be freed afterwards, which their generations show.
     cdef bint listed
     cdef const ArenaSpan* span = arena.spans
     lock_acquire(&arena.lock)
@@ -398,7 +399,7 @@ cdef bint is_live(void* owner, const SleepPiece* piece) noexcept nogil:
 
 
 cdef void keep_orphan(void* owner, uint64_t memory) noexcept nogil:
-    # Also of regions: that list is there in every arena, and is gone through at its end.
+    # Also for memory of regions: every arena has that list, and releases its memory at its end.
     cdef ArenaCore* arena = <ArenaCore*>owner
     arena.spaces[0].context = arena.context
     orphan_add(&arena.spaces[0], memory)

@@ -17,7 +17,7 @@ from gpumem._native.arena.growth cimport (
 from gpumem._native.arena.release cimport release_all_idle, release_retired
 from gpumem._native.arena.spans cimport span_take, spans_poll
 from gpumem._native.arena.streams cimport (
-    allocate_behind, find_idle, release_completed, share_tables, switch_stream,
+    allocate_behind, find_idle, release_completed, switch_stream,
 )
 from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_flush_other_streams, cache_free_some, cache_publish, caches_flush,
@@ -43,7 +43,13 @@ from gpumem._support.events cimport is_recorded, REC_FAILURE
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
-# ---- what happens when memory is out -------------------------------------------------------------
+cdef enum Search:           # of the table
+    SEARCH_FREE             # for a chunk that is free for the stream
+    SEARCH_UNFINISHED       # for a chunk of another stream, which the stream waits for
+    SEARCH_ACROSS           # for chunks side by side that together hold the block
+
+
+# ---- The steps of an allocation ------------------------------------------------------------------
 
 cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                                uint32_t flags, Block* block) noexcept nogil:
@@ -61,40 +67,39 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             return ARENA_CAPTURING
     while True:
         if not own_region:
-            # 1. Close the epoch of the stream served before: an event behind its frees must be
+            # 1. Close the epoch of the stream served before: an event after its frees must be
             #    recorded before other streams queue more work, and step 3 polls it.
-            if switch_stream(arena, stream_slot):
-                share_tables(arena)
+            switch_stream(arena, stream_slot)
 
             # 2. Search the table as it is. The fast path leaves this undone when an event was due.
-            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+            status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_FREE, block)
             if status != ARENA_OVER_LIMIT:
                 return status
 
-            # 3. Poll the events of the other streams, after this thread's cache gave up what is
-            #    theirs: what has completed is free for every stream. Not for a capturing stream,
-            #    because its graph would use that at every launch.
+            # 3. Poll the events of the other streams, after this thread's cache has freed their
+            #    blocks: memory of completed work is free for every stream. Not for a capturing
+            #    stream, because its graph would use that memory at every launch.
             captures = stream_slot_captures(arena, stream_slot)
             freed = cache_flush_other_streams(arena, stream_slot)
             if not captures and release_completed(arena, stream_slot):
                 freed = True
             if freed:
-                status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+                status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_FREE, block)
                 if status != ARENA_OVER_LIMIT:
                     return status
 
             # 4. Empty the threads' caches: cached blocks count as used, and their neighbours can
-            #    only merge with them once they are free. First the thread's own, and no more of
-            #    them than it takes, because for each block that its cache lost the thread has to
-            #    search again. All others' only then: to flush them interrupts their threads.
+            #    only merge with them once they are free. First the thread's own cache, and only as
+            #    many blocks as the request needs, because for each block that its cache lost the
+            #    thread has to search again. Then all caches: a flush interrupts their threads.
             while cache_free_some(arena, nbytes, stream_slot):
-                status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+                status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_FREE, block)
                 if status != ARENA_OVER_LIMIT:
                     return status
             if caches_flush(arena):
                 if not captures:
-                    release_completed(arena, stream_slot)   # what was the others' is free now, too
-                status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+                    release_completed(arena, stream_slot)   # for blocks of other streams
+                status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_FREE, block)
                 if status != ARENA_OVER_LIMIT:
                     return status
 
@@ -103,10 +108,10 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             if captures:
                 return ARENA_CAPTURING
 
-            # 5. Under "wait": take a block with unfinished work, and let the stream wait for that
-            #    work on the device. It delays the stream, so completed memory is preferred.
+            # 5. Under "wait": allocate a block with unfinished work, and let the stream wait for
+            #    that work on the device. It delays the stream, so completed memory is preferred.
             if arena.settings.reuse == REUSE_WAIT:
-                status = allocate_from_table(arena, nbytes, stream_slot, True, block)
+                status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_UNFINISHED, block)
                 if status == ARENA_OK or status == ARENA_OVER_BUDGET:
                     return status
         else:
@@ -114,9 +119,9 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
 
         # 6. The driver, one thread at a time. Arenas without references and regions of freed
         #    persistent blocks are released first, so that their memory neither counts in max_mem
-        #    nor is missing for the growth. Memory that the driver takes back only when the device
-        #    is idle is released here only if no stream is at work, and only before more of its
-        #    kind is allocated.
+        #    nor is missing for the growth. Memory that the driver releases only when the device is
+        #    idle is released here only if no stream is at work, and only before more of its kind
+        #    is allocated.
         mode = context_relax(arena.context)
         quiet = arenas_release_before_growth(arena, flags)
         lock_acquire(&arena.grow_lock)
@@ -129,13 +134,13 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         status = ARENA_OVER_LIMIT
         if not own_region:
             release_before_growth(arena, nbytes, stream_slot)
-            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+            status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_FREE, block)
         if not own_region and status == ARENA_OVER_LIMIT:
-            status = allocate_across(arena, nbytes, stream_slot, block)
+            status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_ACROSS, block)
         if status != ARENA_OK and status != ARENA_CLOSED:
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
 
-        # 8. Give back regions and pages that hold no block and have no unfinished work, also those
+        # 8. Release regions and pages that hold no block and have no unfinished work, also those
         #    of other tags, then grow once more. Not earlier: idle memory is there to be used again.
         #    Steps 3 and 4 have searched for it, unless the block has a region of its own.
         if shrink_may_help(arena, nbytes, status):
@@ -151,9 +156,9 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         #    for `oom_wait`, and begin anew. Last, because it stops this thread; without a lock,
         #    because the work may depend on what other threads still have to queue. A debug heap
         #    waits by itself.
-        # 10. Release memory that the driver takes back only when the device is idle, such as pinned
-        #     memory, in what is left of that time, and begin anew.
-        # 11. Refuse: `status` says what was missing.
+        # 10. Release memory that the driver releases only when the device is idle, such as pinned
+        #     memory, in the remaining time, and begin anew.
+        # 11. Refuse: `status` is the reason.
         if flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status):
             return status
         sum_add(&arena.num_waits, 1)
@@ -177,9 +182,9 @@ cdef int wait_for_any(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, u
 
 
 cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                             bint unfinished, Block* block) noexcept nogil:
-    # ARENA_OVER_LIMIT: no chunk fits. `unfinished`: one of another stream, behind a wait on the
-    # device, unless a budget refuses its size: ARENA_OVER_BUDGET.
+                             Search search, Block* block) noexcept nogil:
+    # ARENA_OVER_LIMIT: no chunk fits. ARENA_OVER_BUDGET: a budget refuses the size of the chunk
+    # with unfinished work.
     cdef int status = BFC_OK
     cdef int refused = ARENA_OVER_LIMIT
     cdef uint32_t index
@@ -190,8 +195,10 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
         lock_release(&arena.lock)
         return ARENA_CLOSED
     cache_publish(arena, cache)         # before the table changes, so that the peak is exact
-    if unfinished:
+    if search == SEARCH_UNFINISHED:
         index = allocate_behind(arena, table, nbytes, stream_slot, &refused)
+    elif search == SEARCH_ACROSS:
+        index = bfc_allocate_across(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
     else:
         index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
         if status == BFC_MAY_SWAP:
@@ -202,22 +209,6 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     if index != NIL:
         return ARENA_OK
     return ARENA_NO_METADATA if status == BFC_NO_METADATA else refused
-
-
-cdef int allocate_across(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                         Block* block) noexcept nogil:
-    cdef int status = BFC_OK
-    cdef uint32_t index
-    cdef Bfc* table = table_for(arena, nbytes)
-    lock_acquire(&arena.lock)
-    cache_publish(arena, cache_find(arena))
-    index = bfc_allocate_across(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
-    if index != NIL:
-        finish_allocate(arena, cache_find(arena), table, index, block)
-    lock_release(&arena.lock)
-    if index != NIL:
-        return ARENA_OK
-    return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
 
 
 cdef void publish_cached(ArenaCore* arena) noexcept nogil:
@@ -236,7 +227,7 @@ cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept 
         arena.context, arena.streams[stream_slot].handle, &capture, &graph, &refusal)
 
 
-# ---- around it: debug heap, budget, recorder -----------------------------------------------------
+# ---- Debug heap, budget and recorder around them -------------------------------------------------
 
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              uint32_t flags, Block* block) noexcept nogil:
@@ -290,13 +281,14 @@ cdef int span_commit(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
     # The steps of an allocation that reaches the driver, see slow_path.
     cdef ArenaCore* arena = span.arena
     cdef CUstreamCaptureMode mode
+    cdef bint stays
     cdef int status
     lack.missing = 0
     lack.completions = load64(&arena.completions)
     if context_is_dead(arena.context):
         return ARENA_DEAD
     mode = context_relax(arena.context)
-    arenas_release_retired()
+    arenas_release_retired(False, &stays)
     lock_acquire(&arena.grow_lock)
     lack.missing = span_lacks(&span.pages, first, spare)
     status = take_ahead(span, first, spare, last)

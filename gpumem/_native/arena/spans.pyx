@@ -31,7 +31,7 @@ from gpumem._support.lease cimport Uses, uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 
 
-# ---- more ----------------------------------------------------------------------------------------
+# ---- commit --------------------------------------------------------------------------------------
 
 cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
     # Charged before the driver is called: a refusal must not cost a driver call.
@@ -65,7 +65,7 @@ cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t las
 
 
 cdef uint64_t bytes_without(const Span* span, uint32_t first, uint32_t last) noexcept nogil:
-    # Of pages that are not in use.
+    # Adds up the bytes of pages that are not in use.
     cdef uint64_t nbytes = 0
     cdef uint32_t i
     for i in range(first, last):
@@ -75,7 +75,7 @@ cdef uint64_t bytes_without(const Span* span, uint32_t first, uint32_t last) noe
 
 
 cdef void take_pages(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t last) noexcept nogil:
-    # With the arena lock, as every change of which pages are in use: copies of metadata see them.
+    # Caller holds `lock`, as for every change of the pages in use: copies of metadata read them.
     cdef Span* pages = &span.pages
     cdef uint32_t i
     pages.used += bytes_without(pages, first, spare)
@@ -124,7 +124,7 @@ cdef void count_spans(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.lock)
 
 
-# ---- less ----------------------------------------------------------------------------------------
+# ---- release -------------------------------------------------------------------------------------
 
 cdef int span_release(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
                       uint32_t spare_end, Uses* room) noexcept nogil:
@@ -173,7 +173,7 @@ cdef void leave_or_free(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t
 
 cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
                 uint32_t spare_end, uint64_t release) noexcept nogil:
-    # Returns whether any page is now leaving. Caller holds the arena lock.
+    # Caller holds `lock`. Returns whether any page is now leaving.
     cdef Span* pages = &span.pages
     cdef uint32_t i
     cdef bint any_page = False
@@ -192,7 +192,7 @@ cdef bint leave(ArenaSpan* span, uint32_t first, uint32_t last, uint32_t spare,
 
 cdef void span_stamp(ArenaSpan* span, Uses* uses, StampOf of) noexcept nogil:
     # Work that is queued now is the last that may use the pages that leave. A stream that another
-    # thread noted since room was made for all of them is not ordered before this.
+    # thread noted after room was made for all streams is not ordered before this.
     cdef ArenaCore* arena = span.arena
     cdef const SpanNote* note
     cdef uint32_t i
@@ -246,7 +246,7 @@ cdef uint64_t spans_trim(ArenaCore* arena) noexcept nogil:
 
 
 cdef void spans_poll(ArenaCore* arena) noexcept nogil:
-    # Caller holds `grow_lock`. The first poll of a release records an event behind its work.
+    # Caller holds `grow_lock`. The first poll of a release records an event after its work.
     cdef ArenaSpan* span = arena.spans
     cdef bint waits = False
     while span != NULL:
@@ -490,7 +490,7 @@ cdef void span_drop(ArenaSpan* span) noexcept nogil:
     if count_add(&span.references, -1) != 0 or context_is_dead(arena.context):
         return
     # A stamp needs no memory here: this may be a finalizer. Once it is there, another thread may
-    # forget the span. The pages of a closed one are behind the close.
+    # forget the span. Pages of a closed span leave with its close.
     if not load32(&span.closed):
         count_add(&arena.live_spans, -1)
     lock_acquire(&arena.lock)

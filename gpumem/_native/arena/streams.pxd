@@ -1,13 +1,13 @@
 """How a freed block becomes reusable by another stream.
 
-A free is stamped with the running epoch of its stream. An event recorded behind the work closes the
-epoch; when the event has completed, what was freed in the epoch is free for every stream. A block
+A free is stamped with the running epoch of its stream. An event recorded after the work closes the
+epoch; when the event has completed, memory freed in the epoch is free for every stream. A block
 with recorded uses is pending free until its epoch on each of those streams is done. Where nothing
 has completed, the requesting stream waits on the device, or at last the host waits. arena/types has
 the rules.
 
-"With the lock": the caller holds `arena.lock`. A function that calls the driver releases the lock
-during the call; `in_driver` then keeps other threads off the slot.
+`lock` is that of the arena. A function that calls the driver releases it during the call;
+`in_driver` then keeps other threads off the slot.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -18,22 +18,22 @@ from gpumem._native.driver cimport CUresult, CUstream
 from gpumem._support.atomics cimport load32
 from gpumem._support.lease cimport Uses
 
-# Everything freed on the stream up to now is free for every stream, every use of it has ended.
+# Makes all memory that was freed on the stream up to now free for every stream: its work is done.
 cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # The same of every stream.
 cdef void complete_streams(ArenaCore* arena) noexcept nogil
 # The same of the streams that a poll of their events finds done, under every policy.
 cdef void complete_done_streams(ArenaCore* arena) noexcept nogil
-# Waits for what lies before the frees of every stream, but for captures, and streams that cannot be
-# named. `interrupted` as below.
+# Waits for the work that was queued before the frees of every stream, except captures and streams
+# that cannot be named. `interrupted` as below.
 cdef void wait_for_frees(ArenaCore* arena, bint* interrupted) noexcept nogil
 # The same as complete_streams, after that wait; for the device if it left some work unknown.
 # `interrupted`: Ctrl-C ended the wait, nothing changed; NULL: nothing ends it.
 cdef void drain_streams(ArenaCore* arena, bint* interrupted) noexcept nogil
-# Polls every stream: has one work that is not known to be done?
+# Polls every stream. Returns whether one has work that is not known to be done.
 cdef bint streams_may_work(ArenaCore* arena) noexcept nogil
-# The opposite. Asks the streams themselves first: an event that is recorded for the question is
-# done some microseconds later.
+# Returns the opposite. Queries the streams themselves first: an event that is recorded for the
+# query is done some microseconds later.
 cdef bint streams_are_done(ArenaCore* arena) noexcept nogil
 # Records the missing events, because the handles of streams are not kept alive for the arena any
 # more; all but the default streams are then in STREAM_LEFT.
@@ -41,11 +41,9 @@ cdef void leave_streams(ArenaCore* arena) noexcept nogil
 # Waits until everything queued on the device has finished.
 cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil
 
-# Serves another stream from now on; records the event that is needed: was one?
-cdef bint switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
-# Several streams free blocks: from here on a mark spreads less, see bfc/table. Not where a plan has
-# chosen the places, which need whole chunks.
-cdef void share_tables(ArenaCore* arena) noexcept nogil
+# Serves another stream from now on, and records the event that is needed, if any. Then several
+# streams free blocks: from here on a mark spreads less, see bfc/table.
+cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Polls the event of every other stream once; what has completed becomes free for every stream,
 # pending-free blocks for their own.
 cdef bint release_completed(ArenaCore* arena, uint32_t requesting) noexcept nogil
@@ -57,7 +55,7 @@ cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
 # Makes memory that threads have cached, and memory that no stream uses any more, free for every
 # stream, so that regions and pages without a block are seen to be idle.
 cdef void find_idle(ArenaCore* arena) noexcept nogil
-# With the lock: may work be left on the stream that no completed event covers?
+# Caller holds `lock`. Returns whether the stream may have work that no completed event covers.
 cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     return load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch != 0
 # Caller holds `lock`, which is released for the driver. Polls a stream's event, and records one if
@@ -68,24 +66,24 @@ cdef void query_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Queries the driver whether the streams are idle that a block is marked with, or that have work
 # without a known end. A stream that is being captured counts as idle.
 cdef bint streams_are_idle(ArenaCore* arena) noexcept nogil
-# With the lock: takes another stream's unfinished block and makes the requesting stream wait for
-# that stream on the device; a pending-free block, too. NIL if none fits; *status is set where a
-# budget refuses what fits.
+# Caller holds `lock`. Allocates a block with unfinished work of another stream, or a pending-free
+# block, and makes the requesting stream wait for that work on the device. NIL: none fits; *status
+# is set if a budget refuses the block.
 cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes, uint32_t requesting,
                               int* status) noexcept nogil
-# Caller holds `lock`, which is released for the driver. Records an event behind the epoch if there
+# Caller holds `lock`, which is released for the driver. Records an event after the epoch if there
 # is none. Returns whether the epoch is done or has an event.
 cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil
 # Caller holds `lock`, which is released for the driver. Makes the requesting stream wait on the
-# device for an epoch of another stream that is done or has an event behind it. After this an
+# device for an epoch of another stream that is done or has an event after it. After this an
 # allocation is not refused any more: nothing takes the wait back. False: the driver refused.
 cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
                       uint32_t requesting) noexcept nogil
-# Caller holds the lock, which is released for the driver. Records an event on every other stream
+# Caller holds `lock`, which is released for the driver. Records an event on every other stream
 # that has freed memory.
 cdef void record_events_of_others(ArenaCore* arena, uint32_t requesting) noexcept nogil
-# With the lock, until it is released: lets a plan take other streams' memory in front of an event;
-# disable_cross_stream_search ends that. A caller that takes the memory has to wait_behind.
+# Caller holds `lock` until disable_cross_stream_search. Between the two calls a plan may use memory
+# of other streams whose end an event marks. A caller that uses the memory has to call wait_behind.
 cdef void enable_cross_stream_search(ArenaCore* arena, uint32_t requesting) noexcept nogil
 cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil
 # Destroys the pooled events; no thread uses the arena any more.
@@ -93,23 +91,21 @@ cdef void destroy_events(ArenaCore* arena) noexcept nogil
 
 # ---- Slots of an arena's streams: found, made, named by others, vacated --------------------------
 
-# Finds or makes the slot of a stream; `fresh`: it named no stream or another one before. 0 and 1
-# both name the legacy default stream; 2 names a different stream in each thread. May call the
-# driver, to find slots that nothing is marked with.
-cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
+# Finds or makes the slot of a stream; `fresh`: it named no stream or another one before. `retain`:
+# the slot is retained before another thread could vacate it. 0 and 1 both name the legacy default
+# stream; 2 names a different stream in each thread. May call the driver, to find slots that nothing
+# is marked with.
+cdef int arena_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* stream_slot,
                       bint* fresh) noexcept nogil
-# The same, and retains the slot before another thread could vacate it.
-cdef int arena_retain_stream(ArenaCore* arena, CUstream handle,
-                             uint32_t* stream_slot) noexcept nogil
-# Does the handle name the same stream for the calling thread?
+# Returns whether the handle names the same stream for the calling thread.
 cdef bint arena_stream_is_callers(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
-# With the lock, or before another thread has the arena. Retains the thread.
+# Caller holds `lock`, or is the only thread that has the arena. Retains the thread.
 cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
                     uint32_t* stream_slot) noexcept nogil
 # While retained a slot keeps its stream.
 cdef void slot_retain(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 cdef void slot_drop(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
-# Another stream uses a live block, too. ARENA_NO_METADATA: nothing changed.
+# Records that another stream uses a live block, too. ARENA_NO_METADATA: nothing changed.
 cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexcept nogil
 # The caller has drained the stream: everything freed on it up to now is free for every stream.
 # `may_end`: the stream may end from here on, so that its handle is not passed to the driver until a
@@ -121,21 +117,22 @@ cdef void streams_free(ArenaCore* arena) noexcept nogil
 # ---- Pending-free blocks: freed while other streams may still use them ---------------------------
 #
 # At the free, `Uses` of the block becomes a list of (stream, running epoch) and the block is
-# pending free: neither in use nor free. An epoch is done when an event behind it has completed or
+# pending free: neither in use nor free. An epoch is done when an event after it has completed or
 # its stream was reset. When all are done the block becomes free in the slot of the stream it was
 # freed on.
 #
-# With the arena lock held, if nothing else is said.
+# Caller holds `lock`, unless a comment says otherwise.
 
-# Begins the pending free of a live block on `stream_slot` and takes `uses` over. False, with `uses`
-# released, if there is nothing to wait for or the handle is stale: free it as any other.
+# Begins the pending free of a live block on `stream_slot` and takes ownership of `uses`. False,
+# with `uses` released, if there is nothing to wait for or the handle is stale: free it as any
+# other.
 cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                      Uses* uses) noexcept nogil
 # Ends recorded uses of a block that nothing waits for any more. Needs no lock.
 cdef void uses_release(ArenaCore* arena, Uses* uses) noexcept nogil
-# Has the work of every stamped use been done?
+# Returns whether the work of every stamped use is done.
 cdef bint uses_done(const ArenaCore* arena, const Uses* uses) noexcept nogil
 # Frees the blocks that no stream uses any more. Returns whether there was any.
 cdef bint free_completed(ArenaCore* arena) noexcept nogil
-# Without the lock: frees everything, done or not; no block is in use any more.
+# Caller does not hold `lock`. Frees all pending-free blocks, done or not; no block is in use.
 cdef void free_all_pending(ArenaCore* arena) noexcept nogil

@@ -36,29 +36,21 @@ from gpumem._support.streams cimport (
 )
 
 
-# ---- An event closes an epoch, behind the work of the freed blocks -------------------------------
+# ---- An event closes an epoch, after the work of the freed blocks --------------------------------
 
-cdef bint switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    cdef bint due
+cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     lock_acquire(&arena.lock)
-    due = arena.last_stream != stream_slot and switch_needs_event(arena)
-    if due:
+    if arena.last_stream != stream_slot and switch_needs_event(arena):
         close_epoch(arena, arena.last_stream)
+        arena.table.shared = True
+        arena.small.shared = True
     arena.last_stream = stream_slot
-    lock_release(&arena.lock)
-    return due
-
-
-cdef void share_tables(ArenaCore* arena) noexcept nogil:
-    lock_acquire(&arena.lock)
-    arena.table.shared = True
-    arena.small.shared = True
     lock_release(&arena.lock)
 
 
 cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # With the lock, released for the driver. Records an event behind everything that was queued
-    # on the stream when its blocks were freed; later frees belong to the next epoch.
+    # Caller holds `lock`, which is released for the driver. Records an event after all work that
+    # was queued on the stream when its blocks were freed; later frees belong to the next epoch.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     cdef uint64_t epoch = stream.epoch
     cdef CUstream handle = stream.handle
@@ -76,7 +68,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     publish64(&stream.epoch, epoch + 1)
     stream.in_driver = True
     lock_release(&arena.lock)
-    # The driver is called without the lock: it may block behind another thread's call.
+    # The driver is called without the lock: it may wait for another thread's call.
     code = record_event(arena.context, handle, &event)
     lock_acquire(&arena.lock)
     stream.in_driver = False
@@ -163,7 +155,7 @@ cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot
 
 
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # An event from the last switch first; then one behind what was freed since.
+    # Polls an event of the last switch first; then one after the frees since.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     if stream.in_driver:
         return False
@@ -335,8 +327,11 @@ cdef uint32_t take_pending_behind(ArenaCore* arena, Bfc* table, uint64_t size, u
             table, table.chunks[index_of(handle)].size, size)):
         status[0] = ARENA_OVER_BUDGET
         return NIL
-    uses.taken = True       # others neither free nor take it; only the arena's end frees it
-    if cover_uses(arena, uses, handle) and wait_behind_uses(arena, uses, handle, requesting):
+    # No other thread frees or allocates it from here on; only the arena's end frees it.
+    uses.taken = True
+    # All events before the first wait: any of them may be refused.
+    if (order_uses(arena, uses, handle, requesting, False)
+            and order_uses(arena, uses, handle, requesting, True)):
         free_pending_behind(arena, uses, requesting)
         return bfc_allocate_from(table, size, nbytes, requesting, <uint64_t>ANY_EPOCH, requesting,
                                  &found)
@@ -345,38 +340,33 @@ cdef uint32_t take_pending_behind(ArenaCore* arena, Bfc* table, uint64_t size, u
     return NIL
 
 
-cdef bint cover_uses(ArenaCore* arena, const Uses* uses, uint64_t handle) noexcept nogil:
-    # All events before the first wait: any of them may be refused.
+cdef bint order_uses(ArenaCore* arena, const Uses* uses, uint64_t handle, uint32_t requesting,
+                     bint waits) noexcept nogil:
+    # Makes the requesting stream wait for every use of a block; without `waits` only records the
+    # events for it. False: the driver refused, or the block is not pending free any more.
     cdef uint32_t i = 0
-    if not cover_epoch(arena, uses.stream_slot, uses.epoch):
+    if not order_epoch(arena, uses.stream_slot, uses.epoch, requesting, waits):
         return False
     while is_pending_free(arena, uses, handle):
         if i == uses.count:
             return True
-        if not cover_epoch(arena, uses.at[i].slot, uses.at[i].until):
+        if not order_epoch(arena, uses.at[i].slot, uses.at[i].until, requesting, waits):
             return False
         i += 1
     return False
 
 
-cdef bint wait_behind_uses(ArenaCore* arena, const Uses* uses, uint64_t handle,
-                           uint32_t requesting) noexcept nogil:
-    cdef uint32_t i = 0
-    if not wait_behind(arena, uses.stream_slot, uses.epoch, requesting):
-        return False
-    while is_pending_free(arena, uses, handle):
-        if i == uses.count:
-            return True
-        if not wait_behind(arena, uses.at[i].slot, uses.at[i].until, requesting):
-            return False
-        i += 1
-    return False
+cdef inline bint order_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
+                             uint32_t requesting, bint waits) noexcept nogil:
+    if waits:
+        return wait_behind(arena, stream_slot, epoch, requesting)
+    return cover_epoch(arena, stream_slot, epoch)
 
 
 cdef bint cover_epoch(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     if stream.done < epoch and stream.epoch == epoch and not stream.in_driver:
-        close_epoch(arena, stream_slot)     # it still runs: no event lies behind it yet
+        close_epoch(arena, stream_slot)     # it still runs: no event was recorded after it
     return stream.done >= epoch or stream.event_epoch >= epoch
 
 
@@ -388,7 +378,7 @@ cdef void record_event_if_dirty(ArenaCore* arena, uint32_t stream_slot) noexcept
 cdef bint wait_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
                       uint32_t requesting) noexcept nogil:
     cdef StreamSlot* stream = &arena.streams[stream_slot]
-    while stream.in_driver:       # another thread is at the driver for it, which does not wait
+    while stream.in_driver:       # another thread's call of the driver for it, which does not wait
         lock_release(&arena.lock)
         sleep_ns(SHORT_PAUSE)
         lock_acquire(&arena.lock)
@@ -419,8 +409,8 @@ cdef void disable_cross_stream_search(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t requesting) noexcept nogil:
-    # With the lock, released for the driver; `in_driver` keeps others from recording the event
-    # anew.
+    # Caller holds `lock`, which is released for the driver; `in_driver` keeps other threads from
+    # recording the event again.
     cdef CUevent event = arena.streams[stream_slot].event
     cdef CUstream stream = arena.streams[requesting].handle
     cdef CUresult code
@@ -516,7 +506,7 @@ cdef bint uses_done(const ArenaCore* arena, const Uses* uses) noexcept nogil:
 
 cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
                        uint64_t epoch) noexcept nogil:
-    # It is out of the list.
+    # Caller has removed `uses` from the list.
     cdef Bfc* table = table_of(arena, uses.handle)
     cdef uint32_t index = index_of(uses.handle)
     cdef uint32_t i
@@ -735,24 +725,13 @@ cdef void destroy_events(ArenaCore* arena) noexcept nogil:
 
 # ---- Slots: found and made -----------------------------------------------------------------------
 
-cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
-                      bint* fresh) noexcept nogil:
-    return name_stream(arena, handle, False, stream_slot, fresh)
-
-
 cdef bint arena_stream_is_callers(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef const ThreadMark* thread = arena.streams[stream_slot].thread
     return thread == NULL or thread == thread_now()
 
 
-cdef int arena_retain_stream(ArenaCore* arena, CUstream handle,
-                             uint32_t* stream_slot) noexcept nogil:
-    cdef bint fresh
-    return name_stream(arena, handle, True, stream_slot, &fresh)
-
-
-cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* stream_slot,
-                     bint* fresh) noexcept nogil:
+cdef int arena_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* stream_slot,
+                      bint* fresh) noexcept nogil:
     cdef ThreadMark* thread = NULL
     cdef PyThreadState* interpreter
     cdef int status = ARENA_OK

@@ -1,7 +1,7 @@
 """Caches of small blocks, one per thread and arena, in front of the arena's table.
 
 A block of up to 64 KiB that is freed stays *cached*: in the cache of the thread that took it, in a
-stack of blocks of exactly its size and stream. Taking one again costs neither search, split nor
+stack of blocks of exactly its size and stream. To allocate it again costs neither search, split nor
 merge, and no lock that other threads wait for. Each stack holds up to CACHED_DEPTH blocks.
 
 A larger one, or one that finds its stack full, is cached too, but only the last of them: it goes to
@@ -17,8 +17,9 @@ A cache's lock (owner_lock.h) costs its owner nothing. Growth, a shrink and stat
 to see all free memory, flush every cache first. Order of locks: grow lock, caches lock, a
 cache's lock, arena lock.
 
-Sums stay exact although the table does not change: it counts cached chunks as used, `cached_bytes`
-of the arena is what of that the caches have published. A cache remembers the least it held since it
+Sums stay exact although the table does not change: it counts cached chunks as used, and
+`cached_bytes` of the arena is the part that the caches have published. A cache notes the minimum
+of its bytes since it
 last published, so that for one thread the peak of bytes in use is exact; for several it is exact
 but for what other threads' caches did since they published.
 """
@@ -49,7 +50,7 @@ cdef enum:
     CACHED_QUANTA = 256         # blocks of up to so many quanta, 64 KiB, are cached
     CACHED_BYTES = 65536
     CACHED_DEPTH = 32           # of each size and stream
-    LAST_BYTES = 1048576        # up to so many the last one is taken again wherever it lies
+    LAST_BYTES = 1048576        # up to this size the block freed last is reused wherever it lies
     REMOTE_DEPTH = 64           # freed by other threads and not yet collected
 
 # The calling thread's cache; NULL if it has none yet.
@@ -95,20 +96,20 @@ cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table, Chunk
 cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* table,
                             uint32_t index) noexcept nogil
 
-# With the arena lock, by the cache's owner, before the table changes; NULL: nothing to publish.
+# Caller holds `lock` and owns the cache. Before the table changes; NULL: nothing to publish.
 cdef inline void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     cdef uint64_t others, peak
     if cache == NULL or (cache.published == cache.cached_bytes
-                         and cache.least_cached == cache.cached_bytes):
+                         and cache.min_cached == cache.cached_bytes):
         return
     others = arena.cached_bytes - cache.published
-    peak = arena.table.in_use + arena.small.in_use - others - cache.least_cached
+    peak = arena.table.in_use + arena.small.in_use - others - cache.min_cached
     locked_raise64(&arena.stats.max_in_use, peak)
     store64(&arena.cached_bytes, others + cache.cached_bytes)
     cache.published = cache.cached_bytes
-    cache.least_cached = cache.cached_bytes
+    cache.min_cached = cache.cached_bytes
 
-# With the arena lock, inside the owner's: what it freed last goes to the table.
+# Caller holds the cache's lock and `lock`. Frees the block that was freed last to the table.
 cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil
 # The calling thread's mark, which outlives the thread while it is retained; NULL: out of host
 # memory.
@@ -119,16 +120,17 @@ cdef void thread_drop(ThreadMark* thread) noexcept nogil
 # Frees the blocks that the calling thread has cached of other streams, and the block that it freed
 # last on any stream. Returns whether there was any.
 cdef bint cache_flush_other_streams(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
-# The largest blocks that the calling thread has in stacks of this stream become free, until they
-# are at least this large together. Was there any?
+# Frees the largest blocks that the calling thread has in stacks of this stream, until they have at
+# least `nbytes` together. Returns whether there was any.
 cdef bint cache_free_some(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot) noexcept nogil
-# With both locks, by the owner of a cache that is published: a block of `size` bytes or more
-# becomes free, from the deepest stack of this stream that has one. Is there any?
+# Caller holds `lock` and the lock of its own cache, which is published. Frees a block of `size`
+# bytes or more, from the deepest stack of this stream that has one. Returns whether there was any.
 cdef bint cache_free_fitting(ArenaCore* arena, ThreadCache* cache, uint64_t size,
                              uint32_t stream_slot) noexcept nogil
-# Every block that the calling thread has cached becomes free.
+# Frees every block that the calling thread has cached.
 cdef void cache_flush(ArenaCore* arena) noexcept nogil
-# Every cached block becomes free, and every count is the arena's; was there any block?
+# Frees every cached block, and adds the counts of caches to the arena's. Returns whether there was
+# any block.
 cdef bint caches_flush(ArenaCore* arena) noexcept nogil
 # Sums of all caches. Read without a lock, so that they are of different moments while other threads
 # allocate or free.
@@ -141,9 +143,9 @@ cdef struct CacheCounts:
 cdef CacheCounts caches_counts(const ArenaCore* arena) noexcept nogil
 # Returns how many blocks were freed so far.
 cdef uint64_t caches_count_frees(ArenaCore* arena) noexcept nogil
-# No cache changes until it is thawed; the arena lock is not held yet.
+# Keeps caches from changing until caches_thaw. Caller does not hold `lock` yet.
 cdef void caches_hold(ArenaCore* arena) noexcept nogil
-# The same, and every cached block becomes free first.
+# The same, and frees every cached block first.
 cdef void caches_freeze(ArenaCore* arena) noexcept nogil
 cdef void caches_thaw(ArenaCore* arena) noexcept nogil
 cdef void caches_free(ArenaCore* arena) noexcept nogil

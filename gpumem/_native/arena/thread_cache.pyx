@@ -113,12 +113,12 @@ cdef inline void allocate_last(ArenaCore* arena, ThreadCache* cache, uint64_t re
 
 cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_t requested,
                        Block* block) noexcept nogil:
-    # The chunk goes from cached to used; its index is in block.handle.
+    # The chunk changes from cached to used; its index is in block.handle.
     cdef uint32_t index = <uint32_t>block.handle
     cdef Chunk* chunk = &table.chunks[index]
     store64(&cache.cached_bytes, cache.cached_bytes - chunk.size)
-    if cache.cached_bytes < cache.least_cached:
-        cache.least_cached = cache.cached_bytes
+    if cache.cached_bytes < cache.min_cached:
+        cache.min_cached = cache.cached_bytes
     note_requested(arena, cache, table, requested)
     cache.allocs += 1
     chunk.requested = requested
@@ -145,7 +145,7 @@ cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* tab
     store64(&cache.frees, cache.frees + 1)      # in one piece: caches_count_frees reads it
     note_requested(arena, cache, table, 0 - requested)
     chunk.bin_prev = 0
-    # In one piece, as wherever it changes: growth reads it without the lock.
+    # In one store, as at every change: growth reads it without the lock.
     store64(&cache.cached_bytes, cache.cached_bytes + chunk.size)
 
 
@@ -197,7 +197,7 @@ cdef inline void free_published(ArenaCore* arena, ThreadCache* cache, Bfc* table
     # Cached to free, where the cache is published: its own sums and the arena's hold the chunk.
     cdef uint64_t size = table.chunks[index].size
     store64(&cache.cached_bytes, cache.cached_bytes - size)
-    cache.least_cached -= size
+    cache.min_cached -= size
     cache.published -= size
     store64(&arena.cached_bytes, arena.cached_bytes - size)
     release(table, index)
@@ -228,7 +228,8 @@ cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* tabl
 
 
 cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
-    # With the cache's lock: what other threads freed goes to the stacks, the overflow to the table.
+    # Caller holds the cache's lock. Moves blocks that other threads freed to the stacks, the
+    # overflow to the table.
     cdef uint32_t entry = <uint32_t>head_take(&cache.remote)
     cdef uint32_t index
     cdef Bfc* table
@@ -250,7 +251,8 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 
 
 cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
-    # Cached to free, with both locks. The bytes that it still counts as requested go with it.
+    # Caller holds both locks. The chunk changes from cached to free, and its requested bytes are
+    # subtracted.
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t epoch = chunk.epoch
     chunk.requested = chunk.bin_prev
@@ -418,7 +420,7 @@ cdef void caches_thaw(ArenaCore* arena) noexcept nogil:
 
 
 cdef void enter(ThreadCache* cache) noexcept nogil:
-    # With the caches lock, which keeps its owner the same.
+    # Caller holds `caches_lock`, so that the owner stays the same.
     if cache.owner == thread_mark():
         owner_enter(&cache.lock)
     else:
@@ -433,7 +435,7 @@ cdef void leave(ThreadCache* cache) noexcept nogil:
 
 
 cdef bint flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
-    # With the cache's lock. Was there any block?
+    # Caller holds the cache's lock. Returns whether there was any block.
     cdef bint held = cache.cached_bytes != 0 or load64(&cache.remote) != 0
     cdef uint32_t stream_slot
     # Blocks that other threads freed join the stacks, so that one pass over those frees everything.
@@ -461,7 +463,8 @@ cdef inline void move_count(uint64_t* part, uint64_t* whole) noexcept nogil:
 
 
 cdef bint flush_stacks(ArenaCore* arena, ThreadCache* cache, Stacks* stacks) noexcept nogil:
-    # Of one stream, NULL if it has none; the cache is published. Was there any block?
+    # Frees the stacks of one stream, NULL if it has none; the cache is published. Returns whether
+    # there was any block.
     cdef uint32_t quanta
     if stacks == NULL or stacks.chunks == 0:
         return False
@@ -471,7 +474,7 @@ cdef bint flush_stacks(ArenaCore* arena, ThreadCache* cache, Stacks* stacks) noe
     return True
 
 
-# ---- life and death ------------------------------------------------------------------------------
+# ---- creation and end ----------------------------------------------------------------------------
 
 cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil:
     cdef ThreadMark* mark = thread_mark()
@@ -491,21 +494,20 @@ cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil:
 cdef ThreadCache* find_listed(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
     # Finds the thread's own cache, forgotten for want of room, or a cache of a thread that ended.
     cdef ThreadCache* cache = arena.caches
+    cdef ThreadCache* orphan = NULL
     while cache != NULL:
         if cache.owner == mark:
             return cache
+        if orphan == NULL and mark_ended(cache.owner):
+            orphan = cache
         cache = cache.next
-    cache = arena.caches
-    # The thread has none: it takes over the cache of a thread that has ended, with its blocks, so
-    # that the number of caches is bounded by the threads that live at once.
-    while cache != NULL:
-        if mark_ended(cache.owner):
-            mark_drop(cache.owner)
-            mark_retain(mark)
-            cache.owner = mark
-            return cache
-        cache = cache.next
-    return NULL
+    # The thread has none: it adopts the cache of a thread that has ended, with its blocks, so that
+    # the number of caches is bounded by the threads that live at once.
+    if orphan != NULL:
+        mark_drop(orphan.owner)
+        mark_retain(mark)
+        orphan.owner = mark
+    return orphan
 
 
 cdef ThreadCache* add_cache(ArenaCore* arena, ThreadMark* mark) noexcept nogil:

@@ -6,7 +6,8 @@ in _core and foreign allocator hooks call the same ones.
 
 Locks, in this order: the interpreter's, `grow_lock`, `caches_lock`, a cache's, `lock`.
   lock         everything in ArenaCore. Under it: no driver call, no Python object, no wait.
-  a cache's    what one thread has cached (arena/thread_cache). Its owner's alone in steady state.
+  a cache's    blocks that one thread has cached (arena/thread_cache). Only its owner takes it in
+               steady state.
   caches_lock  the list of caches; held while all of them are visited.
   grow_lock    one thread at a time reserves or releases regions. Held across driver calls.
 
@@ -57,7 +58,7 @@ cdef extern from *:
         pass
 
 cdef enum:
-    # Bytes; blocks below it have their own range, so that long-lived small ones do not pin large
+    # Bytes; smaller blocks have their own range, so that long-lived small ones do not pin large
     # pages.
     SMALL_BLOCK = 262144
     IN_SMALL = 0x80000000       # bit of a handle's chunk index: it is a chunk of `small`
@@ -97,7 +98,7 @@ cdef struct Stacks:
     uint32_t chunks
 
 cdef struct ThreadCache:
-    uint64_t remote         # list of what other threads freed; alone in its cache line
+    uint64_t remote         # list of blocks that other threads freed; alone in its cache line
     LineStart of_the_owner
     OwnerLock lock
     uint32_t slot_count     # of stacks
@@ -106,7 +107,7 @@ cdef struct ThreadCache:
     uint32_t last_slot      # its stream's slot
     uint32_t last           # its handle's chunk index
     uint64_t cached_bytes   # in its stacks, or freed last
-    uint64_t least_cached   # since it last published
+    uint64_t min_cached     # minimum of `cached_bytes` since it last published
     uint64_t published      # its part of the arena's cached_bytes
     uint64_t requested      # bytes that each table's requested_in_use has changed by, modulo 2**64
     uint64_t requested_small
@@ -139,7 +140,7 @@ cdef struct ArenaSpan "ArenaSpan":
     Span pages
     ArenaCore* arena        # a reference, as long as `references` is not 0
     ArenaSpan* next         # of the arena
-    int32_t references      # the tensor's and its views' (atomic); 0: it goes when its work is done
+    int32_t references      # the tensor's and its views' (atomic); 0: it ends with its work
     uint32_t closed         # nothing is committed any more (atomic)
     uint32_t stream_slot    # of its own stream, retained
     SpanNote* notes         # further streams; arena lock
@@ -192,12 +193,12 @@ cdef struct ArenaCore "ArenaCore":
     Sleeper sleeper         # what sleeps, and where its bytes are; grow_lock
     int32_t shared_blocks   # of library hooks: other processes were given their memory (atomic)
     ViewCount views         # of all its blocks, and of rows of its virtual tensors
-    Access access           # who may touch its pages, and other mapped memory; grow_lock
+    Access access           # devices that may access its pages and other mapped memory; grow_lock
     Backing backing
     Backing apart[APART_KINDS]  # of blocks with memory of their own; no `reserve`: none was made
     LineStart of_stats
     ArenaStats stats
-    uint64_t num_retries    # growths after idle memory had gone back (atomic)
+    uint64_t num_retries    # growths after idle memory was released (atomic)
     uint64_t num_waits      # waits on the host for other streams' work (atomic)
     uint64_t next_region    # bytes the next region will have, if it need not be larger
     uint32_t stream_capacity
@@ -205,7 +206,7 @@ cdef struct ArenaCore "ArenaCore":
     uint32_t reclaim_at     # slots from which on unused ones are reclaimed before a new one
     uint64_t completions    # how often work had ended, or the limit changed: a wait ends then
     Uses* pending_free      # freed blocks that wait for the streams recorded for them
-    uint32_t retired        # persistent regions to release: their block is gone
+    uint32_t retired        # persistent regions to release: their block was freed
     ArenaCore* parent       # of a graph pool and of a tag's arena; a reference; NULL for all others
     ArenaCore* tagged       # the first arena of a tag; with `lock`
     ArenaCore* pools        # the first graph pool; with `lock`
@@ -220,7 +221,7 @@ cdef struct ArenaCore "ArenaCore":
     int32_t live_spans      # of those, not closed and with references (atomic)
     uint64_t spanned        # bytes that they hold; changed with both locks
     uint64_t span_used      # of those, bytes in use
-    uint64_t span_peak      # the most blocks and spans had in use before `span_used` changed last
+    uint64_t span_peak      # peak of blocks and spans in use before `span_used` changed last
     uint64_t block_peak     # the highest `max_in_use` before that, which counts blocks alone
     uint32_t last_code      # CUresult of the driver's last refusal: last_refusal (atomic)
     void* last_call         # the call's name, likewise; NULL: the backing's own
@@ -256,7 +257,7 @@ cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
             - load64(&arena.cached_bytes))
 
 cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
-    # Persistent regions are cut from pages: what those have besides counts too.
+    # Persistent regions are cut from pages; the unused bytes of these pages count, too.
     return (load64(&arena.table.reserved) + load64(&arena.small.reserved)
             + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))
 
@@ -300,8 +301,8 @@ cdef inline bint is_graph_pool(const ArenaCore* arena) noexcept nogil:
     return arena.parent != NULL and not arena.has_tag
 
 cdef inline bint arena_can_sleep(const ArenaCore* arena) noexcept nogil:
-    # Its memory is physical handles of the device, mapped by the driver: pages, or of a graph pool
-    # regions.
+    # Its memory is physical handles of the device, mapped by the driver: pages, or regions of a
+    # graph pool.
     return (arena.settings.paged
             or arena.backing.has_handles and arena.backing.node == THE_DEVICE)
 
@@ -323,14 +324,14 @@ cdef inline uint64_t arena_limit(const ArenaCore* arena) noexcept nogil:
     return family_limit(arena) if arena.parent == NULL else 0
 
 cdef inline bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
-    # Caller holds `lock`, and another stream is to be served than the last one. Returns whether an
+    # Caller holds `lock`, and is to serve another stream than the last one. Returns whether an
     # event has to be recorded first, after the frees of the last one.
     cdef const StreamSlot* before = &arena.streams[arena.last_stream]
     return (load32(&before.dirty) and before.event_epoch == 0 and not before.in_driver
             and arena.settings.reuse != REUSE_NEVER)
 
 cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
-    # The epoch of a free on the stream; the stream has work now that an event must be put behind.
+    # Returns the epoch of a free on the stream, which has work now that the next event must follow.
     # A free reads the epoch, then sees whether the stream is dirty; closing an epoch does both in
     # the opposite order. So no free of the new epoch goes unnoticed.
     cdef uint64_t epoch = published64(&stream.epoch)
@@ -339,11 +340,11 @@ cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
     return epoch
 
 cdef inline uint32_t index_of(uint64_t handle) noexcept nogil:
-    # Of a block's chunk, in the table that table_of names.
+    # Returns the index of a block's chunk, in the table that table_of returns.
     return <uint32_t>handle & ~<uint32_t>IN_SMALL
 
 cdef inline int driver_refused(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
-    # Keeps what an error will name; NULL: the call of the arena's backing.
+    # Stores the code and the call that an error will name; NULL: the call of the arena's backing.
     publish_pointer(&arena.last_call, <void*>call)
     store32(&arena.last_code, <uint32_t>code)
     return ARENA_DRIVER_REFUSED

@@ -62,8 +62,8 @@ cdef enum ArenaStatus:
     ARENA_HALF_ASLEEP = 12
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
     ARENA_INTERRUPTED = 14      # a signal's handler raised: the exception is set
-    ARENA_TAGGED = 15           # the calling thread allocates under a tag: ask `tag_now`
-    ARENA_NO_STREAM_SLOT = 16   # all are taken, and none can be vacated; nothing changed
+    ARENA_TAGGED = 15           # the calling thread allocates under a tag: see `tag_now`
+    ARENA_NO_STREAM_SLOT = 16   # all are in use, and none can be vacated; nothing changed
     ARENA_DETOUR = 17           # the fast path leaves it to detours; nothing changed
 
 cdef enum AllocateFlags:        # of the slow path
@@ -91,7 +91,7 @@ cdef enum ExtendStrategy:
 cdef enum StreamReuse:
     REUSE_COMPLETED = 0         # another stream's block, once its event is known to be done
     REUSE_WAIT = 1              # at once: the requesting stream waits for the event on the device
-    REUSE_NEVER = 2             # a stream's blocks stay its own until it is reset
+    REUSE_NEVER = 2             # only the stream of a block reuses it, until that stream is reset
 
 cdef struct ArenaSettings:
     uint64_t max_mem                # bytes at first, see family_limit; 0: unlimited
@@ -125,8 +125,8 @@ cdef struct Block:
     uint64_t handle         # generation and chunk index
     uint64_t size           # bytes, padding included
 
-# Copied as a whole with the arena lock, so it changes with that lock alone; by locked_add64 and its
-# like, since a single word is loaded without it.
+# Copied as a whole with `lock` held, so it changes only with that lock; by locked_add64 and similar
+# functions, since a single word is loaded without it.
 cdef struct ArenaStats:
     uint64_t max_in_use
     uint64_t max_reserved
@@ -162,9 +162,8 @@ cdef struct Lack:
     uint64_t missing        # bytes that it had to make
     uint64_t completions    # the arena's, when it began
 
-# Of an arena and its graph pools: the bytes that they hold from the driver, those that wait in
-# stores, the room in a file that all of them need at most, and how many blocks other processes
-# have.
+# Sums of an arena and its graph pools: bytes that they hold from the driver, bytes in stores, the
+# room in a file that they need at most, and the number of blocks that other processes have.
 cdef struct SleepSums:
     uint64_t held
     uint64_t copied
@@ -210,11 +209,6 @@ cdef struct FamilyCounts:
 # ---- Copies of an arena's metadata ---------------------------------------------------------------
 
 
-# A chunk, and the number of its region.
-cdef struct BlockCopy:
-    Chunk chunk
-    uint32_t region
-
 cdef struct TableCopy:
     Chunk* chunks           # slots as in the table, unused ones too
     uint32_t count
@@ -227,7 +221,7 @@ cdef struct PageCopy:
 
 cdef struct ArenaCopy:
     TableCopy tables[2]     # `table`, `small`
-    PageCopy* pages         # where physical memory counts: of blocks, none while they sleep
+    PageCopy* pages         # pages of blocks with physical memory; none while the arena sleeps
     uint32_t page_count
     PageCopy* span_pages    # of virtual tensors: those in use
     uint32_t span_page_count
@@ -321,7 +315,7 @@ cdef struct HeapBlock:
     HeapState state
     bint guarded            # else only counted, not examined: other processes may map it
     bint strayed            # freed on a stream that was neither its own nor recorded
-    bint orphaned           # a stream that it waits for is gone, which was reported
+    bint orphaned           # a stream that it waits for has ended, which was reported
     uint32_t slot           # of the stream that it was allocated for; retained
     uint32_t freed_slot     # of the stream that it was freed on; retained
     uint64_t stream         # their native handles, for reports
@@ -352,7 +346,7 @@ cdef struct HeapFinding:
     uint8_t expected
     uint8_t seen[HEAP_SEEN]     # from the first wrong one on
     uint32_t seen_count
-    uint64_t address        # passed to a bad free, or the handle of a stream that is gone
+    uint64_t address        # passed to a bad free, or the handle of a stream that has ended
     HeapSite again          # where the bad free was called
     HeapFinding* next
 
@@ -363,7 +357,7 @@ cdef struct HeapSettings:
     int fresh_byte          # in a new block; -1: not written
     int freed_byte          # in a quarantined block; -1: neither written nor examined
     uint32_t stack_depth    # calls of the interpreter's stack that are stored; 0: none
-    uint32_t stack_every    # of so many allocations and frees one stores its stack
+    uint32_t stack_every    # one of this many allocations and frees stores its stack
     bint by_cpu             # the CPU touches the memory; else the driver's copies
 
 # Functions of the layer above: called without a lock, except that `found` may be under `turn`.

@@ -1,11 +1,11 @@
 /* Limits in a tree: check and reserve in one step, exact whatever threads do.
  *
  * A charge goes from the level where it is made up to the root. Each level adds it to `used` by a
- * compare-and-swap that refuses what would pass `limit`, so `used` is never above a limit, not even
+ * compare-and-swap that refuses bytes above `limit`, so `used` is never above a limit, not even
  * for a moment; where a level refuses, the levels below it are rolled back. A request that does
- * not fit is mostly seen before anything is added. Between that check and the swaps, two requests
- * may both be refused although either would fit once the other is rolled back: a caller that gets
- * BUDGET_REFUSED calls budget_refusing before it gives up.
+ * not fit is mostly refused before anything is added. Between that check and the swaps, two
+ * requests may both be refused although either would fit once the other is rolled back: a caller
+ * that gets BUDGET_REFUSED calls budget_refusing before it gives up.
  *
  * Plain C on words: no lock, no driver, no interpreter; any thread, any hook.
  */
@@ -41,7 +41,7 @@ typedef struct BudgetCore {
     int32_t references; /* (atomic) */
     int is_account; /* a resource's; it may have a limit of its own */
     char *name;
-    void *face; /* the Budget object; not owned, gone before it is; interpreter lock */
+    void *face; /* the Budget object; not owned, ends before the level; interpreter lock */
     /* Under the lock of the trees. */
     struct BudgetCore *child; /* the youngest */
     struct BudgetCore *older; /* siblings */
@@ -54,13 +54,13 @@ static inline uint64_t budget_load(const uint64_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
 
-/* Bytes that this level leaves; the limit may have been lowered below what is used. */
+/* Returns the bytes that this level leaves; its limit may have been lowered below `used`. */
 static inline uint64_t budget_left(const BudgetCore *level) {
     uint64_t limit = budget_load(&level->limit), used = budget_load(&level->used);
     return used < limit ? limit - used : 0;
 }
 
-/* Bytes that a charge could have now. */
+/* Returns the bytes that a charge could have now. */
 static inline uint64_t budget_room(const BudgetCore *from) {
     uint64_t room = BUDGET_UNLIMITED;
     for (; from; from = from->parent)
@@ -68,7 +68,7 @@ static inline uint64_t budget_room(const BudgetCore *from) {
     return room;
 }
 
-/* The lowest level that has no room for so many bytes; NULL: all have. */
+/* Returns the lowest level that has no room for `bytes`; NULL: all have room. */
 static inline BudgetCore *budget_refusing(BudgetCore *from, uint64_t bytes) {
     while (from && bytes <= budget_left(from)) from = from->parent;
     return from;
@@ -80,7 +80,7 @@ static inline void budget_note_peak(BudgetCore *level, uint64_t used) {
                                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
 
-/* Returns what the level then has used; 0: it refuses. */
+/* Returns the used bytes of the level after the charge; 0: it refuses. */
 static inline uint64_t budget_add(BudgetCore *level, uint64_t bytes) {
     uint64_t used = budget_load(&level->used), limit;
     do {
@@ -103,7 +103,7 @@ static inline void budget_mark_crossed(BudgetCore *level, uint64_t over) {
         if (over & 1) __atomic_store_n(&level->crossed, 1, __ATOMIC_RELEASE);
 }
 
-/* More than 0 bytes. */
+/* Charges more than 0 bytes to the level and all above it, or to none. */
 static inline BudgetCharge budget_charge(BudgetCore *from, uint64_t bytes) {
     uint64_t over = 0, bit = 1; /* levels at which this charge passed the soft limit */
     if (budget_refusing(from, bytes)) return BUDGET_REFUSED;

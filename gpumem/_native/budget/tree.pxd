@@ -1,11 +1,11 @@
 """Budgets below the interpreter: the tree, its accounts, and the notice of a passed soft limit.
 
 `budget.h` has a level and its arithmetic, which needs no lock. Changes of the tree's shape are
-here, under one lock for all trees, which is held for a few words at a time and under which nothing
-is called. A resource that charges a budget makes an *account* below it: its charges have a name,
-and are refunded once, with the account.
+here, under one lock for all trees, which is held for a few words at a time. No function of another
+module is called under it. A resource that charges a budget makes an *account* below it: its charges
+have a name, and are refunded once, with the account.
 
-In a fork's child every budget is empty: what was charged is the parent process's.
+In a fork's child every budget is empty: the charges are those of the parent process.
 """
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
@@ -57,10 +57,11 @@ cdef void budget_move(BudgetCore* level, BudgetCore* parent) noexcept nogil
 # False: out of host memory; the name is as it was.
 cdef bint budget_rename(BudgetCore* level, const char* name) noexcept nogil
 cdef void budget_retain(BudgetCore* level) noexcept nogil
-# With the last reference the remaining charge is refunded to the levels above. NULL: nothing to do.
+# Drops a reference. With the last one the remaining charge is refunded to the levels above. NULL:
+# there is no level.
 cdef void budget_drop(BudgetCore* level) noexcept nogil
 
-# Of a whole path: the lowest limit, and the level that leaves the least room.
+# Return the lowest limit of the level and those above it, and the one of them with the least room.
 cdef uint64_t budget_ceiling(const BudgetCore* level) noexcept nogil
 cdef BudgetCore* budget_tightest(BudgetCore* level) noexcept nogil
 
@@ -68,17 +69,17 @@ cdef BudgetCore* budget_tightest(BudgetCore* level) noexcept nogil
 cdef inline uint64_t budget_charged(const BudgetCore* account) noexcept nogil:
     return 0 if account == NULL else account.parent.serial
 
-# Calls `visit` for each level but accounts, the newest first, while none can go.
+# Calls `visit` for each level except accounts, the newest first; no level ends during the visit.
 cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) noexcept nogil,
                         void* context) noexcept nogil
 
-# The bytes that the children hold, the youngest first, for an account with children those of each;
-# holdings_free ends it. NULL: out of host memory.
+# Returns the bytes that each child holds, the youngest first; of an account with children, those of
+# each child. holdings_free frees the array. NULL: out of host memory.
 cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil
 cdef void holdings_free(Holding* holdings, uint32_t count) noexcept nogil
 
-# A level that has passed its soft limit since the last call, with a reference for the caller; NULL:
-# none.
+# Returns a level that has passed its soft limit since the last call, with a reference for the
+# caller; NULL: none.
 cdef BudgetCore* budget_next_crossed() noexcept nogil
 cdef bint budget_has_crossed() noexcept nogil
 # Schedules a call of `tell_crossed`, with the interpreter lock, by the main thread at the latest.

@@ -20,7 +20,7 @@ tell_crossed = NULL
 release_idle_below = NULL
 
 
-# ---- life and death ------------------------------------------------------------------------------
+# ---- creation and end ----------------------------------------------------------------------------
 
 cdef BudgetCore* budget_make(BudgetCore* parent, const char* name, uint64_t limit, uint64_t soft,
                              bint is_account) noexcept nogil:
@@ -33,7 +33,7 @@ cdef BudgetCore* budget_make(BudgetCore* parent, const char* name, uint64_t limi
         return NULL
     level.limit = limit
     level.soft = soft
-    # The caller's; each child adds one, so that a parent outlives its children.
+    # One reference is the caller's. Each child adds one, so that a parent outlives its children.
     level.references = 1
     level.is_account = is_account
     if parent != NULL:
@@ -199,8 +199,8 @@ cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept
 
 
 cdef uint32_t list_holdings(const BudgetCore* level, Holding* holdings) noexcept nogil:
-    # An arena's account has children: the arena itself, its tags and its graph pools. NULL: counts
-    # them.
+    # An arena's account has children: the arena itself, its tags and its graph pools. With NULL in
+    # `holdings` it only counts them.
     cdef const BudgetCore* child = level.child
     cdef uint32_t count = 0
     while child != NULL:
@@ -244,7 +244,7 @@ cdef BudgetCore* budget_next_crossed() noexcept nogil:
 
 
 cdef bint revive(BudgetCore* level) noexcept nogil:
-    # With the lock of the trees, which its end takes before it is freed.
+    # Caller holds `trees`. The end of a level acquires it before the level is freed.
     if count_add(&level.references, 1) > 1:
         return True
     count_add(&level.references, -1)

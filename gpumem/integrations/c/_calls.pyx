@@ -15,8 +15,8 @@ from gpumem._buffer cimport Buffer, Stream
 from gpumem._native.arena.api cimport (
     AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, arena_context, arena_counts, ARENA_DEAD,
     ARENA_DRIVER_REFUSED, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
-    arena_refusal, arena_shrink, ARENA_STALE, ArenaCore, ArenaCounts, hook_allocate, hook_core,
-    hook_create, hook_drop, hook_free, hook_free_on, hook_live, hook_record, hook_slot,
+    arena_refusal, arena_shrink, ARENA_STALE, arena_stream, ArenaCore, ArenaCounts, hook_allocate,
+    hook_core, hook_create, hook_drop, hook_free, hook_free_on, hook_live, hook_record,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
@@ -245,7 +245,7 @@ cdef int stats(gpumem_arena* arena, gpumem_stats* wanted) noexcept nogil:
 cdef int shrink(gpumem_arena* arena, uint64_t* released) noexcept nogil:
     cdef ArenaCore* core = hook_core((<Handed*>arena).hook)
     cdef uint64_t nbytes = 0
-    cdef int status = arena_shrink(core, &nbytes)
+    cdef int status = arena_shrink(core, False, &nbytes)
     if released != NULL:
         released[0] = nbytes
     return status_of(core, status)
@@ -301,8 +301,10 @@ cdef char* explain(Handed* given, size_t nbytes, CUstream stream,
                    int refused) noexcept with gil:
     cdef Arena arena = handed[<uintptr_t>given]
     cdef uint32_t slot = 0
+    cdef bint fresh
     try:
-        hook_slot(given.hook, stream, &slot)
+        if refused != ARENA_DEAD:
+            arena_stream(hook_core(given.hook), stream, False, &slot, &fresh)
         raise_status(arena, nbytes, 0, slot, refused)
     except BaseException as error:
         interrupt_again(error)

@@ -10,14 +10,14 @@ from libc.string cimport memcpy, memset
 from gpumem._arena cimport allocate_under_pressure, Arena, raise_status
 from gpumem._native.arena.api cimport (
     ALLOCATE_PERSISTENT, AllocatorHook, arena_add_figures, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
-    arena_context, arena_copy, arena_copy_free, arena_counts, arena_driver_calls,
+    arena_context, arena_copy, arena_copy_free, arena_counts, ARENA_DEAD, arena_driver_calls,
     ARENA_DRIVER_REFUSED, arena_drop, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_parent,
-    arena_reset_peaks, arena_set_limit, arena_shrink_after_work, ArenaCopy, ArenaCore, ArenaCounts,
-    ArenaFigures, arenas_release_after_work, caches_flush, family_counts, FamilyCounts,
+    arena_reset_peaks, arena_set_limit, arena_shrink, arena_stream, ArenaCopy, ArenaCore,
+    ArenaCounts, ArenaFigures, arenas_release_after_work, caches_flush, family_counts, FamilyCounts,
     hook_allocate, hook_allocate_range, hook_core, hook_counts, hook_create, hook_drop, hook_find,
     hook_free, HOOK_KINDS, hook_label, HOOK_LARGE, hook_let_go, hook_record, hook_reset_peak,
-    hook_retain, hook_slot, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of,
-    HookSums, part_next, pool_begin, pool_create, pool_end, TableCopy, tag_next,
+    hook_retain, HOOK_SMALL, HookBlock, HookCounts, HookLive, hooks_blocks, hooks_of, HookSums,
+    part_next, pool_begin, pool_create, pool_end, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.bfc cimport (
@@ -263,7 +263,7 @@ cdef void shrink_part(ArenaCore* part, void* unused, const AllocatorHook* hook) 
     # A Python thread may have to end the work that is waited for.
     cdef PyThreadState* interpreter = interpreter_release()
     cdef uint64_t released
-    arena_shrink_after_work(part, &released)
+    arena_shrink(part, True, &released)
     interpreter_restore(interpreter)
 
 
@@ -733,12 +733,14 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
                    int* is_memory) noexcept with gil:
     cdef AllocatorHook* hook = hook_of(device)
     cdef uint32_t slot = 0
+    cdef bint fresh
     cdef Arena arena = served[device]
     if status == ARENA_CAPTURING:
         return c_string("gpumem: an allocation on a stream that captures a graph has no pool: "
                         "capture with torch.cuda.graph")
     try:
-        hook_slot(hook, <CUstream>stream, &slot)
+        if status != ARENA_DEAD:
+            arena_stream(hook_core(hook), <CUstream>stream, False, &slot, &fresh)
         raise_status(arena, nbytes, 0, slot, status)
     except MemoryError as error:
         sum_add(&failures[device], 1)

@@ -30,14 +30,14 @@ cdef void guards_end(DebugHeap* heap, DeviceContext* context) noexcept nogil
 
 # ---- metadata: lists, the table of handles, findings, sites of calls -----------------------------
 
-# With `lock` held: a block's list is that of its state, in which it is the last at first.
+# Caller holds `lock`. A block's list is that of its state; a block is added at its end.
 cdef void list_add(DebugHeap* heap, HeapBlock* block, HeapState state) noexcept nogil
 cdef void list_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil
-# Without it.
+# Caller does not hold `lock`.
 cdef HeapBlock* list_first(DebugHeap* heap, HeapState state) noexcept nogil
 cdef HeapBlock* list_after(DebugHeap* heap, HeapBlock* block) noexcept nogil
 
-# With `lock` held.
+# Caller holds `lock`.
 cdef bint table_create(DebugHeap* heap) noexcept nogil
 cdef HeapBlock* table_find(DebugHeap* heap, uint64_t handle) noexcept nogil
 cdef void table_add(DebugHeap* heap, HeapBlock* block) noexcept nogil
@@ -45,21 +45,21 @@ cdef void table_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil
 
 # Reads the sums without a lock.
 cdef HeapCounts heap_counts(const DebugHeap* heap) noexcept nogil
-# Copies of the live blocks, the oldest first, and with `freed` of the others behind them; the
-# caller frees them. NULL: out of host memory.
+# Returns copies of the live blocks, the oldest first, and with `freed` of the other blocks after
+# them; the caller frees them. NULL: out of host memory.
 cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil
 
-# With `lock` held; takes the finding over. NULL: the host had no memory for it.
+# Caller holds `lock`. Takes ownership of the finding. NULL: the host had no memory for it.
 cdef void note_finding(DebugHeap* heap, HeapFinding* finding) noexcept nogil
-# A finding about a call, with no byte of the block examined.
+# Makes a finding about a call, without an examination of the block's bytes.
 cdef HeapFinding* finding_of(const HeapBlock* block, HeapFault fault, uint64_t address,
                              const HeapSite* again) noexcept nogil
 # Takes all findings, the oldest first, which the caller frees; `lost`: how many more there were.
 cdef HeapFinding* heap_findings(DebugHeap* heap, uint64_t* lost) noexcept nogil
 
-# Called without a lock, because it may take the interpreter lock.
+# Caller holds no lock, because this may take the interpreter lock.
 cdef void site_here(DebugHeap* heap, HeapSite* site) noexcept nogil
-# Should the stack of the next call be stored? Counts the call.
+# Counts a call, and returns whether its stack is to be stored.
 cdef bint heap_wants_stack(DebugHeap* heap) noexcept nogil
 # Sets the number of the interpreter's stack for this thread's next site, while the thread still has
 # the interpreter lock; 0 clears it.

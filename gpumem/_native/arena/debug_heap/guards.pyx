@@ -61,12 +61,12 @@ cdef Pattern body_pattern(const HeapBlock* block, int value) noexcept nogil:
 
 
 cdef Pattern rear_guard(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
-    # From the first byte behind the user's, so that an overrun by one byte is found, too.
+    # It begins with the first byte after the user's, so that an overrun by one byte is found, too.
     cdef uint64_t end = round_to_quantum(block.requested) + heap.settings.guard
     return Pattern(block.requested, end - block.requested, heap.settings.guard_byte, HEAP_OVERRUN)
 
 
-# ---- what happens to a block ---------------------------------------------------------------------
+# ---- patterns of a block -------------------------------------------------------------------------
 
 cdef CUresult block_prepare(DebugHeap* heap, DeviceContext* context,
                             const HeapBlock* block) noexcept nogil:
@@ -185,7 +185,7 @@ cdef void compare(const uint8_t* at, uint64_t nbytes, int value, int64_t offset,
     for i in range(nbytes):
         if at[i] == value:
             continue
-        # The first wrong byte is shown with those behind it; of the others only the number.
+        # The first wrong byte is shown with those after it; of the others only the number.
         if found.wrong == 0:
             found.offset = offset + <int64_t>i
             found.seen_count = <uint32_t>min(<uint64_t>HEAP_SEEN, nbytes - i)
@@ -217,7 +217,7 @@ cdef CUresult begin(DebugHeap* heap, DeviceContext* context,
 
 cdef CUresult end(DebugHeap* heap, DeviceContext* context, CUstreamCaptureMode mode,
                   CUresult code) noexcept nogil:
-    # Waited for also after a failure: no copy may be under way when the caller goes on.
+    # It waits also after a failure: no copy may be under way when the caller continues.
     cdef CUresult last = context.table.cuStreamSynchronize(heap.stream)
     context_restore(context, mode)
     context_leave(context)

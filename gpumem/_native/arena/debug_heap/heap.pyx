@@ -16,7 +16,7 @@ from gpumem._native.arena.debug_heap.types cimport (
 )
 from gpumem._native.arena.growth cimport memory_is_out, pause, wait_for_streams
 from gpumem._native.arena.streams cimport (
-    drain_streams, end_epochs, has_unknown_work, slot_drop, slot_retain, uses_release,
+    drain_streams, slot_drop, slot_retain, streams_may_work, uses_release,
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_SHAREABLE, ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK,
@@ -143,8 +143,8 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, 
     made = make(arena, nbytes, stream_slot, guarded)
     if made == NULL:
         return ARENA_NO_METADATA
-    # With the turn until the block is listed: no other thread examines memory between its guards
-    # being written and its being known.
+    # The turn is held until the block is listed: no other thread examines memory after its guards
+    # are written and before the block is known.
     lock_acquire(&arena.heap.turn)
     status = find_room(arena, nbytes + guards, stream_slot, flags, source, block)
     if status == ARENA_OK and guarded:
@@ -207,7 +207,7 @@ cdef int finish_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexcep
     made.address = block.address + arena.heap.settings.guard
     code = block_prepare(arena.heap, arena.context, made)
     if code != CUDA_SUCCESS:
-        # Without guards a block is not handed out. Its charge was complete: it ends here.
+        # A block without guards is not returned. Its charge was complete: it is refunded here.
         count_out(arena, counted_bytes(arena, block.handle))
         arena.heap.free_block(arena, block.handle, made.slot)
         return driver_refused(arena, code, "cuMemsetD8Async")
@@ -240,7 +240,7 @@ cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
     lock_acquire(&heap.turn)
     lock_acquire(&heap.lock)
     block = table_find(heap, handle)
-    # An aligned buffer begins behind the block's first byte: what it leaves becomes guard.
+    # An aligned buffer begins after the block's first byte: the bytes before it become guard.
     if block != NULL:
         store64(&heap.requested[<int>block.state],
                 heap.requested[<int>block.state] - block.requested + nbytes)
@@ -317,8 +317,8 @@ cdef void record_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) n
 
 cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot,
                      Uses* uses) noexcept nogil:
-    # Work queued on its streams until now may still use it. Strayed: freed on a stream that nothing
-    # orders behind its own.
+    # Work queued on its streams until now may still use it. `strayed`: the stream of the free is
+    # neither the block's own nor ordered after it.
     cdef uint32_t i
     cdef bint recorded = stream_slot == block.slot
     slot_retain(arena, stream_slot)
@@ -458,7 +458,7 @@ cdef CUresult check_all(ArenaCore* arena, HeapState state) noexcept nogil:
     return code
 
 
-# ---- through the quarantine to the arena ---------------------------------------------------------
+# ---- from the quarantine to the arena ------------------------------------------------------------
 
 cdef inline bint holds_any(const DebugHeap* heap) noexcept nogil:
     return heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_QUARANTINED] != 0
@@ -468,10 +468,13 @@ cdef uint64_t examine_and_release(ArenaCore* arena, uint64_t most, bint forced) 
     # Caller holds `turn`. Examines the blocks that their streams have finished with, frees blocks
     # until at most `most` bytes remain, and returns the freed bytes. `forced`: all streams are
     # done, and blocks that the driver does not let be examined are freed unexamined.
+    cdef CUstreamCaptureMode mode
     if not arena_is_open(arena) or not holds_any(arena.heap):
         return 0
     # Polled first: an event that has completed lets blocks of either list go on.
-    poll_streams(arena)
+    mode = context_relax(arena.context)
+    streams_may_work(arena)
+    context_restore(arena.context, mode)
     return quarantine_freed(arena, most, forced) + release_oldest(arena, most, forced)
 
 
@@ -509,17 +512,6 @@ cdef uint64_t release_oldest(ArenaCore* arena, uint64_t most, bint forced) noexc
             released += release_block(arena, block)
         block = following
     return released
-
-
-cdef void poll_streams(ArenaCore* arena) noexcept nogil:
-    cdef CUstreamCaptureMode mode = context_relax(arena.context)
-    cdef uint32_t stream_slot
-    lock_acquire(&arena.lock)
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        if has_unknown_work(arena, stream_slot):
-            end_epochs(arena, stream_slot)
-    lock_release(&arena.lock)
-    context_restore(arena.context, mode)
 
 
 cdef inline bint is_done(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
@@ -618,7 +610,7 @@ cdef void release_all(ArenaCore* arena, HeapState state) noexcept nogil:
         block = list_first(arena.heap, state)
 
 
-# ---- streams that are gone -----------------------------------------------------------------------
+# ---- streams that have ended ---------------------------------------------------------------------
 
 cdef void report_gone_streams(ArenaCore* arena, HeapBlock* block) noexcept nogil:
     # A stream that got no event although it was polled may be destroyed.

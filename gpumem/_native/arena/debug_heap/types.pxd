@@ -3,10 +3,10 @@
 A block of a debugged arena lies between two guards:
 
     base                   address              address + requested
-     | ... | front guard    | the user's bytes   | rear guard, from the first byte behind them |
+     | ... | front guard    | the user's bytes   | rear guard, from the first byte after them  |
 
 Its states; each change is one function of arena/debug_heap/heap.pyx:
-  live      handed out; guards are written and the user's bytes hold the fresh pattern
+  live      in use; guards are written and the user's bytes held the fresh pattern at first
   freed     by its user, perhaps in a finalizer; not examined since, because streams were not done
             or another thread had the turn
   quarantined  the stream of the free and recorded ones have reached the free; guards were
@@ -42,7 +42,7 @@ cdef struct DebugHeap "DebugHeap":
     Lock turn
     Lock lock
     bint gone               # its arena has ended
-    uint64_t numbers        # blocks handed out so far
+    uint64_t numbers        # blocks allocated so far
     uint64_t sites          # calls so far that might have stored a stack (atomic)
     HeapBlock** table       # by handle, chained
     uint64_t table_mask
