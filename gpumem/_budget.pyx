@@ -13,6 +13,7 @@ from gpumem._native.budget cimport (
     holdings_free, release_idle_below, tell_crossed,
 )
 from gpumem._support.atomics cimport store64, sum_add
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable, process, process_is_exiting, report_unraisable
 
 from gpumem._support.arguments import MISSING, refuse_call, require_name
@@ -144,8 +145,7 @@ cdef class Budget:
         title = ("budget" if name is None else name).encode("utf-8", "replace")
         self.core = budget_make(NULL if parent is None else self.parent.core, title, hard, gentle,
                                 False)
-        if self.core == NULL:
-            raise MemoryError("out of host memory while allocating a budget")
+        require_memory(self.core != NULL, "allocating a budget")
         self.core.face = <void*>self
 
     def __init__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
@@ -458,8 +458,7 @@ cdef BudgetCore* limit_of(object nbytes, str holder) except NULL:
 cdef BudgetCore* account_under(BudgetCore* parent, uint64_t limit, str holder) except NULL:
     cdef BudgetCore* account = budget_make(parent, holder.encode("utf-8", "replace"), limit,
                                            BUDGET_UNLIMITED, True)
-    if account == NULL:
-        raise MemoryError("out of host memory while allocating a budget's account")
+    require_memory(account != NULL, "allocating a budget's account")
     return account
 
 
@@ -706,8 +705,7 @@ cdef tuple holders_of(BudgetCore* level):
     cdef uint32_t i
     cdef uint64_t own = budget_load(&level.used)
     cdef Holding* holdings = budget_holdings(level, &count)
-    if holdings == NULL:
-        raise MemoryError("out of host memory while listing the holders of a budget")
+    require_memory(holdings != NULL, "listing the holders of a budget")
     holders = [(holdings[i].name.decode(), holdings[i].used) for i in range(count)
                if holdings[i].used]
     holdings_free(holdings, count)

@@ -158,7 +158,7 @@ def using_resource(resource: _R) -> Iterator[_R]:
     """Make a resource the default of its memory, inside a ``with`` block.
 
     It applies only to the context of this thread or asynchronous task. The innermost block of a
-    memory counts; for allocations without a memory, the innermost block of all.
+    memory applies; for allocations without a memory, the innermost block of all.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def _require_resource(resource: object) -> None:
 
 
 def _forget_the_parents() -> None:
-    # Arenas are dead in a fork's child. Those made here are made again on demand; registered ones
+    # A fork's child cannot use arenas. Those made here are made again on demand; registered ones
     # stay, and raise ClosedError.
     for key in _made_here:
         _registered.pop(key, None)
@@ -209,7 +209,7 @@ def resource_from_config(
     config: ArenaConfig | Mapping[str, object] | None = None,
     **options: Any,
 ) -> Arena | DriverPool:
-    """Make the resource that `MemoryResource.from_config` describes, which has the `options`."""
+    """Make the resource of `MemoryResource.from_config`, which has the `options`."""
     where = MemoryInfo.parse(memory)
     settings = ArenaConfig._given(config, {}, where)
     if not settings.use_cuda_mempool:

@@ -46,7 +46,7 @@ from gpumem._support.forks import ForkLock
 cdef enum:
     LIVE_VERSION = 3            # changes with the structs below and ArenaCounts
     LIVE_HEADER_BYTES = 4096
-    LIVE_RESOURCES = 256        # that a copy has room for; the others are counted
+    LIVE_RESOURCES = 256        # room in a copy; further ones are only counted
     LIVE_BUDGETS = 128
     MAX_READS = 8               # of one resource's counters, until two in a row agree
 
@@ -80,7 +80,7 @@ cdef struct LiveBudget:
 
 # LiveResource[resources] and LiveBudget[budgets] follow.
 cdef struct LiveCopy:
-    uint32_t crc                # of the rest, up to `bytes`
+    uint32_t crc                # of all later bytes, up to `bytes`
     uint32_t bytes              # of this copy, with its last record
     uint64_t number             # of the update, from 1
     uint64_t time               # ns since 1970
@@ -108,7 +108,7 @@ cdef extern from "ticker.h" nogil:
 
 cdef ArenaCounts no_counts
 counts = tuple(no_counts)       # the names of the fields, in their order
-# Only a reader under an arena's lock knows these, or they mean nothing outside of an arena.
+# Only a reader under an arena's lock has these, or they have no meaning outside of an arena.
 hidden = ("spanned", "num_regions", "largest_free", "moves_refused", "rows_in_use", "live_spans",
           "graphs")
 COUNTERS = tuple(name for name in counts if name not in hidden)     # named as in gpumem.Stats
@@ -134,11 +134,11 @@ cdef object changing = ForkLock()   # whether anything is published
 
 # ---- writing, without the interpreter ------------------------------------------------------------
 
-# A copy that is being written, and how many records it has room for.
+# A copy that is being written, and the number of records that it has room for.
 cdef struct Writing:
     LiveCopy* copy
-    uint32_t most_resources
-    uint32_t most_budgets
+    uint32_t max_resources
+    uint32_t max_budgets
 
 
 cdef void write_copy(Writing* writing, uint64_t number) noexcept nogil:
@@ -158,7 +158,7 @@ cdef void write_copy(Writing* writing, uint64_t number) noexcept nogil:
 cdef void add_resource(EventSource* source, void* context) noexcept nogil:
     cdef LiveCopy* copy = (<Writing*>context).copy
     cdef LiveResource* entry = <LiveResource*>(<char*>copy + copy.bytes)
-    if copy.resources == (<Writing*>context).most_resources:
+    if copy.resources == (<Writing*>context).max_resources:
         copy.resources_left_out += 1
         return
     if not read_counters(source, &entry.counters):
@@ -176,7 +176,7 @@ cdef void add_resource(EventSource* source, void* context) noexcept nogil:
 cdef void add_budget(const BudgetCore* level, void* context) noexcept nogil:
     cdef LiveCopy* copy = (<Writing*>context).copy
     cdef LiveBudget* entry = <LiveBudget*>(<char*>copy + copy.bytes)
-    if copy.budgets == (<Writing*>context).most_budgets:
+    if copy.budgets == (<Writing*>context).max_budgets:
         copy.budgets_left_out += 1
         return
     entry.id = level.serial
@@ -192,13 +192,13 @@ cdef void add_budget(const BudgetCore* level, void* context) noexcept nogil:
 
 
 cdef void update() noexcept nogil:
-    # By turns, so that the copy before is whole whatever happens to this one.
+    # The two copies are written in turn, so that the other one is always complete.
     global updates
     cdef Writing writing
     updates += 1
     writing.copy = <LiveCopy*>(page + LIVE_HEADER_BYTES + (updates & 1) * LIVE_COPY_BYTES)
-    writing.most_resources = LIVE_RESOURCES
-    writing.most_budgets = LIVE_BUDGETS
+    writing.max_resources = LIVE_RESOURCES
+    writing.max_budgets = LIVE_BUDGETS
     write_copy(&writing, updates)
     seal(writing.copy)
     # The header too: another process may have shortened the file. A write that fails is repeated by
@@ -208,7 +208,7 @@ cdef void update() noexcept nogil:
 
 
 cdef void seal(LiveCopy* copy) noexcept nogil:
-    # The last thing done to a copy: without the right number a reader takes the copy before.
+    # A copy is sealed last: without the right number a reader uses the other copy.
     cdef const uint8_t* bytes = <const uint8_t*>copy
     cdef uint32_t crc = 0xffffffff
     cdef uint32_t i
@@ -264,7 +264,7 @@ def start(period):
         else:
             (<LiveHeader*>page).period_ms = period_ms
             ticker_set_period(<uint64_t>period_ms * 1000000)
-        wanted = max(period, 0.001)     # the shortest period that the page can say
+        wanted = max(period, 0.001)     # the shortest period that the page can hold
         return published
 
 
@@ -278,7 +278,7 @@ cdef int make_file(uint32_t period_ms) except -1:
     descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         os.fchmod(descriptor, 0o600)
-        # All of it now: updates succeed while shared memory is full.
+        # All blocks are allocated now: updates then succeed while shared memory is full.
         os.posix_fallocate(descriptor, 0, LIVE_FILE_BYTES)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         begin_page(descriptor, period_ms)
@@ -295,7 +295,7 @@ cdef int make_file(uint32_t period_ms) except -1:
 
 
 cdef int remove_left(str path) except -1:
-    # Removes what a dead process with this id left; the lock protects a living process's file.
+    # Removes the file of a dead process with this id; the lock protects a living process's file.
     if not os.path.lexists(path):
         return 0
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -372,18 +372,18 @@ def copy_now():
     """Return a copy as it would be written into the page now, but of everything and unsealed."""
     cdef Writing writing
     cdef bytearray room
-    writing.most_resources = LIVE_RESOURCES
-    writing.most_budgets = LIVE_BUDGETS
+    writing.max_resources = LIVE_RESOURCES
+    writing.max_budgets = LIVE_BUDGETS
     while True:
-        room = bytearray(sizeof(LiveCopy) + writing.most_resources * sizeof(LiveResource)
-                         + writing.most_budgets * sizeof(LiveBudget))
+        room = bytearray(sizeof(LiveCopy) + writing.max_resources * sizeof(LiveResource)
+                         + writing.max_budgets * sizeof(LiveBudget))
         writing.copy = <LiveCopy*><char*>room
         with nogil:
             write_copy(&writing, 1)
         if not writing.copy.resources_left_out and not writing.copy.budgets_left_out:
             return bytes(room[:writing.copy.bytes])
-        writing.most_resources += writing.copy.resources_left_out
-        writing.most_budgets += writing.copy.budgets_left_out
+        writing.max_resources += writing.copy.resources_left_out
+        writing.max_budgets += writing.copy.budgets_left_out
 
 
 # ---- with the first resource ---------------------------------------------------------------------
@@ -446,7 +446,7 @@ cdef bint read_counters(EventSource* source, ArenaCounts* counters) noexcept nog
 
 
 cdef inline void never_falls(uint64_t* told, uint64_t* count) noexcept nogil:
-    # A read that met a count on its way from a cache to its arena lacks it.
+    # A count that moves from a cache to its arena during the read may be missing.
     count[0] = told[0] = max(told[0], count[0])
 
 
@@ -465,7 +465,7 @@ cdef void read_once(const EventSource* source, ArenaCounts* counters) noexcept n
 
 
 cdef void read_ledger(const BlockLedger* ledger, ArenaCounts* counters) noexcept nogil:
-    # Without what the driver caches in a pool: the call that tells might block.
+    # Memory that the driver caches in a pool is left out, because that query might block.
     cdef const LedgerCounters* now = &ledger.counters
     counters.limit = load64(&ledger.limit)
     counters.in_use = load64(&now.in_use)

@@ -3,10 +3,10 @@
 A number of bytes may be a text with a unit, ``"512MiB"`` or ``"2GB"``. A mapping may name a field
 bare (``max_mem``), as ``arena.max_mem``, or under a prefix of ONNX Runtime's style,
 ``ep.<name>.arena.max_mem`` (a session's) or ``ep_factory.<name>.arena.max_mem`` (an environment's).
-Nothing is ignored: an unknown key, a malformed or out-of-range value, or one
-option given twice with different values is a ConfigError naming key, value and accepted range. A
-valid setting that has no effect on an object gives a ConfigWarning when the object is made, or is
-refused where it asks for what the object cannot be.
+Nothing is ignored: an unknown key, a malformed or out-of-range value, or an option with two
+different values is a ConfigError naming key, value and accepted range. A valid setting that has no
+effect on an object causes a ConfigWarning when the object is made; one that requests another kind
+of object is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Key(NamedTuple):
 
 
 def _parse_key(key: object) -> _Key | None:
-    """Read a key of any mapping of settings; None of what has no such form."""
+    """Read a key of any mapping of settings; None if it does not have this form."""
     match = re.fullmatch(_KEY, key) if isinstance(key, str) else None
     return _Key(match[1], match[2], match[3] is not None, match[4]) if match else None
 
@@ -124,7 +124,7 @@ def _optional(parse: Parser, none: str, accepted: str) -> Parser:
 
 
 def _limit(key: str, value: object) -> int:
-    """Read a limit of bytes. None is no limit, as of a budget, which is 0 in every text."""
+    """Read a limit of bytes. None is no limit, as for a budget; as text that is 0."""
     return 0 if value is None else _size(0, MAX_BYTES)(key, value)
 
 
@@ -145,7 +145,7 @@ def _peers(key: str, value: object) -> str | tuple[Device, ...]:
         return value
     devices = value.split() if isinstance(value, str) else value
     try:
-        # A text without a name is what an unset variable leaves, and no list of devices.
+        # A text without a name comes from an unset variable; it is not a list of devices.
         if isinstance(devices, Device) or not isinstance(devices, Iterable):
             raise TypeError
         if isinstance(value, str) and not devices:
@@ -163,14 +163,14 @@ def _bad(key: str, value: object, accepted: str) -> ConfigError:
 def _enter_once(
     values: dict[str, Any], given: dict[str, str], name: str, value: object, text: str
 ) -> None:
-    """Enter a value under its name, and the text that gives it; refuse a second, other value."""
+    """Enter a value and its text under its name; refuse a second, different value."""
     if name in values and values[name] != value:
         raise ConfigError(f"{name} is given twice with different values: {given[name]} and {text}")
     values[name], given[name] = value, text
 
 
 def _applies(key: object, target: str | None, names: Collection[str]) -> bool:
-    """Tell whether a key under a name applies to an object of these names; without names it does.
+    """Return whether a key under a name applies to an object of these names; without names, True.
 
     A key under a name that is neither one of them nor of any memory is refused.
     """
@@ -183,7 +183,7 @@ def _applies(key: object, target: str | None, names: Collection[str]) -> bool:
 
 
 def _setting(default: Any, parse: Parser) -> Any:
-    """Describe a field of `_Settings`: its default, and what reads and checks a value."""
+    """Describe a field of `_Settings`: its default, and the function that checks a value."""
     return field(default=default, metadata={"parse": parse})
 
 
@@ -193,7 +193,7 @@ class _Settings:
 
     _OF: ClassVar[str]
     _ALIASES: ClassVar[Mapping[str, str]] = {}
-    _MEANT: ClassVar[Mapping[str, str]] = {}  # of names that others use, for errors
+    _MEANT: ClassVar[Mapping[str, str]] = {}  # other libraries' names -> fields, for errors
     _LIMIT: ClassVar[str] = ""  # the field that limits bytes
     _NONE: ClassVar[str] = "nearest"  # how None is written; of ArenaConfig's numa_node
     _IMPLIED: ClassVar[dict[str, Parser]] = {}  # keys with one possible value
@@ -228,12 +228,12 @@ class _Settings:
         mapping : Mapping[str, object]
             Keys as above; values as text or as the field's own type.
         name : str, optional
-            Take prefixed keys for this name only, without regard to case: a memory's name, as
-            ``cuda:1``, to which ``cuda`` applies too, or any other. Keys of another memory are
-            checked and left out, so that one mapping may hold the settings of several; other names
-            are an error, since nothing is ignored silently. None takes keys under any name, as if
-            they had none; two names with two values are one option given twice then. An object
-            that is made from a mapping for a memory takes the keys of that memory.
+            Read prefixed keys for this name only, in any case: a memory's name, such as ``cuda:1``,
+            to which ``cuda`` also applies, or any other. Keys of another memory are checked and
+            left out, so one mapping may hold the settings of several; other names are an error,
+            because nothing is ignored silently. None reads keys under any name, as if they had
+            none; two names with two values are then one option with two values. An object that is
+            made from a mapping for a memory reads the keys of that memory.
 
         Raises
         ------
@@ -252,11 +252,11 @@ class _Settings:
         memory: MemoryInfo,
         keywords: Collection[str] = (),
     ) -> Self:
-        """Return `config` with the settings that a constructor was given as keywords.
+        """Return `config` with the settings that were passed to a constructor as keywords.
 
-        They replace those of an object; a mapping may give none of them with another value. Of a
-        mapping only the keys of this memory apply. `keywords` are those that the constructor takes
-        beside the settings, for the error of one that is neither.
+        They replace those of an object; a mapping may not have another value for one of them. Of a
+        mapping only the keys of this memory apply. `keywords` are the constructor's other keywords,
+        for the error of an unknown one.
         """
         cls._refuse_unknown(cls._OF, settings, keywords)
         if isinstance(config, cls):
@@ -280,7 +280,7 @@ class _Settings:
 
     @classmethod
     def from_text(cls, text: str, name: str | None = None) -> Self:
-        """Read what `to_text` writes: ``key=value`` pairs with commas between them.
+        """Read the text of `to_text`: ``key=value`` pairs with commas between them.
 
         Parameters
         ----------
@@ -305,7 +305,7 @@ class _Settings:
     def _values(
         cls, items: Iterable[tuple[object, object]], names: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return the fields that the keys set for what has these names; without, all of them."""
+        """Return the fields that the keys set for these names; without names, all of them."""
         parsers = cls._parsers() | cls._IMPLIED
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
@@ -349,12 +349,12 @@ def _must_be_true(key: str, value: object) -> bool:
 
 
 def _suits_limit(nbytes: int) -> bool:
-    """Whether pages serve a limit well. They cannot use the bytes above a whole number of pages."""
+    """Whether pages suit a limit: they cannot use the bytes above a whole number of pages."""
     return nbytes >= _PAGED_FROM and nbytes % _PAGE <= nbytes // 6
 
 
 class _OfBacking(str):
-    """A rule for splits that was not set, so that it follows from the backing."""
+    """A split rule that was not set, so that the backing decides it."""
 
     __slots__ = ()
 
@@ -380,7 +380,7 @@ class ArenaConfig(_Settings):
     use_cuda_mempool : bool
         True: the driver's stream-ordered pool serves the memory. `MemoryResource.from_config` makes
         a `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;
-        the other fields apply to the arena that replaces it if the device has no pools, and give a
+        the other fields apply to the arena that replaces it if the device has no pools, and cause a
         ConfigWarning if it has. An `Arena` refuses it.
     cuda_mempool_release_threshold, cuda_mempool_bytes_to_keep_on_shrink : int
         Bytes, 0 to 2**64 - 1; as `PoolConfig`. Only with use_cuda_mempool.
@@ -391,9 +391,9 @@ class ArenaConfig(_Settings):
         or more than a sixth of it is left over by whole pages of 2 MiB, or a setting applies to
         regions only: growth fields other than the defaults, or the "ort" split rule.
     split_rule : {"tight", "ort"}
-        "tight": always split off the rest of a block; the default. "ort": split only if the rest is
-        as large as the block or above max_dead_bytes_per_chunk, as ONNX Runtime does; the default
-        with backing="regions".
+        "tight": always split off the remainder of a block; the default. "ort": split only if the
+        remainder is as large as the block or above max_dead_bytes_per_chunk, as ONNX Runtime does;
+        the default with backing="regions".
     stream_reuse : {"completed", "wait", "never"}
         When a block that another stream has freed is reusable: once that stream's work has
         completed; at once, with a wait of the new stream on the device; or after ``reset_stream``.
@@ -432,7 +432,7 @@ class ArenaConfig(_Settings):
         Bytes of pinned host memory that each tag keeps when it wakes, so that its next
         `Arena.sleep` need not make them. 0: none.
     enable : bool
-        False: every call goes straight to the driver.
+        False: every call calls the driver.
 
     Examples
     --------
@@ -470,7 +470,7 @@ class ArenaConfig(_Settings):
     _MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(_LIMITS, "max_mem")
 
     def __post_init__(self) -> None:
-        # One that came with the backing follows it: `dataclasses.replace` hands it on.
+        # A rule that the backing decided follows it: `dataclasses.replace` passes it on.
         follows = self.split_rule is None or isinstance(self.split_rule, _OfBacking)
         if follows:
             object.__setattr__(self, "split_rule", "tight")
@@ -487,7 +487,7 @@ class ArenaConfig(_Settings):
     @property
     def _for_regions(self) -> str:
         """The setting for which "auto" uses regions; empty if there is none."""
-        # The class has the defaults, without what it takes to make settings of them.
+        # The class attributes are the defaults; making an object of settings would take longer.
         growth = ("extend_strategy", *_DOUBLING_FIELDS)
         unusual = [name for name in growth if getattr(self, name) != getattr(ArenaConfig, name)]
         if self.split_rule != "tight":
@@ -563,7 +563,7 @@ class ArenaConfig(_Settings):
         names = (*_POLICY_FIELDS, "numa_node", "peers")
         given = [name for name in names if getattr(self, name) != getattr(usual, name)]
         if self.split_rule == ArenaConfig(backing=self.backing).split_rule:
-            given = [name for name in given if name != "split_rule"]  # it came with the backing
+            given = [name for name in given if name != "split_rule"]  # the backing decided it
         return [name for name in given if name != "stream_reuse"]
 
     def _without_pool(self) -> ArenaConfig:

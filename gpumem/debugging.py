@@ -33,7 +33,7 @@ from gpumem.errors import ConfigError
 __all__ = ["DebugHeapOptions", "HeapReport", "OutstandingBlock", "Site"]
 
 VARIABLE = "GPUMEM_DEBUG_HEAP"
-GRAIN = 256  # bytes: blocks begin at multiples of it, and so must what follows a guard
+GRAIN = 256  # bytes: blocks, and the bytes after a guard, begin at multiples of it
 MAX_GUARD = 1 << 20
 
 _pattern = _optional(_integer(0, 255), "none", "a byte from 0 to 255")
@@ -77,9 +77,9 @@ class DebugHeapOptions(_Settings):
         only found in their guards.
     quarantine_bytes : int
         Bytes of freed memory in quarantine, guards and padding included; the oldest block leaves
-        first, and all of them before memory is out. More finds later writes. A larger block, with
-        0 any block, is watched until its streams are done and the arena is called again; it is
-        filled where another stream freed it before its own was done.
+        first, and all of them before memory is out. More bytes find later writes. A larger block,
+        with 0 any block, is checked until its streams are done and the arena is called again; it is
+        filled if another stream freed it before its own was done.
     stack_depth : int
         Recorded calls of the Python stack of each allocation and free; 0: no stack, and no native
         one for threads without Python.
@@ -92,7 +92,7 @@ class DebugHeapOptions(_Settings):
         `HeapReport`, without a lock, on a thread that runs Python.
     leaks : bool
         Whether blocks that are in use when the process ends are reported, on stderr or, where
-        `on_error` is a function, to that.
+        `on_error` is a function, by that.
 
     Examples
     --------
@@ -168,7 +168,7 @@ class Site:
     Attributes
     ----------
     thread : int
-        Of ``threading.get_ident``.
+        The value of ``threading.get_ident``.
     stream : int
         Native handle of the stream of the allocation or free; 0 for a call without one.
     stack : traceback.StackSummary or None
@@ -204,7 +204,7 @@ class Site:
 
 @dataclass(frozen=True)
 class OutstandingBlock:
-    """A block in use: of `Arena.outstanding` and of `gpumem.adaptors.TrackAdaptor.outstanding`.
+    """A block in use, from `Arena.outstanding` or `gpumem.adaptors.TrackAdaptor.outstanding`.
 
     Attributes
     ----------
@@ -260,7 +260,7 @@ class HeapReport:
     ptr, nbytes : int
         The block's address, and the requested bytes.
     number : int
-        Of its allocation in the arena, from 1.
+        Number of its allocation in the arena, from 1.
     allocated, freed : Site
         Where it was allocated and freed; `freed` is None for a live block.
     again : Site or None

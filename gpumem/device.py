@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _TYPES = ("cuda", "host")
-_MOST_DIGITS = 4  # of a device's index
+_MAX_DIGITS = 4  # of a device's index
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Device:
             str(name).partition(":") if isinstance(name, str | Device) else ("",) * 3
         )
         digits = index if colon else "0"
-        is_index = digits.isdecimal() and digits.isascii() and len(digits) <= _MOST_DIGITS
+        is_index = digits.isdecimal() and digits.isascii() and len(digits) <= _MAX_DIGITS
         if kind not in _TYPES or not is_index:
             raise ValueError(f"unknown device {name!r}: {_accepted(kind)}")
         self._type = kind
@@ -152,16 +152,16 @@ class Device:
     def capabilities(self) -> Mapping[str, Capability]:
         """Capabilities of the device, each with the reason if it is missing.
 
-        Looking one up raises nothing but ClosedError, once the process ends.
+        A look-up raises no error but ClosedError, once the process ends.
         """
         return _Capabilities(self)
 
     def shares_memory_with(self, other: MemoryInfo | Device | str) -> bool:
-        """Tell the same of the device's own memory as `MemoryInfo.shares_memory_with`."""
+        """Return the same for the device's own memory as `MemoryInfo.shares_memory_with`."""
         return MemoryInfo(self).shares_memory_with(other)
 
     def synchronize(self) -> None:
-        """Wait until everything queued on the device has finished.
+        """Wait until all work queued on the device has finished.
 
         Examples
         --------
@@ -176,7 +176,7 @@ class Device:
         return _open_device(self)
 
     def _is_open(self) -> bool:
-        """Tell whether this process has opened it, which makes a context on a GPU."""
+        """Return whether this process has opened it, which makes a context on a GPU."""
         return self in _opened
 
     def __eq__(self, other: object) -> bool:
@@ -198,7 +198,7 @@ class Device:
 
 
 def _name_of(given: Any) -> Any:
-    """Return the name of a GPU as PyTorch gives it, ``torch.device``; anything else as it is."""
+    """Return the name of PyTorch's ``torch.device`` of a GPU; any other value unchanged."""
     if isinstance(given, str | Device) or getattr(given, "type", None) != "cuda":
         return given
     index = getattr(given, "index", -1)
@@ -206,7 +206,7 @@ def _name_of(given: Any) -> Any:
 
 
 def _accepted(kind: str) -> str:
-    """Say what a name of a device is, to one who has called it otherwise."""
+    """Return the accepted names of a device, for the error of an unknown one."""
     if kind == "cpu":
         return "'cpu' is called 'host' here"
     if kind == "gpu":
@@ -214,7 +214,7 @@ def _accepted(kind: str) -> str:
     return 'expected "cuda", "cuda:N", "host" or "host:N"'
 
 
-_MOST_ALIGNMENT = 1 << 30
+_MAX_ALIGNMENT = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -265,12 +265,12 @@ class MemoryInfo:
 
     @classmethod
     def parse(cls, memory: MemoryInfo | Device | str) -> MemoryInfo:
-        """Make a MemoryInfo of what users write: itself, a Device, ``"cuda:0/managed"``.
+        """Make a MemoryInfo of a MemoryInfo, a Device, or a name such as ``"cuda:0/managed"``.
 
         Raises
         ------
         ValueError
-            For a name that is neither a device nor ``device/kind``.
+            The name is neither a device nor ``device/kind``.
         """
         if isinstance(memory, MemoryInfo):
             return memory
@@ -292,11 +292,11 @@ class MemoryInfo:
         return self.kind is not MemoryKind.DEVICE
 
     def shares_memory_with(self, other: MemoryInfo | Device | str) -> bool:
-        """Tell whether two memories are one, so that no copy between them is needed.
+        """Return whether two memories are one, so that no copy between them is needed.
 
-        Equal memory; both CPU memory; CPU and HOST_ACCESSIBLE or MANAGED of any device;
-        HOST_ACCESSIBLE or MANAGED and DEVICE of the same device. Alignment plays no part. Whether a
-        device can dereference the memory is another question: see `can_access`.
+        That is so for equal memory; for CPU memory and other CPU memory, or HOST_ACCESSIBLE or
+        MANAGED memory of any device; for HOST_ACCESSIBLE or MANAGED and DEVICE of the same device.
+        Alignment plays no part. `can_access` returns whether a device can dereference the memory.
 
         Examples
         --------
@@ -323,7 +323,7 @@ class MemoryInfo:
 def _checked_alignment(given: object) -> int:
     if isinstance(given, bool) or not hasattr(type(given), "__index__"):
         refuse("alignment", given, "a power of two from 1 to 2**30")
-    return power_of_two("alignment", given, _MOST_ALIGNMENT, "2**30")
+    return power_of_two("alignment", given, _MAX_ALIGNMENT, "2**30")
 
 
 _KINDS = "|".join(kind.value for kind in MemoryKind)
@@ -343,7 +343,7 @@ def _plain_name(name: str) -> str:
 
 
 def _means(name: str, memory: str) -> bool | None:
-    """Tell whether a name in keys means a memory: a type stands for any ordinal, or for 0.
+    """Return whether a name in keys means a memory: a type stands for any ordinal, or for 0.
 
     None unless both are names of memory.
     """
@@ -373,10 +373,10 @@ def _kind_named(name: object) -> MemoryKind:
 
 
 def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
-    """Tell whether `reader` may dereference `memory`. Directional.
+    """Return whether `reader` may dereference `memory`.
 
-    The CPU (a host device) reads everything but DEVICE memory; a GPU reads its own memory and
-    the HOST_ACCESSIBLE and MANAGED memory that carries its index.
+    The CPU (a host device) reads all memory except DEVICE memory; a GPU reads its own memory, and
+    HOST_ACCESSIBLE and MANAGED memory with its index.
 
     Examples
     --------
@@ -421,9 +421,9 @@ def _open_device(device: Device) -> DriverDevice:
 
 
 def _open_any(device_type: str) -> DriverDevice:
-    """Open a device of a type, to ask the driver about an address of any of them.
+    """Open a device of a type, to query the driver about an address of any of them.
 
-    One that is open already, if there is: opening a GPU makes a context, which takes its memory.
+    An open device is preferred, because opening a GPU makes a context, which uses its memory.
     """
     for device, opened in list(_opened.items()):
         if device.type == device_type and not opened.dead:
@@ -472,7 +472,7 @@ def default_device() -> Device:
 
 
 def set_host_device_count(n: int) -> None:
-    """Make `n` host devices, for rehearsing code for several GPUs.
+    """Make `n` host devices, to test code for several GPUs.
 
     Raises
     ------
@@ -500,7 +500,7 @@ def set_host_device_count(n: int) -> None:
 
 @dataclass(frozen=True)
 class DriverStatus:
-    """Whether CUDA is available: its truth value.
+    """Whether CUDA is available; its truth value is the answer.
 
     Attributes
     ----------
@@ -576,7 +576,7 @@ class CopyDecision(NamedTuple):
 def decide_copy(device: Device, memory: MemoryInfo) -> CopyDecision:
     """Decide whether work on a device uses a memory as it is.
 
-    It does if its own memory and this one are one, and it can dereference this one.
+    It does if the memory is one with its own memory, and it can dereference it.
     """
     own = MemoryInfo(device)
     if not own.shares_memory_with(memory):
@@ -612,7 +612,7 @@ _CAPABILITIES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
         "CAN_USE_64_BIT_STREAM_MEM_OPS",
     ),
     "fabric_handles": (("cuMemExportToShareableHandle",), "HANDLE_TYPE_FABRIC_SUPPORTED"),
-    "legacy_ipc": ((), "IPC_EVENT_SUPPORTED"),  # as the CUDA documentation says to ask
+    "legacy_ipc": ((), "IPC_EVENT_SUPPORTED"),  # the query of the CUDA documentation
     "gpu_direct_rdma": ((), "GPU_DIRECT_RDMA_SUPPORTED"),
     "gpu_direct_rdma_of_pages": ((), "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"),
     "dma_buf_export": (("cuMemGetHandleForAddressRange",), "DMA_BUF_SUPPORTED"),
@@ -629,9 +629,9 @@ class _Capabilities(Mapping[str, Capability]):
     def __getitem__(self, name: str) -> Capability:
         functions, attribute = _CAPABILITIES[name]
         try:
-            return _ask_capability(_open_device(self._device), functions, attribute)
+            return _query_capability(_open_device(self._device), functions, attribute)
         except ClosedError:
-            raise  # the driver is shutting down: nothing is known of the device
+            raise  # the driver is shutting down, so there is no answer
         except Exception as error:
             return Capability(False, str(error))
 
@@ -645,7 +645,7 @@ class _Capabilities(Mapping[str, Capability]):
         return repr(dict(self))
 
 
-def _ask_capability(
+def _query_capability(
     opened: DriverDevice, functions: tuple[str, ...], attribute: str | None
 ) -> Capability:
     lacking = [function for function in functions if not opened.has(function)]

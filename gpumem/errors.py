@@ -68,8 +68,8 @@ class OutOfMemoryError(MemoryError, GpumemError):
     ----------
     report : OutOfMemoryReport or None
         All numbers of that moment: bytes by user, cached, pending and movable bytes, bytes of
-        other programs on the device. Its `as_dict` can be written as JSON. An error that was made
-        without a report has None, and 0 for each number.
+        other programs on the device. Its `as_dict` can be written as JSON. An error without a
+        report has None, and 0 for each number.
     requested_nbytes : int
         Requested bytes.
     allocated_nbytes : int
@@ -121,7 +121,7 @@ class BudgetExceededError(OutOfMemoryError):
     missing : int
         Bytes that must be freed in it before the request fits.
     path : tuple of BudgetLevel
-        Every limit that counts, from the charged budget up to the root.
+        Every limit that applies, from the charged budget up to the root.
     holders : tuple of (str, int)
         Names and bytes of the users of the budget that refused, the largest first: resources,
         budgets under it, and its own reservations.

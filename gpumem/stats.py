@@ -21,17 +21,8 @@ __all__ = [
 ]
 
 
-_COUNTS = (
-    "num_allocs",
-    "num_frees",
-    "num_reserves",
-    "num_extensions",
-    "num_regions",
-    "num_shrinkages",
-    "pages_moved",
-    "driver_calls",
-    "moves_refused",
-)  # fields of `Stats` that are no bytes
+_COUNTS = ("num_", "pages_moved", "driver_calls", "moves_refused")
+"""Beginnings of the fields of `Stats` that are not bytes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,8 +34,8 @@ class Stats:
     limit : int
         Bytes the arena may hold; 0 is unlimited.
     in_use, max_in_use : int
-        Bytes in use, padding included; the highest so far. Where several threads allocate blocks of
-        up to 64 KiB, it may miss or add what moves in and out of their caches at that moment.
+        Bytes in use, padding included; the highest so far. If several threads allocate blocks of up
+        to 64 KiB, blocks that enter or leave their caches at that moment may be missing or extra.
     requested_in_use : int
         Requested bytes in use.
     reserved, max_reserved : int
@@ -71,10 +62,10 @@ class Stats:
         Pages made without a search for idle pages that could move, because `page_move_budget` was
         used up.
     asleep_bytes : int
-        Bytes of live blocks that wait elsewhere while they are asleep; not those that are dropped.
+        Bytes of live blocks that are stored elsewhere while they are asleep; not dropped ones.
     virtual : int
-        Of `reserved`, bytes that virtual tensors hold; their pages in use count in `in_use` and
-        `requested_in_use`, too.
+        Of `reserved`, bytes that virtual tensors hold; their pages in use also count in `in_use`
+        and `requested_in_use`.
 
     Examples
     --------
@@ -116,7 +107,7 @@ class Stats:
 
     def _repr_html_(self) -> str:
         rows = {
-            name: f"{value:,}" if name in _COUNTS else format_size(value)
+            name: f"{value:,}" if name.startswith(_COUNTS) else format_size(value)
             for name, value in asdict(self).items()
         }
         return html_table(f"gpumem.{type(self).__name__}", rows)
@@ -348,7 +339,7 @@ class BudgetLevel(NamedTuple):
 
 # ---- out of memory -------------------------------------------------------------------------------
 
-MAX_NAMED = 3  # owners and processes that a message names
+MAX_NAMED = 3  # owners and processes in a message
 
 Remedies = tuple[str, ...]
 
@@ -386,7 +377,7 @@ class OutOfMemoryReport:
     memory, resource : str
         The requested memory, and the name of the resource.
     requested_nbytes, allocated_nbytes : int
-        Bytes that the caller asked for, and bytes of a block for it, padding included.
+        Bytes that the caller requested, and bytes of a block for it, padding included.
     stream : int
         Handle of the stream.
     limits : tuple of LimitInForce
@@ -396,8 +387,8 @@ class OutOfMemoryReport:
     largest_free : int or None
         The largest free block; None where only the driver knows.
     free : int
-        Reserved and not allocated: of it `waiting` was freed on other streams, with work that is
-        not known to be done, and `movable` lies in whole pages that can move.
+        Reserved and not allocated. Of these bytes `waiting` were freed on other streams with work
+        that is not known to be done, and `movable` lie in whole pages that can move.
     cached : int
         Freed, and cached by threads.
     pending_free : int
@@ -405,12 +396,13 @@ class OutOfMemoryReport:
     waiting, movable : int
         See `free`.
     by_owner : mapping of str to int
-        Bytes in use by `gpumem.observe.tag`, else by framework, else ``"untagged"``; most first.
+        Bytes in use by `gpumem.observe.tag`, else by framework, else ``"untagged"``; the largest
+        first.
     by_framework : mapping of str to int
         Bytes in use by framework, where that is known.
     asleep : mapping of str to int
-        Tags that are asleep (`Arena.sleep`), with the bytes of each that wait elsewhere; they count
-        in none of the sums above.
+        Tags that are asleep (`Arena.sleep`), with the bytes of each that are stored elsewhere; they
+        count in none of the sums above.
     device_total, device_free : int or None
         Of the whole device, from the driver; None if it does not report them.
     held_here : int
@@ -420,17 +412,17 @@ class OutOfMemoryReport:
     graph_pools : int
         Held by graph pools of this arena: it counts in its limit, and not in `reserved`.
     held_by_others : int or None
-        The rest that the device does not have free: other processes, other libraries of this one,
-        and the driver, with what its pools keep and what it rounds up.
+        Other bytes that are not free on the device: of other processes, other libraries of this
+        one, and the driver, including its pools' caches and its rounding.
     processes : tuple of (int, int)
-        Process ids and bytes on the device as NVML tells them, if the package ``nvidia-ml-py`` is
+        Process ids and bytes on the device as NVML reports them, if the package ``nvidia-ml-py`` is
         installed; else empty.
     refused_streams : tuple of (int, str)
         Streams that freed memory waits for and on which the driver records no event, each with the
-        name of its error: `CUDA_ERROR_INVALID_HANDLE` if the stream was destroyed, or never was
-        one. `Arena.reset_stream` makes what was freed there free for every stream.
+        name of its error: `CUDA_ERROR_INVALID_HANDLE` if the stream was destroyed, or the handle
+        never was a stream. `Arena.reset_stream` makes memory freed there free for every stream.
     remedies : tuple of str
-        The one or two that fit the numbers, the better first.
+        The one or two remedies that fit the numbers, the better first.
     """
 
     memory: str
@@ -489,13 +481,13 @@ class OutOfMemoryReport:
         )
 
     def owners(self) -> str:
-        """Return a line that says who holds the most; empty without tags or frameworks."""
+        """Return a line with the largest owners; empty without tags or frameworks."""
         if not set(self.by_owner) - {"untagged"}:
             return ""
         ordered = sorted(self.by_owner.items(), key=lambda item: -item[1])
         named = [f"{owner} {format_size(nbytes)}" for owner, nbytes in ordered[:MAX_NAMED]]
-        rest = sum(nbytes for _, nbytes in ordered[MAX_NAMED:])
-        return "in use by " + ", ".join(named + ([f"others {format_size(rest)}"] if rest else []))
+        more = sum(nbytes for _, nbytes in ordered[MAX_NAMED:])
+        return "in use by " + ", ".join(named + ([f"others {format_size(more)}"] if more else []))
 
     def _states(self) -> str:
         states = (
@@ -539,14 +531,14 @@ def absurd(memory: str, asked: int, rounded: int, **more: Any) -> OutOfMemoryRep
 
 
 def larger_than(what: str) -> str:
-    """Return the remedy for a block that no free memory makes room for under a limit."""
+    """Return the remedy for a block that is larger than a limit."""
     return f"the block alone is larger than {what}: raise {what}"
 
 
 def find_remedies(
     report: OutOfMemoryReport, reason: str, *, could_move: bool = False, page: int = 0
 ) -> Remedies:
-    """Say what would help, the better first.
+    """Return remedies, the better first.
 
     Parameters
     ----------

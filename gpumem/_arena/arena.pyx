@@ -50,6 +50,7 @@ from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, CUstream, DriverDevice
 from gpumem._resource cimport handle_of
 from gpumem._support.lease cimport Lease, Uses, uses_free
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
@@ -1196,8 +1197,7 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
             arena_free(self.core, buffer.handle, buffer.slot)
 
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
-        if arena_record(self.core, uses, slot) != ARENA_OK:
-            raise MemoryError("out of host memory while recording a stream")
+        require_memory(arena_record(self.core, uses, slot) == ARENA_OK, "recording a stream")
         return 0
 
     cdef Place place_of(self, Buffer buffer) noexcept:
@@ -1217,11 +1217,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
     cdef bint let_access(self, DriverDevice peer) except -1:
         return let_peer(self, peer)
 
-    cdef Lease* lease(self, Buffer buffer) except NULL:
-        cdef Lease* lease = arena_lease(self.core, buffer.handle, buffer.slot)
-        if lease == NULL:
-            raise MemoryError("out of host memory while sharing a block")
-        return lease
+    cdef Lease* lease(self, Buffer buffer) except? NULL:
+        return arena_lease(self.core, buffer.handle, buffer.slot)
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         arena_move_lease(self.core, lease, slot)

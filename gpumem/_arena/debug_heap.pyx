@@ -24,6 +24,7 @@ from gpumem._native.driver cimport (
     CUresult, CUstreamCaptureMode,
 )
 from gpumem._support.interpreter cimport PyGILState_Check
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_soon, process, report_unraisable
 
 from gpumem._support.sizes import format_size
@@ -113,8 +114,7 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     made.owner = ref(arena)
     made.generation = process.generation
     made.heap = heap_create(&settings, &hooks)
-    if made.heap == NULL:
-        raise MemoryError("out of host memory while allocating a debug heap")
+    require_memory(made.heap != NULL, "allocating a debug heap")
     arena_debug(core, made.heap)
     forget_heaps()
     heaps.append(made)
@@ -191,8 +191,7 @@ cdef class Heap:
         cdef uint64_t count = 0
         cdef uint64_t i
         cdef HeapBlock* found = heap_copy(self.heap, False, &count)
-        if found == NULL:
-            raise MemoryError("out of host memory while listing blocks")
+        require_memory(found != NULL, "listing blocks")
         try:
             return [debugging.OutstandingBlock(found[i].address, found[i].requested,
                                                found[i].number,

@@ -36,6 +36,7 @@ from gpumem._resource cimport no_way_between, peer_is_reached
 from gpumem._support.atomics cimport published32
 from gpumem._support.events cimport event_source_name, event_source_open, EventSource, OWNER_ARENA
 from gpumem._support.instances cimport forbid_instantiation
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable
 
 from gpumem._buffer.stream import Stream
@@ -289,8 +290,7 @@ cdef int note_registration(Arena arena, uint64_t address) except -1:
         return 0
     with nogil:
         code = list_for_transport(core, address)
-    if code != CUDA_SUCCESS:
-        raise MemoryError("out of host memory while noting a registration")
+    require_memory(code == CUDA_SUCCESS, "noting a registration")
     return 0
 
 
@@ -452,8 +452,8 @@ cdef int join_budget(Arena arena, object budget, object count) except -1:
     title = arena.name.encode("utf-8", "replace")
     arena.budget = budget
     arena_events(arena.core).budget = budget_charged(account)
-    if not arena_join_budget(arena.core, account, in_use, title):
-        raise MemoryError("out of host memory while naming an arena's account")
+    require_memory(arena_join_budget(arena.core, account, in_use, title),
+                   "naming an arena's account")
     return 0
 
 

@@ -33,6 +33,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport FILE_SHORTENED, GRANULE
 from gpumem._resource cimport device_figures
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport report_unraisable
 
 from gpumem._support.events import FRAMEWORKS, label_texts
@@ -282,8 +283,7 @@ cdef list rows_of(Arena arena):
     cdef ArenaCopy copy
     # In the table, cached blocks merge with free memory beside them.
     caches_flush(arena.core)
-    if not arena_copy(arena.core, &copy):
-        raise MemoryError("out of host memory while copying arena metadata")
+    require_memory(arena_copy(arena.core, &copy), "copying arena metadata")
     try:
         # Regions of the second table are numbered on from those of the first one.
         return sorted(table_rows(&copy, &copy.tables[0], 0)
@@ -320,8 +320,7 @@ cdef dict heap_blocks_of(Arena arena):
     if arena_heap(arena.core) == NULL:
         return {}
     known = heap_copy(arena_heap(arena.core), True, &count)
-    if known == NULL:
-        raise MemoryError("out of host memory while copying a debug heap's metadata")
+    require_memory(known != NULL, "copying a debug heap's metadata")
     try:
         return {known[i].base: (known[i].requested, known[i].state == HEAP_LIVE)
                 for i in range(count)}

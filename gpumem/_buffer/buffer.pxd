@@ -1,4 +1,4 @@
-"""Buffer, and what it needs of the resource that it came from."""
+"""Buffer, and the methods that it calls of its resource."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -7,60 +7,61 @@ from gpumem._buffer.ledger cimport BlockLedger
 from gpumem._native.driver cimport CUstream, DriverDevice
 from gpumem._support.lease cimport Lease, lease_drop, lease_retain, Uses
 
-# What becomes of a block's memory while the block lives.
+# Whether a live block's memory may leave its place.
 cdef enum Place:
     PLACE_FIXED
-    PLACE_EXPORTABLE            # fixed, and other processes may be given it
-    PLACE_SLEEPS           # sleep unmaps it
+    PLACE_EXPORTABLE            # fixed, and other processes may map it
+    PLACE_SLEEPS                # sleep unmaps it
 
 # A *slot* is a resource's own number for a stream.
 cdef class ResourceBase:
     cdef readonly object memory         # MemoryInfo
     cdef DriverDevice driver_device
-    cdef DLDevice dl_device             # what DLPack calls the memory
+    cdef DLDevice dl_device             # DLPack's device of the memory
     cdef bint cpu_can_read              # blocks are host-accessible
     cdef bint is_read_only              # its blocks may not be written
     cdef bint is_foreign                # gpumem did not allocate them
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
-    # Of memory without a stream: what gpumem has queued for it, a list of QueuedUse; else None.
+    # For memory without a stream, work that gpumem queued for it: a list of QueuedUse; else None.
     cdef list queued_uses
     cdef uint64_t registered            # registrations held, of blocks that sleep would unmap
     cdef uint64_t registered_fixed      # and of others
-    cdef BlockLedger* ledger            # of what takes and frees blocks one by one; else NULL
+    cdef BlockLedger* ledger            # of a resource that allocates block by block; else NULL
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1
     cdef uint64_t stream_at(self, uint32_t slot) noexcept
-    # Frees a block, in a finalizer: no wait, no exception.
+    # Frees a buffer's block. It runs in finalizers, so it neither waits nor raises.
     cdef void free_buffer(self, Buffer buffer) noexcept
-    # A new lease on the buffer's block, which then owns it; NULL with an exception set.
-    cdef Lease* lease(self, Buffer buffer) except NULL
+    # A new lease on the buffer's block, which then owns it. NULL without an exception: out of host
+    # memory.
+    cdef Lease* lease(self, Buffer buffer) except? NULL
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept
-    # Where the streams recorded for an open buffer's block are noted; `free_buffer` and leases take
-    # the notes over.
+    # The place of an open buffer's notes of recorded streams; `free_buffer` and leases take the
+    # notes over.
     cdef Uses** uses_of(self, Buffer buffer) except NULL
-    # Another stream uses a live block, too; `uses` are the notes of its buffer.
+    # Notes that another stream uses a live block; `uses` are the notes of its buffer.
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1
-    # Raises if the CPU would find nothing at a block's address now. Of a buffer: by its `home`.
+    # Raises if no memory is at the addresses of its blocks now. For a buffer its `home` is called.
     cdef int require_present(self) except -1
-    # Raises AsleepError if what the calling thread would be given now is asleep.
+    # Raises AsleepError if memory that the calling thread would allocate now is asleep.
     cdef int require_awake(self) except -1
-    # What has to happen before the bytes are touched, beyond the work that gpumem queued: by the
-    # CPU, which waits; by work queued on a stream of a device from now on. Of another device than
-    # the resource's, that stream is then made to wait for the buffer's own.
+    # Orders an access to the bytes after work of others, which gpumem did not queue: the CPU waits,
+    # or a stream waits on the device. A stream of another device than the resource's is then also
+    # ordered after the buffer's own.
     cdef int before_cpu(self, Buffer buffer) except -1
     cdef int before_stream(self, Buffer buffer, CUstream stream,
                            DriverDevice driver_device) except -1
-    # The same, and behind what gpumem queued on the buffer: the CPU's view; a consumer's stream.
+    # The same, and after work that gpumem queued: for a view of the CPU, for a consumer's stream.
     cdef int order_view(self, Buffer buffer) except -1
     cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1
-    # Another device is going to access its blocks. Returns whether it may: without access only the
+    # Lets another device access its blocks; returns whether it may. Without access only the
     # driver's peer copies reach them.
     cdef bint let_access(self, DriverDevice peer) except -1
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1
     cdef Place place_of(self, Buffer buffer) noexcept
-    # What counts the registrations of its blocks.
+    # The resource that counts the registrations of its blocks.
     cdef ResourceBase registrar(self)
-    # A transport is about to register its block.
+    # Runs before a transport registers a block.
     cdef int before_registration(self, Buffer buffer) except -1
     # Keeps a stream's object.
     cdef int store_stream(self, uint32_t slot, object stream) except -1
@@ -68,8 +69,8 @@ cdef class ResourceBase:
     cdef int require_own(self) except -1
 
 cdef class Buffer:
-    cdef readonly ResourceBase resource   # handed it out, and takes it back
-    cdef ResourceBase home                # whose memory and streams it has; an adaptor's differ
+    cdef readonly ResourceBase resource     # allocated it, and frees it
+    cdef ResourceBase home                  # has its memory and streams; not the same for an adaptor
     cdef uint64_t address
     cdef uint64_t requested_bytes
     cdef uint64_t handle                # of the block, as the resource knows it
@@ -77,23 +78,22 @@ cdef class Buffer:
     cdef uint32_t slot                  # stream it is freed on
     cdef bint is_closed
     cdef Uses* uses                     # streams recorded while nothing shared it; NULL: none
-    # What gpumem queued on its stream that the CPU has to wait for before it touches the bytes;
-    # `order` keeps both.
+    # Work that gpumem queued on its stream and that the CPU waits for before it accesses the bytes.
     cdef uint32_t queued                # writes so far
     cdef uint32_t awaited               # more than `queued`: the CPU has waited for all of them
     cdef bint being_read                # reads were queued since
-    cdef Lease* shared                  # NULL until something shares the memory
+    cdef Lease* shared                  # NULL until a view shares the memory
 
 # TypeError for an object whose __init__ did not run, or did not call its base's.
 cdef int require_made(ResourceBase resource) except -1
 cdef int refuse_forgotten(ResourceBase resource) except -1
-# Wraps a block that was just taken. `handle` is the resource's own name for it.
+# Wraps a block that was just allocated. `handle` is the resource's own name for it.
 cdef Buffer buffer_of(ResourceBase resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot)
 cdef Buffer empty_buffer(ResourceBase resource, uint32_t slot)
-# Closes it. Its only way out.
+# Closes a buffer. Every end of a buffer calls this.
 cdef void buffer_end(Buffer buffer) noexcept
-# Raises if the buffer is closed, or its bytes are not where they were.
+# Raises if the buffer is closed, or its memory is asleep.
 cdef inline int require_open(Buffer buffer) except -1:
     if buffer.is_closed:
         return refuse_closed()
@@ -101,7 +101,7 @@ cdef inline int require_open(Buffer buffer) except -1:
 
 
 cdef int refuse_closed() except -1
-# A consumer is given a view for work on its stream, a handle above 0: a default stream is recorded.
+# Records a consumer's stream, a handle above 0, if it is a default stream.
 cdef int buffer_note_consumer(Buffer buffer, uint64_t stream) except -1
 # One more reference to the block, for a view; NULL for an empty buffer. drop_share ends it.
 cdef inline Lease* buffer_share(Buffer buffer) except? NULL:
@@ -122,7 +122,7 @@ cdef Lease* buffer_lease(Buffer buffer) except NULL
 cdef Lease* buffer_hand_over(Buffer buffer) noexcept
 cdef inline void drop_share(void* lease) noexcept nogil:
     lease_drop(<Lease*>lease)
-# NumPy discards the exception of `__getbuffer__`, and in the same call calls `__array__` of that
-# object, which passes its exceptions on: Ctrl-C is noted in the one and raised again in the other.
+# NumPy discards the exception of `__getbuffer__`, then calls `__array__` of the same object, and
+# passes on the exceptions of that: so Ctrl-C is noted in the first and raised again in the second.
 cdef int note_discarded(object exporter, object error) except -1
 cdef int raise_discarded(object exporter) except -1

@@ -28,6 +28,7 @@ from gpumem._support.instances cimport destructor, forbid_instantiation, replace
 from gpumem._support.lease cimport (
     Lease, lease_drop_buffer, lease_retain, Uses, uses_add,
 )
+from gpumem._support.memory cimport require_memory
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem._support.sizes import format_size
@@ -81,7 +82,7 @@ cdef class Buffer:
 
     Made by `Arena.allocate`. Dropping the last reference, `close`, or leaving a ``with`` block
     frees it; views made through NumPy, DLPack or the buffer protocol keep the memory until they
-    are gone too.
+    have ended, too.
 
     Examples
     --------
@@ -106,12 +107,12 @@ cdef class Buffer:
 
     @property
     def nbytes(self):
-        """Bytes that were asked for; what every view shows."""
+        """Requested bytes; every view shows these."""
         return self.requested_bytes
 
     @property
     def allocated_nbytes(self):
-        """Bytes of the block behind it, padding included."""
+        """Bytes of its block, padding included."""
         return self.block_bytes
 
     @property
@@ -123,8 +124,8 @@ cdef class Buffer:
     def stream(self):
         """The stream it is freed on.
 
-        The legacy default stream stands for what cannot be named: another thread's default stream,
-        for which it waits, and a raw handle after its ``reset_stream``.
+        The legacy default stream stands for two streams that cannot be named: another thread's
+        default stream, which it waits for, and a raw handle after its ``reset_stream``.
         """
         cdef ResourceBase resource = made(self)
         kept = resource.streams.get(self.slot)
@@ -140,12 +141,12 @@ cdef class Buffer:
     def close(self, stream=None):
         """Free the block on `stream` (None: its own). Idempotent.
 
-        The free is ordered as ``cudaFreeAsync`` orders one: behind what is queued on `stream` now,
-        and behind nothing else. Work on other streams, the block's own too when another is named,
-        must be ordered before it by an event, or named by `record_stream`.
+        The free is ordered as by ``cudaFreeAsync``: after the work queued on `stream` now, and
+        after no other work. Work on other streams, also on the block's own if `stream` is another,
+        must be ordered before the free by an event, or noted by `record_stream`.
 
-        Views of it stay valid and keep the memory until the last of them is gone; the block is
-        freed on `stream` then.
+        Views of it stay valid and keep the memory until the last of them has ended; the block is
+        then freed on `stream`.
 
         Parameters
         ----------
@@ -163,7 +164,7 @@ cdef class Buffer:
         >>> import gpumem
         >>> arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
         >>> buffer = arena.allocate(1000)
-        >>> stream.wait(buffer.stream.record())      # behind the work that used the block
+        >>> stream.wait(buffer.stream.record())      # after the work that used the block
         >>> buffer.close(stream)
         >>> buffer.closed, arena.stats().in_use
         (True, 0)
@@ -172,26 +173,25 @@ cdef class Buffer:
             return
         if stream is not None:
             made(self).slot_of(stream, &self.slot)
-            if self.is_closed:      # meanwhile: reading another library's stream runs its code
+            if self.is_closed:      # reading another library's stream ran its code
                 return
             if self.shared != NULL:
                 self.resource.move_lease(self.shared, self.slot)
         buffer_end(self)
 
     def record_stream(self, stream):
-        """Note that work on another stream uses the block, too.
+        """Note that work on another stream also uses the block.
 
-        When the block is freed, on any stream, it is not allocated again, not even on its
-        own stream, before the work that is queued on `stream` at that moment is known to be done;
-        under ``stream_reuse="wait"`` an allocating stream may wait for that on the device instead.
-        Views that outlive the buffer keep the note. Until then the block is neither in use nor
-        free: `Arena.stats` counts it in ``reserved`` only. A resource that users write gets the
-        block at once, on a stream that waits for the recorded ones on the device.
+        A freed block is not allocated again, on any stream, until the work that `stream` had queued
+        at the moment of the free has completed. Until then the block is neither in use nor free:
+        `Arena.stats` counts it in ``reserved`` only. Under ``stream_reuse="wait"`` an allocating
+        stream may wait for that work on the device instead. Views that outlive the buffer keep the
+        note. A resource that a user has written gets the block at once, on a stream that waits for
+        the recorded streams on the device.
 
-        This call queues nothing on any stream, and the free does not call the driver. Recording a
-        stream twice changes nothing, nor does the one that the block is freed on. After
-        ``reset_stream(stream)`` by a raw handle the note is void unless the stream was named
-        again.
+        This call queues no work, and the free does not call the driver. Recording a stream twice,
+        or the stream that the block is freed on, changes nothing. ``reset_stream(stream)`` by a raw
+        handle voids the note, unless the stream is named again.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ cdef class Buffer:
         ------
         TypeError, ValueError
             `stream` is not a stream, or is one of another device; or the memory is another
-            library's, which must be told of the stream itself.
+            library's: record the stream with that library.
         ClosedError
             The buffer is closed.
 
@@ -216,19 +216,19 @@ cdef class Buffer:
         >>> arena, side = gpumem.Arena("host"), gpumem.Stream("host")
         >>> buffer = arena.allocate(4096)
         >>> buffer.record_stream(side)      # queue work on `side`, then:
-        >>> buffer.close()                  # held back until that work is done
+        >>> buffer.close()                  # reusable once that work is done
         """
         cdef uint32_t slot
         cdef ResourceBase resource = made(self)
         if not self.is_closed:
             resource.slot_of(stream, &slot)
-        if self.is_closed:              # perhaps meanwhile: reading a stream runs foreign code
+        if self.is_closed:              # reading a stream may have run foreign code
             raise ClosedError("this buffer is closed")
         if self.block_bytes == 0:
             return
         resource.record(self, self.resource.uses_of(self), slot)
 
-    # ---- what others do with the memory ----------------------------------------------------------
+    # ---- other views of the memory ---------------------------------------------------------------
 
     def tensor(self, shape, dtype, *, offset=0):
         """Return the block, or a part of it, as elements in C order.
@@ -292,7 +292,7 @@ cdef class Buffer:
         return register(self)
 
     def transports(self):
-        """Tell which ways the memory has to others, as `gpumem.interop.transports` does.
+        """Return how others can reach the memory, as `gpumem.interop.transports` does.
 
         Examples
         --------
@@ -309,7 +309,7 @@ cdef class Buffer:
     def prefetch(self, destination=None, stream=None):
         """Move the pages of managed memory, in the order of a stream.
 
-        A hint: the bytes are the same wherever the pages are.
+        This is a hint: the bytes are the same wherever the pages are.
 
         Parameters
         ----------
@@ -353,8 +353,8 @@ cdef class Buffer:
     def advise(self, advice, location=None):
         """Tell the driver how managed memory will be used.
 
-        The driver keeps advice for whole pages, so that a small buffer's neighbours share it, and
-        as long as the arena holds the memory.
+        The driver keeps advice for whole pages, so a small buffer's neighbours share it, and for as
+        long as the arena holds the memory.
 
         Parameters
         ----------
@@ -362,8 +362,8 @@ cdef class Buffer:
             ``"read_mostly"``, ``"preferred_location"``, ``"accessed_by"``, or one of them after
             ``"unset_"``; the meanings are cuMemAdvise's.
         location : Device or str, optional
-            The device meant, or ``"host"`` for the CPU; None is the buffer's own device. Without
-            a meaning for ``read_mostly`` and ``unset_preferred_location``.
+            The device, or ``"host"`` for the CPU; None is the buffer's own device. Not used for
+            ``read_mostly`` and ``unset_preferred_location``.
 
         Raises
         ------
@@ -423,24 +423,18 @@ cdef class Buffer:
             note_discarded(self, error)
             raise
         view.internal = buffer_share(self)
-        view.buf = <void*>self.address
-        view.len = self.requested_bytes
-        view.readonly = self.home.is_read_only
-        view.itemsize = 1
-        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        view.ndim = 1
-        view.shape = <Py_ssize_t*>&self.requested_bytes if flags & PyBUF_ND else NULL
-        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
-        view.suboffsets = NULL
+        show_bytes(view, flags, self.address, <Py_ssize_t*>&self.requested_bytes,
+                   self.home.is_read_only)
         view.obj = self
 
     def __releasebuffer__(self, Py_buffer* view):
         drop_share(view.internal)
 
     def __array__(self, dtype=None, *, copy=None):
-        """Return the bytes as a NumPy array of uint8; NumPy's own way is the buffer protocol.
+        """Return the bytes as a NumPy array of uint8.
 
-        Where that fails NumPy asks here, and passes the exception on.
+        NumPy reads the buffer protocol first. If that fails, it calls this method and passes its
+        exception on.
         """
         import numpy
         raise_discarded(self)
@@ -457,10 +451,10 @@ cdef class Buffer:
         Parameters
         ----------
         stream : int, optional
-            The consumer's stream, by the protocol: it waits for the buffer's own stream. A CPU
-            that reads waits for what gpumem queued there, as for any view of the bytes. A default
-            stream is recorded as by `record_stream`; another's handle may end before the block
-            does, so its owner calls that.
+            The consumer's stream, by the protocol: it waits for the buffer's own stream. The CPU
+            waits for the work that gpumem queued there, as for any view of the bytes. A default
+            stream is recorded as by `record_stream`; for another stream, which may end before the
+            block does, its owner calls that.
         max_version : tuple of int, optional
             The newest DLPack the consumer reads; from (1, 0) it gets a versioned capsule.
         dl_device : tuple of int, optional
@@ -471,7 +465,7 @@ cdef class Buffer:
         Raises
         ------
         BufferError
-            The export asked for is not possible.
+            The requested export is not possible.
         """
         cdef DLPackCall call
         call.stream = <PyObject*>stream
@@ -484,7 +478,7 @@ cdef class Buffer:
     def __cuda_array_interface__(self):
         """Version 3 of the CUDA array interface; absent on memory that CUDA does not reach.
 
-        Its stream is the buffer's own where gpumem has queued work on the bytes, else None.
+        Its stream is the buffer's own if gpumem has queued work on the bytes, else None.
         """
         cdef ResourceBase resource = made(self)
         if resource.memory.device.type != "cuda":
@@ -496,6 +490,20 @@ cdef class Buffer:
         return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
                 "data": (self.address, bool(resource.is_read_only)), "version": 3,
                 "stream": stream if self.queued or self.being_read else None}
+
+
+cdef inline void show_bytes(Py_buffer* view, int flags, uint64_t address, Py_ssize_t* nbytes,
+                            bint read_only) noexcept:
+    # Describes bytes as the buffer protocol wants them. `nbytes` lives as long as the view.
+    view.buf = <void*><uintptr_t>address
+    view.len = nbytes[0]
+    view.readonly = read_only
+    view.itemsize = 1
+    view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+    view.ndim = 1
+    view.shape = nbytes if flags & PyBUF_ND else NULL
+    view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+    view.suboffsets = NULL
 
 
 # The body of Buffer.__dlpack__.
@@ -511,7 +519,7 @@ cdef object buffer_dlpack(Buffer buffer, const DLPackCall* call):
                           "copy=False")
     dlpack_check_stream(device, <object>call.stream)
     if buffer.home.is_read_only and not versioned:
-        raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
+        raise BufferError("read-only memory needs a versioned DLPack capsule: call with "
                           "max_version=(1, 0)")
     if device.device_type == DL_CPU:
         buffer.home.order_view(buffer)
@@ -585,6 +593,7 @@ cdef Lease* buffer_lease(Buffer buffer) except NULL:
     require_open(buffer)
     if buffer.shared == NULL:
         buffer.shared = buffer.resource.lease(buffer)
+        require_memory(buffer.shared != NULL, "sharing a block")
         buffer.shared.uses = buffer.uses
         buffer.uses = NULL
     return buffer.shared
@@ -598,7 +607,7 @@ cdef Lease* buffer_hand_over(Buffer buffer) noexcept:
 
 
 cdef int buffer_note_consumer(Buffer buffer, uint64_t stream) except -1:
-    # A default stream never ends. Another library's memory has an owner who orders its consumers.
+    # A default stream never ends. The owner of another library's memory orders its consumers.
     if (stream <= PER_THREAD_STREAM and not buffer.home.is_foreign
             and stream != (buffer.home.stream_at(buffer.slot) or LEGACY_STREAM)):
         buffer.record_stream(stream)
@@ -635,22 +644,14 @@ cdef class ArrayOwner:
         # A view needs no lease of its own: `view.obj` keeps this object.
         if flags & PyBUF_WRITABLE and self.read_only:
             raise BufferError("this memory is read-only")
-        view.buf = <void*><uintptr_t>self.address
-        view.len = self.nbytes
-        view.readonly = self.read_only
-        view.itemsize = 1
-        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        view.ndim = 1
-        view.shape = &self.nbytes if flags & PyBUF_ND else NULL
-        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
-        view.suboffsets = NULL
+        show_bytes(view, flags, self.address, &self.nbytes, self.read_only)
         view.internal = NULL
         view.obj = self
 
 
 cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only):
     cdef ArrayOwner owner = ArrayOwner.__new__(ArrayOwner)
-    # First: it raises if the buffer is closed, and nothing has to be undone.
+    # This comes first: it raises if the buffer is closed, before anything has to be undone.
     owner.lease = buffer_share(buffer)
     owner.address = address
     owner.nbytes = nbytes
@@ -691,7 +692,7 @@ cdef class Leases:
 
 # ---- the end of a Buffer -------------------------------------------------------------------------
 
-# As Cython's own call of a `__dealloc__`, which saves the exception that is set also where none is.
+# Replaces Cython's call of `__dealloc__`, which saves an exception also where none is set.
 cdef destructor dealloc_object
 
 
@@ -717,13 +718,13 @@ cdef void end(PyObject* self) noexcept:
 dealloc_object = replace_dealloc(<PyTypeObject*>Buffer, dealloc)
 
 
-# ---- what a buffer came from ---------------------------------------------------------------------
+# ---- the resource of a buffer --------------------------------------------------------------------
 
 @cython.no_gc_clear
 cdef class ResourceBase:
-    """What a Buffer needs of the resource that it came from.
+    """The methods that a Buffer calls of its resource.
 
-    Written for resources with a ledger; arenas and adaptors override most of it.
+    They are written for resources with a ledger; arenas and adaptors override most of them.
     """
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
@@ -736,10 +737,10 @@ cdef class ResourceBase:
             return 0
         self.require_own()
         stream_handle(stream, self.driver_device, &handle)
-        if not ledger_find_stream(self.ledger, handle, slot, &vacated):
-            raise MemoryError("out of host memory while recording a stream")
-        # The slot is retained meanwhile: what is released, and a stream's attributes, may run code
-        # of users, which names other streams. From the return to the slot's use no such code runs.
+        require_memory(ledger_find_stream(self.ledger, handle, slot, &vacated),
+                       "recording a stream")
+        # The slot is retained here, because released objects and a stream's attributes may run code
+        # of users, which names other streams. No such code runs from the return to the slot's use.
         try:
             if vacated:
                 release_vacant(self, slot[0])
@@ -757,7 +758,8 @@ cdef class ResourceBase:
 
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1:
         cdef bint is_handle = hasattr(stream, "__index__")  # its owner resets it first
-        # A stream that ends with its object must be kept by that object; any other once is enough.
+        # A stream that ends with its object must be kept by that object; for any other stream the
+        # first object is enough.
         if slot in self.streams and not (isinstance(stream, Stream) and (<Stream>stream).owned):
             return 0
         if self.ledger.is_users and not isinstance(stream, Stream):
@@ -776,12 +778,9 @@ cdef class ResourceBase:
         block.uses = buffer.uses
         block.deferred.run(&block.deferred)
 
-    cdef Lease* lease(self, Buffer buffer) except NULL:
-        cdef Lease* lease = ledger_lease(<LedgerBlock*><uintptr_t>buffer.handle, buffer.address,
-                                         buffer.block_bytes)
-        if lease == NULL:
-            raise MemoryError("out of host memory while sharing a block")
-        return lease
+    cdef Lease* lease(self, Buffer buffer) except? NULL:
+        return ledger_lease(<LedgerBlock*><uintptr_t>buffer.handle, buffer.address,
+                            buffer.block_bytes)
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         lease.stream_slot = slot
@@ -793,8 +792,7 @@ cdef class ResourceBase:
 
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
         cdef bint added
-        if not uses_add(uses, slot, &added):
-            raise MemoryError("out of host memory while recording a stream")
+        require_memory(uses_add(uses, slot, &added), "recording a stream")
         if added:
             ledger_retain_slot(self.ledger, slot)
         return 0
@@ -837,12 +835,12 @@ cdef class ResourceBase:
 
 
 cdef void release_vacant(ResourceBase resource, uint32_t fresh) noexcept:
-    # The objects of the streams that vacant slots, and perhaps the fresh one, named before. They
-    # are let go together, since their end may name streams.
-    cdef list gone = []
+    # Vacant slots, and perhaps the fresh one, named other streams before. Their objects are
+    # released together at the end, because that may run code that names streams.
+    cdef list released = []
     for slot in list(resource.streams):
         if slot == fresh or ledger_is_vacant(resource.ledger, slot):
-            gone.append(resource.streams.pop(slot))
+            released.append(resource.streams.pop(slot))
 
 
 cdef int require_made(ResourceBase resource) except -1:
@@ -856,7 +854,7 @@ cdef int require_made(ResourceBase resource) except -1:
 
 
 cdef int refuse_forgotten(ResourceBase resource) except -1:
-    # An __init__ that was written in Python is one that may forget its base.
+    # Only an __init__ that is written in Python can forget its base.
     if hasattr(type(resource).__init__, "__code__"):
         raise TypeError(f"this {type(resource).__name__} was never initialised: its __init__ calls "
                         "super().__init__(memory)")
@@ -886,7 +884,7 @@ cdef int raise_discarded(object exporter) except -1:
 
 
 cdef tuple this_call(object exporter):
-    # The instruction of Python code that called into C.
+    # Identifies the instruction of Python code that called into C.
     cdef PyObject* frame = <PyObject*>PyEval_GetFrame()
     instruction = -1 if frame == NULL else (<object>frame).f_lasti
     return get_ident(), id(exporter), <uintptr_t>frame, instruction

@@ -1,13 +1,14 @@
-"""The blocks that a resource has handed out: counters, streams, charges, leases, events.
+"""The allocated blocks of a resource: counters, streams, charges, leases, events.
 
-One `BlockLedger` serves every resource whose blocks are taken and freed one by one: a driver's
-pool, an external allocator, a class that users derive from MemoryResource, an adaptor. The resource
-object and every block count a reference to it, so that a view may be dropped when the object is
-gone. What differs between resources is `free`, which frees a block on any thread, with the
-interpreter lock or without, and raises nothing.
+One `BlockLedger` serves every resource that allocates and frees block by block: a driver's pool, an
+external allocator, a class that users derive from MemoryResource, an adaptor. The resource object
+and every block count a reference to it, so that a view may be dropped after the object has ended.
+Resources differ in `free`, which frees a block on any thread, with the interpreter lock or without,
+and raises nothing.
 
-A block goes: `ledger_claim`, `ledger_charge`, then `ledger_deliver` or `ledger_cancel`; once its
-user has freed it, `ledger_return`; once its memory is back where it came from, `ledger_end`.
+The calls for one block are `ledger_claim`, `ledger_charge`, then `ledger_deliver` or
+`ledger_cancel`; when its user frees it, `ledger_return`; when its memory is released to its origin,
+`ledger_end`.
 
 `lock` guards counters, streams and the list of blocks; while it is held there is no driver call, no
 Python object, no wait. A fork's child takes no lock of its parent: check `context_is_dead` first.
@@ -35,26 +36,26 @@ cdef enum:
 
 # Bytes and counts since the start, of one moment.
 cdef struct LedgerCounters:
-    uint64_t live           # blocks handed out, or about to be
+    uint64_t live           # blocks allocated, or about to be
     uint64_t in_use
     uint64_t requested
-    uint64_t waiting        # bytes that users freed and that are not back where they came from
+    uint64_t waiting        # bytes that users freed and that are not released to their origin
     uint64_t max_in_use
     uint64_t max_held       # in use and waiting
     uint64_t max_block
-    uint64_t max_blocks     # handed out at a time
+    uint64_t max_blocks     # allocated at a time
     uint64_t total_bytes    # requested so far
     uint64_t num_allocs
     uint64_t num_frees
     uint64_t num_reserves
     uint64_t num_shrinks
-    uint64_t calls          # to where the memory comes from
+    uint64_t calls          # of the origin of the memory
 
 cdef struct StreamSlot:
     CUstream handle
-    int32_t thread          # whose default stream it is, for PER_THREAD_STREAM; else 0
+    int32_t thread          # that has it as its default stream (PER_THREAD_STREAM); else 0
     bint drained            # reset: its blocks are freed on the default stream; never found again
-    bint vacant             # of no stream now
+    bint vacant             # has no stream now
     uint32_t references     # of blocks that name it, and of calls that are about to
 
 cdef struct BlockLedger:
@@ -62,9 +63,9 @@ cdef struct BlockLedger:
     DeviceContext* context
     Lock lock
     bint closed
-    bint is_users           # of a class that users wrote, whose memory may belong to anyone
+    bint is_users           # of a class that users wrote; its memory may have any owner
     bint default_per_thread     # the default stream is each calling thread's own
-    bint counts_in_use      # a charge ends when the user frees the block, not when it is back
+    bint counts_in_use      # a charge ends when the user frees the block, not at `ledger_end`
     uint64_t limit          # bytes that the resource may hold; 0: it sets none
     uint64_t granule        # alignment that every block has, bytes
     LedgerCounters counters
@@ -75,8 +76,8 @@ cdef struct BlockLedger:
     uint32_t reclaim_at     # slots from which on a new one first vacates unused ones
     size_t block_size       # of the resource's own struct, which begins with a LedgerBlock
     void (*free)(LedgerBlock* block) noexcept nogil
-    void (*end)(BlockLedger* ledger) noexcept nogil     # the last reference is gone; or NULL
-    LedgerBlock* newest     # of the blocks that users have
+    void (*end)(BlockLedger* ledger) noexcept nogil     # runs with the last reference; or NULL
+    LedgerBlock* newest     # of the users' blocks
     EventSource events      # where a recorder is attached; not open for adaptors
     PyObject* kept          # objects that blocks need after the resource object ended; owned
     Retired retired         # in the list of ledgers without references
@@ -86,41 +87,41 @@ cdef struct LedgerBlock:
     BlockLedger* ledger     # counted
     PyObject* owner         # the resource object, owned, where a free needs it; else NULL
     uint64_t base           # address, as its origin knows it
-    uint64_t size           # bytes that its origin was asked for
-    uint64_t requested      # bytes that the user asked for
-    uint64_t charged        # bytes that the account has for it
+    uint64_t size           # bytes requested from its origin
+    uint64_t requested      # bytes that the user requested
+    uint64_t charged        # bytes that the account is charged for it
     uint32_t slot           # stream it is freed on; set by `ledger_move`
     bint persistent
     bint waits              # freed by its user, and counted as waiting
     Uses* uses              # streams recorded for it; NULL: none
-    LedgerBlock* older      # in the list of blocks that users have
+    LedgerBlock* older      # in the list of the users' blocks
     LedgerBlock* newer
     uint64_t number         # of its allocation, from 1
 
 # ---- life of a ledger ----------------------------------------------------------------------------
 
-# Zeros but for these and one reference; `size` is that of a struct that begins with a BlockLedger.
-# NULL: out of host memory.
+# Makes a ledger of zeros with these values and one reference; `size` is that of a struct that
+# begins with a BlockLedger. NULL: out of host memory.
 cdef BlockLedger* ledger_make(size_t size, size_t block_size,
                               void (*free_block)(LedgerBlock*) noexcept nogil,
                               void (*end)(BlockLedger*) noexcept nogil) noexcept nogil
 # Creates its stream slots, with the default stream's; False: out of host memory.
 cdef bint ledger_open_streams(BlockLedger* ledger, CUstream default_stream) noexcept nogil
-# Shows it to recorders and snapshots from now on.
+# Lists it for recorders and snapshots from now on.
 cdef void ledger_open_event_source(BlockLedger* ledger, const char* memory, const char* kind,
                                    const char* name) noexcept nogil
-# The resource object ends, and leaves objects that its blocks need. Nothing to do for NULL.
+# The resource object ends: keeps objects that its blocks need. NULL: does nothing.
 cdef void ledger_keep(BlockLedger* ledger, object kept) noexcept
-# Drops one reference. NULL: nothing to do.
+# Drops one reference. NULL: does nothing.
 cdef void ledger_drop(BlockLedger* ledger) noexcept nogil
-# Frees the ledgers that have no reference any more. With the interpreter lock.
+# Frees the ledgers without references. Caller holds the interpreter lock.
 cdef void ledgers_release_retired() noexcept
-# LEDGER_IN_USE, with nothing changed: users have blocks, or, of a user's class, one is being freed.
+# LEDGER_IN_USE, with nothing changed: users have blocks, or a user's class is freeing one.
 cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil
 
-# ---- a block's way -------------------------------------------------------------------------------
+# ---- the life of a block -------------------------------------------------------------------------
 
-# Counts a block before it is allocated, so that the resource cannot be closed meanwhile.
+# Counts a block before it is allocated, so that the resource cannot be closed until then.
 cdef LedgerStatus ledger_claim(BlockLedger* ledger, uint64_t requested, uint64_t size,
                                uint32_t slot, bint persistent, LedgerBlock** out) noexcept nogil
 # False: the account refuses.
@@ -130,12 +131,12 @@ cdef void ledger_cancel(LedgerBlock* block) noexcept nogil
 cdef void ledger_deliver(LedgerBlock* block) noexcept nogil
 # A lease on a delivered block, which calls `free`; NULL: out of host memory.
 cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes) noexcept nogil
-# Its user has freed it. `waits`: its memory goes back later.
+# Its user has freed it. `waits`: its memory is released to its origin later.
 cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil
-# Makes a stream wait, on the device, for the streams recorded for a block that was freed. With the
-# interpreter lock released: a stream's queue may be full.
+# Makes a stream wait, on the device, for the streams recorded for a freed block. Caller does not
+# hold the interpreter lock, because a stream's queue may be full.
 cdef CUresult ledger_order_uses(LedgerBlock* block, CUstream stream) noexcept nogil
-# Its memory is back. `counted`: the block counts a reference to its ledger.
+# Its memory was released to its origin. `counted`: the block counts a reference to its ledger.
 cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil
 
 # ---- counters ------------------------------------------------------------------------------------
@@ -145,8 +146,8 @@ cdef void ledger_reset_peaks(BlockLedger* ledger) noexcept nogil
 cdef void ledger_count_call(BlockLedger* ledger, uint64_t shrinks) noexcept nogil
 # Reports an event of a block to a recorder; REC_FAILURE: it was refused.
 cdef void ledger_note(LedgerBlock* block, uint32_t kind) noexcept nogil
-# Copies of the blocks that users have, the newest first, `block_size` bytes each, for the caller to
-# free; NULL: out of host memory.
+# Copies the users' blocks, the newest first, `block_size` bytes each, which the caller frees. NULL:
+# out of host memory.
 cdef char* ledger_copy_blocks(BlockLedger* ledger, uint64_t* count) noexcept nogil
 # The fields of Stats that are counted here.
 cdef dict counted_fields(const LedgerCounters* now)
@@ -155,7 +156,7 @@ cdef dict counted_fields(const LedgerCounters* now)
 
 # Finds a stream's slot or makes one, and retains it; each thread's default stream is its own.
 # `vacated`: slots that no block names are vacant now, or this stream's, and the objects that were
-# kept for them are not needed. With the interpreter lock. False: out of host memory.
+# kept for them are not needed. Caller holds the interpreter lock. False: out of host memory.
 cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slot,
                              bint* vacated) noexcept nogil
 cdef void ledger_retain_slot(BlockLedger* ledger, uint32_t slot) noexcept nogil

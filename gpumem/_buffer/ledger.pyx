@@ -29,7 +29,7 @@ from gpumem._support.releases import on_release
 cdef extern from "Python.h" nogil:
     int32_t thread_id "PyThread_get_thread_native_id"() noexcept
 
-# Ledgers without references. What they keep is released with the interpreter lock.
+# Ledgers without references. The objects that they keep are released with the interpreter lock.
 cdef Retired* retired = NULL
 
 
@@ -97,7 +97,7 @@ cdef void ledgers_release_retired() noexcept:
         free(ledger)
 
 
-# What is released may hold arenas.
+# Released objects may hold arenas.
 on_release("callbacks", lambda may_wait: ledgers_release_retired())
 
 
@@ -114,7 +114,7 @@ cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil:
     return status
 
 
-# ---- a block's way -------------------------------------------------------------------------------
+# ---- the life of a block -------------------------------------------------------------------------
 
 cdef LedgerStatus ledger_claim(BlockLedger* ledger, uint64_t requested, uint64_t size,
                                uint32_t slot, bint persistent, LedgerBlock** out) noexcept nogil:
@@ -151,7 +151,7 @@ cdef bint ledger_charge(LedgerBlock* block) noexcept nogil:
 
 
 cdef void uncharge(LedgerBlock* block) noexcept nogil:
-    # A fork's child has an empty budget: the block is its parent's.
+    # A fork's child has an empty budget, because the block is its parent's.
     if block.charged and not context_is_dead(block.ledger.context):
         budget_uncharge(block.ledger.account, block.charged)
     block.charged = 0
@@ -301,15 +301,15 @@ cdef void ledger_note(LedgerBlock* block, uint32_t kind) noexcept nogil:
 
 cdef char* ledger_copy_blocks(BlockLedger* ledger, uint64_t* count) noexcept nogil:
     cdef size_t size = ledger.block_size
-    cdef uint64_t most = ledger_counters(ledger).live + 64      # others allocate meanwhile
-    cdef char* blocks = <char*>calloc(most, size)
+    cdef uint64_t room = ledger_counters(ledger).live + 64      # other threads may allocate
+    cdef char* blocks = <char*>calloc(room, size)
     cdef LedgerBlock* block
     count[0] = 0
     if blocks == NULL:
         return NULL
     lock_acquire(&ledger.lock)
     block = ledger.newest
-    while block != NULL and count[0] < most:
+    while block != NULL and count[0] < room:
         memcpy(blocks + count[0] * size, block, size)
         count[0] += 1
         block = block.older
@@ -414,7 +414,8 @@ cdef void vacate(BlockLedger* ledger, uint32_t slot) noexcept nogil:
 
 
 cdef inline void add_reference(BlockLedger* ledger, uint32_t slot, int32_t count) noexcept nogil:
-    # With the lock. An adaptor's blocks have slots of its upstream, which counts its own block.
+    # Caller holds `lock`. An adaptor's blocks have slots of its upstream, which counts its own
+    # block.
     if ledger.streams != NULL:
         ledger.streams[slot].references += count
 
@@ -440,7 +441,7 @@ cdef bint ledger_is_vacant(BlockLedger* ledger, uint32_t slot) noexcept nogil:
 
 
 cdef void ledger_move(LedgerBlock* block, uint32_t slot) noexcept nogil:
-    # A fork's child frees nothing, and the lock may have been held at the fork.
+    # A fork's child frees nothing, and another thread may have held the lock at the fork.
     if slot == block.slot or context_is_dead(block.ledger.context):
         return
     lock_acquire(&block.ledger.lock)

@@ -23,11 +23,13 @@ from gpumem._buffer.stream cimport order_host_writing, order_stream, Stream, str
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (
-    check, context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
+    context_enter, context_is_dead, context_leave, CUDA_SUCCESS, CUstream, device_enter,
+    DeviceContext,
 )
 from gpumem._support.atomics cimport load32, store32
 from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.lease cimport Lease, lease_create, Uses
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport call_unraisable, defer, Deferred, run_deferred
 from gpumem._support.streams cimport LEGACY_STREAM
 
@@ -52,35 +54,35 @@ cdef void set_resource_hook(int (*function)() except -1) noexcept nogil:
 
 @cython.no_gc_clear
 cdef class MemoryResource(ResourceBase):
-    """Base of everything that hands out `Buffer` objects of one memory.
+    """Base of all resources, which allocate `Buffer` objects of one memory.
 
-    To make one of your own, derive from it and write two methods, `allocate_raw` and
-    `deallocate_raw`; sizes, streams, alignment, statistics, views, their lifetime and the rules at
-    fork and exit come from here.
+    To write a resource, derive from it and define two methods, `allocate_raw` and `deallocate_raw`.
+    The base handles sizes, streams, alignment, statistics, views and their lifetime, and the rules
+    at fork and exit.
 
     Parameters
     ----------
     memory : MemoryInfo, Device or str
-        Where the blocks live. Its `alignment` is what `allocate_raw` promises; its kind says who
-        can reach the blocks, and so which views a Buffer gives.
+        Where the blocks live. `allocate_raw` promises its `alignment`; its kind decides which
+        processors reach the blocks, and so which views a Buffer has.
     name : str, optional
         Name used in error messages and reports; the memory's name by default.
     budget : Budget, optional
-        What its blocks are charged to, before `allocate_raw` is called.
+        The budget that its blocks are charged to, before `allocate_raw` is called.
     count : {"reserved", "in_use"}
-        Until when: until `deallocate_raw` has returned, or until the user has given the block back.
+        The charge ends when `deallocate_raw` has returned, or when the user frees the block.
 
     Attributes
     ----------
     memory : MemoryInfo
     name : str
     budget : Budget or None
-        What it charges.
+        The budget that it charges.
 
     Raises
     ------
     TypeError
-        Of a class that has no `allocate_raw` and `deallocate_raw`, or a second initialisation.
+        The class has no `allocate_raw` or `deallocate_raw`, or this is a second initialisation.
     ValueError
         The memory does not exist here.
 
@@ -109,12 +111,12 @@ cdef class MemoryResource(ResourceBase):
     -----
     The two methods are called with the device of `memory` current. They may be called from any
     thread that runs Python, by several at once. A block whose last view was dropped on another
-    thread goes back soon after, on the main thread or in the next call of this resource.
-    `deallocate_raw` is not called after the interpreter has begun to end, and in a fork's child
-    neither is; the child makes a resource of its own.
+    thread is freed soon after, on the main thread or in the next call of this resource.
+    `deallocate_raw` is not called after the interpreter has begun to end, and neither method in a
+    fork's child, which makes its own resource.
 
-    Python's garbage collector does not see buffers. A resource that keeps buffers of its own closes
-    them; otherwise it and they live until the process ends.
+    Python's garbage collector does not see buffers. A resource that keeps its own buffers must
+    close them; otherwise it and they live until the process ends.
     """
 
     __signature__ = ClassSignature()
@@ -141,7 +143,7 @@ cdef class MemoryResource(ResourceBase):
     @classmethod
     def from_config(cls, memory, config=None, *, budget=None, count="reserved",
                     default_stream=None, name=None):
-        """Make the resource that the settings ask for: an arena, or the driver's pool.
+        """Make the resource that the settings request: an arena, or the driver's pool.
 
         Parameters
         ----------
@@ -151,7 +153,7 @@ cdef class MemoryResource(ResourceBase):
             Settings; a mapping is read by `ArenaConfig.from_mapping`, for this memory. With
             ``use_cuda_mempool`` a `DriverPool` is made (see `PoolConfig.from_arena`).
         budget, count : optional
-            What it charges, and for what: see `Arena` and `DriverPool`.
+            The budget that it charges, and the bytes that count: see `Arena` and `DriverPool`.
         default_stream : stream, optional
             Used where a call names none; None is the device's legacy default stream.
         name : str, optional
@@ -160,8 +162,8 @@ cdef class MemoryResource(ResourceBase):
         Returns
         -------
         Arena or DriverPool
-            An arena also where a pool was asked for and the device has none: the other settings
-            govern it, and a `PoolFallbackWarning` says why.
+            If a pool is requested and the device has none, an arena with the other settings, and a
+            `PoolFallbackWarning` with the reason.
 
         Raises
         ------
@@ -185,7 +187,7 @@ cdef class MemoryResource(ResourceBase):
             memory, config, budget=budget, count=count, default_stream=default_stream, name=name)
 
     def allocate_raw(self, nbytes, stream):
-        """Take a block from wherever the memory comes from; written by a derived class.
+        """Allocate a block; defined by a derived class.
 
         Parameters
         ----------
@@ -210,52 +212,53 @@ cdef class MemoryResource(ResourceBase):
         raise NotImplementedError(f"{type(self).__name__} has no allocate_raw")
 
     def deallocate_raw(self, ptr, nbytes, stream):
-        """Take a block back; written by a derived class. Called once for each block.
+        """Free a block; defined by a derived class. Called once for each block.
 
         Parameters
         ----------
         ptr, nbytes : int
-            What `allocate_raw` returned and was asked for.
+            The address that `allocate_raw` returned, and the bytes that were requested.
         stream : Stream
             Work that was queued on it before now may still use the block. It need not be the
-            stream of the allocation. It waits, on the device, for the streams that
-            `Buffer.record_stream` named.
+            stream of the allocation. It waits, on the device, for the streams of
+            `Buffer.record_stream`.
 
         Notes
         -----
-        Runs inside finalizers: it must not wait. What it raises is reported to
+        It runs inside finalizers, so it must not wait. Its exception is reported to
         ``sys.unraisablehook``, and the block counts as freed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no deallocate_raw")
 
     def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False, transport=None):
-        """Hand out a block.
+        """Allocate a block.
 
         Parameters
         ----------
         nbytes : int or str
-            Size in bytes, or a text such as ``"512MiB"``; 0 gives a valid empty Buffer with
+            Size in bytes, or a text such as ``"512MiB"``; 0 returns a valid empty Buffer with
             pointer 0.
         stream : stream, optional
-            The stream whose work uses the block first, and on which it goes back; None is the
+            Work on this stream uses the block first, and the block is freed on it; None is the
             device's legacy default stream.
         alignment : int, optional
-            Bytes, a power of two up to 2 MiB. Beyond what the memory promises, so much more is
-            asked for.
+            Bytes, a power of two up to 2 MiB. An alignment above that of the memory requests as
+            many bytes more.
         shareable : bool
-            Whether other processes may be given the memory: an `Arena` alone accepts True.
+            Whether other processes may map the memory: only an `Arena` accepts True.
         transport : {None, "ipc"}
-            What must be able to register the memory: an `Arena` alone accepts ``"ipc"``.
+            The transport that must be able to register the memory: only an `Arena` accepts
+            ``"ipc"``.
 
         Returns
         -------
         Buffer
-            Owns the block; dropping or closing it gives the block back.
+            Owns the block; dropping or closing it frees the block.
 
         Raises
         ------
         TypeError, ValueError
-            An argument is invalid, or what `allocate_raw` returned is not an address.
+            An argument is invalid, or `allocate_raw` did not return an address.
         MemoryError
             There is no room; OutOfMemoryError if the size exceeds the address space.
         ConfigError
@@ -280,7 +283,7 @@ cdef class MemoryResource(ResourceBase):
         return serve(self, size, slot, multiple, False)
 
     def allocate_persistent(self, nbytes):
-        """Hand out a long-lived block (weights), on the default stream.
+        """Allocate a long-lived block (weights), on the default stream.
 
         Parameters
         ----------
@@ -297,7 +300,7 @@ cdef class MemoryResource(ResourceBase):
         return serve(self, size, DEFAULT_SLOT, self.alignment, True)
 
     def shrink(self):
-        """Give back what can be spared: here nothing, since nothing is kept.
+        """Release unused memory: here none, because this resource keeps none.
 
         Returns
         -------
@@ -314,10 +317,10 @@ cdef class MemoryResource(ResourceBase):
         return ShrinkReport(0, ())
 
     def reset_stream(self, stream):
-        """Declare a stream drained: its blocks go back on the default stream from now on.
+        """Declare that a stream has no unfinished work; its blocks are freed on the default stream.
 
-        The caller has synchronised the stream. Required before the owner of a stream given as a
-        raw handle destroys it; a stream given as an object is kept alive instead.
+        The caller has synchronised the stream. Call it before the owner of a stream that was given
+        as a raw handle destroys it; a stream that was given as an object is kept alive.
 
         Raises
         ------
@@ -332,7 +335,7 @@ cdef class MemoryResource(ResourceBase):
             self.streams.pop(slot, None)
 
     def stats(self):
-        """Return the counters of this moment as `Stats`; reserved is what is not back yet.
+        """Return the counters of this moment as `Stats`; reserved counts blocks not yet freed.
 
         Raises
         ------
@@ -414,7 +417,7 @@ cdef class MemoryResource(ResourceBase):
         self.finish_close()
 
     def _close_if_idle(self):
-        # For who lets go of it and may not wait: one in use ends when nothing refers to it.
+        # Its caller drops it and may not wait: a resource in use ends without references.
         run_deferred()
         if (self.ledger != NULL and not self.closed
                 and not context_is_dead(&self.driver_device.context)
@@ -442,11 +445,11 @@ cdef class MemoryResource(ResourceBase):
     cdef Buffer obtain(self, uint64_t nbytes):
         return self.allocate(nbytes)
 
-    # ---- what views of a buffer wait for ---------------------------------------------------------
+    # ---- the order of views ----------------------------------------------------------------------
 
     cdef int order_view(self, Buffer buffer) except -1:
-        # What others queued on raw bytes is theirs to wait for: without work of gpumem's own, a
-        # view of a new block must not wait for its stream.
+        # Users wait for their own work on raw bytes: a view of a block that gpumem has queued no
+        # work for must not wait for its stream.
         if buffer.queued == 0 and not buffer.being_read and not self.queued_uses:
             return self.before_cpu(buffer)
         return order_host_writing(buffer)
@@ -454,7 +457,7 @@ cdef class MemoryResource(ResourceBase):
     cdef int order_consumer(self, Buffer buffer, CUstream stream) except -1:
         return order_stream(buffer, stream)
 
-    # ---- one block of a resource with a ledger: here, of a class that users write ----------------
+    # ---- blocks of a user's class; other resources with a ledger override these ------------------
 
     cdef int take_block(self, LedgerBlock* block) except -1:
         block.base = user_allocate(self, block.size, stream_object(self, block.slot))
@@ -500,7 +503,7 @@ cdef int refuse_absurd(object nbytes, object resource) except -2:
     if resource is None:
         raise ValueError(f"invalid nbytes = {nbytes}: expected 0 to 2**63 - 1 bytes")
     try:
-        # Which none serves: its refusal has all other figures.
+        # No resource has that many bytes: its refusal has all other figures.
         resource.allocate(<uint64_t>ABSURD)
     except OutOfMemoryError as error:
         raise OutOfMemoryError.of(replace(
@@ -528,7 +531,7 @@ cdef uint64_t alignment_in(object memory) except? 0:
 # ---- memory of others ----------------------------------------------------------------------------
 
 cdef class BorrowedMemory(MemoryResource):
-    """Base of resources of buffers over memory that something else owns."""
+    """Base of resources of buffers over memory with another owner."""
 
     cdef int borrow(self, object memory, str name, object stream, bint may_have_none,
                     ReleaseOwner release) except -1:
@@ -540,7 +543,7 @@ cdef class BorrowedMemory(MemoryResource):
         self.own = <CUstream><uintptr_t>LEGACY_STREAM
         if stream is not None:
             self.own = self.named(stream)
-            self.store_stream(0, stream)        # kept alive: buffers name its handle
+            self.store_stream(0, stream)        # kept alive, because buffers name its handle
         return 0
 
     cdef CUstream named(self, object stream) except? NULL:
@@ -549,7 +552,7 @@ cdef class BorrowedMemory(MemoryResource):
         return handle if handle != NULL else <CUstream><uintptr_t>LEGACY_STREAM
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
-        # 0: the own stream; 1: any other.
+        # Slot 0 is the own stream, 1 any other.
         slot[0] = 0 if stream is None or self.named(stream) == self.own else 1
         return 0
 
@@ -559,12 +562,9 @@ cdef class BorrowedMemory(MemoryResource):
     cdef void free_buffer(self, Buffer buffer) noexcept:
         self.release(<void*><uintptr_t>buffer.handle)
 
-    cdef Lease* lease(self, Buffer buffer) except NULL:
-        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
-                                         <void*>self.release, release_borrowed)
-        if lease == NULL:
-            raise MemoryError("out of host memory while sharing a buffer")
-        return lease
+    cdef Lease* lease(self, Buffer buffer) except? NULL:
+        return lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
+                            <void*>self.release, release_borrowed)
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         pass
@@ -613,8 +613,7 @@ cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, ui
     cdef int status = ledger_claim(resource.ledger, requested, size, slot, persistent, &block)
     if status == LEDGER_CLOSED:
         raise ClosedError(f"{resource!r} is closed")
-    if status != LEDGER_OK:
-        raise MemoryError("out of host memory while allocating a block's metadata")
+    require_memory(status == LEDGER_OK, "allocating a block's metadata")
     return block
 
 
@@ -648,14 +647,14 @@ cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64
 
 
 cdef object stream_object(MemoryResource resource, uint32_t slot):
-    # Of a user's class: every slot has its Stream, and the default stream is the legacy one. That
+    # Every slot of a user's class has its Stream, and the default stream is the legacy one, which
     # stands for streams that were reset, and for another thread's default stream.
     cdef uintptr_t handle = <uintptr_t>ledger_stream(resource.ledger, slot)
     return resource.streams[slot if handle > LEGACY_STREAM else DEFAULT_SLOT]
 
 
 cdef void free_later(LedgerBlock* block) noexcept nogil:
-    # A user's block whose last view was dropped, perhaps on a thread without the interpreter.
+    # The last view of a user's block was dropped, perhaps on a thread without the interpreter.
     defer(&block.deferred)
 
 
@@ -674,8 +673,8 @@ cdef void free_now(Deferred* work) noexcept:
 
 
 cdef void follow_uses(LedgerBlock* block) noexcept nogil:
-    # The stream that deallocate_raw gets comes after the recorded ones. If the driver cannot order
-    # it, nothing but a wait is right.
+    # The stream that is passed to deallocate_raw is ordered after the recorded streams. If the
+    # driver cannot order it, only a wait is correct.
     cdef DeviceContext* context = block.ledger.context
     if (ledger_order_uses(block, ledger_stream(block.ledger, block.slot)) != CUDA_SUCCESS
             and context_enter(context) == CUDA_SUCCESS):
@@ -686,15 +685,13 @@ cdef void follow_uses(LedgerBlock* block) noexcept nogil:
 cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
                         object default_stream, object budget, object count) except -1:
     cdef CUstream handle = NULL
-    if ledger == NULL:
-        raise MemoryError("out of host memory while allocating a resource's metadata")
+    require_memory(ledger != NULL, "allocating a resource's metadata")
     resource.ledger = ledger
     ledger.context = &resource.driver_device.context
     ledger.account = account_of(budget, count, resource.name, &ledger.counts_in_use)
     resource.budget = budget
     stream_handle(default_stream, resource.driver_device, &handle)
-    if not ledger_open_streams(ledger, handle):
-        raise MemoryError("out of host memory while allocating a resource's metadata")
+    require_memory(ledger_open_streams(ledger, handle), "allocating a resource's metadata")
     if default_stream is not None and not hasattr(default_stream, "__index__"):
         resource.store_stream(DEFAULT_SLOT, default_stream)
     ledger_open_event_source(ledger, str(resource.memory).encode(), kind.encode(),
@@ -703,7 +700,7 @@ cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
 
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1:
-    """Fill in what every resource has; opens the device."""
+    """Set the fields that every resource has; open the device."""
     require_name(name)
     resource.memory = MemoryInfo.parse(memory)
     resource.name = str(resource.memory) if name is None else name
@@ -734,7 +731,7 @@ cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object
 
 cdef int require_raw_methods(object cls, object base) except -1:
     if cls.allocate is not base.allocate:
-        return 0    # it hands out what another resource made
+        return 0    # it returns blocks of another resource
     for method in ("allocate_raw", "deallocate_raw"):
         if getattr(cls, method) is getattr(base, method):
             raise TypeError(f"{cls.__name__} has no {method}: a class of MemoryResource writes "
@@ -745,8 +742,8 @@ cdef int require_raw_methods(object cls, object base) except -1:
 cdef uint64_t user_allocate(MemoryResource resource, uint64_t size, object stream) except 0:
     cdef DeviceContext* context = &resource.driver_device.context
     cdef uint64_t alignment = resource.memory.alignment
-    # Most allocators take memory of the device that is current, not of the stream's.
-    check(context.table, context_enter(context), "cuCtxPushCurrent")
+    # Most allocators allocate on the current device, not on the stream's.
+    device_enter(context, "cuCtxPushCurrent")
     try:
         given = resource.allocate_raw(size, stream)
     finally:

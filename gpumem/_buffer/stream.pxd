@@ -1,7 +1,7 @@
 """Streams, events and graphs, the stream of an argument, and the order of accesses to a buffer.
 
-A buffer's own stream orders all accesses of gpumem to its bytes. Work queued on other streams is
-joined into it, so that a wait for it is a wait for all, and a free on it comes last.
+A buffer's own stream orders all accesses of gpumem to its bytes. It waits for work queued on other
+streams, so that a wait for it is a wait for all, and a free on it is ordered last.
 
 Memory from elsewhere without a stream is not freed on one. Each access that gpumem queues to it is
 noted with an event, and only a later access to the same bytes waits for that event: a copy of a
@@ -20,7 +20,7 @@ cdef class Stream:
     cdef DriverDevice driver_device
     cdef CUstream handle
     cdef bint owned                 # destroy it with this object
-    cdef object owner               # keeps a foreign stream alive
+    cdef object owner               # keeps another library's stream alive
     cdef object __weakref__
     cdef int _wait_event(self, Event event) except -1
 
@@ -33,16 +33,16 @@ cdef class Event:
 # The native handle of None (the legacy default stream), a Stream, an int, or any object with
 # __cuda_stream__ or a framework's stream; a Stream of another device is a ValueError.
 cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* handle) except -1
-# Makes `later` wait, on the device, for what is queued on `earlier`, of the current context.
+# Makes `later` wait, on the device, for work queued on `earlier`, of the current context.
 cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext* there,
                             CUstream later) noexcept nogil
-# Whether what is queued on it now becomes a part of a graph.
+# Whether work queued on it now becomes a part of a graph.
 cdef CUresult stream_is_capturing(DeviceContext* context, CUstream stream,
                                   bint* capturing) noexcept nogil
 cdef bint is_capturing(DriverDevice driver_device, CUstream stream) except -1
 # Whether a stream ends with its object, so that no other object may replace it.
 cdef bint keeps_itself(object stream) noexcept
-# Of a stream object of any library; None where it does not say, as a bare handle.
+# The device of any library's stream object; None if it has none, like a bare handle.
 cdef object device_of_stream(object stream)
 
 # ---- the order of accesses to a buffer -----------------------------------------------------------
@@ -76,7 +76,7 @@ cdef int order_host_slowly(Buffer buffer) except -1
 # In all of these the stream is one of `driver_device`; None is the buffer's own device. Between two
 # drivers, which cannot wait for each other's events, the CPU waits.
 
-# Work queued on `stream` from now on comes after all that the buffer's stream has queued.
+# Orders work queued on `stream` from now on after all work of the buffer's stream.
 cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
 # gpumem has queued a read, or a write, of the bytes on `stream`.
 cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
@@ -84,11 +84,11 @@ cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_devic
 # Around a copy: the same for both buffers, in one step if they share a stream.
 cdef int order_before(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
 cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
-# The CPU may access the bytes at once: their producer has waited.
+# Notes that the CPU may access the bytes at once, because their producer has waited.
 cdef void order_settled(Buffer buffer) noexcept
 # The handle of the buffer's own stream, 1 for the legacy default stream.
 cdef CUstream own_stream(Buffer buffer) noexcept
-# The CPU waits for a stream. Ctrl-C ends the first wait: before it nothing is queued that only its
-# end makes safe. The second one is for what is queued, and goes on to its end.
+# The CPU waits for a stream. Ctrl-C ends the first wait, before which no work is queued that needs
+# the wait to be safe. The second wait is for queued work and always completes.
 cdef int wait_for_stream(DeviceContext* context, CUstream stream) except -1
 cdef int finish_stream(DeviceContext* context, CUstream stream) except -1

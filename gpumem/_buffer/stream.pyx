@@ -11,8 +11,8 @@ from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
     CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
     CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUgraph, CUgraphExec, CUresult, CUstream,
-    CUstreamCaptureStatus, DeviceContext, DriverDevice, synchronize_device, synchronize_event,
-    synchronize_stream,
+    CUstreamCaptureStatus, device_enter, device_leave, DeviceContext, DriverDevice,
+    synchronize_device, synchronize_event, synchronize_stream,
 )
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
@@ -72,8 +72,8 @@ cdef class Stream:
         if not self.owned or context_is_dead(&self.driver_device.context):
             return
         context = &self.driver_device.context
-        # As everywhere here: a driver's call may wait for room in a queue, and the work that it
-        # waits for perhaps for a Python thread.
+        # The interpreter lock is released, as everywhere here: a driver's call may wait for room in
+        # a queue, and work in that queue for a Python thread.
         with nogil:
             if context_enter(context) == CUDA_SUCCESS:
                 context.table.cuStreamDestroy(self.handle)
@@ -116,7 +116,7 @@ cdef class Stream:
         return 0, <uintptr_t>self.handle
 
     def query(self):
-        """Tell whether everything queued so far has finished; never waits."""
+        """Return whether all work queued so far has finished; never waits."""
         cdef DeviceContext* context = enter(self.driver_device, "cuStreamQuery")
         return leave(context, context.table.cuStreamQuery(self.handle), "cuStreamQuery")
 
@@ -134,17 +134,17 @@ cdef class Stream:
         return status != CU_STREAM_CAPTURE_STATUS_NONE
 
     def synchronize(self):
-        """Wait until everything queued so far has finished; Ctrl-C ends the wait."""
+        """Wait until all work queued so far has finished; Ctrl-C ends the wait."""
         require_usable(self.driver_device)
         synchronize_stream(&self.driver_device.context, self.handle)
 
     def record(self, event=None):
-        """Record an event behind everything queued so far and return it.
+        """Record an event after all work queued so far and return it.
 
         Parameters
         ----------
         event : Event, optional
-            To record again, of this device; who waits for its earlier point still waits for that.
+            An event of this device that is recorded again; earlier waits for it keep their point.
             None: a new one.
 
         Raises
@@ -195,13 +195,13 @@ cdef class Stream:
         TypeError
             It is neither.
         ValueError
-            An event of another type of device. What a point raises is its timeline's.
+            An event of another type of device. A point raises the errors of its timeline.
 
         Examples
         --------
         >>> import gpumem
         >>> loader, trainer = gpumem.Stream("host"), gpumem.Stream("host")
-        >>> trainer.wait(loader.record())    # what `trainer` is given now follows what `loader` has
+        >>> trainer.wait(loader.record())    # later work of `trainer` follows that of `loader`
         >>> trainer.synchronize()
         >>> loader.query()
         True
@@ -253,7 +253,7 @@ cdef class Event:
     >>> import gpumem
     >>> stream = gpumem.Stream("host")
     >>> event = stream.record()
-    >>> event.synchronize()              # waits for that point, not for what was queued later
+    >>> event.synchronize()              # waits for that point, not for later work
     >>> event = gpumem.Event("host")
     >>> event.query()                    # never recorded: nothing to wait for
     True
@@ -290,7 +290,7 @@ cdef class Event:
         return <uintptr_t>self.handle
 
     def query(self):
-        """Tell whether the point has been reached; True if it was never recorded."""
+        """Return whether the point has been reached; True if it was never recorded."""
         cdef DeviceContext* context = enter(self.driver_device, "cuEventQuery")
         return leave(context, context.table.cuEventQuery(self.handle), "cuEventQuery")
 
@@ -303,7 +303,8 @@ cdef class Event:
         return f"<gpumem.Event {<uintptr_t>self.handle:#x} on {self.device}>"
 
     def _repr_html_(self):
-        # Not whether it is reached: a query can fail, and invalidates a capture.
+        # The table does not say whether the point is reached: a query can fail, and it invalidates
+        # a capture.
         rows = {"device": str(self.device), "handle": f"{<uintptr_t>self.handle:#x}"}
         return html_table("gpumem.Event", rows)
 
@@ -311,7 +312,7 @@ cdef class Event:
 @cython.final
 @cython.no_gc_clear     # __dealloc__ needs `stream`
 cdef class Graph:
-    """The work that is queued on a stream between `begin` and `end`, to be launched there.
+    """A graph of the work that is queued on a stream between `begin` and `end`, launched there.
 
     Parameters
     ----------
@@ -330,8 +331,8 @@ cdef class Graph:
     def __dealloc__(self):
         if self.stream is None or context_is_dead(&self.stream.driver_device.context):
             return
-        # A launch may still run, and wait for a Python thread. The second call repeats the steps
-        # that the driver refused.
+        # A launch may still run, and wait for a Python thread. The second call repeats steps that
+        # the driver refused.
         with nogil:
             destroy_graph(&self.stream.driver_device.context, &self.graph, &self.ready)
             destroy_graph(&self.stream.driver_device.context, &self.graph, &self.ready)
@@ -423,17 +424,15 @@ def record_all_work(Event event not None):
 cdef DeviceContext* enter(DriverDevice driver_device, str call) except NULL:
     """Make the device of a stream or an event current; `leave` ends that, and reports the call."""
     require_usable(driver_device)
-    check(driver_device.context.table, context_enter(&driver_device.context), call)
+    device_enter(&driver_device.context, call)
     return &driver_device.context
 
 
 cdef bint leave(DeviceContext* context, CUresult code, str call) except -1:
     # Only a query may be "not ready": False. Another code is an error.
-    context_leave(context)
-    if code == CUDA_ERROR_NOT_READY:
-        return False
-    check(context.table, code, call)
-    return True
+    cdef bint is_ready = code != CUDA_ERROR_NOT_READY
+    device_leave(context, code if is_ready else CUDA_SUCCESS, call)
+    return is_ready
 
 
 cdef int require_usable(DriverDevice driver_device) except -1:
@@ -444,7 +443,7 @@ cdef int require_usable(DriverDevice driver_device) except -1:
     return 0
 
 
-# ---- one stream behind another -------------------------------------------------------------------
+# ---- one stream after another --------------------------------------------------------------------
 
 cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext* there,
                             CUstream later) noexcept nogil:
@@ -452,7 +451,7 @@ cdef CUresult stream_follow(DeviceContext* here, CUstream earlier, DeviceContext
     cdef bint earlier_captures = False
     cdef bint later_captures = False
     # A graph under capture cannot wait for work outside of it, and other work cannot wait for a
-    # graph before it is launched: its launch has to be ordered by the caller.
+    # graph before it is launched: the caller orders its launch.
     cdef CUresult code = stream_is_capturing(here, earlier, &earlier_captures)
     if code == CUDA_SUCCESS:
         code = stream_is_capturing(there, later, &later_captures)
@@ -590,9 +589,9 @@ cdef CUstream own_stream(Buffer buffer) noexcept:
 
 
 cdef int order_host_slowly(Buffer buffer) except -1:
-    # Counted before the wait: what another thread queues meanwhile is waited for the next time.
+    # Writes are counted before the wait; the next wait is for those that another thread adds.
     cdef uint32_t seen = buffer.queued
-    require_open(buffer)    # first: nothing is worth a wait if the memory is not there
+    require_open(buffer)    # this comes first: a wait is useless if the memory is not there
     require_alive(&buffer.home.driver_device.context)
     buffer.home.before_cpu(buffer)
     wait_for_stream(&buffer.home.driver_device.context, own_stream(buffer))
@@ -613,7 +612,7 @@ cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device
     for use in uses_of(buffer):
         follow_use(use, driver_device or own, normal(stream))
     if driver_device is not None and driver_device.type != own.type:
-        # The CPU waits below. Nothing is queued yet, so that Ctrl-C may end that wait.
+        # The CPU waits below. No work is queued yet, so Ctrl-C may end that wait.
         wait_for_stream(&own.context, own_stream(buffer))
     return follow(driver_device or own, stream, own, own_stream(buffer))
 
@@ -635,7 +634,7 @@ cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_devic
 
 
 cdef int join(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
-    # Work queued for the buffer from now on comes after the work on `stream`.
+    # Orders later work for the buffer after the work on `stream`.
     if buffer.home.queued_uses is not None:
         return note_use(buffer, driver_device, normal(stream))
     return follow(buffer.home.driver_device, own_stream(buffer), driver_device, stream)
@@ -643,7 +642,7 @@ cdef int join(Buffer buffer, DriverDevice driver_device, CUstream stream) except
 
 cdef int order_before(Buffer dst, Buffer src, CUstream stream,
                       DriverDevice driver_device) except -1:
-    # Of two that share a stream each may have more to wait for, such as its producer.
+    # Each of two buffers that share a stream may have more to wait for, such as its producer.
     order_stream(src, stream, driver_device)
     if are_together(dst, src):
         return dst.home.before_stream(dst, stream, driver_device)
@@ -702,7 +701,7 @@ cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_
     if later_device.type != earlier_device.type:
         return finish_stream(&earlier_device.context, earlier)
     if earlier == <CUstream><uintptr_t>PER_THREAD_STREAM:
-        # Perhaps another thread's: the legacy stream comes after all of those.
+        # It may be another thread's: the legacy stream is ordered after all of those.
         earlier = <CUstream><uintptr_t>LEGACY_STREAM
     with nogil:
         code = context_enter(&earlier_device.context)
@@ -727,7 +726,7 @@ cdef list uses_of(Buffer buffer):
 
 cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
     cdef QueuedUse use = QueuedUse.__new__(QueuedUse)
-    # A graph under capture has done nothing yet: its launch has to be ordered by the caller.
+    # A graph under capture has done no work yet: the caller orders its launch.
     if is_capturing(driver_device, stream):
         return 0
     use.low = buffer.address

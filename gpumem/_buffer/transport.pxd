@@ -1,4 +1,4 @@
-"""What can register a memory or open it from elsewhere."""
+"""Registrations of blocks by transports."""
 
 from gpumem._buffer.buffer cimport Buffer, ResourceBase
 from gpumem._support.lease cimport Lease

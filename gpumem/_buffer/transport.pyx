@@ -1,4 +1,4 @@
-"""What can register a memory or open it from elsewhere: legacy IPC, descriptors, peers, cards."""
+"""How others can register or open a memory: legacy IPC, descriptors, peers, network cards."""
 
 from dataclasses import dataclass
 
@@ -58,18 +58,18 @@ class Transports:
 
 
 def transports(what):
-    """Tell which ways the memory of a buffer, a tensor or an address has to others.
+    """Return how others can reach the memory of a buffer, a tensor or an address.
 
     Parameters
     ----------
     what : Buffer, Tensor or int
-        An int is an address in this process: of memory that the CUDA driver knows, whoever
-        allocated it, or, on a machine without CUDA, that the host device does.
+        An int is an address in this process, of memory that the CUDA driver knows, whichever
+        library allocated it; on a machine without CUDA, that the host device knows.
 
     Returns
     -------
     Transports
-        As the driver answers now: peers may be given access later.
+        As the driver answers now: peers may get access later.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def transports(what):
     if isinstance(what, Buffer):
         buffer = what
         require_block(buffer)
-        # Of the files that are a host's shareable memory the driver knows nothing.
+        # The driver does not know the files that are a host's shareable memory.
         exportable = buffer.home.place_of(buffer) == PLACE_EXPORTABLE
         return ways_of(buffer.address, buffer.home.driver_device, exportable)
     if not is_integer(what, 0, 2**64 - 1):
@@ -139,7 +139,7 @@ cdef object ways_of(uint64_t address, DriverDevice driver_device, bint exportabl
 
 
 cdef list others(str type, uint64_t ordinal):
-    # A device without a context has access to nothing, and a question must not make one.
+    # A device without a context has no access, and a query must not make one.
     return [device for device in devices()
             if device.type == type and device.index != ordinal and device._is_open()]
 
@@ -148,15 +148,15 @@ cdef list others(str type, uint64_t ordinal):
 cdef class Registration:
     """Keeps a block in place while a transport has it registered; made by `Buffer.register`.
 
-    UCX, NCCL and network cards remember addresses: memory that went back to the driver meanwhile
-    gives them stale data, not an error. While this is held, the block is not reused and its memory
-    is not given back, also when its buffer is gone, and `Arena.sleep` refuses unless the block
-    lies in memory that a sleep leaves. Usable in a ``with`` statement.
+    UCX, NCCL and network cards remember addresses: if the memory was released to the driver, they
+    read stale data without an error. While this is held, the block is not reused and its memory is
+    not released, also when its buffer has ended, and `Arena.sleep` refuses unless the block lies in
+    memory that a sleep leaves. Usable in a ``with`` statement.
 
     Attributes
     ----------
     address, nbytes : int
-        What is registered.
+        The registered bytes.
 
     Examples
     --------
@@ -181,7 +181,7 @@ cdef class Registration:
         return self.home is None
 
     def release(self):
-        """Let the block go: the transport has deregistered it. Idempotent."""
+        """Release the block: the transport has deregistered it. Idempotent."""
         end(self)
 
     def __dealloc__(self):
@@ -209,7 +209,7 @@ def register(Buffer buffer not None):
 def hold(Buffer buffer not None):
     """Keep the memory of an open buffer that is not empty: a registration with no transport.
 
-    Whoever made other blocks in that memory holds it, so that it cannot sleep under them.
+    An object that makes other blocks in that memory holds it, so that it cannot sleep under them.
     """
     cdef Registration registration = Registration.__new__(Registration)
     registration.share = buffer_share(buffer)

@@ -36,16 +36,16 @@ cdef enum:
     # Bytes between pageable memory and a device from which several threads and a ring of pinned
     # memory are faster than the driver's own staging (bench/results/copies.md).
     STAGED_FROM = 4 << 20
-    # Driver calls for one copy. Beyond, the CPU packs: a call costs microseconds, and the device's
-    # copy engine is slow with so many small pieces, too.
-    MOST_CALLS = 128
+    # Driver calls for one copy. Above that the CPU packs: a call costs microseconds, and the
+    # device's copy engine is slow with many small pieces, too.
+    MAX_CALLS = 128
     # Bytes between host memories up to which copying takes no longer than queuing the copy
     # (bench/results/copies.md).
     AT_ONCE = 1 << 18
 
 cdef uint64_t staged_from = STAGED_FROM
 
-# One copy, and what is decided about it before anything is queued.
+# One copy, and the decisions about it before work is queued.
 cdef struct Route:
     const Rows* rows
     CUstream stream
@@ -79,15 +79,16 @@ cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origi
 
 cdef int copy_on_own_stream(Buffer dst, Buffer src, DriverDevice driver_device, Route* route,
                             Buffer bound) except -1:
-    # Copy on the own stream of the end that is bound to its device, ordered around the other.
-    cdef CUstream asked = route.stream
-    # That end's stream comes after the stream asked for now, and before its later work at last.
-    order_read(bound, asked, driver_device)
+    # Copies on the own stream of the end that is bound to its device, ordered around the requested
+    # stream.
+    cdef CUstream requested = route.stream
+    # That end's stream is ordered after the requested stream here, and before its later work below.
+    order_read(bound, requested, driver_device)
     route.stream = own_stream(bound)
     try:
         return copy_rows(dst, src, bound.home.driver_device, route)
     finally:
-        order_stream(bound, asked, driver_device)
+        order_stream(bound, requested, driver_device)
 
 
 cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Route* route) except -1:
@@ -103,7 +104,7 @@ cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Route* ro
 # ---- Which device copies, and which ends it reaches ----------------------------------------------
 
 cdef DriverDevice copying_device(Buffer dst, Buffer src, object stream):
-    # Return the device that copies: the stream's, else a GPU, the destination's first.
+    # Returns the device that copies: the stream's, else a GPU, the destination's first.
     cdef DriverDevice driver_device = dst.home.driver_device
     cdef DriverDevice other = src.home.driver_device
     if isinstance(stream, Stream) and (<Stream>stream).driver_device is not driver_device:
@@ -136,9 +137,9 @@ cdef int refuse_captured(Buffer dst, Buffer src, object stream) except -1:
 
 
 cdef Buffer bound_elsewhere(Buffer dst, Buffer src, DriverDevice driver_device):
-    # Return the end that the driver reaches only from another device than `driver_device`, or None.
-    #
-    # Between two such memories the driver copies from any device: the addresses identify them.
+    # Returns the end that the driver reaches only from another device than `driver_device`, or
+    # None. Between two such memories the driver copies from any device: the addresses identify
+    # them.
     cdef bint dst_is_bound = is_devices(dst) and dst.home.driver_device.type == driver_device.type
     cdef bint src_is_bound = is_devices(src) and src.home.driver_device.type == driver_device.type
     if dst_is_bound and src_is_bound and dst.home.driver_device is not src.home.driver_device:
@@ -155,7 +156,7 @@ cdef bint is_cpus(Buffer buffer):
 
 
 cdef bint is_plain(Buffer buffer):
-    # Tell whether it is host memory that gpumem did not allocate, pinned or not.
+    # Returns whether it is host memory that gpumem did not allocate, pinned or not.
     return is_cpus(buffer) and buffer.home.is_foreign
 
 
@@ -171,23 +172,23 @@ cdef int find_ends(Route* route, DriverDevice driver_device, Buffer dst, Buffer 
 
 
 cdef bint is_devices(Buffer buffer):
-    # Tell whether only its own device reaches the memory directly.
+    # Returns whether only its own device reaches the memory directly.
     return (buffer.home.memory.kind is MemoryKind.DEVICE
             or (is_cpus(buffer) and not isinstance(buffer.home, BorrowedMemory)))
 
 
 cdef bint is_reachable(Buffer buffer, DriverDevice driver_device, uint64_t low,
                        uint64_t high) except -1:
-    # Tell whether the device's driver reaches the bytes itself, as it does pinned memory.
+    # Returns whether the device's driver reaches the bytes itself, like pinned memory.
     if buffer.home.driver_device.type == driver_device.type and not is_plain(buffer):
         return True
-    # Host memory that another library may have pinned: look at its first and its last byte.
+    # Another library may have pinned host memory: its first and its last byte are queried.
     return memory_type(driver_device, low) != 0 and memory_type(driver_device, high - 1) != 0
 
 
 cdef bint is_hosts(Buffer buffer, bint is_reachable, DriverDevice driver_device):
-    # Tell whether the driver takes it for memory of the host: pageable, pinned or registered. Of a
-    # host device's memory it does so, too, where another process or a node's processors map it.
+    # Returns whether the driver treats it as memory of the host: pageable, pinned or registered. It
+    # also does so for a host device's memory that another process or a node's processors map.
     if not is_reachable or buffer.home.memory.kind is MemoryKind.HOST_ACCESSIBLE:
         return True
     return is_cpus(buffer) and memory_type(driver_device, buffer.address) == CU_MEMORYTYPE_HOST
@@ -208,15 +209,15 @@ cdef int copy_by_cpu(Buffer dst, Buffer src, const Rows* rows) except -1:
     return 0
 
 
-# ---- By the CPU, in its turn on a stream ---------------------------------------------------------
+# ---- By the CPU, in the order of a stream --------------------------------------------------------
 #
-# A driver's copy from host memory to host memory blocks its caller until the stream has come to it.
+# A driver's copy from host memory to host memory blocks its caller until the stream has reached it.
 # So the stream calls a function that copies. That function calls neither the driver nor the
 # interpreter, and cannot fail: all checks are made, and all memory is allocated, before it is
 # queued.
 
 cdef struct QueuedCopy:
-    Rows rows                   # behind it the source's bytes, if they were taken at the call
+    Rows rows                   # the source's bytes follow, if they were copied at the call
 
 
 cdef int copy_between_hosts(Buffer dst, Buffer src, DriverDevice driver_device,
@@ -237,7 +238,7 @@ cdef int copy_in_turn(Buffer dst, Buffer src, DriverDevice driver_device,
     if is_capturing(driver_device, route.stream):
         # A graph may run any number of times, and owns no copy that the CPU makes.
         box = rows_box(route.rows)
-        if box.calls <= MOST_CALLS:
+        if box.calls <= MAX_CALLS:
             return queue_copy(dst, src, driver_device, route, box)
         return wait_for_stream(&driver_device.context, route.stream)    # refused: it is captured
     if route.waits:
@@ -262,7 +263,7 @@ cdef int copy_in_turn(Buffer dst, Buffer src, DriverDevice driver_device,
 
 
 cdef QueuedCopy* queued_copy(const Route* route) except NULL:
-    # A pageable source may change when the call has returned: its bytes are taken now.
+    # A pageable source may change when the call has returned: its bytes are copied now.
     cdef uint64_t taken = 0 if route.origin_reachable else rows_bytes(route.rows)
     cdef QueuedCopy* queued = <QueuedCopy*>malloc(sizeof(QueuedCopy) + taken)
     cdef uintptr_t behind = <uintptr_t>queued + sizeof(QueuedCopy)
@@ -285,7 +286,7 @@ cdef void run_queued_copy(void* queued) noexcept nogil:
 
 
 cdef bint is_idle_beside(Buffer buffer, DriverDevice driver_device, CUstream stream) noexcept:
-    # Tell whether the buffer's own stream is idle, too, with what its user queued there.
+    # Returns whether the buffer's own stream is idle, too, including work of its user.
     cdef DriverDevice own = buffer.home.driver_device
     if buffer.home.queued_uses:
         return False
@@ -295,7 +296,7 @@ cdef bint is_idle_beside(Buffer buffer, DriverDevice driver_device, CUstream str
 
 cdef bint is_idle(DeviceContext* context, CUstream stream) noexcept:
     cdef CUresult code
-    # Perhaps another thread's default stream: it has no handle here.
+    # It may be another thread's default stream, which has no handle here.
     if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
         return False
     with nogil:
@@ -303,7 +304,7 @@ cdef bint is_idle(DeviceContext* context, CUstream stream) noexcept:
         if code == CUDA_SUCCESS:
             code = context.table.cuStreamQuery(stream)
             context_leave(context)
-    # An error is not idleness: the call that queues the copy reports it.
+    # On an error the stream is not idle: the call that queues the copy reports the error.
     return code == CUDA_SUCCESS
 
 
@@ -321,11 +322,11 @@ cdef CUresult queue_call(DeviceContext* context, CUstream stream, CUhostFn funct
 cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device,
                         Route* route) except -1:
     cdef Box box = rows_box(route.rows)
-    if not gives_access(dst, src, driver_device):
+    if not ensure_access(dst, src, driver_device):
         route.by_peer_copy = True
         box.height = box.depth = -1
         box.calls = rows_bytes(route.rows) // route.rows.width
-    if box.calls <= MOST_CALLS:
+    if box.calls <= MAX_CALLS:
         return queue_copy(dst, src, driver_device, route, box)
     if dst.home.cpu_can_read and src.home.cpu_can_read:
         return copy_in_turn(dst, src, driver_device, route)
@@ -336,10 +337,10 @@ cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device,
     return copy_repacked(dst, src, driver_device, route)
 
 
-cdef bint gives_access(Buffer dst, Buffer src, DriverDevice driver_device) except -1:
-    # Let the device that copies access the other one's memory; tell whether it reaches both ends.
-    # The driver sends a copy in pieces, one for each page, and takes longer between them in a peer
-    # copy than in one that needs access (bench/results/several_gpus.md).
+cdef bint ensure_access(Buffer dst, Buffer src, DriverDevice driver_device) except -1:
+    # Lets the device that copies access the other one's memory; returns whether it reaches both
+    # ends. The driver sends a copy in pieces, one for each page, and is slower between them in a
+    # peer copy than in one with access (bench/results/several_gpus.md).
     if (dst.home.driver_device is src.home.driver_device
             or not is_devices(dst) or not is_devices(src)):
         return True
@@ -356,7 +357,7 @@ cdef int queue_copy(Buffer dst, Buffer src, DriverDevice driver_device, const Ro
     if route.waits:
         wait_for_stream(&driver_device.context, route.stream)
     result = queue_rows(&driver_device.context, route, box)
-    # Also after a failure: the calls before the one that failed are queued.
+    # This also runs after a failure, because the calls before the failed one are queued.
     if route.waits:
         finish_stream(&driver_device.context, route.stream)
     else:
@@ -381,9 +382,9 @@ cdef inline CallResult entered(DeviceContext* context) noexcept nogil:
 
 cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
               bint by_cpu) except -1:
-    # Let both buffers' streams come after the copy, and keep others' memory until it is done. None
-    # is a source whose bytes were taken already.
-    # Memory that another library pinned has no stream here: the caller waits for the copy's stream.
+    # Orders both buffers' streams after the copy, and keeps other owners' memory until it is done.
+    # None is a source that was copied already. Memory that another library pinned has no stream
+    # here: the caller waits for the copy's stream.
     cdef bint order_to = not (route.to_is_temporary and is_pinned_elsewhere(dst, driver_device))
     cdef bint order_origin = src is not None and not is_pinned_elsewhere(src, driver_device)
     try:
@@ -403,17 +404,16 @@ cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* r
 
 
 cdef bint is_freed_early(Buffer buffer, DriverDevice driver_device, bint by_cpu):
-    # Tell whether the memory may be gone before the copy is done. An arena frees in stream order,
-    # and the end of imported memory waits for its own device. Another owner frees at once; so may
-    # the one behind a resource that takes and frees block by block, which only the driver's copies
-    # notice.
+    # Returns whether the memory may be freed before the copy is done. An arena frees in stream
+    # order, and the end of imported memory waits for its own device. Another owner frees at once;
+    # so may the origin of a resource with a ledger, which only orders the driver's copies.
     return (buffer.home.is_foreign or (by_cpu and buffer.home.ledger != NULL)
             or (buffer.home.queued_uses is not None
                 and buffer.home.driver_device is not driver_device))
 
 
 cdef int wait_instead(DriverDevice driver_device, CUstream stream, object refusal) except -1:
-    # The same order, but slower; and not of a stream that captures: it has no work to wait for.
+    # A wait makes the same order, but slower. A stream that captures cannot be waited for.
     try:
         return finish_stream(&driver_device.context, stream)
     except DriverError:
@@ -431,9 +431,10 @@ cdef int copy_with_pageable(Buffer dst, Buffer src, DriverDevice driver_device,
     cdef Box box = rows_box(route.rows)
     cdef End device = END_TO if route.to_reachable else END_ORIGIN
     cdef CallResult result
-    if rows_bytes(route.rows) >= staged_from or box.calls > MOST_CALLS:
+    if rows_bytes(route.rows) >= staged_from or box.calls > MAX_CALLS:
         return copy_staged(dst, src, driver_device, route, device)
-    # Without a stream the caller keeps a source until this returns, which a graph reads later.
+    # Without a stream the caller keeps a source only until this returns, but a graph reads it
+    # later.
     if route.waits and is_capturing(driver_device, route.stream):
         wait_for_stream(&driver_device.context, route.stream)   # refused: it is captured
     order_ends(dst, src, driver_device, route, device)
@@ -450,7 +451,7 @@ cdef int copy_with_pageable(Buffer dst, Buffer src, DriverDevice driver_device,
 
 cdef int order_ends(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
                     End device) except -1:
-    # Wait for the CPU's end here, and for the device's on the stream.
+    # Waits for the CPU's end here, and for the device's on the stream.
     if device == END_TO:
         order_host(src)
         return order_stream(dst, route.stream, driver_device)
@@ -468,7 +469,7 @@ cdef int copy_staged(Buffer dst, Buffer src, DriverDevice driver_device, const R
 
 cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device,
                        const Route* route) except -1:
-    # Copy between two layouts that need too many boxes: by way of packed elements on the host.
+    # Copies between two layouts that need too many boxes, through packed elements on the host.
     cdef uint64_t nbytes = rows_bytes(route.rows)
     cdef void* packed = malloc(nbytes)
     cdef DriverDevice source = src.home.driver_device
@@ -477,8 +478,8 @@ cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device,
     if packed == NULL:
         raise MemoryError(f"out of host memory while repacking {format_size(nbytes)}")
     try:
-        # Each half on its end's own stream. The first half comes after the work of the stream asked
-        # for, and is done when the second begins.
+        # Each half is on its end's own stream. The first half is ordered after the requested
+        # stream, and is done when the second begins.
         order_read(src, route.stream, driver_device)
         half = route.rows[0]
         rows_pack(&half, END_TO, <uintptr_t>packed)
@@ -521,7 +522,7 @@ cdef int stage(DriverDevice driver_device, CUstream stream, const Rows* rows, En
 cdef struct QueuedFill:
     uint64_t address
     int64_t count
-    size_t itemsize             # the element's bytes are behind it
+    size_t itemsize             # the element's bytes follow
 
 
 cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
@@ -530,7 +531,7 @@ cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes elemen
     cdef const uint8_t* value = element
     if count == 0:
         return 0
-    # Host memory without a stream: no driver call, and done when this returns.
+    # Host memory without a stream is filled without a driver call before this returns.
     if stream is None and is_cpus(dst):
         order_host_writing(dst)
         with nogil:
@@ -548,9 +549,9 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
     cdef bint by_cpu
     if stream is not None:
         stream_handle(stream, driver_device, &handle)
-    # Earlier work on the buffer's own stream comes first, and its later work behind the fill.
+    # The fill is ordered after earlier work on the buffer's own stream, and before its later work.
     order_stream(dst, handle)
-    # As between host memories: the driver's own copies would block here.
+    # The driver's own copies would block here, as between host memories.
     by_cpu = (is_hosts(dst, True, driver_device) and not fill_is_word(address, value, itemsize)
               and not is_capturing(driver_device, handle))
     with nogil:
@@ -561,7 +562,7 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
             if result.code == CUDA_SUCCESS:
                 result = fill_queue(context, handle, address, value, itemsize, count)
                 context_leave(context)
-    # Also after a failure: the calls before the one that failed are queued.
+    # This also runs after a failure, because the calls before the failed one are queued.
     order_written(dst, handle)
     if is_freed_early(dst, driver_device, by_cpu):
         keep_until_done(dst, driver_device, handle)
@@ -587,7 +588,7 @@ cdef bint fill_captured(Buffer dst, const Side* to, int ndim, const int64_t* sha
     if not rows_make(&rows, to.address, to.strides, to.address, to.strides, ndim, shape, itemsize,
                      END_TO):
         return True
-    if rows_box(&rows).calls > MOST_CALLS:
+    if rows_box(&rows).calls > MAX_CALLS:
         wait_for_stream(context, handle)    # refused: it is captured
     order_stream(dst, handle)
     with nogil:
@@ -623,7 +624,7 @@ cdef void run_queued_fill(void* work) noexcept nogil:
     free(queued)
 
 
-# ---- Keeping others' memory until a copy that uses it is done ------------------------------------
+# ---- Keeping other owners' memory until a copy that uses it is done ------------------------------
 #
 # The stream calls a function when the copy is done. That function must not call the driver, but the
 # owner of the memory may do so when it is released, or take the interpreter lock. So the function
@@ -635,7 +636,7 @@ cdef struct KeptLease:
 
 
 cdef int keep_until_done(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
-    # Wherever the lease cannot be queued, the CPU waits for the stream instead.
+    # If the lease cannot be queued, the CPU waits for the stream.
     cdef KeptLease* kept = <KeptLease*>malloc(sizeof(KeptLease))
     cdef CUresult code
     if kept == NULL:
@@ -679,14 +680,14 @@ cdef void end_lease(void* kept, int64_t number) noexcept nogil:
     free(kept)
 
 
-# ---- Memory that work of others uses -------------------------------------------------------------
+# ---- Memory that other libraries' work uses ------------------------------------------------------
 
 def order_behind(Buffer buffer not None, Stream stream not None):
-    """Order later work of `stream` after what a buffer's stream has, and what copies use of it.
+    """Order later work of `stream` after work of a buffer's stream, and after copies that use it.
 
-    Where an arena gives access on use, the stream's device gets it. The CPU waits where no event
-    can be: between a GPU and the host device. A stream that is being captured cannot wait for one
-    that is not: its launch is ordered instead.
+    If an arena has peers="on_use", the stream's device gets access. Between a GPU and the host
+    device, which share no events, the CPU waits. A stream that is being captured cannot wait for
+    one that is not: the caller orders its launch.
     """
     cdef DriverDevice own = buffer.home.driver_device
     if own is not stream.driver_device and own.type == stream.driver_device.type:
@@ -701,15 +702,15 @@ def require_usable(Buffer buffer not None):
 
 
 def require_awake(MemoryResource resource not None):
-    """Raise AsleepError if what this thread would be given by a resource now is asleep."""
+    """Raise AsleepError if memory that this thread would allocate from a resource is asleep."""
     resource.require_awake()
 
 
 def retain_until_done(Buffer buffer not None, Stream stream not None):
-    """Retain a buffer's memory until what is queued on `stream` now is done.
+    """Retain a buffer's memory until the work queued on `stream` now is done.
 
-    Nothing waits: a block of the same device is held back by `Buffer.record_stream` when it is
-    freed; memory that others may free at once is kept by a lease, which ends on the stream.
+    This does not wait. A block of the same device is recorded by `Buffer.record_stream`; memory
+    that other owners may free at once is kept by a lease, which ends on the stream.
     """
     if buffer.is_closed or buffer.block_bytes == 0:
         return
@@ -724,7 +725,7 @@ cdef bint is_users(Buffer buffer):
 
 
 def wait_for_releases(bint may_wait=True):
-    # Wait until the leases of copies that are done have ended.
+    # Waits until the leases of completed copies have ended.
     if may_wait:
         with nogil:
             wait_for_detached_jobs()
@@ -734,6 +735,6 @@ on_release("copies", wait_for_releases)
 
 
 def set_staged_from(int64_t nbytes):
-    """Stage pageable copies from so many bytes on, for measurements; -1 restores the default."""
+    """Stage pageable copies of at least `nbytes`, for measurements; -1 restores the default."""
     global staged_from
     staged_from = nbytes if nbytes >= 0 else STAGED_FROM

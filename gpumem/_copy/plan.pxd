@@ -9,8 +9,8 @@ from libc.stdint cimport int64_t, uint64_t, uint8_t
 from gpumem._native.driver cimport CUresult, CUstream, DeviceContext
 
 cdef enum:
-    MOST_DIMS = 64              # NumPy's own limit since 2.0
-    MOST_PITCH = 0x7fffffff     # bytes between rows that a driver's 2-D copy takes
+    MAX_DIMS = 64               # NumPy's own limit since 2.0
+    MAX_PITCH = 0x7fffffff      # bytes between rows that a driver's 2-D copy accepts
 
 cdef enum End:
     END_TO          # the destination
@@ -30,7 +30,7 @@ cdef struct Rows:
     uint64_t origin
     uint64_t width
     int ndim
-    Dim dims[MOST_DIMS]
+    Dim dims[MAX_DIMS]
 
 # The dimensions of a Rows that one driver call covers; -1: none.
 cdef struct Box:
@@ -44,7 +44,7 @@ cdef bint rows_make(Rows* rows, uint64_t to, const int64_t* to_strides, uint64_t
                     int64_t itemsize, End leader) noexcept nogil
 # Changes the leading end; the copy stays the same.
 cdef void rows_lead(Rows* rows, End leader) noexcept nogil
-# Addresses from the lowest byte of one end to behind its highest.
+# Addresses of the lowest byte of one end, and of the byte after its highest.
 cdef void rows_reach(const Rows* rows, End end, uint64_t* low, uint64_t* high) noexcept nogil
 cdef uint64_t rows_bytes(const Rows* rows) noexcept nogil
 # Replaces one end by adjacent bytes at `address`, in the order of the dimensions.
@@ -54,15 +54,15 @@ cdef Box rows_box(const Rows* rows) noexcept nogil
 # Moves both addresses to the next index of the dimensions outside the box; False after the last.
 cdef bint rows_next(Rows* rows, Box box) noexcept nogil
 
-# How a copy is cut into pieces of at most so many bytes: `count` runs of `step` indices of one
-# dimension, for each index of those outside it. The bytes of a row count as a dimension.
+# How a copy is cut into pieces of at most `max_bytes`: runs of `step` indices of one dimension, for
+# each index of the dimensions outside it. The bytes of a row count as a dimension.
 cdef struct Cut:
     int dim
     int64_t step
     int64_t per_run         # pieces in one run of that dimension
     int64_t count           # pieces in all
 
-cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil
+cdef Cut rows_cut(const Rows* rows, uint64_t max_bytes) noexcept nogil
 cdef void rows_piece(const Rows* rows, Cut cut, int64_t number, Rows* piece) noexcept nogil
 # By the CPU, in the calling thread.
 cdef void rows_move(const Rows* rows) noexcept nogil

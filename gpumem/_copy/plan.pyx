@@ -33,7 +33,7 @@ cdef void rows_lead(Rows* rows, End leader) noexcept nogil:
     cdef int i
     for i in range(rows.ndim):
         dim = &rows.dims[i]
-        # A dimension that the leading end walks backwards is walked from its other end by both.
+        # If the leading end walks a dimension backwards, both ends walk it from its other end.
         if step_of(dim, leader) < 0:
             rows.to += (dim.length - 1) * dim.to
             rows.origin += (dim.length - 1) * dim.origin
@@ -49,7 +49,7 @@ cdef inline int64_t step_of(const Dim* dim, End end) noexcept nogil:
 
 
 cdef void sort_dims(Rows* rows, End leader) noexcept nogil:
-    # By insertion: there are few dimensions, mostly in order already.
+    # Insertion sort: there are few dimensions, mostly in order already.
     cdef Dim moved
     cdef int i, j
     for i in range(1, rows.ndim):
@@ -62,7 +62,7 @@ cdef void sort_dims(Rows* rows, End leader) noexcept nogil:
 
 
 cdef bint is_outside(const Dim* a, const Dim* b, End leader) noexcept nogil:
-    # By the leader's strides; the other end decides where the leader's are equal (0, say).
+    # Compares the leader's strides; the other end decides if these are equal, such as 0.
     cdef End other = END_ORIGIN if leader == END_TO else END_TO
     if step_of(a, leader) != step_of(b, leader):
         return step_of(a, leader) > step_of(b, leader)
@@ -111,8 +111,8 @@ cdef void rows_reach(const Rows* rows, End end, uint64_t* low, uint64_t* high) n
 
 
 cdef uint64_t rows_bytes(const Rows* rows) noexcept nogil:
-    # Cannot overflow: the destination has an address for each byte, even where the source repeats
-    # some of its own.
+    # The product cannot overflow: the destination has an address for each byte, even if the source
+    # repeats some of its own.
     cdef uint64_t total = rows.width
     cdef int i
     for i in range(rows.ndim):
@@ -139,11 +139,11 @@ cdef void rows_pack(Rows* rows, End end, uint64_t address) noexcept nogil:
 
 # ---- Boxes ---------------------------------------------------------------------------------------
 
-# A box is width x height x depth bytes. Its rows must not overlap, and its
-# slices must be whole rows apart, on both sides: that is what pitched copies can express.
+# A box is width x height x depth bytes. Its rows must not overlap, and its slices must be whole
+# rows apart, on both sides: pitched copies can express no other boxes.
 
 cdef inline bint is_pitch(const Rows* rows, int64_t stride) noexcept nogil:
-    return <int64_t>rows.width <= stride <= MOST_PITCH
+    return <int64_t>rows.width <= stride <= MAX_PITCH
 
 
 cdef inline bint is_height(const Rows* rows, const Dim* dim) noexcept nogil:
@@ -212,19 +212,19 @@ cdef bint rows_next(Rows* rows, Box box) noexcept nogil:
 
 # ---- Pieces --------------------------------------------------------------------------------------
 
-cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil:
+cdef Cut rows_cut(const Rows* rows, uint64_t max_bytes) noexcept nogil:
     # The outermost dimension of which one index still fits, so that pieces are more than half full.
     cdef Cut cut
     cdef uint64_t inside = rows.width
     cdef int64_t length
     cdef int i
-    if rows.width > most_bytes:     # a single row is too long: cut it by bytes
+    if rows.width > max_bytes:     # a single row is too long: cut it by bytes
         cut.dim = rows.ndim
-        cut.step = most_bytes
+        cut.step = max_bytes
         length = rows.width
     else:
         cut.dim = rows.ndim - 1
-        while cut.dim > 0 and inside * rows.dims[cut.dim].length <= most_bytes:
+        while cut.dim > 0 and inside * rows.dims[cut.dim].length <= max_bytes:
             inside *= rows.dims[cut.dim].length
             cut.dim -= 1
         if cut.dim < 0:             # one row, and it fits
@@ -233,7 +233,7 @@ cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil:
             length = rows.width
         else:
             length = rows.dims[cut.dim].length
-            cut.step = min(length, <int64_t>(most_bytes // inside))
+            cut.step = min(length, <int64_t>(max_bytes // inside))
     # The last piece of a run may be shorter; runs are not joined, so a piece is in one run.
     cut.per_run = (length + cut.step - 1) // cut.step
     cut.count = cut.per_run
@@ -347,7 +347,7 @@ cdef CallResult queue_line(DeviceContext* context, CUstream stream,
 
 cdef CallResult queue_2d(DeviceContext* context, CUstream stream, const Rows* rows,
                          const Dim* height) noexcept nogil:
-    # Unified: the driver finds out from the addresses which memory each end is.
+    # Unified means that the driver finds the memory of each end by its address.
     cdef CUDA_MEMCPY2D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
@@ -363,7 +363,8 @@ cdef CallResult queue_2d(DeviceContext* context, CUstream stream, const Rows* ro
 
 cdef CallResult queue_3d(DeviceContext* context, CUstream stream, const Rows* rows,
                          const Dim* height, const Dim* depth) noexcept nogil:
-    # As above; a slice is `depth` bytes from the next, which the driver wants in rows.
+    # Unified, as above. The distance of two slices is `depth` bytes, which the driver wants in
+    # rows.
     cdef CUDA_MEMCPY3D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
@@ -418,7 +419,7 @@ cdef CallResult fill_queue(DeviceContext* context, CUstream stream, uint64_t add
 
 cdef CallResult spread_queue(DeviceContext* context, CUstream stream,
                              const Rows* rows) noexcept nogil:
-    # Doubled, too, from the inside: what a dimension has so far is copied behind itself.
+    # From the inside, the written part of each dimension is doubled by a copy of itself.
     cdef CallResult last = call_result(CUDA_SUCCESS, "")
     cdef Rows part = rows[0]
     cdef const Dim* dim
@@ -461,7 +462,7 @@ cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,
     if is_one_byte(value, itemsize):
         memset(address, value[0], total)
         return
-    # Doubled, too: a few long copies instead of `count` short ones.
+    # The written part is doubled: a few long copies instead of `count` short ones.
     memcpy(address, value, itemsize)
     while done < total:
         part = min(done, total - done)
@@ -470,7 +471,7 @@ cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,
 
 
 cdef bint is_one_byte(const uint8_t* value, size_t itemsize) noexcept nogil:
-    # So zeros of every type are one memset.
+    # Zeros of every type are then one memset.
     cdef size_t i
     for i in range(1, itemsize):
         if value[i] != value[0]:

@@ -18,13 +18,13 @@ cdef struct Ring:
     uint64_t slot_bytes
     int slots
 
-# The ring for a copy of so many bytes; `ring_bytes` of memory hold it.
+# The ring for a copy of `nbytes`; it needs `ring_bytes` of memory.
 cdef Ring ring_for(uint64_t nbytes) noexcept nogil
 cdef uint64_t ring_bytes(Ring ring) noexcept nogil
 # From the device's staging arena; None if the driver has no pinned memory, or other copies use it.
 cdef Buffer ring_memory(DriverDevice driver_device, object nbytes)
-# `device` is the end that the driver reaches, and the leading end of the rows. The copy comes after
-# work that is queued on the stream. After a failure part of the destination may be written, and
+# `device` is the end that the driver reaches, and the leading end of the rows. The copy is ordered
+# after work queued on the stream. After a failure part of the destination may be written, and
 # neither the ring nor the program's memory is in use any more.
 cdef CallResult rows_stage(DeviceContext* context, CUstream stream, const Rows* rows, End device,
                            Ring ring) noexcept nogil

@@ -21,7 +21,7 @@ cdef extern from "workers.h" nogil:
     ctypedef struct WorkBatch:
         pass
     enum:
-        MOST_WORKERS
+        MAX_WORKERS
     int batch_begin(WorkBatch* batch, void* work)
     void batch_end(WorkBatch* batch)
     void batch_add(WorkBatch* batch, WorkJob* job, int64_t number,
@@ -32,18 +32,18 @@ cdef extern from "workers.h" nogil:
     int worker_cpus()
 
 cdef enum:
-    MOST_SLOTS = 64
-    LEAST_SLOT = 1 << 16    # bytes
+    MAX_SLOTS = 64
+    MIN_SLOT = 1 << 16    # bytes
     # On the H200's machine six threads saturate its link in both directions; more slow small copies
     # down (bench/results/copies.md). Half of the CPUs are left to the program.
-    MOST_THREADS = 6
+    MAX_THREADS = 6
     # Bytes of a copy between host memories: below, waking threads costs more than they save.
     TOGETHER_FROM = 8 << 20
-    MOST_JOBS = 32
-    LEAST_JOB = 1 << 16     # bytes
+    MAX_JOBS = 32
+    MIN_JOB = 1 << 16     # bytes
 
-# Bytes of a slot: large enough that a driver call costs little beside it, small enough that the
-# first and the last piece, which nothing overlaps, do too (bench/results/copies.md).
+# Bytes of a slot: large enough that a driver call costs little in comparison, small enough that the
+# first and the last piece, which overlap with no other, cost little too (bench/results/copies.md).
 SLOT_BYTES = 2 << 20
 # Slots on the bus at once: one is transferred, the others keep the bus busy until the calling
 # thread queues the next.
@@ -61,9 +61,9 @@ cdef struct Staged:
     Ring ring
     Cut cut
     WorkBatch batch
-    WorkJob jobs[MOST_SLOTS]
-    bint busy[MOST_SLOTS]           # its job was queued and not yet waited for
-    CUevent events[MOST_SLOTS]      # the slot's latest transfer
+    WorkJob jobs[MAX_SLOTS]
+    bint busy[MAX_SLOTS]           # its job was queued and not yet waited for
+    CUevent events[MAX_SLOTS]      # the slot's latest transfer
     int event_count
     DeviceContext* context
     CUstream stream
@@ -73,13 +73,13 @@ cdef struct Staged:
 
 cdef Ring ring_for(uint64_t nbytes) noexcept nogil:
     cdef Ring ring
-    cdef uint64_t slots = min(worker_threads() + in_flight, MOST_SLOTS)
+    cdef uint64_t slots = min(worker_threads() + in_flight, MAX_SLOTS)
     ring.address = 0
     # A small copy is cut into as many pieces as there are slots, so that all threads have work.
     ring.slot_bytes = slot_bytes
-    while ring.slot_bytes > LEAST_SLOT and ring.slot_bytes * slots > nbytes:
+    while ring.slot_bytes > MIN_SLOT and ring.slot_bytes * slots > nbytes:
         ring.slot_bytes //= 2
-    # One more than the division: pieces end at whole rows, and seldom fill their slots.
+    # One more than the division, because pieces end at whole rows, and seldom fill their slots.
     ring.slots = min(slots, nbytes // ring.slot_bytes + 1)
     return ring
 
@@ -133,8 +133,8 @@ cdef CallResult copy_to_device(Staged* staged) noexcept nogil:
 
 
 cdef CallResult copy_from_device(Staged* staged) noexcept nogil:
-    # The other way round: this thread queues transfers into free slots, workers empty each slot
-    # once its transfer is over. The last `lag` rounds only empty slots.
+    # This thread queues transfers into free slots, and workers empty each slot after its transfer.
+    # The last `lag` rounds only empty slots.
     cdef CallResult result = call_result(CUDA_SUCCESS, NULL)
     cdef int lag = min(in_flight, staged.ring.slots - 1)
     cdef int64_t number, sent
@@ -153,7 +153,7 @@ cdef CallResult copy_from_device(Staged* staged) noexcept nogil:
 
 
 cdef CallResult drain(Staged* staged, CallResult result) noexcept nogil:
-    # Wait until neither workers nor the device use the ring; an earlier failure is reported.
+    # Waits until neither workers nor the device use the ring; an earlier failure is reported.
     cdef CUresult code
     cdef int slot
     for slot in range(staged.ring.slots):
@@ -184,7 +184,8 @@ cdef void finish_job(Staged* staged, int64_t number) noexcept nogil:
 
 
 cdef void run_job(void* work, int64_t number) noexcept nogil:
-    # In a worker: copies one piece between the slot, which takes the device's end, and the program.
+    # Runs in a worker: copies one piece between the program's memory and the slot, which replaces
+    # the device's end.
     cdef const Staged* staged = <const Staged*>work
     cdef Rows piece
     rows_piece(staged.rows, staged.cut, number, &piece)
@@ -193,7 +194,7 @@ cdef void run_job(void* work, int64_t number) noexcept nogil:
 
 
 cdef CallResult queue_transfer(Staged* staged, int64_t number) noexcept nogil:
-    # The slot takes the program's end.
+    # The slot replaces the program's end.
     cdef Rows piece
     cdef CallResult result
     rows_piece(staged.rows, staged.cut, number, &piece)
@@ -251,8 +252,8 @@ def staging_arena(device):
     arena = arenas.get(device)
     if arena is None or arena.closed or context_is_dead(&arena.driver_device.context):
         memory = MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
-        # It waits for nothing: dropped pinned memory goes back only when the device is idle, and
-        # whoever gets no ring goes the slower way.
+        # It does not wait, because dropped pinned memory is released only when the device is idle,
+        # and a copy without a ring has a slower way.
         arena = arenas[device] = Arena(memory, {"max_mem": STAGING_LIMIT, "oom_wait_ms": 0},
                                        name=f"staging for {device}")
     return arena
@@ -267,14 +268,14 @@ cdef struct SharedCopy:
 
 cdef void rows_move_together(const Rows* rows) noexcept nogil:
     cdef int64_t total = rows_bytes(rows)
-    cdef WorkJob jobs[MOST_JOBS]
+    cdef WorkJob jobs[MAX_JOBS]
     cdef WorkBatch batch
     cdef SharedCopy shared
     cdef int64_t i
     shared.rows = rows
     # Pieces are more than half full, so there are fewer than twice as many as their size suggests.
-    shared.cut = rows_cut(rows, max(total // (MOST_JOBS // 2 - 1), LEAST_JOB))
-    if (total < TOGETHER_FROM or worker_threads() == 1 or shared.cut.count > MOST_JOBS
+    shared.cut = rows_cut(rows, max(total // (MAX_JOBS // 2 - 1), MIN_JOB))
+    if (total < TOGETHER_FROM or worker_threads() == 1 or shared.cut.count > MAX_JOBS
             or batch_begin(&batch, &shared) != 0):
         rows_move(rows)
         return
@@ -293,7 +294,7 @@ cdef void move_piece(void* work, int64_t number) noexcept nogil:
 
 
 cdef int worker_threads() noexcept nogil:
-    return threads_wanted if threads_wanted else max(1, min(worker_cpus() // 2, MOST_THREADS))
+    return threads_wanted if threads_wanted else max(1, min(worker_cpus() // 2, MAX_THREADS))
 
 
 cdef void detach_job(WorkJob* job, void* work,
@@ -310,15 +311,15 @@ cdef void wait_for_detached_jobs() noexcept nogil:
 def set_pipeline(int nbytes, int flight):
     """Set the bytes of a slot and the slots on the bus at once, for measurements."""
     global slot_bytes, in_flight
-    if not LEAST_SLOT <= nbytes <= 1 << 30 or not 1 <= flight < MOST_SLOTS // 2:
+    if not MIN_SLOT <= nbytes <= 1 << 30 or not 1 <= flight < MAX_SLOTS // 2:
         raise ValueError(f"slots of {nbytes!r} bytes with {flight!r} in flight: expected from "
-                         f"{LEAST_SLOT} to {1 << 30} bytes, and from 1 to {MOST_SLOTS // 2 - 1}")
+                         f"{MIN_SLOT} to {1 << 30} bytes, and from 1 to {MAX_SLOTS // 2 - 1}")
     slot_bytes, in_flight = nbytes, flight
 
 
 def set_threads(int count):
-    """Let so many threads copy, for measurements; 0 restores the default."""
+    """Copy with `count` threads, for measurements; 0 restores the default."""
     global threads_wanted
-    if not 0 <= count <= MOST_WORKERS:
-        raise ValueError(f"count {count!r} is not an integer from 0 to {MOST_WORKERS}")
+    if not 0 <= count <= MAX_WORKERS:
+        raise ValueError(f"count {count!r} is not an integer from 0 to {MAX_WORKERS}")
     threads_wanted = count

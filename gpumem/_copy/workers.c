@@ -148,7 +148,8 @@ static void queue_job(WorkJob *job, int threads) {
     last_job = job;
     __atomic_add_fetch(&waiting_jobs, 1, __ATOMIC_RELAXED);
     if (waiting_jobs > spinning_workers) {
-        if (waiting_jobs > spinning_workers + sleeping_workers && worker_count < threads && worker_count < MOST_WORKERS)
+        if (waiting_jobs > spinning_workers + sleeping_workers && worker_count < threads &&
+            worker_count < MAX_WORKERS)
             start_worker();
         pthread_cond_signal(&work_added);
     }

@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
-enum { MOST_WORKERS = 16 }; /* threads */
+enum { MAX_WORKERS = 16 }; /* threads */
 
 /* Jobs that one caller waits for. */
 typedef struct WorkBatch {

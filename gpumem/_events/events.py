@@ -7,14 +7,14 @@ The file, version 1. Everything is little-endian. A header of 96 bytes::
     12  4   bytes of a slot, 48
     16  8   when the recording began: nanoseconds since 1970, UTC
     24  8   process id
-    32  8   number of slots, once the recording has ended; 0: it goes on, or was killed
+    32  8   number of slots, once the recording has ended; 0: it continues, or was killed
     40  8   number of events that could not be written, so far: the disk is full
     48  48  zero
 
 Slots of 48 bytes follow until the end of the file. Where there are fewer than the header says, the
 file was cut; files from before the number was written have 0. A slot of kind 0 was begun and never
 finished (its writer was killed), or the file was cut before it while it was recorded.
-Bytes at the end that do not fill a slot are the rest of a slot. Readers skip both. A slot is an
+Bytes at the end that do not fill a slot are a part of a slot. Readers skip both. A slot is an
 event::
 
     0   8   time, nanoseconds since the recording began
@@ -23,7 +23,7 @@ event::
     24  6   bytes of the block
     30  2   number of the resource
     32  8   handle of the stream; of a move the address that the page left, in older files 0; of
-            reserve and release 1 if the memory woke or went to sleep, else 0
+            reserve and release 1 if the memory woke or fell asleep, else 0
     40  1   kind
     41  1   number of the framework that called, 0: none
     42  2   number of the thread
@@ -43,7 +43,7 @@ kind    action              what happened
 8       move                a page was moved to the address: mapped there, or its old mapping there
                             is in use again
 9       shrink              a shrink has released the requested bytes
-10      reset               the stream was declared drained
+10      reset               the stream was declared to have no unfinished work
 255     (a part of a name)  below
 ======  ==================  ======================================================================
 
@@ -236,7 +236,7 @@ class AllocationEvent:
         Bytes of the block, padding included; of a failure the arena's status.
     stream : int
         Handle of the stream; of a move the address that the page left, 0 where an older file does
-        not tell it; of ``"reserve"`` and ``"release"`` 1 if the memory woke or went to sleep.
+        not have it; of ``"reserve"`` and ``"release"`` 1 if the memory woke or fell asleep.
     thread : int
         The system's id of the thread; 0 if it is not known.
     tag : str or None
@@ -282,7 +282,7 @@ class AllocationEvent:
         rows["resource"] = " ".join((self.resource.memory, self.resource.kind, self.resource.name))
         rows |= {name: f"{getattr(self, name):#x}" for name in ("address", "stream")}
         rows["nbytes"] = format_size(self.nbytes)
-        if self.action != "failure":  # of which it is a status
+        if self.action != "failure":  # for a failure it is a status
             rows["allocated_nbytes"] = format_size(self.allocated_nbytes)
         rows["stack"] = ", ".join(f"{name} ({file}:{line})" for file, line, name in self.stack)
         return html_table("gpumem.observe.AllocationEvent", rows)
@@ -385,7 +385,7 @@ _UNKNOWN_RESOURCE = RecordedResource("", "", "")
 
 
 def read(path: str | os.PathLike[str]) -> Events:
-    """Read a file of recorded events, whether its recording ended, goes on or was killed.
+    """Read a file of recorded events; its recording may have ended, continue or have been killed.
 
     Parameters
     ----------
@@ -438,9 +438,9 @@ def parse(data: bytes) -> Events:
         )
     whole = (len(data) - HEADER_BYTES) // SLOT_BYTES
     slots = np.frombuffer(data, _SLOT, whole, HEADER_BYTES)
-    # Zeros after the last event are reserved room; anything else was an event.
-    rest = any(data[HEADER_BYTES + whole * SLOT_BYTES :])
-    cut = max(rest, int.from_bytes(data[32:40], "little") - whole)
+    # Zeros after the last event are reserved room; other bytes were an event.
+    is_torn = any(data[HEADER_BYTES + whole * SLOT_BYTES :])
+    cut = max(is_torn, int.from_bytes(data[32:40], "little") - whole)
     return events_of(
         slots,
         names_of(slots),
@@ -530,7 +530,7 @@ def text_of_live(resource: RecordedResource, blocks: Iterable[Block]) -> str:
 
 
 def _live_of(text: str) -> list[tuple[RecordedResource, Block]]:
-    """Read live blocks; a text that is cut or holds something else gives none."""
+    """Read live blocks; none of a text that is cut or has another form."""
     found = []
     try:
         memory, kind, name, rows = json.loads(text)
@@ -550,7 +550,7 @@ def _live_of(text: str) -> list[tuple[RecordedResource, Block]]:
 
 
 def stack_of(text: str) -> tuple[Frame, ...]:
-    """Read a stack; a text that is cut or is not a stack gives no frames."""
+    """Read a stack; no frames of a text that is cut or is not a stack."""
     try:
         frames = json.loads(text)
         return tuple(Frame(str(file), int(line), str(name)) for file, line, name in frames)

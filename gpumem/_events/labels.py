@@ -27,9 +27,9 @@ _open_labels = _OpenLabels()
 def tag(name: str) -> Iterator[None]:
     """Label the allocations of the calling thread inside a block, in events and snapshots.
 
-    Labels can be nested; the innermost counts, which is the last one that was entered and is not
-    left yet. Blocks keep their labels only while something is recorded. A label does not decide
-    what sleeps: `Arena.tag` does, and sets the label of its name, too.
+    Of nested labels the innermost applies: the last one that was entered and is not left yet.
+    Blocks keep their labels only while something is recorded. A label does not decide what sleeps:
+    `Arena.tag` does, and sets the label of its name, too.
 
     Parameters
     ----------

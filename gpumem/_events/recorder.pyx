@@ -65,7 +65,7 @@ cdef extern from "<dlfcn.h>" nogil:
 cdef enum:
     MAX_NUMBERS = 65535
     WORDS = 6                   # of one event in a ring
-    MAX_NATIVE = 32            # native frames of one stack, ours included
+    MAX_NATIVE = 32             # native frames of one stack, gpumem's included
     OWN_FRAMES = 4              # native frames between an allocator and backtrace()
 
 # Running recordings. A new name is written into each of them, under the lock.
@@ -150,8 +150,8 @@ cdef class framework_events:
 
 # ---- stacks --------------------------------------------------------------------------------------
 
-cdef void listen_for_stacks():
-    # Under the lock. Stacks are sampled only while a recording has them enabled.
+cdef void enable_stacks():
+    # Caller holds `lock`. Stacks are sampled only while a recording has them enabled.
     wanted = any((<RecorderHandle>each).recorder.sampling for each in active)
     if wanted:
         recorder_set_stacks(number_stack)
@@ -171,7 +171,7 @@ cdef uint16_t number_stack(int native) noexcept nogil:
 cdef uint16_t number_frames(int native) noexcept:
     cdef Stack stack
     cdef const KnownStack* known
-    cdef uint64_t told = begun
+    cdef uint64_t seen = begun
     cdef uint16_t number
     if PyErr_Occurred() != NULL:
         return 0                # an exception is being propagated
@@ -182,11 +182,11 @@ cdef uint16_t number_frames(int native) noexcept:
         if stack_add_frames(&stack) == 0:
             return 0
         known = stack_find(&known_stacks, &stack)
-        if known != NULL and known.begun == told:
+        if known != NULL and known.begun == seen:
             return known.number
-        # Python code may run in here, and other threads: they may note this stack, too.
+        # Python code and other threads may run here, and may number this stack, too.
         number = stacks.number(text_of(&stack))
-        stack_keep(&known_stacks, &stack, number, told)
+        stack_keep(&known_stacks, &stack, number, seen)
         return number
     except BaseException as error:
         interrupt_again(error)
@@ -274,7 +274,7 @@ cdef class RecorderHandle:
             recorder_free(self.recorder)
 
     def begin(self, resources):
-        """Attach to resources, or with None to all; raise InUseError where another one is."""
+        """Attach to resources, None to all; raise InUseError if one has another recorder."""
         global begun
         cdef EventSource* source
         cdef int code = 0
@@ -286,7 +286,7 @@ cdef class RecorderHandle:
                 self.define(REC_FRAMEWORKS, number, text)
             active.append(self)
             begun += 1
-            listen_for_stacks()
+            enable_stacks()
         self.running = True
         self.keys = None if resources is None else set()
         for resource in (None,) if resources is None else resources:
@@ -306,7 +306,7 @@ cdef class RecorderHandle:
         self.running = False
         with lock:
             active.remove(self)
-            listen_for_stacks()
+            enable_stacks()
         if self.recorder.generation == process.generation:
             with nogil:
                 recorder_end(self.recorder)
@@ -332,7 +332,7 @@ cdef class RecorderHandle:
             recorder_define(self.recorder, what, number, encoded, len(encoded))
 
     def read_ring(self, rows):
-        """Copy the events that a ring holds, the oldest first; returns how many.
+        """Copy the events that a ring holds, the oldest first; return their number.
 
         `rows` has six words for each slot of the ring.
         """

@@ -1,4 +1,4 @@
-"""Which event source a resource has: what is recorded of it, and shown in snapshots."""
+"""The event source of a resource, for recordings and snapshots."""
 
 from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport MemoryResource
@@ -6,7 +6,7 @@ from gpumem._native.arena.api cimport arena_events
 from gpumem._support.events cimport EventSource
 
 
-# NULL: it was never initialised, or is none of gpumem's.
+# NULL: it was never initialised, or is not a resource of gpumem's.
 cdef inline EventSource* find_source(object resource) noexcept:
     if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
         return arena_events((<GraphPool>resource).core)

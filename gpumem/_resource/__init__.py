@@ -1,5 +1,5 @@
-"""Resources that hand out buffers: the driver's pools and external allocators.
+"""Resources that allocate block by block: the driver's pools and external allocators.
 
-``arena`` is what `gpumem.Arena` is made of above C. The base of all resources and the ledger of
-their blocks are in ``_buffer``, adaptors in ``gpumem.adaptors``.
+The base of all resources and the ledger of their blocks are in ``_buffer``, adaptors in
+``gpumem.adaptors``, `gpumem.Arena` in ``_arena``.
 """

@@ -10,12 +10,12 @@ ctypedef void* (*ExternalAlloc)(size_t) noexcept nogil
 ctypedef void (*ExternalFree)(void*) noexcept nogil
 ctypedef void (*ExternalEmptyCache)() noexcept nogil
 
-# Of each pair one is set: the C function, or the Python callable (borrowed: the resource object
-# owns it, which every block keeps whose free calls it).
+# One of each pair is set: the C function, or the Python callable. The callable is borrowed from the
+# resource object, which is kept by every block that is freed by a callable.
 cdef struct ExternalCore:
     BlockLedger ledger          # first: a pointer to one is a pointer to the other
     uint64_t alignment          # bytes, that every address is a multiple of
-    # Every block that the other side has not got back, a treap by address: none overlaps another.
+    # Every block that is not freed by a callback yet, a treap by address: none overlaps another.
     # `ledger.lock` guards it.
     ExternalBlock* held
     ExternalFree free
@@ -25,7 +25,7 @@ cdef struct ExternalCore:
 
 cdef struct ExternalBlock:
     LedgerBlock block           # first
-    CUevent event               # behind the work it waits for; NULL: none
+    CUevent event               # recorded after the work it waits for; NULL: none
     ExternalBlock* lower        # in `held`: its children
     ExternalBlock* higher
 

@@ -10,9 +10,9 @@ from gpumem._buffer cimport (
     LedgerBlock, LedgerCounters, MemoryResource, resource_begin, resource_init,
 )
 from gpumem._native.driver cimport (
-    AWAIT_EVENT, AWAIT_STREAM, check, context_enter, context_is_dead, context_leave, context_relax,
-    context_restore, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult,
-    CUstream, CUstreamCaptureMode, DeviceContext, may_capture, point_wait,
+    AWAIT_EVENT, AWAIT_STREAM, context_enter, context_is_dead, context_leave, context_relax,
+    context_restore, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUstream,
+    CUstreamCaptureMode, device_enter, DeviceContext, may_capture, point_wait,
 )
 from gpumem._support.clock cimport clock_ns, sleep_ns
 from gpumem._support.interpreter cimport (
@@ -39,7 +39,7 @@ cdef RetiredQueue waiting = RetiredQueue(NULL, NULL)
 
 cdef enum:
     OOM_WAIT = 1000000000       # ns, an arena's `oom_wait_ms` where none is set
-    LONGEST_PAUSE = 1000000     # ns
+    MAX_PAUSE = 1000000         # ns
 
 cdef uint64_t NO_WAIT = 0
 cdef uint64_t NO_END = <uint64_t>-1     # of a wait
@@ -50,8 +50,8 @@ cdef uint64_t NO_END = <uint64_t>-1     # of a wait
 cdef class ExternalAllocator(MemoryResource):
     """An existing allocator, behind callbacks, as a resource.
 
-    Every allocation and every free is one call of a callback; nothing is cached and nothing put
-    on top. A callback is a Python callable, or the integer address of a C function with the
+    Every allocation and every free is one call of a callback; no memory is cached or added. A
+    callback is a Python callable, or the integer address of a C function with the
     signature of ONNX Runtime's options ``gpu_external_alloc``, ``gpu_external_free`` and
     ``gpu_external_empty_cache``. C functions are called without the interpreter lock, and all with
     the device of `memory` current.
@@ -64,20 +64,19 @@ cdef class ExternalAllocator(MemoryResource):
         multiples of ``memory.alignment``; of 16, as those of ``malloc``, where that is the default
         and the CPU reaches the memory.
     free : callable or int
-        ``free(address)``; ``void free(void *)``. May run on any thread. An exception goes to
+        ``free(address)``; ``void free(void *)``. May run on any thread. An exception is passed to
         `sys.unraisablehook`, Ctrl-C's to the main thread; the block counts as freed.
     empty_cache : callable or int, optional
         ``empty_cache()``; ``void empty_cache(void)``. Called by `shrink`, after a persistent
-        block was freed, and once when `alloc` has no memory, before it is asked again.
+        block was freed, and once when `alloc` has no memory, before it is called again.
     memory : MemoryInfo, Device or str
         Where the addresses are.
     budget : Budget, optional
-        What its blocks are charged to, before they are taken.
+        The budget that its blocks are charged to, before they are allocated.
     count : {"reserved", "in_use"}
-        Until when: until the other side has a block back, or until its user has given it back.
+        The charge ends when `free` has returned, or when the user frees the block.
     default_stream : stream, optional
-        The stream in whose order `alloc` and `free` give and take memory; None is the device's
-        legacy default stream.
+        `alloc` and `free` are ordered by this stream; None is the device's legacy default stream.
     name : str, optional
         Name used in error messages and reports.
 
@@ -86,9 +85,9 @@ cdef class ExternalAllocator(MemoryResource):
     ConfigError
         `alloc` or `free` is missing: they come together.
     SourceError
-        Raised by `allocate`, with nothing changed: `alloc` gave an address that is misaligned, or a
-        block that overlaps one that it has not got back, which goes back at once; or the address
-        of such a one, which does not.
+        Raised by `allocate`, with nothing changed. `alloc` returned an address that is misaligned,
+        or a block that overlaps one that is not freed yet: it is freed at once. Or it returned the
+        address of a block that is not freed yet: that is kept.
     TypeError, ValueError
         A callback is neither a callable nor an integer, or an address that cannot be one; the
         memory does not exist here.
@@ -105,13 +104,13 @@ cdef class ExternalAllocator(MemoryResource):
     Notes
     -----
     Callbacks do not receive the stream. The external allocator must return memory that the stream
-    of the allocation may use at once. A block that goes back on the default stream is freed at
-    once, since the external allocator orders that stream. One that goes back
-    on any other stream (``allocate(..., stream)``, ``buffer.close(stream)``) is freed when that
-    stream has done what was queued on it: at once if it is idle, else by a later call of gpumem,
-    while a graph is captured on it a call after that. Where `alloc` has no memory, or the budget no
-    room, an allocation waits for such blocks for up to a second, and `close` until the streams are
-    done; Ctrl-C ends both waits, and after that of `close` a later call frees them.
+    of the allocation may use at once. A block of the default stream is freed at once, because the
+    external allocator orders that stream. A block of another stream (``allocate(..., stream)``,
+    ``buffer.close(stream)``) is freed when the work queued on that stream is done: at once if the
+    stream is idle, else by a later call of gpumem; while a graph is captured on it, by a call after
+    the capture. If `alloc` has no memory, or the budget no room, an allocation waits for such
+    blocks for up to a second, and `close` until the streams are done; Ctrl-C ends both waits, and a
+    later call frees the blocks that `close` waited for.
 
     The last view of a block may be dropped on a thread that does not run Python. A C function is
     called there; a Python callable is called soon after by the main thread, or by the next call
@@ -162,7 +161,7 @@ cdef class ExternalAllocator(MemoryResource):
         ClosedError
             It is closed, or belongs to the parent of a fork.
         Exception
-            What `empty_cache` raised.
+            The exception of `empty_cache`.
         """
         self.require_open()
         free_own(self, NO_WAIT)
@@ -171,7 +170,7 @@ cdef class ExternalAllocator(MemoryResource):
         return MemoryResource.shrink(self)
 
     def stats(self):
-        """Return the counters of this moment as `Stats`; reserved is what was not freed yet.
+        """Return the counters of this moment as `Stats`; reserved counts blocks not yet freed.
 
         Raises
         ------
@@ -200,17 +199,17 @@ cdef class ExternalAllocator(MemoryResource):
         return self.hold(block)
 
     cdef int hold(self, LedgerBlock* block) except -1:
-        """Note an address that was just given, unless it cannot be used."""
+        """Note an address that was just returned, unless it cannot be used."""
         cdef ExternalCore* core = external(self.ledger)
         cdef LedgerBlock other
         if block.base & (core.alignment - 1):
-            give_unusable(core, block.base)
+            free_unusable(core, block.base)
             wrong = f"is not a multiple of {core.alignment}"
         elif not held_add(core, <ExternalBlock*>block, &other):
             wrong = "it gave before and has not got back"
             # The same address is not freed: a block in use lies there.
             if other.base != block.base:
-                give_unusable(core, block.base)
+                free_unusable(core, block.base)
                 wrong = f"overlaps {exact_size(other.size)} at {other.base:#x} that {wrong}"
         else:
             if needs_interpreter(block):
@@ -221,58 +220,50 @@ cdef class ExternalAllocator(MemoryResource):
                           f"{exact_size(block.size)}, which {wrong}")
 
     cdef uint64_t call_alloc(self, uint64_t nbytes) except? 0:
-        cdef uint64_t address = 0
-        cdef CUresult code
-        with nogil:
-            code = context_enter(self.ledger.context)
-            if code == CUDA_SUCCESS and self.alloc != NULL:
-                address = <uintptr_t>self.alloc(nbytes)
-                context_leave(self.ledger.context)
-        # A Python callable runs below, with the device still current.
-        check(self.driver_device.context.table, code, "cuCtxPushCurrent")
+        cdef void* address
+        device_enter(self.ledger.context, "cuCtxPushCurrent")
         ledger_count_call(self.ledger, 0)
-        if self.alloc != NULL:
-            return address
         try:
+            if self.alloc != NULL:
+                with nogil:
+                    address = self.alloc(nbytes)
+                return <uintptr_t>address
             given = self.callbacks[0](nbytes)
         finally:
             context_leave(self.ledger.context)
         return 0 if given is None else number_of("alloc returned", given, 0)
 
     cdef bint call_empty_cache(self) except -1:
-        """Tell whether there was one to call."""
+        """Call `empty_cache`; False: there is none."""
         cdef ExternalCore* core = external(self.ledger)
-        cdef CUresult code
         if core.empty_cache_object == NULL:
             return False
-        with nogil:
-            code = context_enter(self.ledger.context)
-            if code == CUDA_SUCCESS and core.empty_cache != NULL:
-                core.empty_cache()
-                context_leave(self.ledger.context)
-        check(self.driver_device.context.table, code, "cuCtxPushCurrent")
-        if core.empty_cache == NULL:
-            try:
+        device_enter(self.ledger.context, "cuCtxPushCurrent")
+        try:
+            if core.empty_cache == NULL:
                 self.callbacks[2]()
-            finally:
-                context_leave(self.ledger.context)
+            else:
+                with nogil:
+                    core.empty_cache()
+        finally:
+            context_leave(self.ledger.context)
         return True
 
     cdef int make_room(self, uint64_t nbytes) except -1:
-        # Waiting blocks are charged only if a charge lasts until the memory is back.
+        # Waiting blocks are charged only if a charge lasts until the memory is freed.
         if not self.ledger.counts_in_use and free_own(self, NO_WAIT) < <int64_t>nbytes:
             free_own(self, clock_ns() + OOM_WAIT)
         return 0
 
     cdef int finish_close(self) except -1:
         free_own(self, NO_END)
-        # A block that a capture holds back still needs its stream.
+        # A block that waits for a capture still needs its stream.
         if ledger_counters(self.ledger).waiting == 0:
             self.streams.clear()
         return 0
 
     cdef void free_buffer(self, Buffer buffer) noexcept:
-        # With the interpreter lock, which Python callables need.
+        # Caller holds the interpreter lock, which Python callables need.
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         ledger_move(block, buffer.slot)
         block.uses = buffer.uses
@@ -289,7 +280,7 @@ def address_of(what, function):
 
 
 def number_of(what, value, int low):
-    """Return an address; `what` says where it came from."""
+    """Return an address; `what` names its origin in errors."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"invalid {what} {value!r}: expected "
                         + ("a callable or the address of a C function" if low else
@@ -301,7 +292,7 @@ def number_of(what, value, int low):
 
 
 cdef uint64_t alignment_of(object memory, bint cpu_can_read) except 0:
-    # What malloc gives is usable: 256 bytes are what a GPU's own memory has.
+    # Blocks of malloc are usable: 256 bytes are the alignment of a GPU's own memory.
     return 16 if cpu_can_read and memory.alignment == 256 else memory.alignment
 
 
@@ -315,7 +306,7 @@ cdef int raise_out_of_memory(ExternalAllocator allocator, LedgerBlock* block) ex
         remedies=("free buffers, or see the external allocator for the reason",)))
 
 
-# ---- giving back ---------------------------------------------------------------------------------
+# ---- frees ---------------------------------------------------------------------------------------
 
 cdef inline ExternalCore* external(BlockLedger* ledger) noexcept nogil:
     return <ExternalCore*>ledger
@@ -328,19 +319,19 @@ cdef inline bint needs_interpreter(LedgerBlock* block) noexcept nogil:
 
 
 cdef void external_free(LedgerBlock* block) noexcept nogil:
-    """Take a block back from a user, on any thread, with the interpreter lock or without."""
+    """Free a user's block, on any thread, with the interpreter lock or without."""
     cdef bint done
     ledger_return(block, True)
     if context_is_dead(block.ledger.context):
         ledger_end(block, True)
         return
-    # At once, if no stream and no lock is in the way; otherwise a later call frees it.
+    # It is freed at once if no stream and no lock has to be waited for; else by a later call.
     done = streams_are_done(block)
     if (done and (PyGILState_Check() or not needs_interpreter(block))
             and reaches_driver(block.ledger.context)):
-        call_back(block)
+        call_free_of(block)
     else:
-        wait_for_turn(block)
+        queue_for_later(block)
 
 
 cdef bint reaches_driver(DeviceContext* context) noexcept nogil:
@@ -351,14 +342,14 @@ cdef bint reaches_driver(DeviceContext* context) noexcept nogil:
     return True
 
 
-cdef void wait_for_turn(LedgerBlock* block) noexcept nogil:
+cdef void queue_for_later(LedgerBlock* block) noexcept nogil:
     retire(&arriving, &block.deferred.link, block)
-    # With the interpreter lock the next call of gpumem comes soon enough.
+    # A thread with the interpreter lock leaves it to the next call of gpumem.
     if not PyGILState_Check():
         call_soon(free_arrived)
 
 
-cdef inline void call_back(LedgerBlock* block) noexcept nogil:
+cdef inline void call_free_of(LedgerBlock* block) noexcept nogil:
     if needs_interpreter(block):
         call_free_with_interpreter(block)
     else:
@@ -371,7 +362,7 @@ cdef void call_free(LedgerBlock* block) noexcept nogil:
     # A C function may block, or wait for a thread that needs the interpreter lock.
     cdef PyThreadState* state = interpreter_release()
     cdef bint entered
-    held_remove(core, <ExternalBlock*>block)    # before: it may be given again at once
+    held_remove(core, <ExternalBlock*>block)    # first: the address may be returned again at once
     entered = context_enter(core.ledger.context) == CUDA_SUCCESS
     core.free(<void*><uintptr_t>block.base)
     if block.persistent and core.empty_cache != NULL:
@@ -387,7 +378,7 @@ cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
     cdef ExternalCore* core = external(block.ledger)
     cdef ExternalAllocator owner = <ExternalAllocator>block.owner
     cdef bint entered = context_enter(core.ledger.context) == CUDA_SUCCESS
-    held_remove(core, <ExternalBlock*>block)    # before: it may be given again at once
+    held_remove(core, <ExternalBlock*>block)    # first: the address may be returned again at once
     free_address(core, block.base)
     if block.persistent and core.empty_cache != NULL:
         with nogil:
@@ -401,8 +392,8 @@ cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
     Py_DECREF(owner)
 
 
-cdef void give_unusable(ExternalCore* core, uint64_t address) noexcept:
-    """Give back an address that no block has, at once."""
+cdef void free_unusable(ExternalCore* core, uint64_t address) noexcept:
+    """Free an address that no block has, at once."""
     cdef bint entered = context_enter(core.ledger.context) == CUDA_SUCCESS
     free_address(core, address)
     if entered:
@@ -418,13 +409,13 @@ cdef void free_address(ExternalCore* core, uint64_t address) noexcept:
         call_unraisable(<object>core.free_object, (address,), <object>core.free_object)
 
 
-# ---- addresses that the other side has not got back ----------------------------------------------
+# ---- addresses that are not freed yet ------------------------------------------------------------
 
 cdef bint held_add(ExternalCore* core, ExternalBlock* block, LedgerBlock* other) noexcept nogil:
     """Add a block; False: `other` is a copy of one that lies there."""
     cdef ExternalBlock* found
     lock_acquire(&core.ledger.lock)
-    # The one that its address lies in comes first, as that may be the address of both.
+    # The block that its address lies in comes first, because that may be the address of both.
     found = find_overlap(core.held, block.block.base, 1)
     if found == NULL:
         found = find_overlap(core.held, block.block.base, block.block.size)
@@ -450,7 +441,7 @@ cdef ExternalBlock* find_overlap(ExternalBlock* root, uint64_t base, uint64_t si
 
 
 cdef inline uint64_t priority(const ExternalBlock* block) noexcept nogil:
-    # As if random, so that the tree is about as deep as a balanced one: a parent's is higher.
+    # A parent's priority is higher. It is a hash, so the tree is about as deep as a balanced one.
     cdef uint64_t mixed = block.block.base * <uint64_t>0x9E3779B97F4A7C15
     return (mixed ^ mixed >> 32) * <uint64_t>0x9E3779B97F4A7C15
 
@@ -468,7 +459,7 @@ cdef void held_insert(ExternalBlock** link, ExternalBlock* block) noexcept nogil
         link = side_of(link[0], block)
     below = link[0]
     link[0] = block
-    # What was there becomes its two children.
+    # The subtree that was there is divided into its two children.
     while below != NULL:
         if below.block.base < block.block.base:
             lower[0] = below
@@ -507,7 +498,7 @@ cdef void held_remove(ExternalCore* core, ExternalBlock* block) noexcept nogil:
 # ---- waiting -------------------------------------------------------------------------------------
 
 # A block waits for the stream it was freed on, and for those recorded for it: its marks, numbered
-# from 0. Each has an event behind what was queued at the free; NULL: wait for the whole stream.
+# from 0. Each has an event after the work queued at the free; NULL: wait for the whole stream.
 cdef inline uint32_t mark_count(const LedgerBlock* block) noexcept nogil:
     return 1 if block.uses == NULL else 1 + block.uses.count
 
@@ -523,11 +514,11 @@ cdef inline uint32_t mark_slot(const LedgerBlock* block, uint32_t mark) noexcept
 
 
 cdef bint streams_are_done(LedgerBlock* block) noexcept nogil:
-    """Tell whether every stream has passed the block; leave events behind what is queued."""
+    """Return whether every stream has passed the block; record events after queued work."""
     cdef bint done = True
     cdef uint32_t mark
     for mark in range(mark_count(block)):
-        # All of them, also after one that is not done: each needs its event now.
+        # The loop continues after a stream that is not done: each needs its event now.
         mark_event(block, mark)[0] = NULL
         done &= stream_is_done(block.ledger, mark_slot(block, mark), mark_event(block, mark))
     return done
@@ -540,8 +531,8 @@ cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noe
     cdef bint done
     if ledger_is_default(ledger, slot) or context_enter(context) != CUDA_SUCCESS:
         return True         # the external allocator orders it; without a context no work is queued
-    # Without an event, because the stream is idle or none could be made, it is queried again later;
-    # a capture would take the event in.
+    # Without an event, because none could be made or a capture would include it, the stream is
+    # queried again later.
     stream = ledger_stream(ledger, slot)
     done = is_idle(context, stream)
     if (not done and not may_capture(context, stream)
@@ -550,7 +541,7 @@ cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noe
         state = interpreter_release()
         if context.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
             context.table.cuEventDestroy(event[0])
-            event[0] = NULL         # has_passed then asks for the whole stream
+            event[0] = NULL         # has_passed then queries the whole stream
         interpreter_restore(state)
     context_leave(context)
     return done
@@ -561,8 +552,8 @@ cdef bint is_idle(DeviceContext* context, CUstream stream) noexcept nogil:
             and context.table.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY)
 
 
-cdef bint has_turn(LedgerBlock* block) noexcept nogil:
-    """Tell whether every stream has passed the block."""
+cdef bint all_have_passed(LedgerBlock* block) noexcept nogil:
+    """Return whether every stream has passed the block."""
     cdef uint32_t mark
     if context_is_dead(block.ledger.context):
         return True
@@ -573,7 +564,7 @@ cdef bint has_turn(LedgerBlock* block) noexcept nogil:
 
 
 cdef bint has_passed(BlockLedger* ledger, uint32_t slot, CUevent event) noexcept nogil:
-    """Tell whether a stream has come to an event, without one whether it is idle."""
+    """Return whether a stream has reached an event; without an event, whether it is idle."""
     cdef DeviceContext* context = ledger.context
     cdef CUstreamCaptureMode mode
     cdef bint done
@@ -589,22 +580,23 @@ cdef bint has_passed(BlockLedger* ledger, uint32_t slot, CUevent event) noexcept
     return done
 
 
-cdef bint comes_to_turn(LedgerBlock* block, uint64_t until, bint* interrupted) noexcept nogil:
+cdef bint wait_until_passed(LedgerBlock* block, uint64_t until,
+                            bint* interrupted) noexcept nogil:
     """Wait for every stream to pass the block, until a time of `clock_ns` or Ctrl-C."""
     cdef uint32_t mark
     cdef uint64_t begin = clock_ns()
     cdef uint64_t now = begin
-    cdef bint done = has_turn(block)
+    cdef bint done = all_have_passed(block)
     if not done and until == NO_END:
         for mark in range(mark_count(block)):
             if not interrupted[0]:
                 wait_for_mark(block.ledger, mark_slot(block, mark), mark_event(block, mark)[0],
                               interrupted)
-        return not interrupted[0] and has_turn(block)
+        return not interrupted[0] and all_have_passed(block)
     while not done and now < until and not interrupted[0]:
-        sleep_ns(min(1 + (now - begin) // 128, <uint64_t>LONGEST_PAUSE))
+        sleep_ns(min(1 + (now - begin) // 128, <uint64_t>MAX_PAUSE))
         interrupted[0] = process_interrupted()
-        done = has_turn(block)
+        done = all_have_passed(block)
         now = clock_ns()
     return done
 
@@ -617,24 +609,24 @@ cdef void wait_for_mark(BlockLedger* ledger, uint32_t slot, CUevent event,
     if event != NULL:
         point_wait(ledger.context, AWAIT_EVENT, event, interrupted)
         return
-    # A capture may end on this thread alone, so that nothing waits for it.
+    # A capture may only end on this thread, so it is not waited for.
     stream = ledger_stream(ledger, slot)
     if not may_capture(ledger.context, stream):
         point_wait(ledger.context, AWAIT_STREAM, stream, interrupted)
 
 
 cdef bint free_waiting():
-    """Free the blocks whose turn has come, in the order of their frees; did any go?
+    """Free the oldest blocks that all streams have passed; return whether one was freed.
 
-    Callbacks may come back here, and other threads too while a C function runs or a stream is
-    waited for: a block is taken out of the list first.
+    Callbacks may call this again, and other threads too while a C function runs or a stream is
+    waited for: a block is unlinked first.
     """
     cdef LedgerBlock* block
     cdef bint freed = False
     while True:
         queue_retired(&waiting, &arriving)
-        # Only the oldest is examined, since every call of a resource comes here.
-        if waiting.oldest == NULL or not has_turn(<LedgerBlock*>waiting.oldest.thing):
+        # Only the oldest is examined, because every call of a resource calls this.
+        if waiting.oldest == NULL or not all_have_passed(<LedgerBlock*>waiting.oldest.thing):
             return freed
         block = unlink_first(NULL)
         end_waiting(block)
@@ -642,9 +634,9 @@ cdef bint free_waiting():
 
 
 cdef int64_t free_own(ExternalAllocator of, uint64_t until) except -1:
-    """Free all waiting blocks of an allocator, and wait for them until a time; how many bytes went?
+    """Free all waiting blocks of an allocator, waiting until a time; return the freed bytes.
 
-    Those that are not done by then, or whose wait Ctrl-C ended, stay the oldest.
+    Blocks that are not done by then, or that Ctrl-C ended the wait for, stay the oldest.
     """
     cdef RetiredQueue kept = RetiredQueue(NULL, NULL)
     cdef LedgerBlock* block
@@ -657,7 +649,7 @@ cdef int64_t free_own(ExternalAllocator of, uint64_t until) except -1:
         if block == NULL:
             break
         with nogil:
-            done = comes_to_turn(block, until, &interrupted)
+            done = wait_until_passed(block, until, &interrupted)
         if done:
             freed += block.size
             end_waiting(block)
@@ -681,11 +673,11 @@ cdef void end_waiting(LedgerBlock* block) noexcept:
         if event != NULL and context_enter(context) == CUDA_SUCCESS:
             context.table.cuEventDestroy(event)
             context_leave(context)
-    call_back(block)
+    call_free_of(block)
 
 
 cdef LedgerBlock* unlink_first(const BlockLedger* of) noexcept:
-    """Take out the oldest block, with `of` that ledger's; NULL: there is none."""
+    """Unlink the oldest block, with `of` that ledger's oldest; NULL: there is none."""
     cdef Retired* before = NULL
     cdef Retired* link = waiting.oldest
     while of != NULL and link != NULL and (<LedgerBlock*>link.thing).ledger != of:
@@ -697,7 +689,7 @@ cdef LedgerBlock* unlink_first(const BlockLedger* of) noexcept:
         waiting.oldest = link.next
     else:
         before.next = link.next
-    # The queue is singly linked: its end moves if the last block goes.
+    # The queue is singly linked: its end moves if the last block is unlinked.
     if waiting.newest == link:
         waiting.newest = before
     return <LedgerBlock*>link.thing

@@ -26,8 +26,8 @@ from gpumem._native.arena.api cimport (
 from gpumem._native.driver cimport (
     Access, access_apply, access_init, check, context_enter, context_is_dead, context_leave,
     context_relax, context_restore, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_SUCCESS,
-    CUdeviceptr, CUmemGenericAllocationHandle, CUresult, CUstreamCaptureMode, DeviceContext,
-    DriverDevice,
+    CUdeviceptr, CUmemGenericAllocationHandle, CUresult, CUstreamCaptureMode, device_enter,
+    device_leave, DeviceContext, DriverDevice,
 )
 from gpumem._native.pages cimport MappedPage, pages_make_exportable
 from gpumem._support.process cimport process_is_exiting
@@ -82,7 +82,7 @@ cdef class Handle:
         # A second call would lose the first descriptor.
         if self.fd >= 0:
             raise TypeError("Handle.__init__ called twice")
-        # Refuses a closed number: closing it later could close a descriptor of another owner.
+        # A closed number is refused: closing it later could close a descriptor of another owner.
         fstat(fd)
         self.kind = kind
         self.contents = contents
@@ -118,7 +118,7 @@ cdef class Handle:
     def close(self):
         """Close the descriptor. Idempotent."""
         cdef int fd = self.fd
-        # Marked as closed first: closing twice would close another thread's new descriptor.
+        # It is marked as closed first: closing twice would close another thread's new descriptor.
         self.fd = -1
         if fd >= 0:
             close(fd)
@@ -343,12 +343,10 @@ cdef class OpenedPages:
             raise TypeError("OpenedPages.__init__ called twice")
         self.device = device._open()
         self.context = &self.device.context
+        device_enter(self.context, "cuMemAddressReserve")
         with nogil:
-            code = context_enter(self.context)
-            if code == CUDA_SUCCESS:
-                code = self.context.table.cuMemAddressReserve(&base, nbytes, 0, 0, 0)
-                context_leave(self.context)
-        check(self.context.table, code, "cuMemAddressReserve")
+            code = self.context.table.cuMemAddressReserve(&base, nbytes, 0, 0, 0)
+        device_leave(self.context, code, "cuMemAddressReserve")
         self.address = base
         self.nbytes = nbytes
 
@@ -375,7 +373,7 @@ cdef class OpenedPages:
         self.mapped += nbytes
 
     def give_access(self):
-        """Let the device use all that is mapped, by one call of the driver.
+        """Let the device access all mapped pages, by one call of the driver.
 
         Raises
         ------
@@ -387,15 +385,13 @@ cdef class OpenedPages:
         cdef CUresult code
         if self.mapped == 0:
             return
+        device_enter(self.context, "cuMemSetAccess")
         with nogil:
-            code = context_enter(self.context)
-            if code == CUDA_SUCCESS:
-                before = context_relax(self.context)
-                access_init(&access, self.context, -1)
-                code = access_apply(self.context, &access, self.address, self.mapped)
-                context_restore(self.context, before)
-                context_leave(self.context)
-        check(self.context.table, code, "cuMemSetAccess")
+            before = context_relax(self.context)
+            access_init(&access, self.context, -1)
+            code = access_apply(self.context, &access, self.address, self.mapped)
+            context_restore(self.context, before)
+        device_leave(self.context, code, "cuMemSetAccess")
 
     def __dealloc__(self):
         if self.address and not process_is_exiting() and not context_is_dead(self.context):
@@ -404,7 +400,7 @@ cdef class OpenedPages:
 
 cdef CUresult map_page(DeviceContext* context, int fd, uint64_t address, uint64_t nbytes,
                        const char** call) noexcept nogil:
-    # The mapping keeps the memory, so that the handle is released at once.
+    # The mapping keeps the memory, so the handle is released at once.
     cdef CUmemGenericAllocationHandle memory = 0
     cdef CUstreamCaptureMode before
     cdef CUresult code = context_enter(context)

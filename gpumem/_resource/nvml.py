@@ -6,7 +6,7 @@ import os
 
 
 def processes_on(uuid: str) -> tuple[tuple[int, int], ...]:
-    """Return (process id, bytes) of the other processes on a GPU, the most first.
+    """Return (process id, bytes) of the other processes on a GPU, the largest first.
 
     Empty if NVML is not available, or refuses.
 

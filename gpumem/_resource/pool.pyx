@@ -16,8 +16,8 @@ from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH, CUDA_ERROR_OUT_OF_MEMORY,
-    CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUmemPoolPtrExportData, CUresult, DeviceContext,
-    DriverDevice,
+    CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUmemPoolPtrExportData, CUresult, device_enter,
+    device_leave, DeviceContext, DriverDevice,
 )
 from gpumem._resource.handle cimport descriptor_of
 from gpumem._resource.pool_driver cimport (
@@ -50,15 +50,14 @@ cdef class DriverPool(MemoryResource):
     """The driver's stream-ordered memory pool.
 
     Every allocation and free is a driver call ordered by a stream; the driver caches, reuses and
-    trims. Slower than an `Arena`, but its memory may be shared with whatever else takes memory
-    from the same pool, and with other processes. A block that other streams were recorded for
-    (`Buffer.record_stream`) is freed behind a wait on the device for them. A private pool is made
-    unless `handle` names an
-    existing one, which is then neither configured nor destroyed; `default` and `current` take a
-    device's own.
+    trims. It is slower than an `Arena`, but other libraries that allocate from the same pool, and
+    other processes, may share its memory. A block that other streams were recorded for
+    (`Buffer.record_stream`) is freed after a wait on the device for them. A private pool is made
+    unless `handle` names an existing one, which is then neither configured nor destroyed; `default`
+    and `current` use a device's own.
 
-    Safe to use from many threads; dead after fork, as an `Arena`. Where a driver has no pools,
-    `MemoryResource.from_config` takes an arena instead, with a warning.
+    Safe to use from many threads. A fork's child cannot use it, as an `Arena`. Where a driver has
+    no pools, `MemoryResource.from_config` makes an arena instead, with a warning.
 
     Parameters
     ----------
@@ -72,9 +71,9 @@ cdef class DriverPool(MemoryResource):
         A native pool (CUmemoryPool) of that device with another owner. It must outlive this
         object and its buffers.
     budget : Budget, optional
-        What its blocks are charged to, before they are taken.
+        The budget that its blocks are charged to, before they are allocated.
     count : {"reserved", "in_use"}
-        Until when: until the driver has a block back, or until its user has given it back.
+        The charge ends when the driver has freed a block, or when its user frees it.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
     name : str, optional
@@ -100,14 +99,14 @@ cdef class DriverPool(MemoryResource):
 
     Notes
     -----
-    A block may be used by work queued on its stream from now on; the caller orders other streams
-    behind that. It is freed in the order of the stream it goes back on. A free that the driver
-    refuses, as for a raw stream handle whose owner destroyed it without `reset_stream`, is tried
-    again by the next shrink, close or exhausted allocation, when the device is idle.
+    Work that is queued on its stream after the allocation may use a block; the caller orders other
+    streams after that. A block is freed in the order of the stream that it is freed on. A free that
+    the driver refuses, for example because the owner of a raw stream handle destroyed it without
+    `reset_stream`, is tried again by the next shrink, close or exhausted allocation, when the
+    device is idle.
 
-    A budget is charged for blocks. Memory that the driver caches beyond them, up to
-    `release_threshold`, is not announced before it is taken, so no budget can refuse it; `max_size`
-    bounds it.
+    A budget is charged for blocks. The driver does not report memory that it caches in addition,
+    up to `release_threshold`, so no budget can refuse it; `max_size` limits it.
     """
 
     def __init__(self, device, config=None, *, handle=None, budget=None, count="reserved",
@@ -126,7 +125,7 @@ cdef class DriverPool(MemoryResource):
         if given is None:
             self.config = PoolConfig._given(config, settings, memory, KEYWORDS)
             core.pool = pool_make(self.driver_device, self.config)
-            # Destroyed with the last block, which may outlive this object.
+            # It is destroyed with the last block, which may outlive this object.
             core.owned = True
         else:
             core.pool = <CUmemoryPool><uintptr_t>given
@@ -141,8 +140,8 @@ cdef class DriverPool(MemoryResource):
     def default(cls, device, *, default_stream=None, name=None):
         """Return the device's default pool as a resource.
 
-        Its settings are shared with whatever else uses it (PyTorch's ``cudaMallocAsync`` backend,
-        JAX, TensorFlow set its release threshold), so they are read and never written.
+        Other users share its settings (PyTorch's ``cudaMallocAsync`` backend, JAX and TensorFlow
+        set its release threshold), so they are read and never written.
 
         Raises
         ------
@@ -154,7 +153,7 @@ cdef class DriverPool(MemoryResource):
 
     @classmethod
     def current(cls, device, *, default_stream=None, name=None):
-        """Return the pool that ``cuMemAllocAsync`` on the device takes from now.
+        """Return the pool that ``cuMemAllocAsync`` on the device uses now.
 
         Raises
         ------
@@ -172,7 +171,7 @@ cdef class DriverPool(MemoryResource):
 
     @property
     def imported(self):
-        """Whether it is another process's pool; then it only takes `import_buffer`."""
+        """Whether it is another process's pool, which can only `import_buffer`."""
         return bool(self.is_imported)
 
     # ---- blocks ----------------------------------------------------------------------------------
@@ -184,7 +183,7 @@ cdef class DriverPool(MemoryResource):
                               "from it; use import_buffer")
         with nogil:
             code = pool_take(block)
-            # Blocks whose free was refused are the only memory that waiting can bring back here.
+            # Only the memory of refused frees can be reclaimed by a wait.
             if code == CUDA_ERROR_OUT_OF_MEMORY and pool_free_refused(pool_core(self.ledger)):
                 code = pool_take(block)
         if code == CUDA_ERROR_OUT_OF_MEMORY:
@@ -197,7 +196,7 @@ cdef class DriverPool(MemoryResource):
         return 0
 
     cdef int finish_close(self) except -1:
-        # No user has a block now; blocks whose free was refused go first, since the pool ends.
+        # No user has a block now; refused frees are tried again first, because the pool ends.
         with nogil:
             pool_free_refused(pool_core(self.ledger))
             pool_destroy(pool_core(self.ledger))
@@ -207,21 +206,21 @@ cdef class DriverPool(MemoryResource):
     cdef void free_buffer(self, Buffer buffer) noexcept:
         cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         ledger_move(block, buffer.slot)
-        # The block owns the recorded streams from here on: pool_free orders itself behind them.
+        # The block owns the recorded streams from here on: pool_free is ordered after them.
         block.uses = buffer.uses
         with nogil:
             pool_free(block)
 
     def shrink(self):
-        """Let the driver give unused memory back, down to `bytes_to_keep_on_shrink`.
+        """Release unused memory to the system, down to `bytes_to_keep_on_shrink`.
 
-        Memory whose work is unfinished stays. Waits for everything queued on the device only where
-        the driver refused to free a block before, to try it again.
+        Memory that unfinished work may use stays. If the driver refused to free a block before,
+        this waits for all work queued on the device, and frees it again.
 
         Returns
         -------
         ShrinkReport
-            The released bytes; a pool does not report what holds the rest.
+            The released bytes; a pool does not report which blocks hold other memory.
 
         Raises
         ------
@@ -235,13 +234,11 @@ cdef class DriverPool(MemoryResource):
         self.require_open()
         keep = self.config.bytes_to_keep_on_shrink
         before = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        self.make_room(0)
+        device_enter(self.ledger.context, "cuMemPoolTrimTo")
         with nogil:
-            pool_free_refused(pool_core(self.ledger))
-            code = context_enter(self.ledger.context)
-            if code == CUDA_SUCCESS:
-                code = self.ledger.context.table.cuMemPoolTrimTo(pool_core(self.ledger).pool, keep)
-                context_leave(self.ledger.context)
-        check(self.driver_device.context.table, code, "cuMemPoolTrimTo")
+            code = self.ledger.context.table.cuMemPoolTrimTo(pool_core(self.ledger).pool, keep)
+        device_leave(self.ledger.context, code, "cuMemPoolTrimTo")
         # Another process, or thread, may allocate between the two readings.
         ledger_count_call(self.ledger, 1)
         after = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
@@ -296,9 +293,9 @@ cdef class DriverPool(MemoryResource):
     def enable_peer(self, device):
         """Let kernels and copies of another device access the pool's memory, now and later.
 
-        That changes the pool itself: also one of another owner, and a device's own, for everything
-        that uses it. Use on the other device is ordered with the blocks' streams by the caller.
-        Copies between devices work without it, ten times as slow. Idempotent.
+        This changes the pool itself for all its users, also a pool of another owner and a device's
+        own. The caller orders use on the other device with the blocks' streams. Copies between
+        devices work without it, ten times as slow. Idempotent.
 
         Parameters
         ----------
@@ -365,13 +362,11 @@ cdef class DriverPool(MemoryResource):
         cdef CUresult code
         self.require_open()
         require_shareable(self)
+        device_enter(self.ledger.context, "cuMemPoolExportToShareableHandle")
         with nogil:
-            code = context_enter(self.ledger.context)
-            if code == CUDA_SUCCESS:
-                code = self.ledger.context.table.cuMemPoolExportToShareableHandle(
-                    &fd, pool_core(self.ledger).pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                context_leave(self.ledger.context)
-        check(self.driver_device.context.table, code, "cuMemPoolExportToShareableHandle")
+            code = self.ledger.context.table.cuMemPoolExportToShareableHandle(
+                &fd, pool_core(self.ledger).pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+        device_leave(self.ledger.context, code, "cuMemPoolExportToShareableHandle")
         # For export_buffer, which needs an exported pool.
         self.was_exported = True
         return Handle(fd)
@@ -385,7 +380,7 @@ cdef class DriverPool(MemoryResource):
         device : Device, MemoryInfo or str
             The device that the pool is on.
         fd : int or object with fileno()
-            What `export_handle` gave, in this process; it stays the caller's.
+            The descriptor that `export_handle` returned, in this process; it stays the caller's.
         default_stream, name : optional
             As for `DriverPool`.
 
@@ -414,13 +409,11 @@ cdef class DriverPool(MemoryResource):
         number = descriptor_of(fd.fileno() if hasattr(fd, "fileno") else fd)
         # Drivers report a closed descriptor as an invalid value; the system names the reason.
         os.fstat(number)
+        device_enter(&driver_device.context, "cuMemPoolImportFromShareableHandle")
         with nogil:
-            code = context_enter(&driver_device.context)
-            if code == CUDA_SUCCESS:
-                code = driver_device.context.table.cuMemPoolImportFromShareableHandle(
-                    &pool, <void*>number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                context_leave(&driver_device.context)
-        check(driver_device.context.table, code, "cuMemPoolImportFromShareableHandle")
+            code = driver_device.context.table.cuMemPoolImportFromShareableHandle(
+                &pool, <void*>number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+        device_leave(&driver_device.context, code, "cuMemPoolImportFromShareableHandle")
         try:
             made = DriverPool.__new__(DriverPool)
             made.is_imported = True
@@ -475,27 +468,25 @@ cdef class DriverPool(MemoryResource):
         if not self.was_exported:
             self.export_handle().close()    # drivers export a pointer after its pool only
         block = block_of(self, buffer)
+        device_enter(self.ledger.context, "cuMemPoolExportPointer")
         with nogil:
-            code = context_enter(self.ledger.context)
-            if code == CUDA_SUCCESS:
-                code = self.ledger.context.table.cuMemPoolExportPointer(&note, block.base)
-                context_leave(self.ledger.context)
-        check(self.driver_device.context.table, code, "cuMemPoolExportPointer")
+            code = self.ledger.context.table.cuMemPoolExportPointer(&note, block.base)
+        device_leave(self.ledger.context, code, "cuMemPoolExportPointer")
         return NOTE.pack(NOTE_MAGIC, buffer.requested_bytes, buffer.address - block.base,
                          block.size, (<char*>note.reserved)[:sizeof(note.reserved)])
 
     def import_buffer(self, data, stream=None):
         """Open a buffer of another process.
 
-        The same buffer opened twice in one process is the same memory at the same address, and
-        goes back with the last of them, behind the streams of all.
+        A buffer that is opened twice in one process is the same memory at the same address. It is
+        freed with the last of them, after the streams of all.
 
         Parameters
         ----------
         data : bytes
-            What `export_buffer` gave.
+            The bytes that `export_buffer` returned.
         stream : stream, optional
-            The stream it goes back on here.
+            The stream that it is freed on here.
 
         Returns
         -------
@@ -505,7 +496,7 @@ cdef class DriverPool(MemoryResource):
         Raises
         ------
         TypeError, ValueError
-            `data` is not what `export_buffer` gave.
+            `data` was not returned by `export_buffer`.
         ConfigError
             This pool was not imported.
         DriverError
@@ -520,7 +511,7 @@ cdef class DriverPool(MemoryResource):
         self.require_open()
         if not self.is_imported:
             raise ConfigError(f"{self!r} was not imported: buffers of another process are opened "
-                              "by what import_handle gave")
+                              "by the pool that import_handle returned")
         # A note is foreign data: its numbers are checked before the driver sees any of it.
         requested, offset, size, raw = read_note(data)
         self.slot_of(stream, &slot)
@@ -533,7 +524,7 @@ cdef class DriverPool(MemoryResource):
                 code = pool_import_pointer(self.ledger.context, pool_core(self.ledger).pool, &note,
                                            &base)
                 context_leave(self.ledger.context)
-        # The claim keeps the pool from being closed meanwhile; it is rolled back on failure.
+        # The claim keeps the pool open during the call; it is cancelled on failure.
         if code != CUDA_SUCCESS:
             ledger_cancel(block)
             check(self.driver_device.context.table, code, "cuMemPoolImportPointer")
@@ -550,13 +541,14 @@ cdef object require_pools(object memory):
     capability = memory.device.capabilities["memory_pools"]
     if not capability:
         if memory.device not in devices():
-            raise ConfigError(capability.reason)    # that there is no such device
+            raise ConfigError(capability.reason)    # there is no such device
         raise ConfigError(f"{memory} has no driver's pools: {capability.reason}")
     return memory
 
 
 cdef LedgerBlock block_of(DriverPool pool, Buffer buffer):
-    # A copy. A buffer of an adaptor has a block of the adaptor's: its address tells the pool's.
+    # Returns a copy. A buffer of an adaptor has a block of the adaptor's; the pool's block is found
+    # by its address.
     cdef LedgerBlock found
     cdef LedgerBlock* block
     if buffer.resource is pool:
@@ -596,7 +588,7 @@ cdef object pool_of_device(object device, bint current):
     """Return the handle of a device's default or current pool."""
     cdef DriverDevice driver_device = require_pools(MemoryInfo.parse(device)).device._open()
     cdef DeviceContext* context = &driver_device.context
-    # Neither call needs a current device; the pool stays its owner's.
+    # Neither call needs a current device. The pool is not owned.
     cdef CUmemoryPool pool = NULL
     cdef CUresult code
     if current:
@@ -613,7 +605,7 @@ cdef PoolCore* begin(DriverPool pool, object memory, object default_stream, obje
     resource_begin(pool, ledger_make(sizeof(PoolCore), sizeof(PoolBlock), pool_free_view,
                                      pool_end),
                    "DriverPool", default_stream, budget, count)
-    # A larger alignment is made by allocating more bytes, see MemoryResource.allocate.
+    # For a larger alignment MemoryResource.allocate requests more bytes.
     pool.ledger.granule = POOL_ALIGNMENT
     pool.alignment = alignment_in(pool.memory)
     return pool_core(pool.ledger)
@@ -639,7 +631,7 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
 
 
 def pool_of(Buffer buffer not None):
-    """Return the driver's pool of a buffer's memory, also through adaptors; else None."""
+    """Return the driver's pool of a buffer's memory, also through adaptors; None: another's."""
     return buffer.home if isinstance(buffer.home, DriverPool) else None
 
 

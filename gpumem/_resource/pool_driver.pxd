@@ -16,7 +16,7 @@ cdef struct PoolCore:
     BlockLedger ledger          # first: a pointer to one is a pointer to the other
     CUmemoryPool pool           # NULL until there is one
     bint owned                  # destroy the pool with the last reference
-    Retired* refused            # blocks that the driver did not free; tried again when it is idle
+    Retired* refused            # blocks that the driver did not free yet
 
 cdef struct PoolBlock:
     LedgerBlock block           # first
@@ -31,7 +31,7 @@ cdef CUresult pool_take(LedgerBlock* block) noexcept nogil
 cdef void pool_free(LedgerBlock* block) noexcept nogil
 cdef void pool_free_view(LedgerBlock* block) noexcept nogil
 cdef void pool_end(BlockLedger* ledger) noexcept nogil
-# Waits for the device; tells whether anything went.
+# Waits for the device, then frees refused blocks again; returns whether one was freed.
 cdef bint pool_free_refused(PoolCore* core) noexcept nogil
 # Destroys the pool if it is owned.
 cdef void pool_destroy(PoolCore* core) noexcept nogil
@@ -43,23 +43,23 @@ cdef int pool_require_sharing(DriverDevice driver_device, object memory) except 
 cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? NULL
 # The settings of an existing pool; the driver validates the handle.
 cdef object pool_config(PoolCore* core)
-# Access of another device, by its ordinal: what there is, and all there can be.
+# Whether another device, by its ordinal, has access; gives it access.
 cdef bint pool_lets(PoolCore* core, int device) except -1
 cdef int pool_let(PoolCore* core, int device) except -1
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1
 
 
-# ---- Blocks of other processes' pools: opened once per process, however often they are asked for
+# ---- Blocks of other processes' pools: opened once per process
 #
-# A driver gives the same address for the same pointer, and one free ends it for everyone; so uses
-# are counted here. All functions want the device's context current.
+# A driver returns the same address for the same pointer, and one free ends all uses; so uses are
+# counted here. The caller has made the device's context current.
 
 
 # One more use of the block that a note names.
 cdef CUresult pool_import_pointer(DeviceContext* context, CUmemoryPool pool,
                                   CUmemPoolPtrExportData* note, CUdeviceptr* base) noexcept nogil
-# One use less, behind what is queued on `stream`; the last gives the block back. If the driver
-# refuses, the use is still there.
+# One use less, after the work queued on `stream`; the last use frees the block. If the driver
+# refuses, the use is still counted.
 cdef CUresult pool_import_drop(DeviceContext* context, CUdeviceptr base,
                                CUstream stream) noexcept nogil
 
@@ -67,7 +67,7 @@ cdef CUresult pool_import_drop(DeviceContext* context, CUdeviceptr base,
 # resource that reports. Caller holds no lock: this calls the driver.
 cdef dict device_figures(MemoryResource resource, DeviceContext* context, const void* owner)
 
-# Whether another device has a way to a resource's memory. ConfigError if it is no other device of
-# the same type, ValueError if there is none of that name.
+# Whether another device has a way to a resource's memory. ConfigError if it is not another device
+# of the same type, ValueError if no device has that name.
 cdef bint peer_is_reached(MemoryResource resource, object device) except -1
 cdef object no_way_between(object peer, object own)

@@ -12,7 +12,7 @@ from gpumem._native.arena.api cimport (
     arena_backing, arena_counts_now, arena_is_graph_pool, ArenaCore, ArenaCounts,
 )
 from gpumem._native.driver cimport (
-    check, context_enter, context_is_dead, context_leave,
+    context_enter, context_is_dead, context_leave,
     CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_EVENT_DISABLE_TIMING,
     CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE,
@@ -21,8 +21,8 @@ from gpumem._native.driver cimport (
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUevent,
     CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemoryPool, CUmemPool_attribute,
-    CUmemPoolProps, CUmemPoolPtrExportData, CUresult, CUstream, DeviceContext, DriverDevice,
-    require,
+    CUmemPoolProps, CUmemPoolPtrExportData, CUresult, CUstream, device_enter, device_leave,
+    DeviceContext, DriverDevice, require,
 )
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
@@ -57,7 +57,7 @@ cdef CUresult pool_take(LedgerBlock* block) noexcept nogil:
 
 
 cdef void pool_free(LedgerBlock* block) noexcept nogil:
-    # Every free of a block. One driver call, which is ordered by the stream and does not wait.
+    # Every free of a block is one driver call, which is ordered by the stream and does not wait.
     cdef PoolCore* core = pool_core(block.ledger)
     cdef CUstream stream
     cdef CUresult code = CUDA_SUCCESS
@@ -70,7 +70,7 @@ cdef void pool_free(LedgerBlock* block) noexcept nogil:
     if code == CUDA_SUCCESS:
         ledger_end(block, True)
         return
-    # Kept for pool_free_refused, which frees it when the device is idle.
+    # The block is kept for pool_free_refused, which frees it when the device is idle.
     refuse(block)
     ledger_drop(&core.ledger)
 
@@ -99,7 +99,7 @@ cdef CUresult free_block(LedgerBlock* block, CUstream stream) noexcept nogil:
 
 
 cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
-    """Free what the driver refused to, once the device is idle; tell whether anything went."""
+    """Free refused blocks again, once the device is idle; return whether one was freed."""
     cdef Retired* link = take_retired(&core.refused)
     cdef LedgerBlock* block
     cdef bint freed = False
@@ -111,7 +111,7 @@ cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
         context_leave(core.ledger.context)
     while link != NULL:
         block = <LedgerBlock*>link.thing
-        link = link.next    # the next line may free what it lies in
+        link = link.next    # the next line may free the block that it lies in
         if free_block(block, NULL) == CUDA_SUCCESS:
             ledger_end(block, False)
             freed = True
@@ -121,7 +121,7 @@ cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
 
 
 cdef inline void refuse(LedgerBlock* block) noexcept nogil:
-    # Such a block counts no reference: it must not keep alive the pool that alone can free it.
+    # A refused block counts no reference, because it must not keep its own pool alive.
     retire(&pool_core(block.ledger).refused, &block.deferred.link, block)
 
 
@@ -181,12 +181,10 @@ cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? N
     props.location.type = CU_MEM_LOCATION_TYPE_DEVICE
     props.location.id = driver_device.context.device
     props.maxSize = config.max_size
+    device_enter(&driver_device.context, "cuMemPoolCreate")
     with nogil:
-        code = context_enter(&driver_device.context)
-        if code == CUDA_SUCCESS:
-            code = driver_device.context.table.cuMemPoolCreate(&made, &props)
-            context_leave(&driver_device.context)
-    check(driver_device.context.table, code, "cuMemPoolCreate")
+        code = driver_device.context.table.cuMemPoolCreate(&made, &props)
+    device_leave(&driver_device.context, code, "cuMemPoolCreate")
     # A pool that cannot be configured is destroyed, not returned with other settings.
     try:
         configure(driver_device, made, config)
@@ -212,12 +210,10 @@ cdef int configure(DriverDevice driver_device, CUmemoryPool made, object config)
 cdef int set_attribute(DriverDevice driver_device, CUmemoryPool made, CUmemPool_attribute which,
                        void* value) except -1:
     cdef CUresult code
+    device_enter(&driver_device.context, "cuMemPoolSetAttribute")
     with nogil:
-        code = context_enter(&driver_device.context)
-        if code == CUDA_SUCCESS:
-            code = driver_device.context.table.cuMemPoolSetAttribute(made, which, value)
-            context_leave(&driver_device.context)
-    return check(driver_device.context.table, code, "cuMemPoolSetAttribute")
+        code = driver_device.context.table.cuMemPoolSetAttribute(made, which, value)
+    return device_leave(&driver_device.context, code, "cuMemPoolSetAttribute")
 
 
 cdef object pool_config(PoolCore* core):
@@ -232,11 +228,9 @@ cdef bint pool_lets(PoolCore* core, int device) except -1:
     cdef CUresult code
     location.type = CU_MEM_LOCATION_TYPE_DEVICE
     location.id = device
-    code = context_enter(core.ledger.context)
-    if code == CUDA_SUCCESS:
-        code = core.ledger.context.table.cuMemPoolGetAccess(&flags, core.pool, &location)
-        context_leave(core.ledger.context)
-    check(core.ledger.context.table, code, "cuMemPoolGetAccess")
+    device_enter(core.ledger.context, "cuMemPoolGetAccess")
+    code = core.ledger.context.table.cuMemPoolGetAccess(&flags, core.pool, &location)
+    device_leave(core.ledger.context, code, "cuMemPoolGetAccess")
     return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
@@ -246,24 +240,20 @@ cdef int pool_let(PoolCore* core, int device) except -1:
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
     access.location.id = device
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    device_enter(core.ledger.context, "cuMemPoolSetAccess")
     with nogil:
-        code = context_enter(core.ledger.context)
-        if code == CUDA_SUCCESS:
-            code = core.ledger.context.table.cuMemPoolSetAccess(core.pool, &access, 1)
-            context_leave(core.ledger.context)
-    return check(core.ledger.context.table, code, "cuMemPoolSetAccess")
+        code = core.ledger.context.table.cuMemPoolSetAccess(core.pool, &access, 1)
+    return device_leave(core.ledger.context, code, "cuMemPoolSetAccess")
 
 
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1:
     cdef uint64_t value = 0     # as wide as the widest
     cdef DeviceContext* context = core.ledger.context
     cdef CUresult code
+    device_enter(context, "cuMemPoolGetAttribute")
     with nogil:
-        code = context_enter(context)
-        if code == CUDA_SUCCESS:
-            code = context.table.cuMemPoolGetAttribute(core.pool, which, &value)
-            context_leave(context)
-    check(context.table, code, "cuMemPoolGetAttribute")
+        code = context.table.cuMemPoolGetAttribute(core.pool, which, &value)
+    device_leave(context, code, "cuMemPoolGetAttribute")
     return value
 
 
@@ -275,10 +265,10 @@ cdef struct Import:
     CUdeviceptr base
     CUmemPoolPtrExportData note
     uint32_t uses
-    CUevent ended           # behind every use that ended; made for the second use
+    CUevent ended           # recorded after every use that ended; made for the second use
     Import* next
 
-# Held across driver calls, so that no thread opens a block while its last use ends.
+# It is held across driver calls, so that no thread opens a block while its last use ends.
 cdef Lock lock
 cdef Import* imports = NULL
 
@@ -350,7 +340,8 @@ cdef CUresult pool_import_drop(DeviceContext* context, CUdeviceptr base,
 
 
 cdef CUresult end_use(Import* used, CUstream stream) noexcept nogil:
-    # One event for all: this stream waits for those that ended before, then records it anew.
+    # All uses share one event: this stream waits for those that ended before, then records it
+    # again.
     cdef CUresult code = used.context.table.cuStreamWaitEvent(stream, used.ended, 0)
     if code == CUDA_SUCCESS:
         code = used.context.table.cuEventRecord(used.ended, stream)
@@ -364,7 +355,7 @@ cdef CUresult end_last_use(Import* used, CUstream stream) noexcept nogil:
     if used.ended != NULL:
         code = used.context.table.cuStreamWaitEvent(stream, used.ended, 0)
     if code == CUDA_SUCCESS:
-        # Behind the uses on other streams, by the wait above.
+        # The wait above orders it after the uses on other streams.
         code = used.context.table.cuMemFreeAsync(used.base, stream)
     if code == CUDA_SUCCESS and used.ended != NULL:
         used.context.table.cuEventDestroy(used.ended)
@@ -387,7 +378,7 @@ cdef struct Held:
     const void* owner
     char[32] memory
     uint64_t here           # bytes that this process's resources hold
-    uint64_t idle           # of them, unused bytes of other resources, which could release them
+    uint64_t idle           # of them, unused bytes that other resources could release
 
 
 cdef dict device_figures(MemoryResource resource, DeviceContext* context, const void* owner):
@@ -418,7 +409,8 @@ cdef dict device_figures(MemoryResource resource, DeviceContext* context, const 
 
 
 cdef void add_held(EventSource* source, void* context) noexcept nogil:
-    # Without the resources' locks: approximate figures. Under the sources' lock none can be freed.
+    # Figures are approximate, because they are read without the resources' locks. Caller holds the
+    # lock of the sources, so that no resource is freed.
     cdef Held* held = <Held*>context
     if strcmp(source.memory, held.memory) == 0:
         if source.owner_is == OWNER_ARENA:
@@ -439,8 +431,8 @@ cdef void add_arena(ArenaCore* arena, Held* held) noexcept nogil:
 
 
 cdef void add_blocks(BlockLedger* ledger, Held* held) noexcept nogil:
-    # Without memory that a driver's pool caches in addition to its blocks, which only the driver
-    # counts, and without a user's class: another resource may have counted its memory already.
+    # Memory that a driver's pool caches in addition to its blocks is left out, because only the
+    # driver counts it; a user's class, because another resource may have counted its memory.
     cdef LedgerCounters now = ledger_counters(ledger)
     if not ledger.is_users:
         held.here += now.in_use + now.waiting

@@ -25,6 +25,7 @@ from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport (
     event_sources_visit, EventSource, FRAMEWORK_VIRTUAL, OWNER_ARENA,
 )
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport process
 from gpumem.adaptors._adaptor cimport Adaptor
 from gpumem._events.sources cimport find_source, source_of
@@ -127,7 +128,7 @@ cdef void drop_owner(const EventSource* source) noexcept:
 
 
 def describe(resource):
-    """Return what is in a resource, as a dict of plain values and columns.
+    """Describe a resource by a dict of plain values and columns.
 
     Keys: ``key`` (its identity), ``name``, ``kind``, ``memory``, ``parent`` (a key),
     ``upstreams`` (keys), ``source`` (a key), ``backing``, ``limit``, ``counts``, ``regions``,
@@ -147,7 +148,7 @@ def describe(resource):
 
 
 def parts_of(resource):
-    """Return the arenas that hold the blocks of a resource's tags, beside its own."""
+    """Return the arenas that hold the blocks of a resource's tags, without its own."""
     if isinstance(resource, GraphPool):
         return (<GraphPool>resource).members()[1:]
     return resource._tag_arenas() if isinstance(resource, Arena) else []
@@ -244,7 +245,7 @@ cdef uint32_t count_chunks(const TableCopy* table) noexcept nogil:
 
 cdef uint32_t fill_rows(const ArenaCore* arena, const ArenaCopy* copy, bint small,
                         uint32_t first_region, BlockRow* rows, uint32_t at) noexcept nogil:
-    # Region by region, in the order of addresses within each.
+    # Rows are sorted by region, and by address within each.
     cdef const TableCopy* table = &copy.tables[small]
     cdef uint32_t region, index
     for region in range(table.region_count):
@@ -315,8 +316,7 @@ cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
     cdef uint64_t count = 0
     cdef uint64_t i
     cdef HeapBlock* known = heap_copy(heap, True, &count)
-    if known == NULL:
-        raise MemoryError("out of host memory while copying debug heap metadata")
+    require_memory(known != NULL, "copying debug heap metadata")
     try:
         rows = np.array([(known[i].base, known[i].address, heap_state(known[i].state),
                           known[i].requested if known[i].state == HEAP_LIVE else 0)
@@ -345,7 +345,7 @@ cdef tuple matched(known, addresses):
 
 
 cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
-    # Hooks know by address which library allocated a block, recorded or not.
+    # Hooks know the library that allocated a block by its address, recorded or not.
     cdef uint64_t count = hooks_blocks(arena, NULL, NULL, 0) + 64
     addresses = np.empty(count, np.uint64)
     frameworks = np.empty(count, np.uint8)
@@ -384,7 +384,7 @@ cdef dict counts_of_copy(const ArenaCopy* copy, blocks):
 
 
 cdef object region_rows(const ArenaCopy* copy):
-    # In the order of the numbers in `region` of blocks; an unused region has 0 bytes.
+    # The order is that of the numbers in `region` of blocks; an unused region has 0 bytes.
     cdef uint32_t table, i
     rows = []
     for table in range(2):
@@ -425,8 +425,7 @@ cdef object ledger_rows(BlockLedger* ledger):
     cdef BlockRow* view
     cdef LedgerBlock* block
     cdef char* blocks = ledger_copy_blocks(ledger, &count)
-    if blocks == NULL:
-        raise MemoryError("out of host memory while copying a list of blocks")
+    require_memory(blocks != NULL, "copying a list of blocks")
     try:
         rows = np.zeros(count, BLOCK)
         view = <BlockRow*>column_of(rows, count, sizeof(BlockRow), True)

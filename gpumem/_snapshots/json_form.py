@@ -43,7 +43,7 @@ def resources_as_dict(resources: Sequence[ResourceSnapshot]) -> dict[str, Any]:
 
 
 def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
-    """Make resources of such values; exceptions from a malformed dict are not converted."""
+    """Make resources of these values; exceptions from a malformed dict are not converted."""
     for key in ("stacks", "resources"):
         require(key, plain[key], list, "list")
     for found in plain["resources"]:
@@ -127,7 +127,7 @@ class _Rows:
         self._stacks = stacks
 
     def row_of(self, block: dict[str, Any]) -> tuple[int, ...]:
-        """Make one row; what was never recorded is 0."""
+        """Make one row; values that were not recorded are 0."""
         tag, framework, stack = block.get("tag"), block.get("framework"), block.get("stack")
         if stack is not None and not 0 <= stack < self._stacks:
             raise ValueError(f"stack is {stack}, expected 0..{self._stacks - 1}")

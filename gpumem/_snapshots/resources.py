@@ -113,7 +113,7 @@ class ResourceSnapshot:
     records: NDArray[np.void]
     held: int
     names: Names = field(repr=False)
-    taken: int = field(repr=False)  # when, on the clock that `time` counts
+    taken: int = field(repr=False)  # its time, on the clock of the column `time`
 
     @property
     def blocks(self) -> list[Block]:

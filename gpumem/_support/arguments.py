@@ -1,4 +1,4 @@
-"""Checks of arguments: errors that name the value and what is accepted."""
+"""Checks of arguments: errors that name the value and the accepted values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NoReturn, TypeGuard
 from gpumem._support.texts import shown
 
 MISSING: Final = object()
-"""The default of a parameter that is needed, where the callee has a better error than Python."""
+"""The default of a required parameter, if the callee has a better error than Python."""
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
@@ -31,15 +31,6 @@ def require_name(name: object) -> None:
         raise ValueError(f"invalid name = {name!r}: expected no NUL character")
 
 
-def require_integer(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Raise TypeError unless `value` is an int, and ValueError unless it is in the range."""
-    if not is_integer(value, least, most if most is not None else (1 << 62)):
-        if isinstance(value, int) and not isinstance(value, bool):
-            bound = f"{least} to {most}" if most is not None else f"{least} or more"
-            raise ValueError(f"invalid {name} = {value}: expected {bound}")
-        refuse(name, value, "an integer")
-
-
 def unknown(
     what: str,
     name: object,
@@ -47,18 +38,18 @@ def unknown(
     names: Iterable[str],
     meant: Mapping[str, str] | None = None,
 ) -> str:
-    """Say that a name is not known: first which one was meant, then all that there are.
+    """Return a text that a name is not known: first a similar name, then all known names.
 
     Parameters
     ----------
     what : str
         Such as ``"key"``.
     name : object
-        The name that was given.
+        The unknown name.
     callee : str
-        The call or object that it was given to.
+        The call or object that it was passed to.
     names : iterable of str
-        The names that the callee takes.
+        The names that the callee accepts.
     meant : mapping, optional
         Names that other libraries use, and those of `names` that they stand for.
 
@@ -82,7 +73,7 @@ def refuse_keywords(
     names: Iterable[str],
     meant: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise TypeError for the first of keywords that a call does not take, if there is one."""
+    """Raise TypeError for the first of the keywords that a call does not accept, if any."""
     for name in given:
         raise TypeError(unknown("keyword", name, callee, names, meant))
 
@@ -97,24 +88,24 @@ def refuse_call(
     most: int,
     keywords: Collection[str],
 ) -> NoReturn:
-    """Raise TypeError for the arguments of a call that do not fit, of a constructor mostly.
+    """Raise TypeError for invalid arguments of a call, mostly of a constructor.
 
     Parameters
     ----------
     name : str
         The name of the callee.
     first : str
-        Its first parameter, which is needed.
+        Its first parameter, which is required.
     such : str
-        Accepted values, such as examples.
+        Examples of accepted values.
     given : tuple
-        The arguments by position; `MISSING` at first, if it was given nothing.
+        The arguments by position; `MISSING` first, if there are none.
     others : iterable of str
-        Keywords that it does not take.
+        Keywords that it does not accept.
     most : int
-        How many arguments it takes by position.
+        The number of arguments that it accepts by position.
     keywords : collection of str
-        All that it takes; those that may be given by position first.
+        All that it accepts; those that may be passed by position first.
     """
     refuse_keywords(f"{name}()", others, keywords)
     if given[0] is MISSING:
@@ -130,7 +121,7 @@ def is_same_file(path: str | os.PathLike[str], others: Iterable[object]) -> bool
             try:
                 if os.path.samefile(path, other):
                     return True
-            except (OSError, ValueError):  # one is not there
+            except (OSError, ValueError):  # one does not exist
                 continue
     return False
 
@@ -144,7 +135,7 @@ def power_of_two(name: str, value: object, most: int, most_shown: str) -> int:
 
 
 def whole_number(value: object) -> int | None:
-    """Return the integer that `value` stands for, NumPy's too, and no bool; None: it is not one."""
+    """Return an integer of Python or NumPy as an int; None: it is not one, or a bool."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         return None
     try:
@@ -154,11 +145,11 @@ def whole_number(value: object) -> int | None:
 
 
 def is_integer(value: object, least: int, most: int) -> TypeGuard[int]:
-    """Tell whether `value` is an int, and not a bool, from `least` to `most`."""
+    """Return whether `value` is an int, and not a bool, from `least` to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_number(value: object, least: float, most: float) -> TypeGuard[float]:
-    """Tell whether `value` is an int or a float, and not a bool, from `least` to `most`."""
+    """Return whether `value` is an int or a float, and not a bool, from `least` to `most`."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and least <= value <= most  # type: ignore[operator]

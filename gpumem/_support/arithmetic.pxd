@@ -1,7 +1,7 @@
-"""Arithmetic of types that have none, refused with an error of their own.
+"""Types refuse arithmetic with an error of their own.
 
-By the slots alone: methods would also stand in the class, where type checkers and programs that
-look for them would find arithmetic.
+Only the slots are set: type checkers, and programs that look for methods, would find arithmetic if
+the class had methods.
 """
 
 from cpython.object cimport PyObject, PyTypeObject

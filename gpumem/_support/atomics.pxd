@@ -1,4 +1,4 @@
-"""The operations of include/atomics.h, where the order that each one gives is said."""
+"""The operations of include/atomics.h, which documents the memory order of each."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 

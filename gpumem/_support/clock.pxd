@@ -20,7 +20,7 @@ cdef inline uint64_t time_of_day_ns() noexcept nogil:
 
 
 cdef inline bint sleep_ns(uint64_t nanoseconds) noexcept nogil:
-    # False: cut short, because a handler of a signal ran on this thread.
+    # Returns False if the handler of a signal ended it early.
     cdef timespec pause
     pause.tv_sec = nanoseconds // 1000000000
     pause.tv_nsec = nanoseconds % 1000000000

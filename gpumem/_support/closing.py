@@ -28,7 +28,7 @@ class Closable:
 def close_after_body(close: Callable[[], object], error: BaseException | None) -> None:
     """Close what a ``with`` statement opened; an exception of its body comes first.
 
-    The frames of such an exception often keep buffers, so that closing fails as a consequence.
+    The frames of an exception often keep buffers, so that closing fails as a consequence.
     """
     try:
         close()

@@ -10,7 +10,7 @@ from gpumem.errors import ConfigWarning
 
 _WORDS = dict.fromkeys(("", "0", "false", "no", "off"), False)
 _WORDS |= dict.fromkeys(("1", "true", "yes", "on"), True)
-# Code that is not the program's own: gpumem, and what Python's import runs.
+# Code that is not the program's own: gpumem, and Python's import system.
 _PASSED = (str(Path(__file__).parents[1]), "<frozen importlib", "<frozen runpy")
 
 
@@ -21,7 +21,7 @@ def read_switch(text: str) -> bool | None:
 
 def warn_of_variable(text: str) -> None:
     """Give a ConfigWarning about a variable, at the program's line that made gpumem read it."""
-    # Compiled code has no frames, so that `stacklevel` would count into Python's import.
+    # Compiled code has no frames, so `stacklevel` would count into Python's import.
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back

@@ -96,7 +96,7 @@ cdef void (*event_source_name)(EventSource* source, const char* memory, const ch
 cdef void (*event_source_open)(EventSource* source, void* owner, uint32_t owner_is) noexcept nogil
 # The recorder of `other` records `source`, too, from now on: a part of a resource, opened later.
 cdef void (*event_source_join)(EventSource* source, const EventSource* other) noexcept nogil
-# Idempotent; nothing to do for one that was never opened.
+# Idempotent; does nothing for a source that was never opened.
 cdef void (*event_source_close)(EventSource* source) noexcept nogil
 # Writes an event. Without `may_wait` (the caller holds a lock) it is given up where the file would
 # have to grow first. `noted` says what was written.
@@ -130,10 +130,10 @@ cdef int (*recorder_begin)(Recorder* recorder, EventSource* only) noexcept nogil
 cdef void (*recorder_end)(Recorder* recorder) noexcept nogil
 cdef int (*recorder_finish_file)(Recorder* recorder) noexcept nogil
 cdef void (*recorder_free)(Recorder* recorder) noexcept nogil
-# Tells a file what a number means; nothing happens to a ring.
+# Writes the text of a number into a file; does nothing for a ring.
 cdef void (*recorder_define)(Recorder* recorder, uint32_t what, uint32_t number, const char* text,
                              size_t length) noexcept nogil
-# Copies the event of a ring that has the number; False if it is not there any more.
+# Copies the event of a ring that has the number; False if it was overwritten.
 cdef bint (*recorder_read_ring)(const Recorder* recorder, uint64_t number,
                                 uint64_t* words) noexcept nogil
 # The function that numbers the calling thread's stack, called without a lock; NULL: none.

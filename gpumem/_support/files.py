@@ -1,4 +1,4 @@
-"""Output files: whether one can be written is asked before the work for it."""
+"""Output files: checks that one can be written, before the work for it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def require_writable(path: Path, *, in_place: bool = False) -> None:
     Parameters
     ----------
     path : Path
-        Of the file; an empty one is the current folder.
+        The file; an empty path is the current folder.
     in_place : bool
-        The file is written where it is, if it is there. Otherwise it is written beside itself,
-        and then renamed.
+        An existing file is written in place. Otherwise a new file is written next to it, and then
+        renamed.
     """
     folder = path.absolute().parent
     if path.is_dir():

@@ -11,10 +11,10 @@ _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
 class ForkLock:
-    """A reentrant lock that is free in a fork's child, whichever thread held it in the parent.
+    """A reentrant lock that is free in a fork's child, also if a thread of the parent held it.
 
-    Only the forking thread lives on in the child. Another one may have been changing
-    arenas under the lock: they are the parent's, and raise an error when they are used.
+    Only the forking thread runs in the child. Another thread may have been changing arenas under
+    the lock: these are the parent's, and raise an error when they are used.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class ForkLock:
         self._lock.release()
 
     def enter_if_free(self) -> bool:
-        """Acquire it unless another thread has it; tells whether."""
+        """Acquire it unless another thread has it; return whether it was acquired."""
         return self._lock.acquire(blocking=False)
 
     def leave(self) -> None:
-        """Release what `enter_if_free` acquired."""
+        """Release the lock after `enter_if_free`."""
         self._lock.release()
 
     def _renew(self) -> None:

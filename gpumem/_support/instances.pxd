@@ -18,8 +18,8 @@ cdef extern from *:
     ctypedef PyObject* (*newfunc)(PyTypeObject*, PyObject*, PyObject*) except NULL
     int gm_forbid_instantiation(PyTypeObject* type, newfunc refusal)
 
-# Call once, where the module ends: the type cannot be instantiated from Python any more. A function
-# that raises says what makes its objects; without one Python says that nothing does.
+# Call once, at the end of the module: the type cannot be instantiated from Python any more. The
+# error of `refusal` names the function that makes its objects; without it Python's own is raised.
 cdef inline int forbid_instantiation(object cls, newfunc refusal=NULL) except -1:
     return gm_forbid_instantiation(<PyTypeObject*><PyObject*>cls, refusal)
 

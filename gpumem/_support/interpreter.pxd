@@ -7,7 +7,7 @@ cdef extern from "Python.h":
     void PyEval_RestoreThread(PyThreadState* state) noexcept nogil
     int PyGILState_Check() noexcept nogil
 
-# Whether this build of Python has one: then no other thread runs Python between two lines. A
+# Whether this build of Python has one: then no other thread runs Python between two lines. It is a
 # constant.
 cdef extern from *:
     """
@@ -19,12 +19,12 @@ cdef extern from *:
     """
     const bint HAS_INTERPRETER_LOCK "GPUMEM_HAS_INTERPRETER_LOCK"
 
-# Lets other threads run Python where this one may hold the interpreter lock: around a wait that one
-# of them may have to end. NULL: it was not held.
+# Releases the interpreter lock, if this thread holds it, around a wait that another thread of
+# Python may have to end. NULL: it was not held.
 cdef inline PyThreadState* interpreter_release() noexcept nogil:
     return PyEval_SaveThread() if PyGILState_Check() else NULL
 
-# With no lock held that a thread with the interpreter lock may wait for.
+# Caller holds no lock that a thread with the interpreter lock may wait for.
 cdef inline void interpreter_restore(PyThreadState* state) noexcept nogil:
     if state != NULL:
         PyEval_RestoreThread(state)

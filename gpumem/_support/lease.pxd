@@ -10,14 +10,14 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 
 from gpumem._support.atomics cimport count64_add, load64, published64, store64
 
-# Another stream that uses a block, too. The resource chooses the number; an arena notes, when the
-# block is freed, the epoch of the stream after which that use ends.
+# Another stream that uses a block. The resource chooses the slot; an arena notes, when the block is
+# freed, the epoch of the stream after which that use ends.
 cdef struct Use:
     uint32_t slot
     uint64_t until
 
-# The streams recorded for one block. Grows while the block lives, so that a free allocates nothing.
-# The rest is the arena's, for a block that is freed and waits for these streams.
+# The streams recorded for one block. It grows while the block lives, so that a free allocates
+# nothing. From `next` on the fields are the arena's, for a freed block that waits for the streams.
 cdef struct Uses:
     Use* at
     uint32_t count
@@ -28,16 +28,16 @@ cdef struct Uses:
     uint64_t epoch
     bint taken              # while it is pending free: a thread makes its stream wait for it
 
-# Views that began and views that ended. One begins with the interpreter lock and ends on any
-# thread: two counters, so that only an end is an atomic operation.
+# Views that began and views that ended. A view begins under the interpreter lock and ends on any
+# thread: with two counters only an end is an atomic operation.
 cdef struct ViewCount:
     uint64_t begun
     uint64_t ended
 
-# No view begins once the buffer's own reference has ended. So that end subtracts the views begun
-# from the views ended, and the word is 0 after the last end of all and after no other: one atomic
-# operation tells an end whether it is the last, and an end that is not never touches the lease
-# again, which another thread may have freed.
+# No view begins once the buffer's own reference has ended. So the end of that reference subtracts
+# the views begun from the views ended, and the word is 0 after the last end and after no other. One
+# atomic operation shows whether an end is the last; any other end does not access the lease again,
+# because another thread may have freed it.
 cdef struct Lease:
     ViewCount views         # of this block
     uint32_t stream_slot    # the block is freed on
@@ -45,7 +45,7 @@ cdef struct Lease:
     uint64_t address
     uint64_t nbytes
     Uses* uses              # recorded streams; NULL: none. `release` takes them over
-    void* owner             # for `release`, which drops it
+    void* owner             # `release` drops it
     void (*release)(Lease* lease) noexcept nogil    # frees the block and drops the owner
     ViewCount* owner_views  # of all blocks of the owner, this one too; NULL: not counted
     void* view_room         # host memory for what describes an only view; NULL: none yet
@@ -60,16 +60,16 @@ cdef inline uint64_t views_alive(const ViewCount* views) noexcept nogil:
     return load64(&views.begun) - published64(&views.ended)
 
 
-# For a view; with the interpreter lock, and before the buffer's own reference ends.
+# Begins a view. Caller holds the interpreter lock, and the buffer's own reference has not ended.
 cdef inline void lease_retain(Lease* lease) noexcept:
     view_begin(&lease.views)
     if lease.owner_views != NULL:
         view_begin(lease.owner_views)
 
 
-# Host memory of a size that is always the same, for the view that `lease_retain` just began. The
-# lease keeps and frees it. NULL if another view is alive, which may use it, or without memory.
-# When no other is, each has ended by an atomic operation after its last use of that memory.
+# Returns host memory, always of the same size, for the view that `lease_retain` just began. The
+# lease keeps and frees it. NULL if another view is alive, which may use it, or out of memory. If no
+# other view is alive, each has ended by an atomic operation after its last use of that memory.
 cdef inline void* lease_view_room(Lease* lease, size_t nbytes) noexcept:
     if views_alive(&lease.views) != 1:
         return NULL
@@ -100,7 +100,7 @@ cdef inline Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbyt
 
 
 cdef inline void lease_end(Lease* lease, uint64_t by) noexcept nogil:
-    # The lease may be gone after the addition, except for the last end.
+    # Another thread may free the lease after the addition, unless this is the last end.
     if count64_add(&lease.views.ended, by) == 0:
         lease.release(lease)
         free(lease.view_room)
@@ -116,7 +116,7 @@ cdef inline void lease_drop(Lease* lease) noexcept nogil:
     lease_end(lease, 1)
 
 
-# Ends the buffer's own reference, once; with the interpreter lock, or once the buffer is closed.
+# Ends the buffer's own reference, once. Caller holds the interpreter lock, or the buffer is closed.
 # Views stay alive.
 cdef inline void lease_drop_buffer(Lease* lease) noexcept nogil:
     lease_end(lease, 0 - lease.views.begun)

@@ -1,7 +1,13 @@
-"""Memory of the host that is not malloc's: cache lines, reserved addresses, mapped pages."""
+"""Memory of the host: its refusal, cache lines, reserved addresses, mapped pages."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport realloc
+
+# Raises MemoryError unless host memory was there for an act such as "copying a list of blocks".
+cdef inline int require_memory(bint available, str act) except -1:
+    if not available:
+        raise MemoryError(f"out of host memory while {act}")
+    return 0
 
 cdef extern from "lines.h" nogil:
     void* lines_alloc(size_t nbytes)

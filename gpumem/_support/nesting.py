@@ -10,16 +10,16 @@ def addresses_of_others(
 ) -> list[int]:
     """Return where the regions begin that may lie in blocks of a resource.
 
-    Of such a block the bytes in use of the region count, and not the block.
+    The region's bytes in use count instead of the block that it lies in.
 
     Parameters
     ----------
     key : int
         Of the resource.
     sources : mapping of int to int or None
-        By key, the key of the resource that the memory of a resource comes from.
+        By key of a resource, the key of the resource that supplies its memory.
     regions : mapping of int to addresses
-        By key, the addresses of the regions of each resource that gets memory from another one.
+        By key, the addresses of the regions of each resource that another one supplies.
     """
     # Its own regions, and those that its memory comes from, begin where blocks of its own do.
     below: set[int] = set()

@@ -5,7 +5,7 @@ Work that runs Python is done at once if this thread holds the interpreter lock.
 queued, and the main thread or the next call of gpumem does it, the oldest first.
 
 Once the interpreter has begun to end, no work is done. A fork's child inherits the queue: each
-piece of work checks itself whether it belongs to the child.
+piece of work checks whether it belongs to the child.
 """
 
 from libc.stdint cimport uint32_t
@@ -13,7 +13,7 @@ from libc.stdint cimport uint32_t
 from gpumem._support.retired cimport Retired
 
 # Every finalizer checks this first. `exiting` is set when the interpreter begins to end;
-# `generation` counts forks on the way from the first process to this one.
+# `generation` counts the forks between the first process and this one.
 cdef struct ProcessState:
     int exiting
     uint32_t generation
@@ -23,10 +23,10 @@ cdef ProcessState process
 cdef bint process_is_exiting() noexcept nogil
 cdef bint process_on_main_thread() noexcept nogil
 
-# Runs Python's handlers of the signals that came, Ctrl-C's for one, from a long wait. True: one
+# Runs Python's handlers of pending signals, such as Ctrl-C's, during a long wait. True: a handler
 # raised, and the exception is set; the wait ends as if it had not begun, and `raise_interrupt`
-# hands the exception on. Takes the interpreter lock: no lock of ours may be held. Python runs
-# handlers on the main thread alone: elsewhere False, for the price of two calls of the kernel.
+# raises the exception. It acquires the interpreter lock: caller holds no lock of gpumem's. Python
+# runs handlers only on the main thread: elsewhere it returns False after two calls of the kernel.
 cdef bint process_interrupted() noexcept nogil
 cdef extern from *:
     """
@@ -36,8 +36,8 @@ cdef extern from *:
 
 # Registers functions to run around every fork; NULL for none. Those in the child run on its only
 # thread, in the order of registration, when `generation` has risen. Another thread of the parent
-# may have held any lock and have been inside the driver: they initialise their locks anew, and
-# forget what is the parent's without releasing it.
+# may have held any lock and have been inside the driver: they initialise their locks again, and
+# forget the parent's objects without releasing them.
 cdef int on_fork(void (*before)() noexcept nogil, void (*in_parent)() noexcept nogil,
                  void (*in_child)() noexcept nogil) except -1
 
@@ -50,18 +50,18 @@ cdef struct Deferred:
 # The one call into the interpreter: it calls the function with the interpreter lock, on the main
 # thread, between two instructions of Python. Never once the interpreter has begun to end.
 cdef void call_soon(void (*function)() noexcept) noexcept nogil
-# Takes the work over. On any thread, with the interpreter lock or without.
+# Owns the work from here on. It may be called on any thread, with the interpreter lock or without.
 cdef void defer(Deferred* work) noexcept nogil
-# Does the queued work. With the interpreter lock.
+# Does the queued work. Caller holds the interpreter lock.
 cdef void run_deferred() noexcept
-# Reports to sys.unraisablehook an exception that cannot reach a caller; none of the type that
-# `expect_at_exit` was given, when the process began to end. Ctrl-C's is not reported: see below.
+# Reports to sys.unraisablehook an exception that cannot reach a caller. Exceptions of the type that
+# was passed to `expect_at_exit`, and Ctrl-C's (see below), are not reported.
 cdef int report_unraisable(object error, object where) noexcept
-# Calls a function of users that frees something, and reports its exception. An exception that is
-# being raised stays. A Ctrl-C that another such function was given does not cut this one short.
+# Calls a user's function that frees memory, and reports its exception. An exception that is being
+# raised stays set. A Ctrl-C that ended another of these functions does not end this one.
 cdef int call_unraisable(object function, tuple arguments, object where) noexcept
-# Ctrl-C's exception cannot reach a caller from here, or only as another error: its handler will
-# run again, on the main thread, at the end of the call into C at the latest. False: it is
-# another exception, or Python does not handle that signal. With the interpreter lock.
+# Ctrl-C's exception cannot reach a caller from here, or only as another error: its handler will run
+# again on the main thread, at the latest at the end of the call into C. False: it is another
+# exception, or Python does not handle that signal. Caller holds the interpreter lock.
 cdef bint interrupt_again(object error) noexcept
 cdef int expect_at_exit(object kind) except -1

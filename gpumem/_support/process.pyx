@@ -1,7 +1,7 @@
 """Exit, forks, signals, and work deferred to a thread that holds the interpreter lock."""
 
 import atexit
-# Of C: Python's own would begin with the handler, if a signal waits for it.
+# The functions of C: Python's `signal` module would first run the handler of a pending signal.
 from _signal import getsignal, SIGINT
 
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
@@ -48,7 +48,7 @@ cdef bint process_is_exiting() noexcept nogil:
 
 
 cdef bint process_on_main_thread() noexcept nogil:
-    # The process's first thread, or the one that a fork's child goes on with.
+    # The main thread is the process's first one, in a fork's child the one that forked.
     return gm_is_main_thread()
 
 
@@ -56,7 +56,7 @@ cdef bint process_interrupted() noexcept nogil:
     if process.exiting or not gm_is_main_thread():
         return False
     with gil:
-        # An exception that is already on its way is not replaced.
+        # An exception that is already set is not replaced.
         return PyErr_Occurred() == NULL and check_signals() != 0
 
 
@@ -79,7 +79,7 @@ def _begin_exit():
 
 process.exiting = 0
 process.generation = 0
-on_fork(NULL, NULL, begin_child)    # the first: all others find the new generation
+on_fork(NULL, NULL, begin_child)    # registered first, so that others find the new generation
 atexit.register(_begin_exit)
 
 
@@ -119,7 +119,7 @@ cdef void run_now(Deferred* work) noexcept with gil:
 
 
 cdef void run_deferred() noexcept:
-    # One at a time: the work may call this again, and so may other threads while it runs.
+    # Work is taken one by one: it may call this again, and so may other threads while it runs.
     cdef Deferred* work = take_oldest()
     while work != NULL:
         run_now(work)
@@ -149,7 +149,7 @@ cdef int expect_at_exit(object kind) except -1:
 
 
 cdef int report_unraisable(object error, object where) noexcept:
-    # The end of the process ends calls of daemon threads, which is not an error.
+    # Calls of daemon threads are ended by the end of the process, which is not an error.
     if isinstance(error, expected_at_exit) or interrupt_again(error):
         return 0
     PyErr_SetObject(type(error), error)
@@ -162,7 +162,7 @@ cdef int call_unraisable(object function, tuple arguments, object where) noexcep
     cdef PyObject* value = NULL
     cdef PyObject* traceback = NULL
     PyErr_Fetch(&kind, &value, &traceback)
-    # The next of many blocks that go at once: its function would end where it begins.
+    # One of many blocks that end at once: a pending Ctrl-C would end its function at the beginning.
     held = take_interrupt() if interrupts else None
     try:
         function(*arguments)
@@ -177,7 +177,7 @@ cdef int call_unraisable(object function, tuple arguments, object where) noexcep
 cdef object take_interrupt():
     global interrupts
     if not process_on_main_thread():
-        return None             # where handlers run
+        return None             # handlers run on the main thread only
     interrupts = False
     try:
         PyErr_CheckSignals()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# Finished copies release their ends; an import may hold a pool, and a callback an arena; an
-# arena may hold imports, so these come once more at the end.
+# Completed copies release their ends; an import may hold a pool, and a callback an arena; an arena
+# may hold imports, so these run once more at the end.
 PHASES = ("copies", "imports", "callbacks", "arenas", "timelines")
 AGAIN = ("imports",)
 
@@ -15,15 +15,15 @@ _functions: dict[str, list[Callable[[bool], None]]] = {phase: [] for phase in PH
 def on_release(phase: str, function: Callable[[bool], None]) -> None:
     """Register a function of one of the `PHASES`; within a phase the latest runs first.
 
-    It is told whether it may wait, for the device or for other threads.
+    Its argument says whether it may wait, for the device or for other threads.
     """
     _functions[phase].insert(0, function)
 
 
 def release_retired(may_wait: bool = True) -> None:
-    """Run every phase: what is free afterwards is free for the driver.
+    """Run every phase, which releases unreferenced memory to the driver.
 
-    What cannot be released without a wait is left for a call that may wait, unless this one may.
+    Memory that cannot be released without a wait is left for a call that may wait, unless this may.
     """
     for phase in (*PHASES, *AGAIN):
         for function in _functions[phase]:

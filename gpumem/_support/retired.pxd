@@ -1,8 +1,8 @@
 """Lists of retired things: nothing refers to them, and a thread that may block releases them.
 
-A last reference may go on any thread, under any lock, inside a function of the driver's, and in a
-fork's child. So retiring takes no lock, allocates nothing and calls nothing. One thread takes the
-whole list, where it may wait for the device or has the interpreter lock, and releases it.
+A last reference may end on any thread, under any lock, inside a function of the driver's, and in a
+fork's child. So retiring takes no lock, allocates nothing and calls nothing. One thread that may
+wait for the device, or has the interpreter lock, takes the whole list and releases it.
 """
 
 from gpumem._support.atomics cimport pointer_swap, pointer_try, published_pointer
@@ -12,7 +12,7 @@ cdef struct Retired:
     Retired* next
     void* thing
 
-# On any thread. The list is the latest that was retired; NULL: none.
+# May be called on any thread. The list is the latest retired thing; NULL: none.
 cdef inline void retire(Retired** list, Retired* link, void* thing) noexcept nogil:
     link.thing = thing
     link.next = <Retired*>published_pointer(list)
@@ -20,7 +20,8 @@ cdef inline void retire(Retired** list, Retired* link, void* thing) noexcept nog
         link.next = <Retired*>published_pointer(list)
 
 
-# Takes everything off, in the order in which it was retired. `next` is read before a thing goes.
+# Takes the whole list, in the order of retiring. The caller reads `next` before it releases a
+# thing.
 cdef inline Retired* take_retired(Retired** list) noexcept nogil:
     cdef Retired* latest = NULL
     cdef Retired* first = NULL
@@ -35,7 +36,7 @@ cdef inline Retired* take_retired(Retired** list) noexcept nogil:
     return first
 
 
-# A queue of retired things, the oldest first. A lock of its user guards it.
+# A queue of retired things, the oldest first. Its user guards it by a lock.
 cdef struct RetiredQueue:
     Retired* oldest
     Retired* newest
@@ -57,7 +58,7 @@ cdef inline void queue_retired(RetiredQueue* queue, Retired** list) noexcept nog
         queue_add(queue, link)
         link = later
 
-# Moves a queue in front of what is in another one.
+# Moves a queue in front of another one.
 cdef inline void queue_put_first(RetiredQueue* queue, const RetiredQueue* older) noexcept nogil:
     if older.oldest == NULL:
         return

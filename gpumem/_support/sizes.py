@@ -1,4 +1,4 @@
-"""Sizes as people write and read them."""
+"""Sizes in bytes as text with units."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def parse_size(text: str) -> int:
 
 
 def nearly_a_size(value: object) -> str | None:
-    """Say how to write what nearly is a size; None of anything else.
+    """Return how to write a value that is almost a size; None for any other value.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def nearly_a_size(value: object) -> str | None:
     'bytes are an integer, write int(1e9) or "1GB"'
     """
     if isinstance(value, str):
-        # Some programs mean powers of 1024 by it, others of 1000.
+        # The letter means powers of 1024 in some programs, of 1000 in others.
         match = _match(value)
         if match is None or match[3].lower() not in ("k", "m", "g", "t"):
             return None
@@ -101,7 +101,7 @@ def _with_unit(nbytes: int) -> str:
 
 
 def is_size_with_unit(text: str) -> bool:
-    """Tell whether `text` is a number followed by a unit of size."""
+    """Return whether `text` is a number followed by a unit of size."""
     match = _match(text)
     return match is not None and match[3].lower() in _UNITS and match[3] != ""
 
@@ -111,9 +111,9 @@ def _match(text: str) -> re.Match[str] | None:
 
 
 def whole_bytes(name: str, value: Any, *, accepts_none: bool = False) -> int:
-    """Return bytes given as an integer, of whatever range, or as a text with a unit of size.
+    """Return bytes that are an integer of any range, or a text with a unit of size.
 
-    `accepts_none`: the caller has looked for None before, and the error says that it may be given.
+    `accepts_none`: the caller has handled None before, and the error says that it is accepted.
     """
     if isinstance(value, str) and is_size_with_unit(value):
         return parse_size(value)

@@ -1,4 +1,4 @@
-"""Texts for errors and tables, of values that files may hold: short, in one line, printable."""
+"""Texts for errors and tables of any values: short, in one line, printable."""
 
 from __future__ import annotations
 

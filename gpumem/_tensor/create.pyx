@@ -25,7 +25,7 @@ from gpumem.errors import NoAllocatorError
 # each text begins with the signature, in the form that Python reads.
 cdef object missing = MISSING       # in a variable of C, which costs less to look up
 cdef tuple WHERE = ("memory", "resource", "environment", "stream", "shareable")
-cdef int MOST_STEPS = 100000
+cdef int MAX_STEPS = 100000
 cdef dict FROM_ELSEWHERE = {"device": "memory", "arena": "resource"}
 
 
@@ -34,26 +34,26 @@ def empty(shape, dtype=MISSING, *, memory=None, resource=None, environment=None,
           shareable=False, device=None, arena=None):
     """empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=None, \
 shareable=False)\n--\n\n\
-Return a tensor of new memory, whatever is in it.
+Return a tensor of new memory with arbitrary bytes.
 
     Parameters
     ----------
     shape : int or sequence of int
         Up to 64 dimensions.
     dtype : dtype
-        Anything NumPy takes whose elements are not Python objects; a dtype of PyTorch; a short
-        name: ``"f32"``, ``"i64"``, ``"bf16"``, ``"fp8_e4m3"`` (float8_e4m3fn), ``"fp8_e5m2"``.
-        bfloat16 and float8 need the package ml_dtypes.
+        A dtype of NumPy in any form, without Python objects; a dtype of PyTorch; a short name:
+        ``"f32"``, ``"i64"``, ``"bf16"``, ``"fp8_e4m3"`` (float8_e4m3fn), ``"fp8_e5m2"``. bfloat16
+        and float8 need the package ml_dtypes.
     memory : MemoryInfo, Device or str, optional
         None: the memory of `resource`, of the innermost `using_resource`, or of `default_device`.
     resource : MemoryResource, optional
-        What hands out the memory; None: see `get_default_resource`.
+        Allocates the memory; None: see `get_default_resource`.
     environment : Environment, optional
         Its allocator of the memory is used.
     stream : stream, optional
-        Whose work uses the memory first; None is the resource's default stream.
+        Work on this stream uses the memory first; None is the resource's default stream.
     shareable : bool
-        Memory of its own that `gpumem.interop.export` can give to other processes, as
+        The memory can be shared with other processes by `gpumem.interop.export`; see
         `Arena.allocate`.
 
     Returns
@@ -91,7 +91,7 @@ Return a tensor of new memory, whatever is in it.
 
 
 def tensor_of(Buffer buffer not None, shape, dtype, offset):
-    """Do what `Buffer.tensor` describes."""
+    """Make the tensor of `Buffer.tensor`."""
     cdef int64_t lengths[MAX_RANK]
     cdef ElementType element = element_of(dtype)
     cdef int ndim = shape_from(shape, lengths)
@@ -111,7 +111,7 @@ def tensor_of(Buffer buffer not None, shape, dtype, offset):
 
 
 def is_like(Tensor tensor not None, shape, dtype):
-    """Tell whether a tensor has a shape and a dtype; those that `empty` refuses are errors."""
+    """Return whether a tensor has a shape and a dtype; those that `empty` refuses are errors."""
     cdef int64_t lengths[MAX_RANK]
     cdef ElementType element = element_of(dtype)
     cdef int ndim = shape_from(shape, lengths)
@@ -222,7 +222,7 @@ Return a tensor of new memory with one value everywhere.
 
 
 cdef int refuse_making(str name, object dtype, object device, object arena) except -1:
-    # Parameters of other libraries' functions, which the signatures do not have.
+    # The parameters `device` and `arena` of other libraries' functions are not in the signatures.
     given = ["device"] * (device is not None) + ["arena"] * (arena is not None)
     first = ("shape", "fill_value", "dtype") if name == "full" else ("shape", "dtype")
     refuse_keywords(f"{name}()", given, (*first, *WHERE), FROM_ELSEWHERE)
@@ -232,7 +232,7 @@ cdef int refuse_making(str name, object dtype, object device, object arena) exce
 def _element_from(name, given, dtype):
     if (dtype.kind in "iu" and isinstance(given, (numpy().generic, numpy().ndarray))
             and given.ndim == 0 and given.dtype.kind in "iuf"):
-        given = given.item()        # NumPy cuts its own numbers off, and checks Python's
+        given = given.item()        # NumPy truncates its own numbers, but checks Python's
     if isinstance(given, int) and dtype.kind in "iu":
         limits = numpy().iinfo(dtype)       # older NumPy wraps around, with a warning
         if not limits.min <= given <= limits.max:
@@ -247,7 +247,7 @@ def _element_from(name, given, dtype):
 # ---- assignment ----------------------------------------------------------------------------------
 
 def fill(Tensor dst not None, value, stream):
-    """Do what `Tensor.fill` describes."""
+    """Fill a tensor, as `Tensor.fill` describes."""
     cdef Side to = Side(dst.address, dst.steps, False)
     element = _element_from("value", value, dst.element.dtype)
     _require_writable(dst)
@@ -395,17 +395,17 @@ def _require_writable(Tensor dst not None):
         return
     steps = sorted(((abs(step), length - 1) for step, length in zip(dst.strides, dst.shape)
                     if length > 1), reverse=True)
-    if _do_elements_meet(steps, 0, dst.element.itemsize, False, [MOST_STEPS]):
+    if _do_elements_meet(steps, 0, dst.element.itemsize, False, [MAX_STEPS]):
         raise ValueError(f"dst has strides {dst.strides} in shape {dst.shape}: its elements of "
                          f"{exact_size(dst.element.itemsize)} share bytes")
 
 
 def _do_elements_meet(steps, distance, itemsize, apart, left):
-    """Tell whether two elements that are `distance` bytes apart so far can share bytes.
+    """Return whether two elements that are `distance` bytes apart so far can share bytes.
 
     They differ by any multiple of each step up to its limit; larger steps come first. `apart`: they
-    are two. `left` counts down: where that takes long, which no view of an array does, the answer
-    is no.
+    are two different elements. `left` counts the steps of the search down; at 0 the answer is no,
+    which no view of an array reaches.
     """
     left[0] -= 1
     if left[0] < 0:
@@ -417,7 +417,7 @@ def _do_elements_meet(steps, distance, itemsize, apart, left):
     if step == 0:
         return abs(distance) <= reach
     first = max(-most, -((reach + distance) // step))
-    # Of two elements either is the first one.
+    # Either of two elements may be the first one.
     if not apart:
         first = max(first, 0)
     return any(_do_elements_meet(rest, distance + times * step, itemsize, apart or times != 0, left)
@@ -427,8 +427,8 @@ def _do_elements_meet(steps, distance, itemsize, apart, left):
 # ---- overlap -------------------------------------------------------------------------------------
 
 cdef bint overlap(Tensor a, Tensor b):
-    # Whether the ranges of addresses have bytes in common. Elements of two tensors may interleave
-    # without sharing a byte: then this is True, and costs a copy.
+    # Returns whether the ranges of addresses have bytes in common. Elements of two tensors may
+    # interleave without sharing a byte: then this is True, and costs a copy.
     cdef int64_t a_low, a_high, b_low, b_high
     if a.count == 0:
         return False

@@ -14,11 +14,11 @@ from gpumem._buffer cimport (
     order_written, require_open, set_error, stream_handle,
 )
 from gpumem._native.driver cimport (
-    check, context_enter, context_is_dead, context_leave, CU_MEMORYTYPE_DEVICE,
-    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute, CUstream, DeviceContext, DriverDevice,
-    pointer_value,
+    context_is_dead, context_leave, CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute,
+    CUstream, device_enter, DeviceContext, DriverDevice, pointer_value,
 )
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport interrupt_again, process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._tensor.layout cimport (
@@ -179,7 +179,7 @@ def _capsule_from(x, target, stream):
 
 
 def _given_on(ordinal, give, stream):
-    """Request it with the producer's device current: a default stream's handle refers to that."""
+    """Call it with the producer's device current, which a default stream's handle refers to."""
     cdef DriverDevice driver_device
     cdef CUstream handle = <CUstream><uintptr_t>LEGACY_STREAM
     if not driver_status().available or not 0 <= ordinal < _count("cuda"):
@@ -187,7 +187,7 @@ def _given_on(ordinal, give, stream):
     driver_device = Device(f"cuda:{ordinal}")._open()
     if stream is not None:
         stream_handle(stream, driver_device, &handle)
-    check(driver_device.context.table, context_enter(&driver_device.context), "cuCtxPushCurrent")
+    device_enter(&driver_device.context, "cuCtxPushCurrent")
     try:
         return _given(give, stream=<uintptr_t>handle or LEGACY_STREAM)
     finally:
@@ -229,10 +229,10 @@ cdef Tensor tensor_of_incoming(const Incoming* incoming, object stream=None):
     tensor = tensor_over(memory_of_device(described.device, address),
                          address + described.byte_offset, element, &layout, None, stream)
     tensor.is_read_only = (incoming.flags & DL_READ_ONLY) != 0
-    # CPU memory has no stream: its producer was done when it gave the capsule.
+    # CPU memory has no stream: its producer was done when it returned the capsule.
     if described.device.device_type == DL_CPU:
         order_settled(tensor.buffer)
-    # Last: after a failure the memory is still the producer's.
+    # The owner is set last: after a failure the memory is still the producer's.
     owner = <ForeignOwner*>tensor.buffer.handle
     owner.managed = incoming.managed
     owner.versioned = incoming.versioned
@@ -274,7 +274,7 @@ cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout
 
 cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
                         const Layout* layout, object owner, object stream):
-    # Make a tensor over another library's memory; BufferError if the description is impossible.
+    # Makes a tensor over another library's memory; BufferError if the description is impossible.
     cdef int64_t size = layout_size(layout.ndim, layout.shape, element.itemsize)
     cdef int64_t low = 0
     cdef int64_t high = 0
@@ -323,7 +323,7 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
 
 
 cdef int attribute_of(CUpointer_attribute attribute, uint64_t address) except? -1:
-    # Return CUDA's attribute of an address; 0 if CUDA did not allocate or register it.
+    # Returns CUDA's attribute of an address; 0 if CUDA did not allocate or register it.
     return <int>pointer_value(_open_any("cuda"), attribute, address)
 
 
@@ -377,13 +377,13 @@ cdef Tensor tensor_of_cuda_array(object x, object described, object given):
     tensor = tensor_over(_memory_at(address), address, element, &layout, x, given)
     tensor.is_read_only = read_only
     if stream is not None:
-        # The producer's work is on that stream: the tensor's own comes after it.
+        # The producer's work is on that stream: the tensor's own is ordered after it.
         order_written(tensor.buffer, <CUstream><uintptr_t><uint64_t>stream)
     return tensor
 
 
 def _dtype_of_cuda_array(described):
-    # A structured dtype has "V" as its typestr, and its fields apart.
+    # The typestr of a structured dtype is "V"; its fields are in `descr`.
     fields = described.get("descr")
     if fields is not None and described["typestr"][1] == "V":
         return numpy().dtype([tuple(field) for field in fields])
@@ -414,7 +414,7 @@ cdef struct ForeignOwner:
     PyObject* object
     DeviceContext* context  # NULL: the CPU's memory, which outlives a fork
 
-# memory's text -> its resource; made anew in a fork's child
+# Text of a memory -> its resource; a fork's child makes new ones.
 cdef dict resources = {}
 
 
@@ -446,8 +446,7 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     cdef ForeignMemory resource = (resource_of(memory) if stream is None
                                    else ForeignMemory(memory, stream))
     cdef ForeignOwner* kept = <ForeignOwner*>calloc(1, sizeof(ForeignOwner))
-    if kept == NULL:
-        raise MemoryError("out of host memory while importing a buffer")
+    require_memory(kept != NULL, "importing a buffer")
     # Only a device's memory stays the parent's in a forked child.
     if memory.kind is not MemoryKind.HOST:
         kept.context = &resource.driver_device.context
@@ -460,7 +459,7 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
 
 cdef ForeignMemory resource_of(object memory):
     cdef ForeignMemory known = resources.get(str(memory))
-    # By text: the objects that users pass are equal, but seldom identical.
+    # The key is the text, because the objects that users pass are equal, but seldom identical.
     if known is None or context_is_dead(&known.driver_device.context):
         known = ForeignMemory(memory)
         resources[str(memory)] = known
@@ -471,7 +470,7 @@ cdef void release_owner(void* kept) noexcept nogil:
     cdef ForeignOwner* owner = <ForeignOwner*>kept
     # In a forked child a GPU's memory stays the parent's.
     if owner.context == NULL or not context_is_dead(owner.context):
-        # A deleter takes what locks it needs; it may be called on any thread.
+        # A deleter acquires the locks that it needs; it may be called on any thread.
         if owner.managed != NULL:
             dlpack_delete(owner.managed, owner.versioned)
         if owner.object != NULL and not process_is_exiting():
@@ -503,7 +502,7 @@ cdef int borrow_from_py_object(void* given, DLTensor* out) except -1:
     cdef Tensor tensor = <object>given
     make_ready(tensor)
     require_open(tensor.buffer)
-    # Borrowed: the consumer keeps the object while it reads, so there is no lease.
+    # The consumer keeps the object while it reads, so there is no lease.
     tensor_describe(tensor, tensor.dl_device, out)
     out.ndim = tensor.rank
     out.shape = tensor.lengths

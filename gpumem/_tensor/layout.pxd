@@ -20,11 +20,11 @@ cdef bint layout_is_c(int ndim, const int64_t* shape, const int64_t* strides,
                       int64_t itemsize) noexcept nogil
 cdef bint layout_is_f(int ndim, const int64_t* shape, const int64_t* strides,
                       int64_t itemsize) noexcept nogil
-# Whether each step is over all that smaller steps reach: then no elements share bytes. Views of an
-# array whose elements share none are so, but for rare ones.
+# Whether each step is larger than the reach of all smaller steps: then no elements share bytes.
+# This holds for almost all views of an array without shared bytes.
 cdef bint layout_is_nested(int ndim, const int64_t* shape, const int64_t* strides,
                            int64_t itemsize) noexcept nogil
-# Bytes below and above the first element that a tensor reaches; False if they overflow.
+# The bytes that a tensor reaches below and above its first element; False if they overflow.
 cdef bint layout_extent(int ndim, const int64_t* shape, const int64_t* strides, int64_t itemsize,
                         int64_t* low, int64_t* high) noexcept nogil
 # Strides of `to_shape` over the same bytes in the same order; False if there are none.
@@ -40,11 +40,11 @@ cdef int layout_index(object key, int ndim, const int64_t* shape, const int64_t*
                       Layout* result, int64_t* offset) except -1
 # A shape from what users write: an integer or a sequence of them; returns its rank.
 cdef int shape_from(object shape, int64_t* numbers) except -1
-# The same for reshape, where one -1 stands for what is left of `size` elements.
+# The same for reshape, where one -1 stands for the remaining factor of `size` elements.
 cdef int new_shape_from(object shape, int64_t size, int64_t* numbers) except -1
 
 
-# ---- Element types: one object per dtype, with what every protocol calls it ----------------------
+# ---- Element types: one object per dtype, with its names in every protocol -----------------------
 
 
 cdef class ElementType:
@@ -56,9 +56,9 @@ cdef class ElementType:
     cdef bytes format               # of the buffer protocol; None: it has none
     cdef object typestr             # of __cuda_array_interface__; None: it has none
 
-# The module: imported at the first tensor, because the import is slow and starts threads.
+# The module, which is imported at the first tensor, because the import is slow and starts threads.
 cdef object numpy()
-# Of anything NumPy takes for a dtype, and the names of ml_dtypes.
+# The element type of a dtype in any form of NumPy's, or of a name of ml_dtypes.
 cdef ElementType element_of(object dtype)
-# Of a DLPack producer's description; BufferError for what no dtype describes.
+# The element type of a DLPack producer's description; BufferError if no dtype describes it.
 cdef ElementType element_named(DLDataType named)

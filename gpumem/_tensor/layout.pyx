@@ -31,8 +31,8 @@ cdef extern from *:
 
 
 cdef int64_t layout_size(int ndim, const int64_t* shape, int64_t itemsize) noexcept nogil:
-    # Counts zero as one on the way, as NumPy does: (0, 2**62) is refused like (1, 2**62), so that
-    # strides never overflow.
+    # Bytes count a zero as one, as in NumPy: (0, 2**62) is refused like (1, 2**62), so that strides
+    # never overflow.
     cdef int64_t size = 1
     cdef int64_t nbytes = itemsize
     cdef int i
@@ -185,7 +185,7 @@ cdef int layout_index(object key, int ndim, const int64_t* shape, const int64_t*
     offset[0] = 0
     if type(key) is not tuple:
         key = (key,)
-    # First pass: how many dimensions are named, so that Ellipsis is known to keep the others.
+    # The first pass counts the named dimensions, because Ellipsis keeps the others.
     for part in key:
         if part is Ellipsis:
             if dots:
@@ -230,7 +230,7 @@ cdef int keep_axes(Layout* result, int begin, int end, const int64_t* shape,
 
 cdef int64_t take_slice(object part, int64_t length, int64_t stride,
                         Layout* result) except? -1:
-    # Add the slice's dimension; return the offset of its first element in bytes.
+    # Adds the slice's dimension; returns the offset of its first element in bytes.
     cdef Py_ssize_t start = 0
     cdef Py_ssize_t stop = 0
     cdef Py_ssize_t step = 1
@@ -308,7 +308,7 @@ cdef int new_shape_from(object shape, int64_t size, int64_t* numbers) except -1:
             unknown = i
             wanted[i] = 1
     ndim = shape_from(tuple(wanted), numbers)
-    # As a Python integer: the product of a wrong shape may overflow.
+    # The total is a Python integer, because the product of a wrong shape may overflow.
     total = 1
     for i in range(ndim):
         total *= <object>numbers[i]
@@ -322,7 +322,7 @@ cdef int new_shape_from(object shape, int64_t size, int64_t* numbers) except -1:
 # ---- Reading dtypes ------------------------------------------------------------------------------
 
 
-# What NumPy has no dtype for and ml_dtypes has: name -> (DLPack code, minor version that has it).
+# Dtypes of ml_dtypes that NumPy does not have: name -> (DLPack code, minor version that has it).
 _ML_DTYPES = {
     "bfloat16": (DL_BFLOAT, 0),
     "float8_e3m4": (DL_FLOAT8_E3M4, 1),
@@ -334,7 +334,7 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": (DL_FLOAT8_E5M2FNUZ, 1),
     "float8_e8m0fnu": (DL_FLOAT8_E8M0FNU, 1),
 }
-# Short names, none of which NumPy gives a meaning: its "f16" has 16 bytes, its "i8" 8.
+# Short names that have no meaning in NumPy: its "f16" has 16 bytes, its "i8" 8.
 _SHORT = {
     "bf16": "bfloat16", "fp16": "float16",
     "f32": "float32", "fp32": "float32", "f64": "float64", "fp64": "float64",
@@ -346,16 +346,16 @@ _KINDS = {"b": DL_BOOL, "i": DL_INT, "u": DL_UINT, "f": DL_FLOAT, "c": DL_COMPLE
 _LETTERS = {code: letter for letter, code in _KINDS.items()}
 _CODES = {code: name for name, (code, _) in _ML_DTYPES.items()}
 
-# Element types by what was given: a type, a dtype, a name. Bounded, because a program may make
-# ever new structured dtypes.
+# Element types by argument: a type, a dtype, a name. The number is bounded, because a program may
+# always make new structured dtypes.
 cdef dict _known = {}
 cdef dict _named = {}
 cdef enum:
-    MOST_KNOWN = 1024
+    MAX_KNOWN = 1024
 
-# The latest one, found by identity: mostly a program uses one dtype again and again. Without the
-# interpreter lock a thread could see one of the two changed, and take another dtype's element type,
-# so they are not used there.
+# The latest argument is found by identity, because most programs use one dtype repeatedly. Without
+# an interpreter lock a thread could see only one of the two changed, and use the element type of
+# another dtype, so they are not used there.
 cdef object last_given = None
 cdef ElementType last_element = None
 
@@ -363,7 +363,7 @@ cdef ElementType last_element = None
 @cython.final
 @cython.no_gc
 cdef class ElementType:
-    """One dtype and what every protocol calls it."""
+    """One dtype and its names in every protocol."""
 
 
 cdef object _numpy = None
@@ -379,12 +379,8 @@ cdef object numpy():
 
 
 cdef ElementType element_of(object dtype):
-    # Return the element type of anything that NumPy takes for a dtype.
-    #
-    # Raises
-    # ------
-    # TypeError
-    # No dtype, or one whose elements are Python objects, have no size, or are arrays.
+    # Returns the element type of a dtype in any form of NumPy's. Raises TypeError if it is not a
+    # dtype, or its elements are Python objects, have no size, or are arrays.
     if HAS_INTERPRETER_LOCK and dtype is last_given and last_element is not None:
         return last_element
     return look_up(dtype)
@@ -399,7 +395,7 @@ cdef ElementType look_up(object dtype):
         return _element_of_dtype(dtype_from(dtype))
     if element is None:
         element = _element_of_dtype(dtype_from(dtype))
-        if len(_known) >= MOST_KNOWN:
+        if len(_known) >= MAX_KNOWN:
             _known.clear()
         _known[dtype] = element
     if HAS_INTERPRETER_LOCK:
@@ -425,7 +421,7 @@ cdef ElementType element_named(DLDataType named):
 # ---- to and from NumPy ---------------------------------------------------------------------------
 
 def dtype_from(given):
-    """Return NumPy's dtype of one of PyTorch, of a name, or of what NumPy takes.
+    """Return NumPy's dtype of a dtype of PyTorch, of a name, or of any form of NumPy's.
 
     Raises
     ------
@@ -481,7 +477,7 @@ cdef ElementType _element_of_dtype(object dtype):
 
 
 cdef int _name_for_dlpack(ElementType element) except -1:
-    # Leaves bits at 0 for byte orders, paddings and kinds that DLPack has no code for.
+    # Bits stay 0 for byte orders, paddings and kinds that DLPack has no code for.
     dtype = element.dtype
     if dtype.name in _ML_DTYPES:
         code, element.dl_minor = _ML_DTYPES[dtype.name]

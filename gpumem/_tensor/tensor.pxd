@@ -22,8 +22,8 @@ cdef class Tensor:
     cdef int64_t* dl_steps          # the strides, in elements; once `is_described`
     cdef int32_t rank
     cdef bint is_read_only
-    cdef bint is_described          # DLPack can describe it: was checked
-    cdef DLDevice dl_device         # what it calls itself to DLPack consumers
+    cdef bint is_described          # it was checked that DLPack can describe it
+    cdef DLDevice dl_device         # its device for DLPack consumers
     cdef int64_t inline_numbers[3 * INLINE_RANK]    # the three, if they fit
     cdef object __weakref__
 
@@ -39,15 +39,15 @@ cdef Tensor tensor_within(Buffer buffer, ElementType element, int64_t offset, in
 cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
 # Copies the elements of one tensor into another of the same shape and element type.
 cdef int tensor_move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1
-# What gives more memory like that which the tensor is in.
+# The resource that allocates more memory of the tensor's kind.
 cdef MemoryResource resource_beside(Tensor tensor)
-# BufferError for what DLPack cannot describe; called before any of the next two.
+# BufferError if DLPack cannot describe it; called before any of the next two.
 cdef inline int tensor_find_words(Tensor tensor) except -1:
     return 0 if tensor.is_described else find_words(tensor)
 
 
 cdef int find_words(Tensor tensor) except -1
-# What DLPack shows of it as being on `device`, but for shape and strides.
+# Describes it for DLPack on `device`, without shape and strides.
 cdef inline void tensor_describe(Tensor tensor, DLDevice device, DLTensor* described) noexcept:
     described.data = <void*>(tensor.address if tensor.count else 0)
     described.device = device
@@ -73,7 +73,7 @@ cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy)
 # ---- The order of a DLPack consumer --------------------------------------------------------------
 
 
-# Orders a consumer behind what was queued: its stream, or the CPU.
+# Orders a consumer, its stream or the CPU, after queued work.
 cdef inline int export_order(Buffer buffer, DLDevice device, object stream) except -1:
     if stream is None and device.device_type == DL_CPU:
         return order_host(buffer)

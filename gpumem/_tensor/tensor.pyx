@@ -1,4 +1,4 @@
-"""Tensor: the views of typed memory, what each protocol shows of it, and making one."""
+"""Tensor: views of typed memory, its form in each protocol, and making one."""
 
 cimport cython
 from cpython.buffer cimport (
@@ -22,6 +22,7 @@ from gpumem._copy cimport copy_elements, Side
 from gpumem._native.driver cimport CUstream
 from gpumem._support.arithmetic cimport refuse_arithmetic
 from gpumem._support.instances cimport destructor, forbid_instantiation, replace_dealloc
+from gpumem._support.memory cimport require_memory
 from gpumem._tensor.layout cimport (
     element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_index, layout_is_c,
     layout_is_f, layout_reshape, layout_size, MAX_RANK, new_shape_from, numpy,
@@ -38,21 +39,21 @@ from gpumem.device import can_access, MemoryInfo, MemoryKind
 cdef class Tensor:
     """Typed, strided elements in a `Buffer`, seen by NumPy and every GPU library without a copy.
 
-    Made by `empty`, `zeros`, `full`, `asarray` and `from_dlpack`. Its layout never changes; what
-    indexing, `reshape` and `view` return are further tensors over the same buffer, and each
-    keeps the memory, as do the views of other libraries.
+    Made by `empty`, `zeros`, `full`, `asarray` and `from_dlpack`. Its layout never changes:
+    indexing, `reshape` and `view` return further tensors over the same buffer, and each keeps the
+    memory, as do the views of other libraries.
 
-    What gpumem queues on a stream for it (a fill, a copy) is ordered by the buffer's own stream:
-    `numpy`, the buffer protocol and DLPack consumers come after it.
-    (``torch.asarray`` is none of these: it reads any buffer's bytes as its default dtype.)
+    Work that gpumem queues for it (a fill, a copy) is ordered by the buffer's own stream: `numpy`,
+    the buffer protocol and DLPack consumers wait for it. (``torch.asarray`` uses none of these: it
+    reads any buffer's bytes as its default dtype.)
 
-    Two tensors are equal if they are the same object, so that they can be keys; of elements compare
-    `item`, `numpy` or `tolist`. With a number or a list ``==`` is a TypeError.
+    Two tensors are equal if they are the same object, so that they can be keys. To compare
+    elements, use `item`, `numpy` or `tolist`. With a number or a list ``==`` is a TypeError.
 
     Attributes
     ----------
     buffer : Buffer
-        The block behind it, all of it.
+        The whole block that it lies in.
 
     Examples
     --------
@@ -124,7 +125,7 @@ cdef class Tensor:
         return bool(self.is_read_only)
 
     def transports(self):
-        """Tell which ways its memory has to others, as `gpumem.interop.transports` does.
+        """Return how others can reach its memory, as `gpumem.interop.transports` does.
 
         Examples
         --------
@@ -170,7 +171,7 @@ cdef class Tensor:
         Parameters
         ----------
         *shape : int, or one sequence of int
-            One of them may be -1: what is left.
+            One of them may be -1: the remaining factor.
         copy : bool, optional
             None: a view where strides can describe it, else a copy in the same memory, as NumPy
             does. True: always a copy. False: never.
@@ -216,7 +217,7 @@ cdef class Tensor:
         ValueError
             The bytes cannot be divided so.
         TypeError
-            No dtype.
+            It is not a dtype.
 
         Examples
         --------
@@ -268,7 +269,7 @@ cdef class Tensor:
         return made
 
     def export_as(self, dlpack_device):
-        """Return a view that DLPack exports under another device, which reaches the memory too.
+        """Return a view that DLPack exports under another device, which also reaches the memory.
 
         By default pinned memory is exported as CPU memory and managed memory as managed memory.
         PyTorch imports neither CUDAHost nor CUDAManaged; CuPy does not import CPU memory.
@@ -282,7 +283,7 @@ cdef class Tensor:
         Raises
         ------
         ValueError
-            No such device.
+            There is no such device.
         BufferError
             That device does not reach the memory.
 
@@ -306,9 +307,9 @@ cdef class Tensor:
 
         Numbers, lists and NumPy's arrays are converted and broadcast as in NumPy, but an array is
         cast as by ``numpy.copyto``: one of floats does not fit into integers (TypeError). Another
-        library's array and a Tensor are taken as by `copy`.
-        Queued as by `fill` and `copy`, without a stream of the caller's. While the buffer's own
-        stream is captured into a graph, a scalar becomes a part of the graph, and an array that
+        library's array and a Tensor are accepted as by `copy`.
+        Work is queued as by `fill` and `copy`, without a stream of the caller's. While the buffer's
+        own stream is captured into a graph, a scalar becomes a part of the graph, and an array that
         gpumem did not make is a DriverError: the graph would read it at each launch.
 
         Examples
@@ -356,7 +357,7 @@ cdef class Tensor:
         Parameters
         ----------
         stream : stream, optional
-            Where the copy is queued, and what its buffer belongs to; None is the resource's own.
+            The copy is queued on it, and its buffer belongs to it; None is the resource's own.
 
         Examples
         --------
@@ -378,9 +379,9 @@ cdef class Tensor:
         Parameters
         ----------
         memory : MemoryInfo, Device or str
-            Whose default resource gives the memory, if a copy is made.
+            Its default resource allocates the memory, if a copy is made.
         stream : stream, optional
-            Where the copy is queued, and what its buffer belongs to.
+            The copy is queued on it, and its buffer belongs to it.
         copy : bool, optional
             None: only if the memories are not compatible, or the readers of `memory` cannot access
             this one. True: always. False: never.
@@ -417,15 +418,15 @@ cdef class Tensor:
     def numpy(self, *, writable=None, sync=True):
         """Return a NumPy array of the same memory, without a copy.
 
-        The array keeps the memory, also when every object of gpumem is gone.
+        The array keeps the memory, also when every object of gpumem has ended.
 
         Parameters
         ----------
         writable : bool, optional
             None: unless the tensor is read-only.
         sync : bool
-            Wait until what gpumem queued on the buffer's stream has finished. False: the caller
-            has waited.
+            Wait until work that gpumem queued on the buffer's stream has finished. False: the
+            caller has waited.
 
         Raises
         ------
@@ -444,7 +445,7 @@ cdef class Tensor:
         """
         cdef int64_t low = 0
         cdef int64_t high = 0
-        # Refuse before anything is shared or waited for.
+        # It refuses before it shares or waits.
         require_cpu(self)
         if writable and self.is_read_only:
             raise BufferError("this tensor is read-only: copy it to write it, as with "
@@ -486,8 +487,8 @@ cdef class Tensor:
         return self.to("host").numpy(writable=False).tolist()
 
     def __eq__(self, other):
-        # Tensors are told apart, as members of a list or keys of a dict; NumPy's arrays and scalars
-        # compare elements themselves. A number would be silently unequal.
+        # Tensors compare by identity, as members of a list or keys of a dict; NumPy's arrays and
+        # scalars compare elements themselves. A number would be silently unequal.
         if type(other) in (bool, int, float, complex, list, tuple):
             raise TypeError(f"a tensor and {other!r} cannot be compared: expected item(), numpy() "
                             "or tolist() of the tensor")
@@ -578,7 +579,7 @@ cdef class Tensor:
             raise AttributeError("__cuda_array_interface__ has no typestr for "
                                  f"{self.element.dtype}: "
                                  f"use DLPack, or view('u{self.element.itemsize}')")
-        # A consumer waits for `stream` alone, so what the memory waits for comes before it there.
+        # A consumer waits for `stream` alone, so that waits for all other work on the memory.
         require_open(self.buffer)
         self.buffer.home.before_stream(self.buffer, own_stream(self.buffer),
                                        self.buffer.home.driver_device)
@@ -607,11 +608,11 @@ cdef class Tensor:
         Parameters
         ----------
         stream : int, optional
-            The consumer's stream, which then comes after what the buffer's stream has queued. On a
-            CUDA device None and 1 are the legacy default stream, 2 the thread's own, -1 means
-            no order. For CPU memory None: the call waits. The block is not reused while work that
-            a default stream had when the block was freed is unfinished; a consumer on another
-            stream keeps its view until its work is done, or calls `Buffer.record_stream`.
+            The consumer's stream, which is then ordered after the buffer's stream. On a CUDA device
+            None and 1 are the legacy default stream, 2 the thread's own, -1 means no order. For CPU
+            memory None: the call waits. The block is not reused while work that a default stream
+            had when the block was freed is unfinished; a consumer on another stream keeps its view
+            until its work is done, or calls `Buffer.record_stream`.
         max_version : tuple of int, optional
             The newest DLPack that the consumer reads; from (1, 0) it gets a versioned capsule.
         dl_device : tuple of int, optional
@@ -669,8 +670,7 @@ cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int
     cdef Tensor tensor = Tensor.__new__(Tensor)
     if ndim > INLINE_RANK:
         tensor.lengths = <int64_t*>malloc(3 * ndim * sizeof(int64_t))
-        if tensor.lengths == NULL:
-            raise MemoryError("out of host memory while creating a tensor")
+        require_memory(tensor.lengths != NULL, "creating a tensor")
     else:
         tensor.lengths = tensor.inline_numbers
     # Shape, strides and DLPack's strides lie in one array, one after the other.
@@ -712,7 +712,7 @@ cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int nd
         buffer = resource.obtain(size * element.itemsize)
     else:
         buffer = resource.allocate(size * element.itemsize, stream)
-    # Not written yet: the bytes are those of an earlier block.
+    # The bytes are those of an earlier block.
     return tensor_within(buffer, element, 0, ndim, shape, size)
 
 
@@ -752,7 +752,7 @@ cdef MemoryResource resource_beside(Tensor tensor):
 cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy):
     source = tensor.buffer.home.memory
     target = MemoryInfo.parse(memory)
-    # The buffer stays the same one, so later work on either tensor is in one order.
+    # Both tensors have the same buffer, so later work on them is in one order.
     if not copy and is_memory_for(source, target):
         return tensor
     if copy is not None and not copy:
@@ -797,7 +797,7 @@ cdef int require_cpu(Tensor tensor) except -1:
 
 
 cdef int require_order(Tensor tensor, int flags) except -1:
-    # Refuse a buffer request that promises an order of elements which they do not have.
+    # Refuses a buffer request for an order that the elements do not have.
     cdef bint in_c = layout_is_c(tensor.rank, tensor.lengths, tensor.steps,
                                  tensor.element.itemsize)
     cdef bint in_f = layout_is_f(tensor.rank, tensor.lengths, tensor.steps,
@@ -833,7 +833,7 @@ cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
 cdef int find_words(Tensor tensor) except -1:
     cdef ElementType element = tensor.element
     cdef int i
-    # Found once: neither the element type nor the strides of a tensor change.
+    # This runs once: neither the element type nor the strides of a tensor change.
     if element.dl.bits == 0:
         raise BufferError(f"DLPack has no type for {element.dtype}: view() it as integers")
     for i in range(tensor.rank):
@@ -882,8 +882,8 @@ cdef vectorcall general_dlpack = call_first(Tensor.__dict__["__dlpack__"], quick
 
 cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object stream,
                         object copy):
-    # Export adjacent elements in new memory: of the same kind, or on the CPU. The consumer's stream
-    # is checked before the copy is made, and ordered behind it.
+    # Exports adjacent elements in new memory: of the same kind, or on the CPU. The consumer's
+    # stream is checked before the copy is made, and ordered after it.
     cdef Tensor made
     cdef bint here = export_reaches(tensor.buffer.home, device)
     cdef bint on_cpu = device.device_type == DL_CPU and device.device_id == 0
@@ -969,11 +969,11 @@ cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1
     if device.device_type == DL_CPU or device.device_type == DL_CUDA_HOST:
         return order_host(buffer)
     if stream is None and device.device_type == DL_CUDA_MANAGED:
-        return order_host(buffer)       # consumers give no stream for it, and order nothing
+        return order_host(buffer)       # consumers pass no stream for it, and order nothing
     if stream is not None:
         if stream == -1:            # the consumer orders it itself
             return 0
         handle = stream
-    # The consumer's stream waits on the device: the CPU goes on.
+    # The consumer's stream waits on the device; the CPU does not wait.
     order_stream(buffer, <CUstream><uintptr_t>handle)
     return buffer_note_consumer(buffer, handle)

@@ -1,4 +1,4 @@
-"""VirtualTensor: a tensor whose rows get memory and give it back, at addresses that stay."""
+"""VirtualTensor: a tensor of rows that get memory and release it, at addresses that stay."""
 
 from bisect import bisect_left, bisect_right
 from weakref import ref
@@ -25,6 +25,7 @@ from gpumem._native.driver cimport DriverDevice
 from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport raise_interrupt
 from gpumem._tensor.layout cimport (
     element_of, ElementType, layout_c_strides, layout_size, MAX_RANK, shape_from,
@@ -44,10 +45,10 @@ cdef enum:
 
 @cython.final
 cdef class SpanMemory(MemoryResource):
-    """The resource of buffers over a virtual tensor; what is allocated comes from its arena."""
+    """The resource of buffers over a virtual tensor; it allocates from the tensor's arena."""
 
     cdef Arena arena
-    cdef ArenaSpan* span        # alive as long as one of the buffers
+    cdef ArenaSpan* span        # lives as long as one of the buffers
 
     @property
     def closed(self):
@@ -55,7 +56,7 @@ cdef class SpanMemory(MemoryResource):
         return bool(span_figures(self.span).closed)
 
     def allocate(self, nbytes, stream=None, **settings):
-        """Hand out a block of the tensor's arena."""
+        """Allocate a block of the tensor's arena."""
         return self.arena.allocate(nbytes, stream, **settings)
 
     cdef Buffer obtain(self, uint64_t nbytes):
@@ -70,16 +71,15 @@ cdef class SpanMemory(MemoryResource):
     cdef void free_buffer(self, Buffer buffer) noexcept:
         span_view_end(<void*><uintptr_t>buffer.handle)
 
-    cdef Lease* lease(self, Buffer buffer) except NULL:
+    cdef Lease* lease(self, Buffer buffer) except? NULL:
         cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes,
                                          buffer.slot, NULL, release_view)
-        if lease == NULL:
-            raise MemoryError("out of host memory while sharing a virtual tensor")
-        lease.owner_views = arena_views(span_arena(self.span))
+        if lease != NULL:
+            lease.owner_views = arena_views(span_arena(self.span))
         return lease
 
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1:
-        # The span has the notes: they outlast the view, until its rows are released.
+        # The span keeps the notes after the view has ended, until its rows are released.
         cdef const SpanView* view = <const SpanView*><uintptr_t>buffer.handle
         return note_stream(self.span, slot, span_view_first(view), span_view_last(view))
 
@@ -106,8 +106,7 @@ cdef class SpanMemory(MemoryResource):
 
 
 cdef int note_stream(ArenaSpan* span, uint32_t slot, uint64_t first, uint64_t last) except -1:
-    if span_record(span, slot, first, last) != ARENA_OK:
-        raise MemoryError("out of host memory while recording a stream")
+    require_memory(span_record(span, slot, first, last) == ARENA_OK, "recording a stream")
     return 0
 
 
@@ -117,25 +116,25 @@ cdef void release_view(Lease* lease) noexcept nogil:
 
 @cython.final
 cdef class VirtualTensor:
-    """A tensor whose rows get memory and give it back, while its addresses stay.
+    """A tensor of rows that get memory and release it, while its addresses stay.
 
-    Made by `Arena.virtual`. Addresses of all rows are reserved once; `commit` puts memory behind
-    rows, `release` takes it away. Kernels, captured graphs and tensors of other libraries that have
-    the address of a row may use it whenever the row is committed: neither its address nor the
-    access to it changes. To touch a row that is not committed is an error of the program, as any
-    other address without memory: the device reports an illegal address, the CPU a fault.
+    Made by `Arena.virtual`. Addresses of all rows are reserved once; `commit` maps memory for rows,
+    `release` unmaps it. Kernels, captured graphs and tensors of other libraries that have the
+    address of a row may use it whenever the row is committed: neither its address nor the access to
+    it changes. An access to a row that is not committed is an error of the program, as to any other
+    address without memory: the device reports an illegal address, the CPU a fault.
 
-    Memory comes in pages, driver allocations of `page_nbytes` each, all of one size, which is the
-    largest power of two from 2 to 32 MiB that is at most one step: a driver call costs as much for
-    a large page as for a small one, and a page goes back only when none of its rows is committed.
-    A commit makes what its rows lack, and gives access to neighbouring pages in one call.
+    Pages are driver allocations of `page_nbytes` each. That is the largest power of two from 2 to
+    32 MiB that is at most one step: a driver call costs as much for a large page as for a small
+    one, and a page is released only when none of its rows is committed. A commit makes the missing
+    pages of its rows, and gives access to neighbouring pages in one call.
 
     A release returns at once. Work that is queued on the tensor's stream, and on every stream that
-    `record_stream` noted for the rows, may still use them: their pages leave when an event behind
-    it has completed, which later commits, releases, shrinks and allocations that are out of memory
-    look for. Until then they count in `Arena.stats` as reserved, and a commit of the same rows
-    takes them back as they are. If a limit is reached meanwhile, a commit waits for that work at
-    most for ``ArenaConfig.oom_wait_ms``.
+    `record_stream` noted for the rows, may still use them: their pages are released when an event
+    after that work has completed. Later commits, releases, shrinks and allocations that are out of
+    memory poll that event. Until then the pages count in `Arena.stats` as reserved, and a commit of
+    the same rows reuses them. If a limit is reached, a commit waits for that work for at most
+    ``ArenaConfig.oom_wait_ms``.
 
     Pages are charged to the arena's limit and budget like blocks, and count in its statistics.
     Safe to use from many threads.
@@ -143,21 +142,21 @@ cdef class VirtualTensor:
     Attributes
     ----------
     arena : Arena
-        Where the memory comes from: the arena that made it, or that of the tag it was made under.
+        The arena of its memory: the one that made it, or that of the tag it was made under.
     full : Tensor
-        All rows, committed or not, at one address; give it to kernels and libraries once, before
-        anything is committed or later. It does not hold rows: what is queued through it on a
-        stream other than the tensor's is recorded by `record_stream`. It is valid as long as this
-        object is not closed, and keeps the memory if this object ends before it.
+        All rows, committed or not, at one address; pass it to kernels and libraries once, before or
+        after rows are committed. It does not hold rows: record a stream other than the tensor's
+        that uses it by `record_stream`. It is valid until this object is closed, and keeps the
+        memory if this object ends before it.
     shape : tuple of int
-        The most rows, and the shape of one.
+        The maximum number of rows, and the shape of one.
     dtype : numpy.dtype
     ptr : int
         Address of row 0.
     row_nbytes, page_nbytes : int
         Bytes of a row, and of a page.
     ahead : int
-        Rows for which a commit that makes pages makes some more, behind its last row.
+        Rows after its last row for which a commit that makes pages makes more.
     on_pressure : callable or None
         May be set.
     name : str
@@ -234,7 +233,7 @@ cdef class VirtualTensor:
 
     @property
     def held_nbytes(self):
-        """Bytes of memory it holds: its pages, those ahead and those that leave included."""
+        """Bytes of its pages, including those ahead and those that wait for their release."""
         return span_figures(self.span).held
 
     @property
@@ -255,7 +254,7 @@ cdef class VirtualTensor:
         if value is None:
             return
         with self.lock:
-            # Those that ended leave the list here.
+            # Tensors that have ended are removed here.
             known = [each for each in self.arena.pressure_tensors if each() not in (None, self)]
             self.arena.pressure_tensors[:] = [*known, ref(self)]
 
@@ -277,12 +276,12 @@ cdef class VirtualTensor:
     # ---- more and fewer rows ---------------------------------------------------------------------
 
     def commit(self, first, last=None):
-        """Put memory behind rows; nothing to do for those that have it.
+        """Map memory for rows; rows that have memory are left unchanged.
 
         ``commit(rows)`` is for the first `rows` rows, ``commit(first, last)`` for those from
         `first` to `last`, exclusive, as in `range`. The bytes of rows that had no memory are
-        arbitrary. Needs no order: the memory is there when the call returns. It may be called while
-        a graph is captured.
+        arbitrary. The memory is there when the call returns, without any order of streams. It may
+        be called while a graph is captured.
 
         Raises
         ------
@@ -312,14 +311,14 @@ cdef class VirtualTensor:
             self.read_rows(0, first, &begin, &end, "rows")
         else:
             self.read_rows(first, last, &begin, &end)
-        self.bring(begin, end)
+        self.commit_rows(begin, end)
 
     def release(self, first, last):
-        """Take rows away, from `first` to `last`, exclusive; those without memory stay without.
+        """Release rows from `first` to `last`, exclusive; rows without memory are left unchanged.
 
-        Returns at once; a page without a committed row goes back to the driver when the work is
-        done that is queued by now on the tensor's stream and on those recorded for rows of it.
-        Pages ahead stay for `ahead` rows behind the last one that is still committed.
+        Returns at once. A page without a committed row is released to the driver when the work
+        queued now on the tensor's stream, and on those recorded for its rows, is done. Pages ahead
+        stay for `ahead` rows after the last row that is still committed.
 
         Raises
         ------
@@ -348,10 +347,10 @@ cdef class VirtualTensor:
         with self.lock:
             self.require_usable()
             self.require_free(begin, end)
-            self.take_away(begin, end, &room)
+            self.release_rows(begin, end, &room)
 
     def resize(self, rows):
-        """Commit the first `rows` rows, and release all behind them.
+        """Commit the first `rows` rows, and release all rows after them.
 
         Raises
         ------
@@ -374,19 +373,19 @@ cdef class VirtualTensor:
         with self.lock:
             self.require_usable()
             self.require_free(end, self.max_rows)
-        # Before rows are committed, so that the release behind them does not fail for it.
+        # The room is made before rows are committed, so that the release after them cannot fail.
         room = room_for_streams(self.span, NULL)
         if room == NULL:
             raise_status(self.arena, 0, 0, self.slot, ARENA_NO_METADATA)
         try:
-            self.bring(begin, end)
+            self.commit_rows(begin, end)
             with self.lock:
                 self.require_free(end, self.max_rows)
-                self.take_away(end, self.max_rows, &room)
+                self.release_rows(end, self.max_rows, &room)
         finally:
             uses_free(room)
 
-    cdef int bring(self, uint64_t first, uint64_t last) except -1:
+    cdef int commit_rows(self, uint64_t first, uint64_t last) except -1:
         cdef Callbacks callbacks
         cdef uint32_t begin, end, ahead
         cdef list errors = []
@@ -396,8 +395,8 @@ cdef class VirtualTensor:
         cdef uint64_t until = 0
         memset(&callbacks, 0, sizeof(Callbacks))
         begin = self.page_at(first)
-        end = self.page_behind(last) if last > first else begin
-        ahead = self.page_behind(min(last + self.ahead, self.max_rows)) if last > first else begin
+        end = self.page_after(last) if last > first else begin
+        ahead = self.page_after(min(last + self.ahead, self.max_rows)) if last > first else begin
         while True:
             with self.lock:
                 self.require_usable()
@@ -406,15 +405,15 @@ cdef class VirtualTensor:
                 if status == ARENA_OK:
                     with_rows(self.edges, first, last)
                     break
-            # Without the lock: the memory may come from a release of another thread, and while
-            # Ctrl-C's exception is set, nothing of Python may be called.
+            # The lock is released here, because another thread may release memory. While Ctrl-C's
+            # exception is set, no function of Python may be called.
             with nogil:
                 status = span_wait(self.span, status, &lack, &until)
             if status == ARENA_INTERRUPTED:
                 raise_interrupt()
             if status == ARENA_OK:
                 continue
-            until = 0       # after a callback it waits anew
+            until = 0       # after a callback the wait begins again
             nbytes = rows_missing(self.edges, first, last) * self.row_nbytes
             # Callbacks run without the lock: they may release rows of any tensor.
             if make_room(self.arena, status, nbytes, self, &callbacks, errors):
@@ -424,9 +423,8 @@ cdef class VirtualTensor:
             raise_status(self.arena, nbytes, 0, self.slot, status)
         report_errors(errors)
 
-    cdef int take_away(self, uint64_t first, uint64_t last, Uses** room) except -1:
-        # Of the pages that the rows lie in, the first and the last may have others. Takes the room,
-        # if there is some.
+    cdef int release_rows(self, uint64_t first, uint64_t last, Uses** room) except -1:
+        # The first and the last of their pages may have other rows, too. It owns `room`, if any.
         cdef Uses* taken
         cdef list edges = list(self.edges)
         cdef uint32_t begin, end, ahead, ahead_end
@@ -434,14 +432,14 @@ cdef class VirtualTensor:
         cdef int status
         without_rows(edges, first, last)
         begin = self.page_at(first)
-        end = self.page_behind(last) if last > first else begin
+        end = self.page_after(last) if last > first else begin
         while begin < end and self.has_rows(edges, begin):
             begin += 1
         while begin < end and self.has_rows(edges, end - 1):
             end -= 1
         behind = edges[len(edges) - 1] if edges else 0
-        ahead = self.page_behind(behind)
-        ahead_end = self.page_behind(min(behind + self.ahead, self.max_rows))
+        ahead = self.page_after(behind)
+        ahead_end = self.page_after(min(behind + self.ahead, self.max_rows))
         taken = room[0]
         room[0] = NULL
         with nogil:
@@ -460,8 +458,8 @@ cdef class VirtualTensor:
     cdef inline uint32_t page_at(self, uint64_t row) noexcept:
         return <uint32_t>(row * self.row_nbytes // self.page_nbytes)
 
-    cdef inline uint32_t page_behind(self, uint64_t row) noexcept:
-        # The first one without a byte of the rows before `row`.
+    cdef inline uint32_t page_after(self, uint64_t row) noexcept:
+        # Returns the first page without a byte of the rows before `row`.
         return <uint32_t>((row * self.row_nbytes + self.page_nbytes - 1) // self.page_nbytes)
 
     cdef int read_rows(self, object first, object last, uint64_t* begin, uint64_t* end,
@@ -486,9 +484,9 @@ cdef class VirtualTensor:
     # ---- its rows as tensors ---------------------------------------------------------------------
 
     def tensor(self, first=0, last=None):
-        """Return committed rows as a Tensor, which holds them: they are not released meanwhile.
+        """Return committed rows as a Tensor, which holds them: it prevents their release.
 
-        Views of it, in NumPy, PyTorch or any library, hold them too.
+        Views of it, in NumPy, PyTorch or any library, also hold them.
 
         Parameters
         ----------
@@ -533,8 +531,7 @@ cdef class VirtualTensor:
             buffer = empty_buffer(self.home, self.slot)
         else:
             view = span_view(self.span, first * self.row_nbytes, last * self.row_nbytes)
-            if view == NULL:
-                raise MemoryError("out of host memory while viewing a virtual tensor")
+            require_memory(view != NULL, "viewing a virtual tensor")
             buffer = buffer_of(self.home, address, nbytes, nbytes, <uintptr_t>view, self.slot)
         made = tensor_new(buffer, self.element, address, <int>len(self.shape))
         made.lengths[0] = count
@@ -548,7 +545,7 @@ cdef class VirtualTensor:
     def numpy(self):
         """Return the committed rows from row 0 on as a NumPy array, which holds them.
 
-        Waits for what gpumem queued on the tensor's stream, as `Tensor.numpy` does.
+        Waits for work that gpumem queued on the tensor's stream, as `Tensor.numpy` does.
 
         Raises
         ------
@@ -579,24 +576,24 @@ cdef class VirtualTensor:
                                         dl_device=dl_device, copy=copy)
 
     def record_stream(self, stream, first=0, last=None):
-        """Note that work on another stream uses committed rows: their release comes behind it.
+        """Note that work on another stream uses committed rows: their release is ordered after it.
 
-        As with the block of a `Buffer`, a note ends with the release: pages leave once the work has
-        ended that is queued on the stream by then, and rows that are committed later are noted
-        anew. A release of other rows does not wait for it, if they have pages of their own.
-        Recording a stream for the same rows twice changes nothing. While graphs with rows of the
-        tensor are launched on a stream, note it for these rows before they are released.
+        A note ends with the release of its rows, as for the block of a `Buffer`: their pages are
+        released once the work that the stream has queued by then is done. Rows that are committed
+        later need a new note. A release of other rows does not wait for it, if they have their own
+        pages. Recording a stream for the same rows twice changes nothing. If graphs with rows of
+        the tensor are launched on a stream, note it for these rows before they are released.
 
-        The tensor's own stream needs no note. Nor do default streams of DLPack's consumers: of
-        `full`'s they are noted for all rows as long as the tensor is open, of other tensors' for
-        their rows. After ``Arena.reset_stream(stream)`` by a raw handle its notes are void.
+        The tensor's own stream needs no note, nor do default streams of DLPack's consumers: those
+        of `full` are noted for all rows as long as the tensor is open, those of other tensors for
+        their rows. ``Arena.reset_stream(stream)`` by a raw handle voids the notes of the stream.
 
         Parameters
         ----------
         stream : stream
             Of the same device.
         first, last : int, optional
-            As in `range`; None: up to the last row. Those that are not committed have no work.
+            As in `range`; None: up to the last row. Rows that are not committed are not noted.
 
         Raises
         ------
@@ -611,7 +608,7 @@ cdef class VirtualTensor:
         >>> side = gpumem.Stream("host")
         >>> cache = gpumem.Arena("host").virtual(1000, "int32", committed=10)
         >>> cache.record_stream(side)       # queue work there, then:
-        >>> cache.release(0, 10)            # the memory goes when that work is done
+        >>> cache.release(0, 10)            # the memory is released when that work is done
         """
         cdef uint32_t slot = 0
         cdef uint64_t begin, end
@@ -631,7 +628,7 @@ cdef class VirtualTensor:
             slot_drop(self.arena.core, slot)
 
     def close(self):
-        """Release all rows. Idempotent; the addresses go with the last view of `full`.
+        """Release all rows. Idempotent; the addresses are released with the last view of `full`.
 
         Raises
         ------
@@ -685,8 +682,8 @@ cdef uint64_t row_number(str name, object value, uint64_t least,
 
 
 cdef int with_rows(list edges, uint64_t first, uint64_t last) except -1:
-    # Rows are committed between an edge of even place and the next one. What lies in between goes,
-    # and an end that lies in or at committed rows is not one.
+    # Rows are committed between an edge of even place and the next one. Edges between `first` and
+    # `last` are removed, and an end that lies in or at committed rows is not an edge.
     if first == last:
         return 0
     low = bisect_left(edges, first)

@@ -1,7 +1,7 @@
-"""What tests and measurements may ask of gpumem beyond its public API.
+"""Functions for tests and measurements in addition to the public API.
 
-Nothing else in the package imports this. `host_device` counts, fails and delays the host device's
-calls and searches for misuse; `arenas`, `copies` and `driver` reach what the public API keeps to
-itself; `torch_hooks` calls PyTorch's hooks without PyTorch; `integrations` offers the parts that
-integrations are made of.
+No other module of the package imports this. `host_device` counts, fails and delays the host
+device's calls and searches for misuse; `arenas`, `copies` and `driver` access internal state;
+`torch_hooks` calls PyTorch's hooks without PyTorch; `integrations` has the parts of the
+integrations.
 """

@@ -1,4 +1,4 @@
-"""What the public API does not say of an arena, or of another resource."""
+"""Internal state of arenas and other resources."""
 
 from gpumem._arena.arena import release_retired_arenas as release_retired
 from gpumem._testing.host_device import (

@@ -1,4 +1,4 @@
-"""The host device: its settings; instruments that count, fail, delay and watch its calls."""
+"""The host device: its settings; instruments that count, fail, delay and check its calls."""
 
 from libc.stdint cimport uint64_t
 
@@ -93,7 +93,7 @@ def live():
 # ---- faults and costs ----
 
 def fail(str function, uint64_t call, int error, uint64_t times=1, *, bint this_thread=False):
-    """Let call number `call` from now (1: the next) of a driver function return `error`.
+    """Make call number `call` from now (1: the next) of a driver function return `error`.
 
     `function` is a name like "cuMemAlloc", or None for any; `times` calls in a row fail, 0:
     all from there on. A call that fails does nothing else. `this_thread`: only calls of the calling
@@ -108,7 +108,7 @@ def fail(str function, uint64_t call, int error, uint64_t times=1, *, bint this_
 
 
 def delay_record(uint64_t record, uint64_t nanoseconds):
-    """Let the `record`-th event record from now (1: the next) complete that much later."""
+    """Delay the completion of the `record`-th event record from now (1: the next)."""
     if controls.delay_record(record, nanoseconds):
         raise ValueError(f"records are counted from 1, not {record}")
 
@@ -126,13 +126,13 @@ def use_control_groups(str folder not None):
 
 
 def separate(int one, int other, bint on):
-    """Let two host devices not reach each other's memory, or reach it again."""
+    """Prevent two host devices from reaching each other's memory, or allow it again."""
     if controls.separate(one, other, on):
         raise ValueError(f"no two devices {one} and {other}")
 
 
 def clear_faults():
-    """Take back every fault and delay that has not happened yet, and forget the last fault."""
+    """Cancel every fault and delay that has not happened yet, and forget the last fault."""
     controls.clear_faults()
 
 
@@ -142,14 +142,14 @@ def last_fault():
 
 
 def use_h200_costs(bint on):
-    """Let calls take as long as on an H200, or no longer than they need."""
+    """Make calls take as long as on an H200, or no longer than they need."""
     controls.use_h200_costs(on)
 
 
 # ---- misuse ----
 
 def find_misuse(bint on):
-    """Look for use after free, wrong contexts, unordered access and leaks from now on.
+    """Search for use after free, wrong contexts, unordered access and leaks from now on.
 
     Every allocation gets pages of its own, whose addresses are never used again.
     """
@@ -170,7 +170,7 @@ def misuse_report():
 # ---- arenas ----
 
 def stream_slots(MemoryResource resource not None):
-    """Return how many stream slots it has made, those of ended streams included."""
+    """Return the number of stream slots it has made, including those of ended streams."""
     if isinstance(resource, Arena):
         return arena_stream_count((<Arena>resource).core) - 1
     return resource.ledger.stream_count - 1
@@ -187,12 +187,12 @@ def free_block(Arena arena not None, uint64_t handle):
 
 
 def spend_move_time(Arena arena not None, uint64_t nanoseconds):
-    """Let moves of an arena's pages have taken so much time; no other thread uses the arena."""
+    """Charge time to the moves of an arena's pages; no other thread uses the arena."""
     # Time that was saved up until now counts first.
     budget_fill(arena_move_budget(arena.core), arena_clock(arena.core))
     budget_spend(arena_move_budget(arena.core), nanoseconds)
 
 
 def saved_move_time(Arena arena not None):
-    """Return how many nanoseconds of moves were saved up at the latest look; below 0: overdrawn."""
+    """Return the nanoseconds of moves that were saved up at the last update; below 0: overdrawn."""
     return arena_move_budget(arena.core).saved

@@ -1,4 +1,4 @@
-"""The parts that the integrations are made of; none needs its framework to be imported."""
+"""The parts of the integrations; none needs its framework to be imported."""
 
 from gpumem.integrations._common.callers import Blocks
 from gpumem.integrations._common.places import PerDevice

@@ -16,6 +16,7 @@ from gpumem._native.budget cimport budget_load
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.clock cimport time_of_day_ns
 from gpumem._support.lease cimport Lease, lease_drop_buffer, Uses
+from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport (
     call_unraisable, defer, Deferred, report_unraisable, run_deferred,
 )
@@ -51,8 +52,7 @@ cdef class Adaptor(MemoryResource):
         self.tells = tells
         resource_adapt(self, self.upstreams[0], name)
         self.ledger = ledger_make(sizeof(BlockLedger), sizeof(AdaptedBlock), free_leased, NULL)
-        if self.ledger == NULL:
-            raise MemoryError("out of host memory while allocating a resource's metadata")
+        require_memory(self.ledger != NULL, "allocating a resource's metadata")
         self.ledger.context = &self.driver_device.context
         if isinstance(limit, Budget):
             self.budget = limit
@@ -192,8 +192,7 @@ cdef class Adaptor(MemoryResource):
         cdef AdaptedBlock* found
         self.require_own()
         found = <AdaptedBlock*>ledger_copy_blocks(self.ledger, &count)
-        if found == NULL:
-            raise MemoryError("out of host memory while copying a list of blocks")
+        require_memory(found != NULL, "copying a list of blocks")
         # A note is only dropped under the interpreter lock, which is held here.
         try:
             return [(found[i].block.base, found[i].block.requested, found[i].block.number,
@@ -235,12 +234,12 @@ cdef class Adaptor(MemoryResource):
         note_free(block)
         finish(self, block)
 
-    cdef Lease* lease(self, Buffer buffer) except NULL:
+    cdef Lease* lease(self, Buffer buffer) except? NULL:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
         cdef Buffer inner = <Buffer>block.inner
         cdef Lease* lease = ledger_lease(&block.block, buffer.address, buffer.block_bytes)
         if lease == NULL:
-            raise MemoryError("out of host memory while sharing a block")
+            return NULL
         try:
             buffer_lease(inner)
             block.uses = inner.resource.uses_of(inner)

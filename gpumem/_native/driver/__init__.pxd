@@ -35,8 +35,8 @@ from gpumem._native.driver.table cimport (
     CUexternalSemaphoreHandleType, CUgraph, CUgraphExec, CUhostFn, CUmem_advise, CUmemAccess_flags,
     CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool,
     CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUpointer_attribute, CUresult,
-    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, device_wait,
-    device_wait_until, DeviceContext, DriverDevice, ends_with_capture, error_name, may_capture,
-    note_call, point_wait, pointer_attribute, pointer_value, require, stream_captures, stream_refusal,
-    synchronize_device, synchronize_event, synchronize_stream,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, device_enter, device_leave,
+    device_wait, device_wait_until, DeviceContext, DriverDevice, ends_with_capture, error_name,
+    may_capture, note_call, point_wait, pointer_attribute, pointer_value, require, stream_captures,
+    stream_refusal, synchronize_device, synchronize_event, synchronize_stream,
 )

@@ -463,6 +463,10 @@ cdef inline CUresult note_call(uint64_t* calls, const char** refused, const char
     return code
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1
+# Makes a context current for one driver call, named `call` in errors. `device_leave` ends that, and
+# raises if the call failed.
+cdef int device_enter(DeviceContext* context, str call) except -1
+cdef int device_leave(DeviceContext* context, CUresult code, str call) except -1
 # Such as "CUDA_ERROR_INVALID_HANDLE".
 cdef str error_name(const DriverTable* table, CUresult code)
 cdef int require(const void* entry, str call, str what) except -1

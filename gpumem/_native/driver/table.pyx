@@ -299,6 +299,15 @@ cdef int check(const DriverTable* table, CUresult code, str call) except -1:
     raise DriverError(call, <int>code, error_name(table, code), text.decode())
 
 
+cdef int device_enter(DeviceContext* context, str call) except -1:
+    return check(context.table, context_enter(context), call)
+
+
+cdef int device_leave(DeviceContext* context, CUresult code, str call) except -1:
+    context_leave(context)
+    return check(context.table, code, call)
+
+
 cdef str error_name(const DriverTable* table, CUresult code):
     cdef const char* name = NULL
     if table.cuGetErrorName == NULL or table.cuGetErrorName(code, &name) != CUDA_SUCCESS:
