@@ -710,7 +710,7 @@ cdef tuple holders_of(BudgetCore* level):
                if holdings[i].used]
     holdings_free(holdings, count)
     for _, nbytes in holders:
-        own -= min(own, <uint64_t>nbytes)   # other threads charge meanwhile
+        own -= min(own, <uint64_t>nbytes)   # other threads may charge
     if own:
         holders.append(("reservations", own))
     return tuple(sorted(holders, key=lambda holder: -holder[1]))

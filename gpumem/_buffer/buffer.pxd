@@ -70,7 +70,7 @@ cdef class ResourceBase:
 
 cdef class Buffer:
     cdef readonly ResourceBase resource     # allocated it, and frees it
-    cdef ResourceBase home                  # has its memory and streams; not the same for an adaptor
+    cdef ResourceBase home                  # the resource of its memory and streams
     cdef uint64_t address
     cdef uint64_t requested_bytes
     cdef uint64_t handle                # of the block, as the resource knows it

@@ -14,7 +14,7 @@ from gpumem._support.lease cimport Lease, lease_view_room
 
 cdef enum:
     DLPACK_MAJOR = 1
-    DLPACK_NEWEST_MINOR = 3     # of what is read, and of the exchange table
+    DLPACK_NEWEST_MINOR = 3     # the newest that is read, and that of the exchange table
 
 cdef enum DLDeviceType:
     DL_CPU = 1
@@ -94,8 +94,8 @@ cdef struct Export:
 cdef enum:
     LEASE_RANK = 4          # dimensions for which a lease has room
 
-# An export that the caller fills in, at `tensor`: data, device and dtype, and `ndim` numbers each
-# of shape and strides. Takes over one lease, also when it fails; it may end on any thread, without
+# Makes an export. The caller then sets data, device and dtype of `tensor`, and `ndim` numbers each
+# of shape and strides. It owns one lease, also when it fails; that may end on any thread, without
 # the interpreter lock. `minor`: the oldest 1.x that has all fields used.
 cdef inline Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
                                   Lease* lease) except NULL:
@@ -134,7 +134,7 @@ cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil
 
 # Owns the export, until a consumer takes it.
 cdef object dlpack_capsule(Export* exported)
-# A capsule over bytes: one dimension of uint8. Takes over one claim of the lease.
+# A capsule over bytes: one dimension of uint8. It owns one claim of the lease.
 cdef object dlpack_bytes(uint64_t address, uint64_t nbytes, DLDevice device, bint read_only,
                          bint versioned, Lease* lease)
 
@@ -169,7 +169,7 @@ cdef extern from *:
                                                    size_t count, PyObject* names)
     vectorcall call_first "gm_call_first" (object method, vectorcall quick)
 
-# What a call gave, borrowed; None where it gave nothing.
+# The arguments of a call, borrowed; None for an argument that was not passed.
 cdef struct DLPackCall:
     PyObject* stream
     PyObject* max_version
@@ -177,11 +177,11 @@ cdef struct DLPackCall:
     PyObject* copy
 
 # Reads a call of a method of `owner`. False: it is not a usual one, and is left to Cython, which
-# also raises for what is wrong.
+# also raises for invalid arguments.
 cdef bint dlpack_read_call(PyTypeObject* owner, PyObject* const* arguments, size_t count,
                            PyObject* names, DLPackCall* call) noexcept
 
-# What DLPack calls the device of a MemoryInfo.
+# DLPack's device of a MemoryInfo.
 cdef DLDevice dlpack_device_of(object memory) except *
 cdef DLDevice dlpack_device_from(object pair) except *
 cdef int dlpack_check_stream(DLDevice device, object stream) except -1

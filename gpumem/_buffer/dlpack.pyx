@@ -39,7 +39,7 @@ cdef inline void end_export(Export* exported) noexcept nogil:
     cdef Lease* lease = exported.lease
     if not exported.in_lease:
         free(exported)
-    lease_drop(lease)       # now `view_room` may be another view's, or gone
+    lease_drop(lease)       # from here on `view_room` may be another view's, or freed
 
 
 cdef void delete_legacy(DLManagedTensor* managed) noexcept nogil:
@@ -101,7 +101,7 @@ cdef bint wants_versioned(object max_version) except -1:
 
 # ---- calls of __dlpack__ -------------------------------------------------------------------------
 
-# Where a call has each argument; 0: it gives none.
+# The place of each argument in a call; 0: it is not passed.
 cdef struct CallShape:
     PyObject* names         # of the keywords, a reference; NULL: no shape yet
     uint8_t stream, max_version, dl_device, copy
@@ -210,7 +210,7 @@ cdef int dlpack_peek(object capsule, Incoming* incoming) except -1:
         modern = <DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, VERSIONED)
         incoming_versioned(modern, incoming)
         if modern.version.major != DLPACK_MAJOR:
-            # Nothing behind the version may be read; the capsule's own destructor cleans up.
+            # No field after the version may be read; the capsule's own destructor frees it.
             raise BufferError(f"DLPack {modern.version.major}.{modern.version.minor} is not "
                               f"supported: expected {DLPACK_MAJOR}.x or the unversioned struct "
                               "before it")

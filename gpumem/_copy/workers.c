@@ -1,4 +1,4 @@
-/* A queue of jobs and the threads that take from it; see workers.h. */
+/* A queue of jobs and the threads that run them; see workers.h. */
 #include "workers.h"
 #include "lock.h"
 
@@ -31,7 +31,7 @@ static int cpu_count;
 static void before_fork(void) { pthread_mutex_lock(&workers_lock); }
 static void after_fork(void) { pthread_mutex_unlock(&workers_lock); }
 static void in_child(void) {
-    after_fork(); /* then new ones: the old may record threads of the parent as waiting */
+    after_fork(); /* the locks are made again, because threads of the parent may wait for them */
     pthread_mutex_init(&workers_lock, NULL);
     pthread_cond_init(&work_added, NULL);
     pthread_cond_init(&none_detached, NULL);
@@ -40,7 +40,7 @@ static void in_child(void) {
 }
 static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
-/* With the lock held: the first waiting job, off the queue. */
+/* Caller holds `workers_lock`. Removes the first waiting job from the queue. */
 static WorkJob *take_job(void) {
     WorkJob *job = first_job;
     if (job == NULL) return NULL;
@@ -50,7 +50,7 @@ static WorkJob *take_job(void) {
     return job;
 }
 
-/* With the lock held; it is released for the work itself. A detached job may free itself. */
+/* Caller holds `workers_lock`; it is released for the work. A detached job may free itself. */
 static void run_job(WorkJob *job) {
     WorkBatch *batch = job->batch;
     pthread_mutex_unlock(&workers_lock);
@@ -80,7 +80,7 @@ static int64_t monotonic_ns(void) {
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-/* Without the lock. Spins until the word is not zero; false: it still was after SPIN_NS. */
+/* Caller holds no lock. Spins until the word is not zero; false: it still was after SPIN_NS. */
 static bool spin_until_set(const int32_t *word) {
     if (worker_cpus() < 2) return false;
     int64_t end = monotonic_ns() + SPIN_NS;
@@ -116,7 +116,7 @@ static void *worker_main(void *nothing) {
     return NULL;
 }
 
-/* With the lock held. If a thread cannot be started, callers run their jobs themselves. */
+/* Caller holds `workers_lock`. If a thread cannot be started, callers run their jobs themselves. */
 static void start_worker(void) {
     pthread_t thread;
     pthread_attr_t attributes;
@@ -167,7 +167,7 @@ void job_detach(WorkJob *job, void *work, void (*run)(void *, int64_t)) {
     queue_job(job, 1);
 }
 
-/* A worker that waits runs other jobs meanwhile: else all workers might wait for each other. */
+/* A worker that waits runs other jobs, because all workers might wait for each other. */
 void batch_wait(WorkBatch *batch, WorkJob *job) {
     if (!is_worker && worker_count > 0) spin_until_set(&job->finished);
     pthread_mutex_lock(&workers_lock);
@@ -181,7 +181,7 @@ void batch_wait(WorkBatch *batch, WorkJob *job) {
     pthread_mutex_unlock(&workers_lock);
 }
 
-/* A worker inside a detached job would wait for itself. Where no thread could be started the caller
+/* A worker inside a detached job would wait for itself. If no thread could be started, the caller
  * does the work. */
 void jobs_wait_detached(void) {
     if (is_worker) return;

@@ -1,11 +1,11 @@
-/* Stacks of the calling thread: its Python frames, and a table of stacks that came before.
+/* Stacks of the calling thread: its Python frames, and a table of earlier stacks.
  *
- * A call is known by its code object's *serial* and its instruction. The serial lies in the code
- * object itself (PEP 523) and is given once, so a code object at the address of a dead one is
- * another; no code object is kept alive. No text is made here.
+ * A call is identified by its code object's *serial* and its instruction. The serial is stored in
+ * the code object (PEP 523) and used once, so a code object at the address of an earlier one
+ * differs; no code object is kept alive. No text is made here.
  *
- * Everything here needs the interpreter lock, and runs no Python code but what a garbage collection
- * may run where a frame object is made: in stack_add_frames, which leaves the table alone.
+ * Callers of all functions hold the interpreter lock. They run no Python code, except that a
+ * garbage collection may run where stack_add_frames makes a frame object: it leaves the table.
  *
  * Included by one module only, since the serials are its own.
  */
@@ -25,8 +25,8 @@
 
 enum {
     STACK_CALLS = 64,
-    FEWEST_STACKS = 1 << 7, /* of a table */
-    MAX_STACKS = 1 << 16,  /* of 40 calls each: 40 MiB */
+    MIN_STACKS = 1 << 7,  /* of a table */
+    MAX_STACKS = 1 << 16, /* of 40 calls each: 40 MiB */
 };
 
 typedef struct Call {
@@ -44,7 +44,7 @@ typedef struct Stack {
 
 typedef struct KnownStack {
     uint16_t number;
-    uint64_t begun; /* recordings that had begun when it was last told to all */
+    uint64_t begun; /* recordings that had begun when it was last defined in all */
     uint64_t hash;
     uint32_t count;
     Call calls[];
@@ -56,7 +56,7 @@ typedef struct StackTable {
     uint64_t used;
 } StackTable;
 
-static uint64_t stack_serials; /* given so far */
+static uint64_t stack_serials; /* used so far */
 static Py_ssize_t stack_extra; /* index of the serial among the data of a code object */
 
 /* -1: other modules have taken every index. */
@@ -87,8 +87,8 @@ static inline void stack_add_native(Stack *stack, void *address) {
     stack_add(stack, 0, (uint64_t)(uintptr_t)address, NULL);
 }
 
-/* Adds the frames of the calling thread, as many as have room. How many; -1: no host memory, and an
- * exception is set. */
+/* Adds the frames of the calling thread, as many as have room. Returns their number; -1: no host
+ * memory, and an exception is set. */
 static int stack_add_frames(Stack *stack) {
     uint32_t before = stack->count;
     PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
@@ -115,7 +115,7 @@ static int stack_line(const Stack *stack, uint32_t call) {
 /* ---- the table ------------------------------------------------------------------------------ */
 
 static inline uint64_t stack_hash(const Stack *stack) {
-    /* D. Stafford's constants ("Better Bit Mixing", 2011); a comparison tells equal hashes apart. */
+    /* D. Stafford's constants ("Better Bit Mixing", 2011); a comparison separates equal hashes. */
     uint64_t hash = stack->count;
     for (uint32_t i = 0; i < stack->count; i++) {
         hash ^= stack->calls[i].code * 0xBF58476D1CE4E5B9u + stack->calls[i].at;
@@ -141,7 +141,7 @@ static inline const KnownStack *stack_find(const StackTable *table, const Stack 
 }
 
 static int stack_grow(StackTable *table) {
-    uint64_t room = table->room == 0 ? 2 * FEWEST_STACKS : 2 * table->room;
+    uint64_t room = table->room == 0 ? 2 * MIN_STACKS : 2 * table->room;
     KnownStack **slots = calloc(room, sizeof(KnownStack *));
     if (slots == NULL) return 0;
     for (uint64_t i = 0; i < table->room; i++) {

@@ -1,4 +1,4 @@
-"""An existing allocator, behind callbacks, as a resource."""
+"""An existing allocator, called by callbacks, as a resource."""
 
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint64_t

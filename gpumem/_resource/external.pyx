@@ -1,4 +1,4 @@
-"""ExternalAllocator: an existing allocator, behind callbacks, as a resource."""
+"""ExternalAllocator: an existing allocator, called by callbacks, as a resource."""
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
@@ -48,7 +48,7 @@ cdef uint64_t NO_END = <uint64_t>-1     # of a wait
 @cython.final
 @cython.no_gc_clear
 cdef class ExternalAllocator(MemoryResource):
-    """An existing allocator, behind callbacks, as a resource.
+    """An existing allocator, called by callbacks, as a resource.
 
     Every allocation and every free is one call of a callback; no memory is cached or added. A
     callback is a Python callable, or the integer address of a C function with the

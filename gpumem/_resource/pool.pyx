@@ -35,7 +35,7 @@ from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
 
 
 cdef enum:
-    POOL_ALIGNMENT = 256        # bytes; every driver gives at least that
+    POOL_ALIGNMENT = 256        # bytes; the minimum of every driver
 
 cdef tuple KEYWORDS = ("device", "config", "handle", "budget", "count", "default_stream", "name")
 
@@ -636,7 +636,7 @@ def pool_of(Buffer buffer not None):
 
 
 cdef tuple read_note(object data):
-    """Return (requested, offset, size, the driver's note) of what `export_buffer` gave."""
+    """Return (requested, offset, size, the driver's note) of a note of `export_buffer`."""
     raw = bytes(memoryview(data))
     if len(raw) != NOTE.size:
         raise ValueError(f"invalid data of {len(raw)} bytes: expected the {NOTE.size} that "

@@ -43,7 +43,7 @@ cdef int pool_require_sharing(DriverDevice driver_device, object memory) except 
 cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? NULL
 # The settings of an existing pool; the driver validates the handle.
 cdef object pool_config(PoolCore* core)
-# Whether another device, by its ordinal, has access; gives it access.
+# Returns whether another device, by its ordinal, has access; lets it access the pool.
 cdef bint pool_lets(PoolCore* core, int device) except -1
 cdef int pool_let(PoolCore* core, int device) except -1
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1

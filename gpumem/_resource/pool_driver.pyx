@@ -106,7 +106,7 @@ cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
     if link == NULL:
         return False
     if context_enter(core.ledger.context) == CUDA_SUCCESS:
-        # The streams of refused frees may be gone, so only the whole device can be waited for.
+        # The streams of refused frees may have ended, so it waits for the whole device.
         core.ledger.context.table.cuCtxSynchronize()
         context_leave(core.ledger.context)
     while link != NULL:

@@ -167,7 +167,7 @@ cdef int require_own(resource) except -1:
 
 
 def key_of(resource):
-    """Return the key that `describe` gives a resource."""
+    """Return the key of a resource in `describe`."""
     cdef EventSource* source = find_source(resource)
     # An adaptor's events are its upstream's.
     return id(resource) if source == NULL or source.owner == NULL else <uintptr_t>source.owner

@@ -147,7 +147,7 @@ def zeros(shape, dtype=MISSING, *, memory=None, resource=None, environment=None,
           shareable=False, device=None, arena=None):
     """zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=None, \
 shareable=False)\n--\n\n\
-Return a tensor of new memory whose bytes are all zero.
+Return a tensor of new memory with zeros in all bytes.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ Return a tensor of new memory with one value everywhere.
     fill_value : scalar
         Converted by NumPy's rules of assignment.
     dtype : dtype, optional
-        None: the one NumPy gives the value.
+        None: NumPy's dtype of the value.
     shape, memory, resource, environment, stream, shareable
         As `zeros`.
 
@@ -321,7 +321,7 @@ def copy(dst, src, stream=None):
     -----
     Between pinned, managed and device memory the copy is asynchronous: it returns when it is
     queued. Both memories stay alive until it is done, and what gpumem does with them later comes
-    after it: `Tensor.numpy` waits, their streams wait, a free takes effect behind it.
+    after it: `Tensor.numpy` waits, their streams wait, a free takes effect after it.
     For an array in CPU memory that gpumem did not make (NumPy's, PyTorch's pinned tensors) no
     library waits: without a `stream` such a copy is done when it returns. With one, the program
     waits for that stream before it changes a source or reads a destination; a Tensor over a

@@ -1,16 +1,16 @@
-/* Counters, words and pointers that several threads touch without a lock. */
+/* Counters, words and pointers that several threads access without a lock. */
 #ifndef GPUMEM_ATOMICS_H
 #define GPUMEM_ATOMICS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* References: the last drop sees everything that was done under the others. Returns the new count. */
+/* References: the last drop sees all writes before the others. Returns the new count. */
 static inline int32_t count_add(int32_t *count, int32_t by) {
     return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
 }
 
-/* One reference more, unless the last is gone already. */
+/* One reference more, unless the last was dropped. */
 static inline int count_retain_live(int32_t *count) {
     int32_t seen = __atomic_load_n(count, __ATOMIC_RELAXED);
     while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen + 1, 1, __ATOMIC_ACQ_REL,
@@ -44,12 +44,12 @@ static inline int sum_try(uint64_t *sum, uint64_t by, uint64_t limit) {
                                           __ATOMIC_RELAXED));
     return 1;
 }
-/* A peak only rises. Where another thread was faster, `seen` becomes what it is now. */
+/* A peak only rises. If another thread was faster, `seen` becomes the current value. */
 static inline int peak_try(uint64_t *peak, uint64_t *seen, uint64_t value) {
     return __atomic_compare_exchange_n(peak, seen, value, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-/* Words that one side changes under a lock and another looks at without it: never torn, no order. */
+/* Words that are written under a lock and read without it: never torn, no order. */
 static inline uint8_t load8(const uint8_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
@@ -69,7 +69,7 @@ static inline void store64(uint64_t *word, uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
-/* A word that changes with a lock, and that others load without it. */
+/* A word that changes under a lock, and that is read without it. */
 static inline void locked_add64(uint64_t *word, uint64_t by) {
     store64(word, *word + by);
 }
@@ -77,7 +77,7 @@ static inline void locked_raise64(uint64_t *peak, uint64_t value) {
     if (value > *peak) store64(peak, value);
 }
 
-/* A word that says how much of a table is filled, or a sum: a thread that sees it sees what was done before. */
+/* A word such as the fill of a table: a thread that reads it sees all writes before it. */
 static inline uint8_t published8(const uint8_t *word) {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
@@ -127,8 +127,8 @@ static inline int pointer_try(void **at, void *seen, void *value) {
     return __atomic_compare_exchange_n(at, &seen, value, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* The head of a list as one word: many push, one takes all, and sees what was pushed. A push
-   that fails sets `seen` to the head of now. */
+/* The head of a list as one word: many threads push, one takes all, and sees all that was pushed.
+   A push that fails sets `seen` to the current head. */
 static inline int head_try(uint64_t *head, uint64_t *seen, uint64_t wanted) {
     return __atomic_compare_exchange_n(head, seen, wanted, 1, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }

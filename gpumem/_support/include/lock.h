@@ -1,8 +1,8 @@
 /* A lock that sleeps: a bounded spin, then a futex wait.
  *
- * Four bytes, ~10 ns a pair without contention. A pure spin lock collapses under two
- * threads and a PyThread lock costs four times as much. Never taken with the intent to
- * acquire the interpreter lock inside (order: GIL, grow lock, arena lock).
+ * Four bytes, about 10 ns a pair without contention. A pure spin lock is very slow with two
+ * threads, and a PyThread lock costs four times as much. A thread that holds one never acquires
+ * the interpreter lock (order: interpreter lock, grow lock, arena lock).
  *
  * state: 0 free, 1 held, 2 held and a thread may sleep (U. Drepper, "Futexes are tricky",
  * 2011, third mutex).

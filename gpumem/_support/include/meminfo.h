@@ -1,4 +1,4 @@
-/* The machine's memory, and what the process's control groups leave of it. */
+/* The machine's memory, and the limits of the process's control groups. */
 #ifndef GPUMEM_MEMINFO_H
 #define GPUMEM_MEMINFO_H
 
@@ -11,8 +11,8 @@
 
 /* Bytes; UINT64_MAX: no control group has a limit. */
 typedef struct GroupMemory {
-    uint64_t limit; /* the least of the process's group and those above it */
-    uint64_t room;  /* the least that is left below one, other processes' use counted */
+    uint64_t limit; /* the minimum of the process's group and those above it */
+    uint64_t room;  /* the minimum that is free below one, other processes' use counted */
 } GroupMemory;
 
 /* One version of control groups: where it is mounted, its files, and the lines of memory.stat that
@@ -97,7 +97,7 @@ static inline uint64_t memory_available(const char *groups) {
         if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1) break;
     if (file) fclose(file);
     if (room == UINT64_MAX || (kib != 0 && kib << 10 < room)) return kib << 10;
-    return room ? room : 1; /* not unknown: nothing is left */
+    return room ? room : 1; /* 0 would mean unknown, but nothing is left */
 }
 
 #endif

@@ -1,9 +1,9 @@
-/* Events of allocators, written down as they happen: into a ring in memory, or into a file.
+/* Events of allocators, written at once into a ring in memory, or into a file.
  *
- * An event is a *slot* of 48 bytes; `seal` is written last, so that a slot that was begun and never
- * finished (the process was killed) is seen to be none. Slots are claimed by one atomic addition, in
- * the order of the events of each block: an allocation is written after the block was taken, a free
- * before it is released.
+ * An event is a *slot* of 48 bytes; `seal` is written last, so that readers skip a slot that was
+ * begun and never finished (the process was killed). Slots are claimed by one atomic addition, in
+ * the order of the events of each block: an allocation is written after the block was allocated, a
+ * free before the block is freed.
  *
  * In a file, slots follow a header of two slots, little-endian. Each event is one pwrite, so the file
  * has it when the process dies, however it dies. After a write that fails, the recorder writes no
@@ -11,8 +11,8 @@
  * written, else twice the lap it was written in; a writer that was held up for a whole lap drops its
  * event.
  *
- * An *event source* is the part of a resource to which a recorder is attached; all of the process
- * are in one list. Each thread has a state of its own, whose lock (owner_lock.h) it holds while it
+ * An *event source* is the part of a resource to which a recorder is attached; one list has all of
+ * the process. Each thread has its own state, and holds the lock of that (owner_lock.h) while it
  * writes: after a recorder is detached from its sources and every thread was visited, it can be
  * freed.
  *
@@ -54,7 +54,7 @@ typedef struct RecThread {
     uint16_t number;
     uint16_t tag;
     uint8_t framework;
-    uint8_t capturing; /* inside the hook that looks at the stack */
+    uint8_t capturing; /* inside the hook that reads the stack */
     int32_t ended;
     struct RecThread *next;
 } RecThread;
@@ -71,10 +71,10 @@ typedef struct RecHeader {
 } RecHeader;
 
 static __thread RecThread *rec_own;
-static RecThread *rec_threads; /* every one that there ever was; reused once its thread has ended */
+static RecThread *rec_threads; /* all ever made; reused once their threads have ended */
 static EventSource *rec_sources;
 static uint64_t rec_sources_opened; /* so far */
-static Recorder *rec_for_all; /* what sources that open get; NULL: nothing */
+static Recorder *rec_for_all; /* of sources that open later; NULL: none */
 static Lock rec_lock;         /* the two lists, which recorder is attached to which source */
 static uint32_t rec_generation;
 static const uint32_t *rec_process; /* the process's generation, see _support/process */
@@ -265,7 +265,7 @@ static inline Recorder *rec_of(const EventSource *source) {
     return recorder != NULL && recorder->generation == *rec_process ? recorder : NULL;
 }
 
-/* The number of the calling thread's stack, where chance wants it; 0: none. Without a lock. */
+/* The number of the calling thread's stack, if it is sampled; 0: none. Caller holds no lock. */
 static __attribute__((noinline)) uint16_t rec_sample(const EventSource *source, RecThread *thread) {
     owner_enter(&thread->lock);
     const Recorder *recorder = rec_of(source);
@@ -312,7 +312,7 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
 
 /* ---- event sources -------------------------------------------------------------------------- */
 
-/* With the lock. The name goes first, so that every event of the source finds it. */
+/* Caller holds `rec_lock`. The name is written first, before every event of the source. */
 static int rec_attach(Recorder *recorder, EventSource *source) {
     char text[sizeof(source->memory) + sizeof(source->kind) + sizeof(source->name)];
     if (recorder->resources >= 65535) return EOVERFLOW;
@@ -350,7 +350,7 @@ static void rec_source_open(EventSource *source, void *owner, uint32_t owner_is)
     lock_release(&rec_lock);
 }
 
-/* A source that has opened is recorded by what records another one, if anything does. */
+/* Attaches the recorder of another source, if there is one, to a source that has opened. */
 static void rec_source_join(EventSource *source, const EventSource *other) {
     rec_lock_acquire();
     Recorder *recorder = other->recorder;
@@ -381,7 +381,7 @@ static void rec_visit(void (*visit)(EventSource *source, void *context), void *c
     lock_release(&rec_lock);
 }
 
-static void rec_detach(const Recorder *recorder) { /* with the lock */
+static void rec_detach(const Recorder *recorder) { /* caller holds `rec_lock` */
     for (EventSource *source = rec_sources; source != NULL; source = source->older)
         if (source->recorder == recorder)
             __atomic_store_n(&source->recorder, NULL, __ATOMIC_RELEASE);

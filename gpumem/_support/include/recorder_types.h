@@ -10,18 +10,18 @@ enum {
     REC_VERSION = 1,
     /* Kinds of events; 0 is a slot that was never finished. */
     REC_ALLOC = 1,          /* a block was allocated */
-    REC_FREE = 2,           /* a block came back, for its stream */
-    REC_FREE_REQUESTED = 3, /* a block came back, and other streams may still use it */
-    REC_FREE_COMPLETED = 4, /* they do not any more */
+    REC_FREE = 2,           /* a block was freed on its stream */
+    REC_FREE_REQUESTED = 3, /* a block was freed, and other streams may still use it */
+    REC_FREE_COMPLETED = 4, /* the other streams have completed */
     REC_FAILURE = 5,        /* an allocation failed; `block` is the status */
-    REC_RESERVE = 6,        /* memory came from the driver: a region, or a page at its place */
-    REC_RELEASE = 7,        /* and went back */
-    REC_ASLEEP = 1,         /* their `stream` if it woke, or went to sleep */
-    REC_MOVE = 8,           /* a page was moved; `address` is where to, `stream` where from */
+    REC_RESERVE = 6,        /* memory was reserved from the driver: a region, or a page */
+    REC_RELEASE = 7,        /* memory was released to the driver */
+    REC_ASLEEP = 1,         /* `stream` of these two if the memory woke or fell asleep */
+    REC_MOVE = 8,           /* a page was moved from address `stream` to `address` */
     REC_SHRINK = 9,         /* a shrink released `nbytes` bytes */
-    REC_RESET = 10,         /* a stream was declared drained */
+    REC_RESET = 10,         /* a stream was declared to have no unfinished work */
     REC_DEFINE = 255,       /* a part of a name */
-    /* What a name is for. */
+    /* Kinds of names. */
     REC_RESOURCES = 1,
     REC_TAGS = 2,
     REC_FRAMEWORKS = 3,
@@ -48,7 +48,7 @@ typedef struct Recorder {
     char **names;         /* of resources, by number */
     uint32_t resources;
     uint32_t native;      /* whether its stacks have native frames */
-    uint64_t next;        /* slot; alone in its cache line, as far as that goes */
+    uint64_t next;        /* number of the next slot */
     uint64_t allocations;
     uint64_t missed;      /* events that found no slot */
 } Recorder;
@@ -69,20 +69,20 @@ typedef struct EventSource {
     uint64_t serial; /* of the resource in its process, from 1; never used again */
     uint64_t budget; /* serial of the level that it charges; 0: none */
     uint64_t upstream; /* serial of the resource that its memory comes from; 0: none of gpumem's */
-    const void *upstream_owner; /* which may be gone: its address is the key of a snapshot */
-    uint64_t told_allocs; /* counts that readers have been shown: they never fall */
+    const void *upstream_owner; /* may have ended: its address is the key of a snapshot */
+    uint64_t told_allocs; /* the highest counts that readers have seen: they never fall */
     uint64_t told_frees;
 } EventSource;
 
 typedef struct RecEvent {
     uint32_t kind;
     uint64_t address;
-    uint64_t nbytes; /* as asked for */
+    uint64_t nbytes; /* requested bytes */
     uint64_t block;  /* bytes of the block */
     uint64_t stream; /* handle; of a move the address that the page left */
 } RecEvent;
 
-/* What was noted of an allocation; no seal: nothing. */
+/* The note of an allocation; seal 0: none. */
 typedef struct RecNoted {
     uint64_t number;   /* of the allocation in its recording */
     uint64_t time;     /* ns, of the monotonic clock */

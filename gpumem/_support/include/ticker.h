@@ -1,6 +1,5 @@
-/* A thread that calls a function again and again. It never uses the interpreter, takes no signal,
- * and ends at ticker_stop. One per process; in a fork's child
- * there is none, and it may be started there.
+/* A thread that calls a function repeatedly. It never uses the interpreter, handles no signal, and
+ * ends at ticker_stop. There is one per process; a fork's child has none, and may start it.
  */
 #ifndef GPUMEM_TICKER_H
 #define GPUMEM_TICKER_H
@@ -35,7 +34,7 @@ static void *ticker_run(void *nothing) {
         if (ticker.ending) break;
         pthread_mutex_unlock(&ticker.lock);
         ticker.tick();
-        clock_gettime(CLOCK_MONOTONIC, &next); /* a process that was stopped catches nothing up */
+        clock_gettime(CLOCK_MONOTONIC, &next); /* calls missed while it was stopped are skipped */
         pthread_mutex_lock(&ticker.lock);
     }
     pthread_mutex_unlock(&ticker.lock);
@@ -67,7 +66,7 @@ static int ticker_start(void (*tick)(void), uint64_t period) {
     return code;
 }
 
-/* From the next call on. */
+/* The new period applies from the next call on. */
 static void ticker_set_period(uint64_t period) {
     pthread_mutex_lock(&ticker.lock);
     ticker.period = period;
