@@ -1,8 +1,8 @@
-"""Build the compiled modules; everything declarative is in pyproject.toml.
+"""Build the compiled modules; pyproject.toml has all that is declarative.
 
-Each module is cythonized, compiled and linked in one go, beside others on every core. Only what
-changed is built: a module is made from its .pyx, the .pxd files that it cimports, the headers that
-these and its C files include, and this file.
+Each module is cythonized, compiled and linked in one task, and tasks run on every core. A module is
+built again if a file changed that it is made from: its .pyx, the .pxd files that it cimports, the
+headers that these and its C files include, and this file.
 
 Switches, each an environment variable set to 1:
 
@@ -10,7 +10,7 @@ GPUMEM_DEBUG     every invariant is checked after every operation; bounds checks
 GPUMEM_SANITIZE  address and undefined-behaviour sanitizer ("thread" for the thread sanitizer)
 GPUMEM_COVERAGE  line tracing for coverage.py, nogil code included
 GPUMEM_ANNOTATE  write the annotated HTML beside each module's C
-GPUMEM_QUICK     -O0, for a build that is tried once: half the time
+GPUMEM_QUICK     -O0, for a build that is used once: half the time
 """
 
 import functools
@@ -41,14 +41,14 @@ ANNOTATE = os.environ.get("GPUMEM_ANNOTATE", "0") not in ("", "0")
 QUICK = os.environ.get("GPUMEM_QUICK", "0") not in ("", "0")
 
 COMPILE = ["-O2", "-g0", "-fvisibility=hidden"]
-# Small functions belong inside those that a call runs through.
+# Small functions are inlined into those that a call runs through.
 COMPILE += ["-finline-functions", "--param=max-inline-insns-auto=60"]
-# What every allocation and free runs through. Two fields that are changed one by one must not be
-# read as one vector soon after: the processor then waits until both have left for the cache.
+# Every allocation and free runs through these. Two fields that are changed one by one must not be
+# read as one vector soon after: the processor then waits until both stores have reached the cache.
 HOT = ("_native.bfc.table", "_native.arena.fast_path", "_native.arena.thread_cache")
 FAST = ["-O3", "-fno-tree-slp-vectorize"]
-# Allocations, views, copies and misses run through these. A program does not wait for the code of
-# other modules, only for the driver or the interpreter, and -O1 takes 60 % of the time of -O2.
+# Allocations, views, copies and misses run through these. In all other modules a program waits for
+# the driver or the interpreter, not for their code, and -O1 takes 60 % of the time of -O2.
 WARM = (
     "_native.arena.*",
     "_native.backing.*",
@@ -74,7 +74,8 @@ if DEBUG:
     MACROS.append(("GPUMEM_DEBUG", "1"))
 if SANITIZED:
     kinds = "thread" if SANITIZE == "thread" else "address,undefined"
-    # Races want speed to show; a wrong address shows at any, and compiles in a quarter of the time.
+    # Races show only at speed; a wrong address shows at any, and -O0 compiles in a quarter of the
+    # time.
     COMPILE += ["-O1" if SANITIZE == "thread" else "-O0", "-g1"]
     COMPILE += ["-fno-omit-frame-pointer", f"-fsanitize={kinds}"]
     LINK.append(f"-fsanitize={kinds}")
@@ -83,13 +84,13 @@ if QUICK:
 if COVERAGE:
     MACROS += [("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
 
-# A switch changes what no time stamp shows: build everything anew, but for the C that sanitizers
-# and a quick build leave as it is.
+# A switch leaves no time stamp: everything is built anew, except the generated C, which sanitizers
+# and a quick build do not change.
 OTHER_C = DEBUG or COVERAGE or ANNOTATE
 SWITCHED = OTHER_C or SANITIZED or QUICK
 
 PACKAGE = Path("gpumem")
-GENERATED = Path("build/cython")  # the tree holds only what people write
+GENERATED = Path("build/cython")  # generated C does not lie among the sources
 # Its date is the beginning of the last build in place that ended well; tests/conftest.py reads it.
 STAMP = GENERATED / "in_place"
 
@@ -105,7 +106,7 @@ CIMPORT = re.compile(
     rf"^[ \t]*(?:from[ \t]+({PACKAGE}[\w.]*)[ \t]+)?cimport[ \t]+(\([^)]*\)|[^\n(]+)", re.MULTILINE
 )
 
-# Where Cython's own functions are compiled, once for all modules.
+# The module with Cython's own functions, compiled once for all modules.
 UTILITIES = "gpumem._support._utilities"
 
 OPTIONS = {
@@ -122,7 +123,7 @@ OPTIONS = {
         "embedsignature.format": "clinic",
         "auto_pickle": False,
         "linetrace": COVERAGE,
-        "emit_code_comments": COVERAGE or ANNOTATE,  # a fifth of the C, which gcc has to read
+        "emit_code_comments": COVERAGE or ANNOTATE,  # they are a fifth of the C that gcc reads
     },
     "annotate": ANNOTATE,
     "shared_utility_qualified_name": UTILITIES,
@@ -131,7 +132,7 @@ OPTIONS = {
 }
 
 
-# ---- what is built from what ---------------------------------------------------------------------
+# ---- the modules and their files -----------------------------------------------------------------
 
 
 def extensions() -> list[Extension]:
@@ -143,7 +144,7 @@ def extensions() -> list[Extension]:
 
 
 def extension(source: Path) -> Extension:
-    """Describe one module, from its .pyx and what belongs to it."""
+    """Describe one module, from its .pyx and its other files."""
     name = ".".join(source.relative_to(PACKAGE).with_suffix("").parts)
     companions = sorted(PACKAGE.glob(COMPANIONS[name])) if name in COMPANIONS else []
     files, folders = needed_by([source, *companions])
@@ -160,7 +161,7 @@ def extension(source: Path) -> Extension:
 
 
 def speed_of(name: str) -> list[str]:
-    """Return the options of a module that is not compiled as warm ones are."""
+    """Return the further options of a module, by its speed."""
     if name in HOT:
         return FAST
     return [] if any(fnmatch(name, pattern) for pattern in WARM) else ["-O1"]
@@ -206,10 +207,10 @@ def named_in(file: Path) -> tuple[set[Path], set[str]]:
 
 
 class BuildModules(build_ext):
-    """Builds each module in one go, on every core, the largest first."""
+    """Builds each module in one task, on every core, the largest first."""
 
     def run(self) -> None:
-        """Build, and note when a build in place began."""
+        """Build, and record when a build in place began."""
         begin = time.time()
         super().run()
         if self.inplace:
@@ -225,7 +226,7 @@ class BuildModules(build_ext):
                 path.unlink()
 
     def build_extensions(self) -> None:
-        """Build what is out of date."""
+        """Build the modules that are out of date."""
         self.check_extensions_list(self.extensions)
         waiting = sorted(self.extensions, key=source_bytes, reverse=True)
         jobs = min(self.parallel or len(os.sched_getaffinity(0)), len(waiting))
@@ -248,7 +249,7 @@ def generated(module: Extension) -> Path:
 
 
 def is_outdated(module: Extension) -> bool:
-    """Return whether a module's C is missing, or older than what it is made of."""
+    """Return whether a module's C is missing, or older than a file that it is made of."""
     made = generated(module)
     if not made.exists():
         return True
@@ -273,15 +274,15 @@ def write_c(module: Extension, made: Path) -> None:
 
 
 def source_bytes(module: Extension) -> int:
-    """Return the bytes of a module's sources: what there is to compile."""
+    """Return the bytes of a module's sources, which tell how long it compiles."""
     return sum(os.path.getsize(path) for path in module.sources)
 
 
 def run_all(tasks: Sequence[Callable[[], None]], jobs: int) -> bool:
     """Run tasks in order in several processes; returns whether all succeeded.
 
-    A process is forked, so that tasks need not be pickled: what runs this file (pip, for one) has a
-    __main__ of its own. The first failure ends the handing out of tasks.
+    Processes are forked, so that tasks need not be pickled: the program that runs this file, such
+    as pip, has a __main__ of its own. After the first failure no further task begins.
     """
     fork = multiprocessing.get_context("fork")
     upcoming = fork.Value("i", 0)
@@ -311,13 +312,13 @@ def run_all(tasks: Sequence[Callable[[], None]], jobs: int) -> bool:
 
 
 def require_tools() -> None:
-    """Say in one line what a build lacks, before it begins."""
+    """Exit with one line if a tool is missing, before the build begins."""
     for language, variable in (("C", "CC"), ("C++", "CXX")):
         command = shlex.split(os.environ.get(variable) or sysconfig.get_config_var(variable) or "")
         if not command or shutil.which(command[0]) is None:
             raise SystemExit(
                 f"error: building gpumem needs a {language} compiler, and "
-                f"{command[0] if command else variable!r} is not there: install one (on Debian: "
+                f"{command[0] if command else variable!r} is missing: install one (on Debian: "
                 f"apt install build-essential), or name it in {variable}"
             )
     folder = sysconfig.get_path("include")

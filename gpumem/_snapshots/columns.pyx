@@ -3,7 +3,7 @@
 import numpy as np
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 
 from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport (
@@ -25,7 +25,7 @@ from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport (
     event_sources_visit, EventSource, FRAMEWORK_VIRTUAL, OWNER_ARENA,
 )
-from gpumem._support.memory cimport require_memory
+from gpumem._support.memory cimport array_reserve, require_memory
 from gpumem._support.process cimport process
 from gpumem.adaptors._adaptor cimport Adaptor
 from gpumem._events.sources cimport find_source, source_of
@@ -82,15 +82,10 @@ cdef struct Found:
 cdef void collect(EventSource* source, void* context) noexcept nogil:
     # Runs under the lock that the end of a resource takes first, so the owner still exists.
     cdef Found* found = <Found*>context
-    cdef EventSource* larger
-    if found.count == found.capacity:
-        larger = <EventSource*>realloc(found.sources,
-                                       (2 * found.capacity + 64) * sizeof(EventSource))
-        if larger == NULL:
-            found.failed = True
-            return
-        found.sources = larger
-        found.capacity = 2 * found.capacity + 64
+    if not array_reserve(<void**>&found.sources, &found.capacity, found.count + 1, 64,
+                         sizeof(EventSource)):
+        found.failed = True
+        return
     if source.owner_is == OWNER_ARENA:
         if not arena_retain_live(<ArenaCore*>source.owner):
             return

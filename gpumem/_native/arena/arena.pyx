@@ -1,7 +1,7 @@
 """The life of an arena: its creation, limits, shrink, close and leases; and graph pools."""
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
 from gpumem._native.arena.bookkeeping cimport (
@@ -61,7 +61,7 @@ from gpumem._support.events cimport (
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release, lock_try
-from gpumem._support.memory cimport lines_alloc
+from gpumem._support.memory cimport array_reserve, lines_alloc
 from gpumem._support.retired cimport Retired
 from gpumem._support.streams cimport LEGACY_STREAM
 
@@ -316,8 +316,8 @@ cdef bint release_all(ArenaCore* arena, bint with_wait) noexcept nogil:
 
 cdef struct Found:
     ArenaCore** arenas          # each retained
-    size_t count
-    size_t room
+    uint32_t count
+    uint32_t room
     bint failed
 
 
@@ -340,17 +340,13 @@ cdef void find_arena(EventSource* source, void* context) noexcept nogil:
     # Caller holds the lock of the event sources, so that the driver is queried later.
     cdef Found* found = <Found*>context
     cdef ArenaCore* arena = <ArenaCore*>source.owner
-    cdef ArenaCore** grown
     if source.owner_is != OWNER_ARENA or not arena_retain_live(arena):
         return
-    if found.count == found.room:
-        grown = <ArenaCore**>realloc(found.arenas, 2 * (found.room + 8) * sizeof(ArenaCore*))
-        if grown == NULL:
-            found.failed = True
-            arena_drop(arena)
-            return
-        found.arenas = grown
-        found.room = 2 * (found.room + 8)
+    if not array_reserve(<void**>&found.arenas, &found.room, found.count + 1, 16,
+                         sizeof(ArenaCore*)):
+        found.failed = True
+        arena_drop(arena)
+        return
     found.arenas[found.count] = arena
     found.count += 1
 

@@ -1,7 +1,7 @@
 """Spans of an arena: their charges, releases after queued work, their life and their views."""
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.bookkeeping cimport (
     arena_charge, arena_reconcile, charge_request, count_out, note_event, note_reserved,
@@ -29,6 +29,7 @@ from gpumem._support.events cimport (
 )
 from gpumem._support.lease cimport Uses, uses_free, uses_reserve
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
+from gpumem._support.memory cimport array_reserve
 
 
 # ---- commit --------------------------------------------------------------------------------------
@@ -342,18 +343,12 @@ cdef SpanNote* find_note(const ArenaSpan* span, uint32_t stream_slot) noexcept n
 
 
 cdef SpanNote* add_note(ArenaSpan* span, uint32_t stream_slot) noexcept nogil:
-    cdef SpanNote* grown
     cdef SpanNote* note
-    cdef uint32_t capacity
     if not uses_reserve(&span.end, span.note_count + 2):
         return NULL
-    if span.note_count == span.note_capacity:
-        capacity = max(span.note_capacity * 2, <uint32_t>2)
-        grown = <SpanNote*>realloc(span.notes, capacity * sizeof(SpanNote))
-        if grown == NULL:
-            return NULL
-        span.notes = grown
-        span.note_capacity = capacity
+    if not array_reserve(<void**>&span.notes, &span.note_capacity, span.note_count + 1, 2,
+                         sizeof(SpanNote)):
+        return NULL
     note = &span.notes[span.note_count]
     note.page = <uint8_t*>calloc(span.pages.count, 1)
     if note.page == NULL:

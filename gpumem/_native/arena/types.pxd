@@ -36,7 +36,7 @@ from gpumem._native.arena.values cimport (
     STATE_CLOSED, STATE_OPEN, STREAM_DRAINED, STREAM_LEFT, STREAM_NAMED, STREAM_VACANT, StreamState,
     unlikely,
 )
-from gpumem._native.backing cimport Backing, mapped_find, THE_DEVICE
+from gpumem._native.backing cimport Backing, mapped_around, THE_DEVICE
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport budget_load, BUDGET_UNLIMITED, BudgetCore
 from gpumem._native.driver cimport Access, CUevent, CUresult, CUstream, DeviceContext
@@ -233,7 +233,7 @@ cdef struct ArenaCore "ArenaCore":
 cdef inline Backing* apart_from(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef int kind
     for kind in range(APART_KINDS):
-        if mapped_find(&arena.apart[kind], address) != NULL:
+        if mapped_around(&arena.apart[kind], address) != NULL:
             return &arena.apart[kind]
     return NULL
 

@@ -54,15 +54,15 @@ cdef CUresult device_release(Backing* self, uint64_t address, uint64_t size) noe
     if code == CUDA_SUCCESS:
         code = backing_note(self, "cuMemFreeAsync",
                             self.context.table.cuMemFreeAsync(address, stream))
-    # Only after this wait is the memory free for others. Of its result nothing depends: the free is
-    # queued, and the region is the driver's.
+    # After this wait other programs can allocate the memory. Its result does not matter: the free
+    # is queued, and the region is the driver's.
     if code == CUDA_SUCCESS:
         self.context.table.cuStreamSynchronize(stream)
     return code
 
 
 cdef CUresult free_stream_of(Backing* self, CUstream* stream) noexcept nogil:
-    # One per device, made at the first need. It is never destroyed, as the context is not.
+    # There is one for each device, made when first needed. Like the context it is never destroyed.
     cdef DeviceContext* context = self.context
     cdef CUstream made = NULL
     cdef CUresult code
@@ -119,7 +119,7 @@ cdef CUresult listed_release(Backing* self, uint64_t address, uint64_t size) noe
     return code
 
 
-# ---- what the family shares ----------------------------------------------------------------------
+# ---- functions of all backings -------------------------------------------------------------------
 
 cdef CUresult backing_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     # A source is Python code, which chooses its device itself.
@@ -151,7 +151,7 @@ cdef CUresult backing_set_access(Backing* self, const CUmemAccessDesc* place) no
     if not self.has_handles:
         return CUDA_SUCCESS
     while mapped != NULL and code == CUDA_SUCCESS:
-        # Without a handle it is being released: nothing uses it.
+        # A mapping without a handle is being released: nothing uses it.
         if mapped.memory:
             code = backing_note(self, "cuMemSetAccess", self.context.table.cuMemSetAccess(
                 mapped.address, mapped.nbytes, place, 1))
@@ -178,13 +178,6 @@ cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
     return mapped
 
 
-cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil:
-    cdef Mapped* mapped = self.mapped
-    while mapped != NULL and mapped.address != address:
-        mapped = mapped.next
-    return mapped
-
-
 cdef Mapped* mapped_around(const Backing* self, uint64_t address) noexcept nogil:
     cdef Mapped* mapped = self.mapped
     while mapped != NULL and not (mapped.address <= address < mapped.address + mapped.nbytes):
@@ -193,7 +186,7 @@ cdef Mapped* mapped_around(const Backing* self, uint64_t address) noexcept nogil
 
 
 cdef Mapped* mapped_remove(Backing* self, uint64_t address) noexcept nogil:
-    # Released only by the caller, after the driver has unmapped it.
+    # Removes a mapping from the list, for the caller to free; NULL: there is none.
     cdef Mapped** link = &self.mapped
     cdef Mapped* found
     while link[0] != NULL and link[0].address != address:
@@ -235,7 +228,7 @@ cdef CUmemLocation location_of(int where) noexcept nogil:
 
 cdef CUresult managed_advise(DeviceContext* context, uint64_t address, uint64_t nbytes,
                              CUmem_advise advice, int where) noexcept nogil:
-    # Before 12.2 the CPU is device -1, as HOST_SIDE is.
+    # Before CUDA 12.2 the CPU is device -1, the value of HOST_SIDE.
     cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
@@ -306,22 +299,17 @@ cdef int attribute(DeviceContext* context, CUdevice_attribute which, int otherwi
 
 
 cdef CUresult pinned_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
-    cdef CUresult code = CUDA_ERROR_NOT_SUPPORTED
-    if size >= FLOOR:
-        code = registered_reserve(self, size, address)
-    if code == CUDA_SUCCESS or code == CUDA_ERROR_OUT_OF_MEMORY:
-        return code
-    return host_reserve(self, size, address)
-
-
-cdef CUresult registered_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef HostPages pages
     cdef CUresult code
+    if size < FLOOR:
+        return host_reserve(self, size, address)
     if not host_pages_begin(&pages, size, self.node):
         return CUDA_ERROR_OUT_OF_MEMORY
     code = pinned_take(self, &pages, size, address)
     host_pages_end(&pages)
-    return code
+    if code == CUDA_SUCCESS or code == CUDA_ERROR_OUT_OF_MEMORY:
+        return code
+    return host_reserve(self, size, address)        # the driver does not register the pages
 
 
 cdef void pinned_begin(Backing* self, HostPages* pages, uint64_t nbytes) noexcept nogil:
@@ -366,7 +354,7 @@ cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noe
     # While the driver refuses, the device may still write there: pages and their record stay.
     cdef CUresult code
     cdef Mapped* mapped
-    if mapped_find(self, address) == NULL:
+    if mapped_around(self, address) == NULL:
         return host_release(self, address, size)
     code = backing_note(self, "cuMemHostUnregister",
                         self.context.table.cuMemHostUnregister(<void*>address))
@@ -412,7 +400,7 @@ cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noex
     if code == CUDA_SUCCESS:
         code = backing_release(&backing, address, GRANULE)
         if code != CUDA_SUCCESS:
-            backing_release(&backing, address, GRANULE)     # once more what the driver refused
+            backing_release(&backing, address, GRANULE)     # once more
     call[0] = backing.call
     return code
 
@@ -453,7 +441,7 @@ cdef CUresult physical_reserve(Backing* self, uint64_t size, uint64_t* address) 
 
 
 cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
-    # Memory under reserved addresses. After a refusal each step is taken back, the last one first.
+    # Puts memory under reserved addresses. A refusal undoes the steps, the last one first.
     cdef uint64_t memory = 0
     cdef CUresult code = backing_note(self, "cuMemCreate", memory_create(
         self.context, self.node, self.exportable, nbytes, &memory))
@@ -475,7 +463,7 @@ cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # After a refusal the region is whole and its record stays, to be tried again: a mapping keeps
     # its memory after the handle is released. Once unmapped the addresses are not used again.
-    cdef Mapped* mapped = mapped_find(self, address)
+    cdef Mapped* mapped = mapped_around(self, address)
     cdef CUresult code
     if mapped == NULL:
         return CUDA_SUCCESS
@@ -508,7 +496,7 @@ cdef CUresult shared_reserve(Backing* self, uint64_t size, uint64_t* address) no
 
 
 cdef CUresult clear(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # On a stream of its own, so that it waits for no other work.
+    # The stream is its own, so that it waits for no other work.
     cdef CUstream stream = NULL
     cdef CUresult code = backing_note(self, "cuStreamCreate", self.context.table.cuStreamCreate(
         &stream, CU_STREAM_NON_BLOCKING))
@@ -536,8 +524,8 @@ cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept no
 
 # ---- Files in memory, mapped and pinned ----------------------------------------------------------
 #
-# The kernel hands out cleared pages. The size of a file is sealed, so that no process that gets its
-# descriptor can take a page away from the others.
+# The kernel clears the pages. The size of a file is sealed, so that no process that gets its
+# descriptor can remove a page from the others.
 
 
 cdef extern from *:
@@ -547,7 +535,7 @@ cdef extern from *:
     #include <sys/mman.h>
     #include <unistd.h>
 
-    /* A file of that many bytes, and where it is mapped; -1: no memory, or no descriptor. */
+    /* Makes and maps a file of `nbytes`; -1: no memory, or no descriptor. */
     static int gm_file_map(uint64_t nbytes, void **address) {
         int fd = memfd_create("gpumem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         if (fd < 0) return -1;
@@ -592,14 +580,14 @@ cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noex
 
 
 cdef CUresult file_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # Pages that the driver still has are not unmapped.
+    # Pages that are still registered are not unmapped.
     cdef Mapped* mapped
     cdef CUresult code = backing_note(
         self, "cuMemHostUnregister",
         self.context.table.cuMemHostUnregister(<void*><uintptr_t>address))
     if code != CUDA_SUCCESS:
         return code
-    # The descriptor goes with the mapping; other processes keep theirs.
+    # The descriptor is closed with the mapping; other processes keep theirs.
     mapped = mapped_remove(self, address)
     if mapped != NULL:
         munmap(<void*>address, mapped.nbytes)

@@ -1,11 +1,11 @@
-/* Pages of the host that several threads make, while the caller uses those that are made already.
+/* Pages of the host, made by several threads while the caller uses those that are made already.
  *
  * The kernel clears a page when it is first touched, one core at a few GB/s: for pinned memory that
  * is most of the time. MADV_POPULATE_WRITE makes pages, because it fails where no memory is left;
  * where the kernel has no such advice, each page is touched.
  *
- * The caller takes the pages in order, from the first on. It keeps the pages that
- * it has taken; all others are freed at the end.
+ * The caller takes the pages in order, from the first on, and owns them from then on; all
+ * others are freed at the end.
  */
 #ifndef GPUMEM_HOST_PAGES_H
 #define GPUMEM_HOST_PAGES_H
@@ -29,9 +29,9 @@
 
 enum {
     HUGE_PAGE_BYTES = 2 << 20,      /* the pages begin at a multiple of it */
-    HOST_PAGES_THREADS = 8,         /* at most, beside the caller */
+    HOST_PAGES_THREADS = 8,         /* at most, in addition to the caller */
     HOST_PAGES_PER_THREAD = 32 << 20,       /* less is done before another thread has started */
-    HOST_PAGES_PIECE = 16 << 20,    /* what a thread makes at a time */
+    HOST_PAGES_PIECE = 16 << 20,    /* bytes that a thread makes at a time */
     PREFERRED_NODE = 1,             /* MPOL_PREFERRED */
     MAX_NODES = 1024,
 };
@@ -40,12 +40,12 @@ typedef struct HostPages {
     char *base;         /* NULL: there are none */
     size_t nbytes;
     size_t taken;       /* bytes, from the first on, that are the caller's */
-    pthread_mutex_t lock;           /* over what follows */
+    pthread_mutex_t lock;           /* guards the fields below */
     pthread_cond_t changed;         /* a piece was made */
     size_t next;        /* offset of the piece that is made next */
-    size_t making[HOST_PAGES_THREADS + 1];  /* that each thread is at; SIZE_MAX: none */
+    size_t making[HOST_PAGES_THREADS + 1];  /* offset of each thread's piece; SIZE_MAX: none */
     int failed;         /* no memory is left */
-    int thread_count;   /* without the caller; its place in `making` is behind theirs */
+    int thread_count;   /* without the caller, which has the last place in `making` */
     pthread_t threads[HOST_PAGES_THREADS];
 } HostPages;
 
@@ -75,7 +75,8 @@ static inline int populate(char *at, size_t nbytes) {
     return 0;
 }
 
-/* Makes pieces below `end`, one after the other. The lock is held, and let go for each piece. */
+/* Makes pieces below `end`, one after the other. Caller holds `lock`, which is released during the
+ * work on each piece. */
 static inline void make_pieces(HostPages *pages, int place, size_t end) {
     while (!pages->failed && pages->next < end) {
         size_t at = pages->next;
@@ -121,8 +122,8 @@ static inline void start_threads(HostPages *pages) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Begins to make pages; `node`: where they are wanted, -1: anywhere. False: no memory, and there
- * are none. `host_pages_end` ends it.
+/* Begins to make pages, on `node` if possible (-1: on any). False: the host has no memory, and
+ * there are none. `host_pages_end` ends it.
  */
 static inline int host_pages_begin(HostPages *pages, size_t nbytes, int node) {
     uint64_t available = memory_available(CONTROL_GROUPS);
@@ -148,15 +149,15 @@ static inline size_t host_pages_left(const HostPages *pages) {
     return pages->nbytes - pages->taken;
 }
 
-/* Bytes that are made, from the first on. The lock is held. */
+/* Returns the bytes that are made, from the first on. Caller holds `lock`. */
 static inline size_t made_bytes(const HostPages *pages) {
     size_t made = smaller_size(pages->next, pages->nbytes);
     for (int i = 0; i <= pages->thread_count; i++) made = smaller_size(made, pages->making[i]);
     return made;
 }
 
-/* The address of the next `nbytes`, which are rounded up to pages and must be left; the caller owns
- * them once they are made. It makes some itself. NULL: no memory is left, and nothing is taken.
+/* Takes the next `nbytes`, rounded up to pages, of those that are left, and helps to make them.
+ * NULL: the host has no memory, and nothing is taken.
  */
 static inline char *host_pages_take(HostPages *pages, size_t nbytes) {
     char *at = pages->base + pages->taken;
@@ -173,8 +174,7 @@ static inline char *host_pages_take(HostPages *pages, size_t nbytes) {
     return at;
 }
 
-/* No thread works on the pages any more, and those that were not taken are gone. Without effect
- * where there are none.
+/* Ends the threads, and frees the pages that were not taken. Without effect where there are none.
  */
 static inline void host_pages_end(HostPages *pages) {
     if (pages->base == NULL) return;

@@ -1,12 +1,12 @@
-"""Address ranges with holes: what page moving needs of the chunk table.
+"""Address ranges with holes: the chunk table of pages that move.
 
 A *hole* is address space that holds no memory for the table: never mapped, or mapped by a page
 that counts elsewhere. Holes are chunks like others, so that a range is covered without gap. They
 hang in one list, merge with each other only and count nothing: `reserved` of a table is the sum
 of all chunks that are not holes.
 
-All of it belongs to the slow path; every function may grow the chunk array first and fails
-with NIL, nothing changed, if it is out of host memory.
+All of it belongs to the slow path. A function that may grow the array of chunks does that first;
+if the host has no memory, it returns NIL, and nothing has changed.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -23,12 +23,12 @@ cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t e
 cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
                          uint32_t stream_slot, uint64_t epoch) noexcept nogil
 # Makes one used chunk of [begin, end), which neighbouring free chunks and holes cover from
-# `index` on. Memory behind its holes is the caller's to provide.
+# `index` on. The caller provides memory for its holes.
 cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
                              uint64_t requested, uint32_t stream_slot) noexcept nogil
-# Takes a block of free chunks side by side that the stream may have, where no single one holds it:
-# a mark that spreads no further than its own size leaves a boundary there. NIL: there are none, or,
-# with *status set, the array of chunks could not grow. A loop over all chunks.
+# Allocates a block of free chunks side by side that the stream may use, where no single one is
+# large enough: a mark that spreads no further than its own size leaves such boundaries. NIL: there
+# are none, or, with *status set, the array of chunks could not grow. It loops over all chunks.
 cdef uint32_t bfc_allocate_across(Bfc* table, uint64_t size, uint64_t requested,
                                   uint32_t stream_slot, int* status) noexcept nogil
 # Frees the bytes of a used chunk above `size` as a chunk of its stream slot.

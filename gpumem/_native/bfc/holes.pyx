@@ -1,4 +1,4 @@
-"""Holes in address ranges: where no memory is, what becomes memory, and what becomes a hole."""
+"""Holes in address ranges: the list of them, and the changes between holes and free memory."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -13,7 +13,8 @@ from gpumem._support.atomics cimport store64
 # ---- the list of holes ---------------------------------------------------------------------------
 
 cdef uint32_t hole_link(Bfc* table, uint32_t index) noexcept nogil:
-    # Makes a hole of a chunk that hangs nowhere; holes side by side are one. Returns that one.
+    # Makes a hole of a chunk that hangs in no list; it merges with holes beside it. Returns the
+    # hole.
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint32_t beside = chunk.prev
     chunk.state = CHUNK_HOLE
@@ -82,7 +83,7 @@ cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t en
 cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
                              uint64_t requested, uint32_t stream_slot) noexcept nogil:
     cdef uint32_t allocated, following
-    # Piece by piece upward, free chunks and holes alike; each joins those below it.
+    # Each piece, a free chunk or a hole, joins the pieces below it.
     allocated = detach(table, index, begin, end)
     while end_of(table, allocated) < end:
         following = table.chunks[allocated].next
@@ -128,8 +129,8 @@ cdef uint32_t bfc_allocate_across(Bfc* table, uint64_t size, uint64_t requested,
 
 
 cdef uint32_t detach(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
-    # Takes a free chunk or a hole out of its list, and cuts off what lies outside [begin, end):
-    # that hangs where the whole did. The returned chunk is free in slot 0, and hangs nowhere.
+    # Removes a free chunk or a hole from its list, and cuts off its ends outside of [begin, end),
+    # which return to the list. The returned chunk is free in slot 0, and hangs in no list.
     cdef uint32_t lower
     cdef bint hole = table.chunks[index].state == CHUNK_HOLE
     if hole:
@@ -144,7 +145,7 @@ cdef uint32_t detach(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) n
         lower = index
         index = chunk_cut(table, index, begin - table.chunks[index].address)
         hang(table, lower, hole)
-    # The piece of a hole will have memory: its caller provides that, or undoes the change.
+    # The piece of a hole will have memory, which the caller provides, or it undoes the change.
     if hole:
         store64(&table.reserved, table.reserved + table.chunks[index].size)
     table.chunks[index].state = CHUNK_FREE
@@ -170,8 +171,8 @@ cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
     cdef uint32_t generation
     if chunk.size == size:
         return False
-    # Free and allocated again around the cut, so that counts and bins follow. The handle stays
-    # valid, because the generation is put back.
+    # The block is freed and allocated again around the cut, so that counts and bins follow. The
+    # handle stays valid, because the generation is restored.
     chunk_free(table, index, stream_slot, epoch)
     remainder = chunk_cut(table, index, size)
     generation = table.chunks[index].generation
@@ -183,7 +184,7 @@ cdef bint holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
 
 cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint64_t size = table.chunks[index].size
-    # A failed allocation may have filled holes and free chunks; all of it is one hole now.
+    # A failed allocation may have covered holes and free chunks; all of it becomes one hole.
     chunk_free(table, index, SLOT_RELEASED, 0)
     store64(&table.reserved, table.reserved - size)
     return hole_link(table, index)

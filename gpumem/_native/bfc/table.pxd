@@ -4,7 +4,7 @@ It deals with addresses and sizes, without Python objects, driver calls or locks
 
 A *region* is one range of addresses from the backing. It is cut without gap or overlap into
 *chunks*, each wholly free or wholly used, linked in address order. Free chunks hang in the
-*bins* of a *stream slot*. Each stream has a slot; slot 0 is for memory that any stream may take:
+*bins* of a *stream slot*. Each stream has a slot; slot 0 is for memory that any stream may use:
 
     never used by a stream, or released      slot 0
     owned by stream s (used)                 in no bin
@@ -16,24 +16,24 @@ epoch of a free chunk in slot s is later. Marks are slot numbers, never pointers
 
 Search (after TLSF: M. Masmano, I. Ripoll, A. Crespo, J. Real, ECRTS 2004, with a bounded best
 fit in front): sizes fall into two-level bins, 32 linear steps per power of two, so every
-bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the own bin, take
-the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
-free runs over more than SCAN_LIMIT chunks, or PACK_LIMIT bins where the table packs. Free merges
-with its neighbours at once. Where several streams free into a table, two free chunks may lie side
-by side: a mark takes no more released memory than there is of its own.
+bin above the request's own fits. The search reads at most SCAN_LIMIT chunks of the request's own
+bin and takes the smallest that fits; else two bit scans find the next filled bin. No loop in
+allocate or free runs over more than SCAN_LIMIT chunks, or PACK_LIMIT bins where the table packs. A
+freed chunk merges with its neighbours at once. Where several streams free into a table, two free
+chunks may lie side by side: a stamped chunk merges only with released ones that are no larger.
 
 A table that *packs* takes for blocks above PACK_BYTES the lowest of the heads of the PACK_LIMIT
-smallest bins with heads that fit: long lives gather at low addresses, and free memory above them
-stays in one piece (serving with caches that grow, nothing moved: 1.05 of the requested bytes
-instead of 1.19). The head of a bin lies below what was freed into the bin since it is the head, and
-the bins know where their heads lie, so that no other chunk is read. While other streams hold
-unfinished memory the table takes the smallest: low places are theirs as much as ours, and to mix
-them keeps both from merging. Not where it *mixes* them anyway: where a stream may have what others
-have not finished, behind a wait on the device.
+smallest bins with heads that fit: long-lived blocks gather at low addresses, and free memory above
+them stays in one piece (serving with caches that grow, nothing moved: 1.05 of the requested bytes
+instead of 1.19). The head of a bin lies below all chunks that were freed into the bin since, and
+the bins store the places of their heads, so that no other chunk is read. While other streams hold
+unfinished memory, the table takes the smallest chunk instead: blocks of several streams side by
+side keep their free memory from merging. A table that *mixes* packs nevertheless: its streams may
+allocate unfinished memory of others, after a wait on the device.
 
-A small block may stay in a thread's cache (arena/thread_cache) after its free, before it comes
-here: such a chunk is *cached*. To the table it is still used; it counts in `in_use`, and only the
-cache's owner touches it.
+A small block may stay in a thread's cache (arena/thread_cache) after its free: its chunk is then
+*cached*. In the table it is still used; it counts in `in_use`, and only the cache's owner changes
+it.
 
 Chunks live in one array that grows without moving and are named by index: a link is four bytes,
 and a cache may turn an index into a pointer without the lock.
@@ -53,17 +53,17 @@ cdef enum:
     LEVELS = 36             # sizes below 2**48 bytes
     BINS = 1152             # LEVELS * STEPS
     SCAN_LIMIT = 8          # chunks read in one bin
-    PACK_LIMIT = 10         # bins that fit: of their heads a table that packs takes the lowest
+    PACK_LIMIT = 10         # bins that a table that packs searches for the lowest head
     PLACE_BITS = 17         # a place is a step of 128 KiB
-    PACK_BYTES = 65536      # the place of a block of at most that is not worth a search
-    SWAP_BYTES = 2097152    # from so many on a block may take a place that swaps fill, see pages
-    SWAP_SKIPS = 3          # such searches that are left out after one that found nothing, for
-    SWAP_PARTS = 50         # blocks below this part of the bytes in use
+    PACK_BYTES = 65536      # blocks of at most that size are not packed
+    SWAP_BYTES = 2097152    # MIN: from that size on a block may take a place that swaps fill
+    SWAP_SKIPS = 3          # searches for such a place that are left out after one that found none,
+    SWAP_PARTS = 50         # for blocks below this part of the bytes in use
     SLOT_RELEASED = 0       # free for any stream
     MAX_CHUNKS = 33554432   # of one table; 1.5 GiB of reserved addresses
 
 cdef enum:
-    # Bytes: more than any machine has or a bin takes, and far from where sums of sizes overflow.
+    # Bytes: more than any machine has or a bin holds, and sums of such sizes do not overflow.
     ABSURD = 281474976710656
     MAX_BYTES = 281474976710400    # of a block: rounded up to a quantum it is not absurd yet
 
@@ -71,7 +71,7 @@ cdef enum ChunkState:
     CHUNK_UNUSED = 0        # a slot of the array that names no memory
     CHUNK_FREE = 1
     CHUNK_USED = 2
-    CHUNK_CACHED = 3        # used to the table, but in a thread's cache
+    CHUNK_CACHED = 3        # used in the table, and in a thread's cache
     CHUNK_PENDING_FREE = 5  # freed, but other streams still use it, see bfc/table
     CHUNK_HOLE = 4          # address space without memory, see bfc/holes; never found or merged
 
@@ -83,7 +83,7 @@ cdef enum SplitRule:
 cdef enum BfcStatus:
     BFC_OK = 0
     BFC_NO_METADATA = 1     # out of host memory for metadata; nothing changed
-    BFC_STALE = 2           # the handle names a block that is no longer handed out
+    BFC_STALE = 2           # the handle's block was freed
     BFC_MAY_SWAP = 3        # a chunk would be split, and swaps may fill a place below it
 
 cdef enum:
@@ -101,21 +101,21 @@ cdef extern from *:
         uint32_t bin_prev, bin_next;
     } Chunk;
     """
-    # 48 bytes. A used chunk was requested, and any other one was freed in an epoch: the two share a
-    # word. Fields that are read of a neighbour come before those that only its own changes need.
+    # 48 bytes. A used chunk has requested bytes, any other one an epoch: the two share a word.
+    # Fields that are read of a neighbour come before those that are read for the chunk alone.
     ctypedef struct Chunk:
         uint64_t address        # of the first byte
         uint64_t size           # bytes, a multiple of QUANTUM
         uint32_t prev           # neighbours by address, same region; NIL at its ends
         uint32_t next           # (unused slot: next unused slot)
-        uint32_t generation     # +1 at each take, so that an old handle is seen to be stale
+        uint32_t generation     # +1 at each allocation, so that an old handle is stale
         uint16_t stream_slot    # free: the slot that has it in its bins. used: of its stream
         uint8_t state           # ChunkState; see state_of
-        uint8_t persistent      # all of a region that is, see Region
+        uint8_t persistent      # the one chunk of a persistent region
         uint64_t requested      # used: bytes the caller asked for
         uint64_t epoch          # else: the epoch of its stream at the free; 0 in slot 0
-        # Free: neighbours in the bin. Used: both are the address of the cache that it returns to,
-        # see gm_home. Cached: what it still counts as requested; the next of the stack.
+        # Free: neighbours in the bin. Used: both hold the address of the cache that it returns to,
+        # see gm_home. Cached: the bytes that still count as requested; the next of the stack.
         uint32_t bin_prev
         uint32_t bin_next
 
@@ -130,18 +130,18 @@ cdef struct Region:
 # The bins of one stream slot: bit f of `levels` is set iff steps[f] != 0, bit s of steps[f] iff
 # head[f * STEPS + s] != NIL. free_bytes == sum of the sizes that hang here.
 cdef struct StreamBins:
-    # In one cache line with the steps of sizes below 256 KiB: what every operation changes.
+    # Every operation changes these, which share a cache line with the steps of sizes below 256 KiB.
     uint64_t levels
     uint64_t free_bytes
     uint64_t free_chunks
-    uint64_t completed      # epochs <= completed are known to have ended
-    uint64_t behind         # during a plan, which may take epochs <= behind and wait for them; or 0
-    uint32_t steps[LEVELS + 1]      # the last is 0: a search may read one level further
+    uint64_t completed      # epochs up to this one have completed
+    uint64_t behind         # during a plan: it may use epochs up to this one, and wait; else 0
+    uint32_t steps[LEVELS + 1]      # the last is 0: a search may read one level more
     uint32_t head[BINS]
     uint32_t place[BINS]            # place_of the head, so that a search need not read it
 
-# Fields that are read without the lock come first; a cache line apart, those that every operation
-# changes.
+# Fields that are read without the lock come first; those that every operation changes follow in
+# other cache lines.
 cdef struct Bfc:
     Chunk* chunks           # MAX_CHUNKS reserved, capacity usable; the first count were ever used
     uint32_t count
@@ -156,7 +156,7 @@ cdef struct Bfc:
     uint32_t holes          # head of the list of holes
     SplitRule split_rule
     uint64_t max_dead       # bytes, for SPLIT_ORT
-    bint merge_released     # may a chunk of slot 0 join its neighbour's slot?
+    bint merge_released     # a chunk of slot 0 may join its neighbour's slot
     bint shared             # several streams have freed blocks: may_spread
     bint packs              # takes the lowest of the smallest for large blocks
     bint mixes              # also while other streams hold unfinished memory
@@ -165,10 +165,10 @@ cdef struct Bfc:
     uint64_t swaps_skipped  # searches left out since
     LineStart of_changes
     uint32_t unused         # head of the list of unused slots
-    uint32_t bins_filled    # slots, but slot 0, that have free chunks
-    # cached sums, recomputed and compared by bfc_check; used here means used or cached
+    uint32_t bins_filled    # slots, except slot 0, that have free chunks
+    # Sums that bfc_check recomputes; used here means used or cached.
     uint64_t in_use         # bytes of used chunks, padding included
-    uint64_t requested_in_use   # what caches changed is folded in when they are flushed
+    uint64_t requested_in_use   # without the changes of caches that have not been flushed
     uint64_t reserved       # bytes of all chunks but holes
     uint64_t used_chunks
     uint64_t pending_free_chunks
@@ -178,7 +178,7 @@ cdef extern from *:
     static inline int gm_low_bit32(uint32_t word) { return __builtin_ctz(word); }
     static inline int gm_low_bit64(uint64_t word) { return __builtin_ctzll(word); }
     static inline int gm_high_bit64(uint64_t word) { return 63 - __builtin_clzll(word); }
-    /* Any address will do; it is not read. */
+    /* The address need not be mapped. */
     static inline void gm_prefetch(const void *at) { __builtin_prefetch(at, 1); }
     """
     int gm_low_bit32(uint32_t word) noexcept nogil
@@ -187,18 +187,18 @@ cdef extern from *:
     void gm_prefetch(const void* at) noexcept nogil
 
 cdef inline uint32_t place_of(const Chunk* chunk) noexcept nogil:
-    # Which step it begins in; below NIL, since addresses have less than 49 bits.
+    # Returns the step that it begins in; below NIL, since addresses have less than 49 bits.
     return <uint32_t>(chunk.address >> PLACE_BITS)
 
 cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
     return (size + (QUANTUM - 1)) & ~<uint64_t>(QUANTUM - 1)
 
 cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
-    # Of a chunk that may be used: its owner may turn used into cached, and back, without the lock.
+    # Its owner may change a chunk from used to cached, and back, without the lock.
     return load8(&table.chunks[index].state)
 
 cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil:
-    # Does such a block for this slot go to a low place: is no other stream's memory unfinished?
+    # Whether such a block for this slot goes to a low place: no other stream has unfinished memory.
     return (size > PACK_BYTES and table.packs
             and (table.bins_filled <= (table.bins[stream_slot].levels != 0) or table.mixes))
 
@@ -232,7 +232,7 @@ cdef inline uint32_t bin_of(uint64_t size) noexcept nogil:
     return (shift << STEP_BITS) + <uint32_t>(quanta >> shift)
 
 cdef inline uint32_t bin_from(const StreamBins* bins, uint32_t bin) noexcept nogil:
-    # The first filled bin from this one on, which may be one past the last; NIL: none.
+    # Returns the first filled bin from this one on, which may be one past the last; NIL: none.
     cdef uint32_t level = bin >> STEP_BITS
     cdef uint32_t steps = bins.steps[level] >> (bin & (STEPS - 1))
     cdef uint64_t levels
@@ -247,12 +247,12 @@ cdef inline uint32_t bin_from(const StreamBins* bins, uint32_t bin) noexcept nog
 cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept nogil
 cdef void bfc_free_all(Bfc* table) noexcept nogil
 
-# Takes the best block for `stream_slot` and marks it used; NIL if there is none or, with *status
-# set, if the array could not grow, or if a swap of pages may give a lower place than there is.
-# `size` is a multiple of QUANTUM.
+# Allocates the best block for `stream_slot`; NIL if there is none or, with *status set, if the
+# array could not grow, or if a swap of pages may provide a lower place. `size` is a multiple of
+# QUANTUM.
 cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
                            int* status) noexcept nogil
-# Where the table packs: the chunk that bfc_allocate chooses, whatever swaps may give; NIL: none.
+# Returns the chunk that bfc_allocate chooses where the table packs, without swaps; NIL: none.
 cdef uint32_t bfc_lowest(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil
 # The results of searches for a place that swaps fill.
 cdef inline void bfc_note_swap(Bfc* table, uint64_t size, bint found) noexcept nogil:
@@ -268,7 +268,7 @@ cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, u
 # Bytes of the block that a free chunk of `have` bytes gives for `want`.
 cdef uint64_t bfc_block_size(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil
 cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil
-# The chunk of a block that is handed out.
+# Finds the chunk of an allocated block.
 cdef inline int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:
     cdef uint32_t slot = <uint32_t>handle
     if slot >= load32(&table.count) or state_of(table, slot) != CHUNK_USED:
@@ -277,8 +277,7 @@ cdef inline int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) 
         return BFC_STALE
     index[0] = slot
     return BFC_OK
-# Says that a chunk will be freed soon: its neighbours, which decide whether it merges, are fetched
-# to this core's cache until then.
+# Prefetches the neighbours of a chunk that will be freed soon: they decide whether it merges.
 cdef inline void bfc_expect_free(const Bfc* table, uint32_t index) noexcept nogil:
     cdef const Chunk* chunk = &table.chunks[index]
     if chunk.prev != NIL:
@@ -297,8 +296,8 @@ cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil
 
 cdef int bfc_add_stream_slot(Bfc* table, uint32_t* stream_slot) noexcept nogil
-# Epochs of `stream_slot` up to `completed` are done: what was freed in them moves to slot 0 and
-# merges; a loop over all chunks.
+# Moves chunks that were freed in epochs of `stream_slot` up to `completed` to slot 0, where they
+# merge. It loops over all chunks.
 cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot, uint64_t completed) noexcept nogil
 
 cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil
@@ -306,18 +305,19 @@ cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil
 
 # ---- Pending-free chunks: freed by their owner, and still used by other streams ------------------
 #
-# Such a chunk is not handed out, hangs in no bin and merges with nothing; it holds its region as a
-# used one does.
+# Such a chunk cannot be allocated, hangs in no bin and merges with nothing; like a used one it
+# keeps its region.
 
-# Used to pending free.
+# Changes a chunk from used to pending free.
 cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                  uint64_t epoch) noexcept nogil
-# Pending free to free in a stream slot; merges. A persistent block hangs in no bin.
+# Changes a chunk from pending free to free in a stream slot, and merges it. A persistent block
+# hangs in no bin.
 cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                uint64_t epoch) noexcept nogil
 
-# Recomputes every invariant that is stated above from the chunks and compares. 0, or the number of
-# the first broken one; bfc_invariant has its text. `folded`: no cache holds a change of
-# requested_in_use that is not in the table.
+# Recomputes every invariant that is stated above from the chunks. Returns 0, or the number of the
+# first broken one; bfc_invariant returns its text. `folded`: all caches are flushed, so that
+# `requested_in_use` is exact.
 cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil
 cdef const char* bfc_invariant(int number) noexcept nogil

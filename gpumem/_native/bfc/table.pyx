@@ -1,4 +1,4 @@
-"""Best fit with coalescing over indices."""
+"""Best fit with coalescing: the chunk table."""
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -12,8 +12,8 @@ from gpumem._support.memory cimport array_reserve, lines_alloc, reserved_close, 
 
 cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
                            int* status) noexcept nogil:
-    # Memory that needs no event: the stream's own blocks, which are warm, and those that every
-    # stream may have (slot 0).
+    # This memory needs no event: the stream's own blocks, which are warm, and those that every
+    # stream may allocate (slot 0).
     cdef uint32_t index
     if packs_low(table, size, stream_slot):
         index = bfc_lowest(table, size, stream_slot)
@@ -114,8 +114,8 @@ cdef inline bint may_swap(Bfc* table, uint32_t index, uint64_t size) noexcept no
     if (table.chunks[index].address <= table.swaps_from or size < SWAP_BYTES
             or table.chunks[index].size < 2 * size):
         return False
-    # A search costs microseconds, and most find nothing: none is left out for a block that is a
-    # large part of what is in use, because its place matters most.
+    # A search costs microseconds, and most find nothing. No search is left out for a block that is
+    # a large part of the bytes in use, because its place matters most.
     if (size >= table.swapless and table.swaps_skipped < SWAP_SKIPS
             and size * SWAP_PARTS < table.in_use):
         table.swaps_skipped += 1
@@ -124,14 +124,14 @@ cdef inline bint may_swap(Bfc* table, uint32_t index, uint64_t size) noexcept no
 
 
 cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t size) noexcept nogil:
-    # The lowest of the heads of PACK_LIMIT bins, from the smallest that fit upward. Chunks of the
-    # request's own bin may be too small: there only the head is read.
+    # Returns the lowest of the heads of PACK_LIMIT bins, from the smallest that fit upward. Chunks
+    # of the request's own bin may be too small: there only the head is read.
     if bins.levels == 0:
         return NIL
     cdef uint32_t own = bin_of(size)
     cdef uint32_t level = own >> STEP_BITS
     cdef bint fits = bins.head[own] != NIL and table.chunks[bins.head[own]].size >= size
-    # The steps from its own on and those of the next level: one word mostly has all bins.
+    # The steps from its own on and those of the next level: mostly one word has all bins.
     cdef uint64_t filled = (bins.steps[level] & <uint64_t>(fits - 2) << (own & (STEPS - 1))
                             | <uint64_t>bins.steps[level + 1] << STEPS)
     cdef uint64_t levels = bins.levels & <uint64_t>-4 << level
@@ -158,7 +158,7 @@ cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t siz
 
 cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
                               uint64_t completed) noexcept nogil:
-    # The smallest chunk that fits among the first SCAN_LIMIT of a bin, the lower address if equal.
+    # Returns the smallest chunk that fits among the first SCAN_LIMIT of a bin.
     cdef uint32_t best = NIL
     cdef uint64_t best_size = <uint64_t>-1
     cdef uint64_t best_address = 0
@@ -194,7 +194,7 @@ cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
         return
     if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
         store32(&table.bins_filled, table.bins_filled + 1)
-    # At the head: what was freed last is taken first, and insertion costs no search.
+    # At the head: the latest freed chunk is found first, and insertion needs no search.
     chunk.bin_prev = NIL
     chunk.bin_next = head
     if head != NIL:
@@ -249,7 +249,7 @@ cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
     cdef Chunk* chunk = &table.chunks[index]
     chunk.requested = requested
     chunk.stream_slot = <uint16_t>stream_slot
-    chunk.bin_prev = 0          # of no cache
+    chunk.bin_prev = 0          # it belongs to no cache
     chunk.bin_next = 0
     store32(&chunk.generation, chunk.generation + 1)
     store8(&chunk.state, CHUNK_USED)
@@ -270,7 +270,7 @@ cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
 
 cdef void chunk_mark(Bfc* table, uint32_t index, uint32_t stream_slot,
                      uint64_t epoch) noexcept nogil:
-    # No epoch of slot 0 ever completes: what is marked with it has epoch 0.
+    # No epoch of slot 0 ever completes: its chunks have epoch 0.
     if epoch <= table.bins[stream_slot].completed:
         stream_slot = SLOT_RELEASED
         epoch = 0
@@ -312,8 +312,8 @@ cdef uint32_t chunk_cut(Bfc* table, uint32_t index, uint64_t size) noexcept nogi
 
 
 cdef inline bint can_merge(const Bfc* table, uint32_t index, uint32_t beside) noexcept nogil:
-    # A free chunk with its neighbour: a mark may spread over memory that is free for every stream,
-    # never over another stream's.
+    # Whether a free chunk may merge with its neighbour: a mark may spread over memory that is free
+    # for every stream, never over another stream's.
     cdef const Chunk* a = &table.chunks[index]
     cdef const Chunk* b
     if beside == NIL or state_of(table, beside) != CHUNK_FREE:
@@ -334,8 +334,8 @@ cdef inline bint may_spread(const Bfc* table, uint64_t marked, uint64_t released
 
 
 cdef uint32_t chunk_merge(Bfc* table, uint32_t index) noexcept nogil:
-    # Again after each, because a larger chunk, or one with another mark, may merge with more. Each
-    # merge takes a chunk away that an earlier split had made.
+    # It tries again after each merge, because a larger chunk, or one with another mark, may merge
+    # with more. Each merge removes a chunk that an earlier split had made.
     cdef uint32_t other
     while True:
         other = table.chunks[index].next
@@ -376,7 +376,7 @@ cdef inline bint slot_ready(Bfc* table) noexcept nogil:
 
 
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil:
-    # Counted against fresh slots alone: recycled ones come on top.
+    # Unused slots below `count` are not counted; they are a reserve.
     while table.capacity - table.count < count:
         if not chunks_grow(table):
             return False
@@ -398,7 +398,7 @@ cdef uint32_t slot_allocate(Bfc* table) noexcept nogil:
 
 
 cdef inline void slot_free(Bfc* table, uint32_t index) noexcept nogil:
-    # The generation stays: a handle to the old tenant must not fit the next one.
+    # The generation stays, so that a handle of the old block does not fit the next one.
     table.chunks[index].state = CHUNK_UNUSED
     table.chunks[index].next = table.unused
     table.unused = index
@@ -498,7 +498,7 @@ cdef uint32_t bfc_allocate_persistent(Bfc* table, uint32_t region, uint64_t requ
 
 
 cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil:
-    # Not counted: free neighbours are one chunk, so that a used one, if any, is found at once.
+    # Free neighbours are mostly one chunk, so that a used one, if any, is found at once.
     cdef uint32_t index = table.regions[region].first
     if table.regions[region].size == 0 or table.regions[region].is_range:
         return False
@@ -510,7 +510,7 @@ cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil:
 
 
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
-    # All its chunks are free (not necessarily one: marks may keep neighbours apart).
+    # All its chunks are free; there may be several, because marks keep neighbours apart.
     cdef Region* gone = &table.regions[region]
     cdef uint32_t index = gone.first
     cdef uint32_t next_index
@@ -534,7 +534,7 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
     cdef uint32_t found[RELEASED_AT_ONCE]
     cdef uint32_t count, i
     cdef Chunk* chunk
-    # Also if nothing is free now: a block that is freed later may have an older stamp, chunk_mark.
+    # Set even if nothing is free now: a block that is freed later may have an older stamp.
     table.bins[stream_slot].completed = completed
     while True:
         count = completed_chunks(table, table.bins[stream_slot], completed, found)
@@ -542,10 +542,10 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
             return
         for i in range(count):
             chunk = &table.chunks[found[i]]
-            # One before it may have joined it, over memory that is free for every stream.
+            # An earlier one may have merged with it.
             if state_of(table, found[i]) != CHUNK_FREE or chunk.stream_slot != stream_slot:
                 continue
-            # Out of the bins of its slot before the slot changes: both are found by it.
+            # It leaves the bins before its slot changes: they are found by the slot.
             bin_remove(table, found[i])
             chunk.stream_slot = SLOT_RELEASED
             chunk.epoch = 0
@@ -554,7 +554,7 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
 
 cdef uint32_t completed_chunks(const Bfc* table, const StreamBins* bins, uint64_t completed,
                                uint32_t* found) noexcept nogil:
-    # The first chunks of these epochs in the bins.
+    # Finds the first chunks of these epochs in the bins.
     cdef uint32_t bin = bin_from(bins, 0)
     cdef uint32_t count = 0
     cdef uint32_t index
@@ -574,7 +574,7 @@ cdef uint32_t completed_chunks(const Bfc* table, const StreamBins* bins, uint64_
 # ---- reads -------------------------------------------------------------------------------------
 
 cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil:
-    # The largest of the topmost filled bin of each stream slot; not on the fast path.
+    # Finds the largest of the topmost filled bin of each stream slot; not on the fast path.
     cdef uint64_t largest = 0
     cdef uint32_t stream_slot, level, steps, index
     for stream_slot in range(table.stream_slot_count):
@@ -603,7 +603,7 @@ cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                uint64_t epoch) noexcept nogil:
     table.pending_free_chunks -= 1
     store8(&table.chunks[index].state, CHUNK_FREE)
-    # A persistent block hangs in no bin; the mark says when its region may go.
+    # A persistent block hangs in no bin; the mark says when its region may be released.
     chunk_mark(table, index, stream_slot, epoch)
     if not table.chunks[index].persistent:
         chunk_coalesce(table, index)
@@ -617,6 +617,7 @@ cdef struct Recount:
     uint64_t requested
     uint64_t used
     uint64_t pending_free
+    uint64_t persistent_free
     uint64_t reserved
     uint64_t chunks
     uint32_t regions
@@ -642,7 +643,7 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
         broken = check_bins(table, stream_slot, &binned)
         if broken:
             return broken
-        # Slot 0 is not counted: its memory hinders no packing.
+        # Slot 0 is not counted: its memory does not prevent packing.
         filled += stream_slot != SLOT_RELEASED and table.bins[stream_slot].levels != 0
     if filled != table.bins_filled:
         return 25
@@ -667,7 +668,7 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
     if sum.pending_free != table.pending_free_chunks:
         return 8
     # Each chunk hangs in one bin or list, or is used, pending free or a free persistent one.
-    if binned + sum.used + sum.pending_free + count_persistent_free(table) != sum.chunks:
+    if binned + sum.used + sum.pending_free + sum.persistent_free != sum.chunks:
         return 6
     return 0
 
@@ -685,17 +686,6 @@ cdef int check_holes(const Bfc* table, uint64_t* binned) noexcept nogil:
         index = table.chunks[index].bin_next
     binned[0] += found
     return 0
-
-
-cdef uint64_t count_persistent_free(const Bfc* table) noexcept nogil:
-    # They hang in no bin, because they are never searched.
-    cdef uint64_t count = 0
-    cdef uint32_t region
-    for region in range(table.region_count):
-        if (table.regions[region].size != 0 and table.regions[region].persistent
-                and state_of(table, table.regions[region].first) == CHUNK_FREE):
-            count += 1
-    return count
 
 
 cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept nogil:
@@ -727,7 +717,7 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         if (prev != NIL and state == CHUNK_FREE and state_of(table, prev) == CHUNK_FREE
                 and table.chunks[prev].stream_slot == chunk.stream_slot):
             return 13
-        # A cached chunk is used to the table.
+        # A cached chunk is used in the table.
         if state == CHUNK_USED or state == CHUNK_CACHED:
             used += 1
             sum.in_use += chunk.size
@@ -736,6 +726,8 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
             pending_free += 1
         if chunk.persistent != region.persistent:
             return 15
+        # It hangs in no bin, because it is never searched.
+        sum.persistent_free += region.persistent and state == CHUNK_FREE
         if state != CHUNK_HOLE:
             sum.reserved += chunk.size
         elif not region.is_range:

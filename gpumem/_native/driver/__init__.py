@@ -1,5 +1,6 @@
-"""The table of driver functions, and what fills it: a CUDA driver or the host device.
+"""The table of driver functions, filled by a CUDA driver or by the host device.
 
-``table`` holds it with the device contexts and errors; ``cuda`` and ``host`` fill it. ``hostdev``
-is the host device: C without Python, of which a reader of the allocator may skip all.
+``table`` has device contexts and errors, and fills the table of CUDA; ``host`` fills that of the
+host device. ``hostdev`` is the host device: C without Python, which a reader of the allocator may
+skip.
 """

@@ -54,7 +54,7 @@ def _shutdown():
 
 
 def load():
-    """Start the host device. Returns None, since it is never missing."""
+    """Start the host device. It is always there, so there is no reason to return."""
     global loaded
     if not loaded:
         read_capacity()
@@ -63,7 +63,7 @@ def load():
 
 
 cdef int read_capacity() except -1:
-    """Give the host device plain bytes to read; before its first call, whichever that is."""
+    """Write the capacity in the environment as plain bytes. Runs before any call of the device."""
     global was_read
     if was_read:
         return 0
@@ -97,7 +97,7 @@ def set_device_count(int n):
 
 
 def open_device(int ordinal):
-    """Open a host device; the caller has seen that `ordinal` is below device_count()."""
+    """Open a host device. `ordinal` is below device_count()."""
     cdef DriverDevice opened
     load()
     opened = open_driver_device(hostdev_table(), "host", ordinal)

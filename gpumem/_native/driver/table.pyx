@@ -10,7 +10,7 @@ import threading
 
 cimport cython
 from libc.stdint cimport uintptr_t
-from libc.string cimport memset, strcmp
+from libc.string cimport memset
 
 from gpumem._support.atomics cimport published32, store64, sum_add
 from gpumem._support.clock cimport clock_ns, sleep_ns
@@ -136,15 +136,15 @@ cdef CUresult context_allow(DeviceContext* context, DeviceContext* peer) noexcep
 #
 # Python runs handlers of signals between its own steps, so a thread inside of a driver's wait does
 # not see Ctrl-C. The main thread therefore queries the driver until the work is done, and looks for
-# signals after each slice. Other threads, which handle no signals, wait in the driver. The driver's
-# own wait ends both: pools release memory when it returns.
+# signals after each slice. Other threads, which handle no signals, wait in the driver. Both end
+# with the driver's own wait: pools release memory when it returns.
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 cdef enum:
     SPIN = 2000000              # ns of queries without a pause: short waits end at once
-    MAX_PAUSE = 1000000     # ns; a pause is a 128th of the wait so far
+    MAX_PAUSE = 1000000         # ns; a pause is a 128th of the wait so far
     SLICE = 50000000            # ns
 
 
@@ -181,7 +181,7 @@ cdef CUresult device_wait(DeviceContext* context, bint* interrupted) noexcept no
     cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
-    if context.table.cuCtxRecordEvent == NULL or not wants_slices(context):
+    if context.table.cuCtxRecordEvent == NULL or not waits_in_slices(context):
         code = context_synchronize(context)
     else:
         code = context.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
@@ -239,7 +239,7 @@ cdef CUresult point_wait(DeviceContext* context, Awaited what, void* point,
     interrupted[0] = False
     if code != CUDA_SUCCESS:
         return code
-    while is_unfinished(context, what, point) and wants_slices(context):
+    while is_unfinished(context, what, point) and waits_in_slices(context):
         if (not finishes_soon(context, what, point, begin, <uint64_t>-1)
                 and process_interrupted()):
             interrupted[0] = True
@@ -253,7 +253,7 @@ cdef CUresult point_wait(DeviceContext* context, Awaited what, void* point,
     return code
 
 
-cdef inline bint wants_slices(DeviceContext* context) noexcept nogil:
+cdef inline bint waits_in_slices(DeviceContext* context) noexcept nogil:
     # Queries do not move a virtual clock, and the driver's wait does.
     return process_on_main_thread() and (context.clock_is_virtual == NULL
                                          or not context.clock_is_virtual())
@@ -261,7 +261,7 @@ cdef inline bint wants_slices(DeviceContext* context) noexcept nogil:
 
 cdef bint finishes_soon(DeviceContext* context, Awaited what, void* point, uint64_t begin,
                         uint64_t until) noexcept nogil:
-    # Within a slice, before `until`, and before a signal.
+    # Returns whether the work finishes within a slice, before `until` and before a signal.
     cdef uint64_t now = clock_ns()
     cdef uint64_t end = min(now + SLICE, until)
     while now < end:
@@ -329,7 +329,7 @@ cdef object report_of_threads = None
 
 @atexit.register
 def hush_threads():
-    """From here on report no thread that a ClosedError ends: daemon threads all end like that."""
+    """Report no thread any more that a ClosedError ends: daemon threads all end like that."""
     global report_of_threads
     if report_of_threads is None:
         expect_at_exit(ClosedError)
@@ -369,6 +369,9 @@ cdef DriverDevice open_driver_device(const DriverTable* table, str type, int ord
     return opened
 
 
+cdef dict entry_offsets = {
+    driver_entries[i].name.decode(): driver_entries[i].offset for i in range(DRIVER_ENTRY_COUNT)
+}
 cdef dict attribute_numbers = {
     device_attributes[i].name.decode(): device_attributes[i].number
     for i in range(DEVICE_ATTRIBUTE_COUNT)
@@ -377,7 +380,7 @@ cdef dict attribute_numbers = {
 
 @cython.final
 cdef class DriverDevice:
-    """One opened device: the questions that a Device answers from it."""
+    """One opened device, which a `Device` queries."""
 
     @property
     def dead(self):
@@ -442,15 +445,12 @@ cdef class DriverDevice:
 
     def has(self, str name):
         """Whether the table has an entry of that name, such as "cuMemCreate"."""
-        cdef int i
-        cdef bytes wanted = name.encode()
-        for i in range(DRIVER_ENTRY_COUNT):
-            if strcmp(driver_entries[i].name, wanted) == 0:
-                return (<void**>(<char*>self.context.table + driver_entries[i].offset))[0] != NULL
-        return False
+        offset = entry_offsets.get(name)
+        return offset is not None and (<void**>(<char*>self.context.table
+                                                + <size_t>offset))[0] != NULL
 
     def version(self):
-        """Return the CUDA version that the driver speaks, such as 13000."""
+        """Return the CUDA version of the driver, such as 13000."""
         cdef int version = 0
         check(self.context.table, self.context.table.cuDriverGetVersion(&version),
               "cuDriverGetVersion")
@@ -519,18 +519,18 @@ cdef object fill_cuda_table():
     memset(&cuda_table, 0, sizeof(cuda_table))
     # 1: the legacy default stream is stream 0; 2: each thread's own is.
     flags = 2 if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") == "1" else 1
-    ask = functools.partial(_address_of, driver.cuGetProcAddress, flags)
-    version = cuda_version = driver_version(ask(b"cuDriverGetVersion", 2020))
+    find = functools.partial(_address_of, driver.cuGetProcAddress, flags)
+    version = cuda_version = driver_version(find(b"cuDriverGetVersion", 2020))
     for i in range(DRIVER_ENTRY_COUNT):
         address = 0
         if driver_entries[i].version <= version:
-            address = ask(driver_entries[i].name, driver_entries[i].version)
+            address = find(driver_entries[i].name, driver_entries[i].version)
         (<uintptr_t*>(<char*>&cuda_table + driver_entries[i].offset))[0] = address
         if not address:
             cuda_missing.append(driver_entries[i].name.decode())
     for i in range(OLDER_ENTRY_COUNT):
         if version < older_entries[i].until:
-            address = ask(older_entries[i].name, older_entries[i].version)
+            address = find(older_entries[i].name, older_entries[i].version)
             (<uintptr_t*>(<char*>&cuda_table + older_entries[i].offset))[0] = address
     if cuda_table.cuInit == NULL or cuda_table.cuDeviceGetCount == NULL:
         return "the CUDA driver has no cuInit"
@@ -547,7 +547,7 @@ cdef object fill_cuda_table():
 
 
 def _address_of(get, flags, name, version):
-    """Return the address of a function by its name and signature; 0: not there."""
+    """Return the address of a function by its name and version; 0: the driver has none."""
     status, address, *_ = get(name, version, flags)
     return address if int(status) == 0 and address else 0
 

@@ -1,4 +1,4 @@
-"""Carrying a plan out, finishing it, undoing it; the pages that sleep."""
+"""A plan is executed, finished or undone; pages sleep."""
 
 from libc.stdint cimport uint64_t
 
@@ -7,8 +7,9 @@ from gpumem._native.pages.sleep cimport Sleeper
 from gpumem._native.pages.types cimport Demand, Plan, Space
 from gpumem._support.lock cimport Lock
 
-# Without the arena lock. If it fails, plan.refused names the driver's call: undo; else finish. All
-# below are called with the lock, and make no driver call.
+# Caller does not hold the arena lock. If it fails, plan.refused names the driver's call, and the
+# plan is undone; else it is finished. Caller of those below holds the lock; they make no driver
+# call.
 cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil
 # Before finish or undo: records which pages came, moved and went, also where a call was refused.
 cdef void plan_note(const Space* space, const Plan* plan) noexcept nogil
@@ -17,7 +18,7 @@ cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
 cdef void space_undo(Space* space, Plan* plan) noexcept nogil
 
 
-# ---- Pages that sleep; with the grow lock. One without memory keeps its slot and place -----------
+# ---- Pages that sleep: caller holds `grow_lock`. A page without memory keeps its slot and place --
 
 
 # Unmaps the views that were left from before a move; stops where the driver refuses. `lock` is held

@@ -1,4 +1,4 @@
-"""A plan's driver calls, and what follows: it is finished, or undone where a call was refused.
+"""The driver calls of a plan, which is then finished, or undone if a call was refused.
 
 `space_execute` runs without the arena lock. Only the plan's own pages are touched there, and no
 other plan is under way, because the grow lock is held. `space_finish` and `space_undo` change the
@@ -43,7 +43,7 @@ cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
         code = unmap_views(space, plan)
     if code == CUDA_SUCCESS:
         code = map_views(space, plan)
-    # Of what is done for both kinds, each page counts the same.
+    # The time of calls for both kinds is shared equally by the pages.
     end = context.now()
     if plan.moves:
         plan.move_ns = (end - made) * plan.moves // (plan.moves + plan.creates)
@@ -92,8 +92,8 @@ cdef CUresult unmap_views(Space* space, Plan* plan) noexcept nogil:
 
 
 cdef CUresult map_views(Space* space, Plan* plan) noexcept nogil:
-    # Access is given to neighbouring views at once: that saves a call for each, 7 % of the time
-    # on an H200. Views mapped without access are taken back where it is refused.
+    # Access is set for neighbouring views at once, which saves a call for each, 7 % of the time on
+    # an H200. If it is refused, the mapped views are unmapped.
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t first = 0
     cdef uint32_t last
@@ -113,7 +113,7 @@ cdef inline bint maps(const Action* action) noexcept nogil:
 
 
 cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last) noexcept nogil:
-    # Maps the action `last` and those that follow it in addresses; `last` ends behind them.
+    # Maps the page of action `last` and those that follow it in addresses; `last` ends after them.
     cdef uint64_t begin = address_of(space, plan.actions[last[0]].to)
     cdef uint64_t end = begin
     cdef const Page* page
@@ -135,7 +135,7 @@ cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last) noexcept nogil:
 
 cdef void end_run(Space* space, Plan* plan, uint32_t first, uint32_t last,
                   bint mapped) noexcept nogil:
-    # All of a run counts as done, or none: after a refusal its views are unmapped again.
+    # All of a run is done, or none: after a refusal its views are unmapped.
     cdef Action* action
     cdef uint32_t i
     for i in range(first, last):
@@ -164,9 +164,9 @@ cdef void release_unmapped(Space* space, Plan* plan) noexcept nogil:
 
 
 cdef void release_page(Space* space, Page* page) noexcept nogil:
-    # Memory without a view is released; where that is refused, it is tried again later.
+    # Releases memory without a view; if that is refused, it is tried again later.
     if page.memory == 0:
-        return                          # it sleeps
+        return                          # the page sleeps
     sum_add(space.calls, 1)
     if space.context.table.cuMemRelease(page.memory) != CUDA_SUCCESS:
         orphan_add(space, page.memory)
@@ -194,7 +194,7 @@ cdef void plan_note(const Space* space, const Plan* plan) noexcept nogil:
 cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
                        uint64_t epoch) noexcept nogil:
     # The claimed block shrinks to the size demanded, and the slots of released pages become free.
-    # True: what is left of its place is free in the requesting stream's epoch.
+    # True: the remainder of its place is free in the requesting stream's epoch.
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_CREATE:
@@ -205,8 +205,9 @@ cdef bint space_finish(Space* space, Plan* plan, const Demand* demand,
 
 
 cdef void space_undo(Space* space, Plan* plan) noexcept nogil:
-    # Puts the tables back to what the driver has mapped now. The claimed block becomes a hole, the
-    # actions are undone, then what is mapped in the hole becomes free again, for whom it was free.
+    # Restores the tables to the driver's mappings. The claimed block becomes a hole, the actions
+    # are undone, then memory that is mapped in the hole becomes free again, with the mark that it
+    # had.
     cdef uint32_t i
     cdef uint64_t begin = 0
     cdef uint64_t end = 0
@@ -214,10 +215,10 @@ cdef void space_undo(Space* space, Plan* plan) noexcept nogil:
         begin = space.table.chunks[plan.chunk].address
         end = begin + space.table.chunks[plan.chunk].size
         holes_undo_allocate(space.table, plan.chunk)
-    # Last action first: a later one may have taken over a view that an earlier one gave up.
+    # The last action first: a later one may use a view that an earlier one has left.
     for i in range(plan.count):
         undo_action(space, &plan.actions[plan.count - 1 - i])
-    # Only now is it known which pages are mapped in the claimed range.
+    # Now it is known which pages are mapped in the claimed range.
     if plan.chunk != NIL:
         refill(space, plan, begin, end)
 
@@ -241,7 +242,7 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
         if not action.unmapped[0]:      # it is quiet, or it would not have been in the plan
             retired_add(space, action.page, action.unmap[0], SLOT_RELEASED, 0)
         return
-    # A move gives up its new place; a released page counts as physical memory again.
+    # A moved page leaves its new place; a released page counts as physical memory again.
     if action.kind == ACTION_MOVE:
         view_set(space, action.to, page.granules, NIL)
     else:
@@ -250,9 +251,9 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
 
 
 cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogil:
-    # To the views that the driver still has of it.
+    # Restores the views of a page that are still mapped.
     page.dormant = NIL
-    # The driver unmapped every view before it refused a later step: the page is gone.
+    # All views were unmapped before the driver refused a later step: the page was released.
     if action.unmapped[1]:
         space.physical -= bytes_of(page)
         page_drop(space, page)
@@ -265,7 +266,7 @@ cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogi
 
 
 cdef void page_drop(Space* space, Page* page) noexcept nogil:
-    # The driver has its memory back: the slot is unused.
+    # Its memory was released: the slot is unused.
     page_give_slot(space, page)
     sum_add(&space.released, 1)
 
@@ -279,9 +280,9 @@ cdef void show_dormant(Space* space, const Action* action, Page* page) noexcept 
 
 
 cdef void refill(Space* space, const Plan* plan, uint64_t begin, uint64_t end) noexcept nogil:
-    # Granule by granule: any of them may have memory or none. Memory that was free there has the
-    # mark of its piece; a page that came from elsewhere the one that it left its old place with,
-    # and a new page none.
+    # Goes by granules, because each may have memory or none. Memory that was free there has the
+    # mark of its piece; a page that moved there has the mark of its old place, and a new page has
+    # none.
     cdef const Page* page
     cdef uint64_t address = begin
     cdef uint64_t stop
@@ -313,7 +314,7 @@ cdef inline void refill_part(Space* space, uint64_t begin, uint64_t end, uint32_
 
 
 cdef CUresult space_drop_dormant(Space* space, Lock* lock) noexcept nogil:
-    # A refusal leaves pages that still have their memory and place.
+    # After a refusal all pages still have their memory and place.
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t i
     cdef Page* page
@@ -350,7 +351,7 @@ cdef CUresult unmap_kept(Space* space) noexcept nogil:
 
 
 cdef CUresult space_map_kept(Space* space, const char** call) noexcept nogil:
-    # In the opposite order, so that what is unmapped are always the first ones.
+    # In the opposite order, so that the unmapped views are always the first ones.
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t first, page
     while code == CUDA_SUCCESS and space.views_asleep:

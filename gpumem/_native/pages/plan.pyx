@@ -1,9 +1,9 @@
-"""Plans: where a block's window is built, and which pages supply it.
+"""Plans: the place of a block, and the pages that supply it.
 
-A plan changes the chunk table and the pages before any driver call. So everything that can fail
-for want of host memory or of pages comes before the first change. A failure after it (a plan that
-would pass the hard limit, a driver call that is refused) undoes the whole plan: its claim
-first, then its actions, the last one first; see `space_undo`.
+A plan changes the chunk table and the pages before any driver call. So each step that can fail for
+lack of host memory or pages comes before the first change. A later failure (a plan that would pass
+the hard limit, a driver call that is refused) undoes the whole plan: its claim first, then its
+actions, the last one first; see `space_undo`.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -79,9 +79,9 @@ cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
                                    uint64_t below) noexcept nogil:
     cdef Site site
     cdef uint64_t end
-    # Only a place that misses nothing and begins below is better than this one. Most searches find
-    # none, mostly because no run is long enough even if every page in it were idle. That is asked
-    # first, because it takes longest to see which pages are.
+    # Only a place that misses nothing and begins below is better. Most searches find none, mostly
+    # because no run is long enough even if every page in it were idle. That is checked first,
+    # because it takes longest to find the idle pages.
     site.begin = below
     site.missing = 0
     if not find_run(space, demand, True, &site) or (
@@ -124,7 +124,7 @@ cdef bint space_restore(Space* space, uint64_t begin, uint64_t end) noexcept nog
 
 
 cdef uint32_t page_viewed_at(const Space* space, uint32_t granule, uint32_t* first) noexcept nogil:
-    # The page with a view there that does not count, and where that view begins; NIL: none has.
+    # Returns the page with an inactive view there, and the beginning of that view; NIL: none has.
     cdef uint32_t index = page_mapped_at(space, granule)
     cdef const RetiredView* view
     cdef uint32_t i
@@ -140,7 +140,7 @@ cdef uint32_t page_viewed_at(const Space* space, uint32_t granule, uint32_t* fir
 
 
 cdef void exchange_retired(Space* space, uint32_t index, uint32_t first) noexcept nogil:
-    # The retired view of a page becomes its dormant one, and the other way round.
+    # Exchanges a retired view of a page with its dormant one.
     cdef Page* page = &space.page[index]
     cdef uint32_t dormant = page.dormant
     cdef uint32_t i = 0
@@ -164,7 +164,7 @@ cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noex
 
 cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t missing,
                           uint64_t begin, uint64_t end) noexcept nogil:
-    # Is there room under the hard limit, or enough idle memory, for what is missing? In granules.
+    # Whether the missing granules have room below the hard limit, or enough idle pages.
     cdef uint64_t room = 0
     cdef uint32_t i
     cdef const Page* page
@@ -180,7 +180,7 @@ cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t mis
 
 
 cdef bint note_pieces(const Space* space, Plan* plan, uint32_t first, uint64_t end) noexcept nogil:
-    # Whose work may still use the window, for the waits behind it and for the undoing.
+    # Notes the marks of work that may still use the window, for waits and for an undo.
     cdef uint32_t index = first
     cdef uint32_t count = 0
     cdef const Chunk* chunk
@@ -201,8 +201,8 @@ cdef bint note_pieces(const Space* space, Plan* plan, uint32_t first, uint64_t e
     return True
 
 
-# Swapping: an idle page counts where it is wanted, and its old place becomes the hole. From the top
-# downward, as pages mostly lie in their old place, too: what is left of it then keeps its number.
+# A swap makes the dormant view of an idle page the active one, and its old place a hole. Swaps go
+# downward, as pages mostly lie in their old place, too: the remainder of that then keeps its index.
 cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
     cdef uint32_t first = granule_of(space, begin)
     cdef uint32_t g = granule_from(space, end)
@@ -215,7 +215,7 @@ cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
         # Its active view lies outside, so the one here is dormant.
         if can_swap(space, page, begin, end):
             swap_page(space, page)
-        # On below the view of the page that the granule is in.
+        # Continue below the page's view that the granule lies in.
         g = page.active if has_active(page, g) else page.dormant
 
 
@@ -253,14 +253,15 @@ cdef void fill_missing(Space* space, Plan* plan, uint64_t begin, uint64_t end,
         while run < last and not is_backed(space, run):
             mapped = page_mapped_at(space, run)
             if mapped != NIL:
-                drop_dormant(space, plan, mapped)
+                # The dormant view there is quiet, and makes room.
+                unmap_dormant(space, action_add(plan, ACTION_DROP, mapped), &space.page[mapped])
             run += 1
         while g < run:
             g += supply(space, plan, g, run - g, begin, end, &left)
 
 
 cdef void forget_idle_inside(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
-    # Pages in the window belong to the block now: they supply nothing.
+    # Pages in the window belong to the block, and supply nothing.
     cdef uint32_t i
     cdef Page* page
     for i in range(space.idle_count):
@@ -269,13 +270,8 @@ cdef void forget_idle_inside(Space* space, uint64_t begin, uint64_t end) noexcep
             page.seen_idle = 0
 
 
-cdef void drop_dormant(Space* space, Plan* plan, uint32_t index) noexcept nogil:
-    # The view is in the way of something else: unmap it. It was seen to be quiet.
-    unmap_dormant(space, action_add(plan, ACTION_DROP, index), &space.page[index])
-
-
 cdef void drop_retired(Space* space, Plan* plan) noexcept nogil:
-    # All that are quiet. Whatever is found for this plan lies elsewhere.
+    # Unmaps all retired views that are quiet. The place of this plan covers none of them.
     cdef const RetiredView* view
     cdef uint32_t i = space.retired_count
     while i > 0:
@@ -293,7 +289,7 @@ cdef void unmap_dormant(Space* space, Action* action, Page* page) noexcept nogil
     page.dormant = NIL
 
 
-# Supplies granules at `at`, at most `wanted`; returns how many. The order is the policy.
+# Supplies granules at `at`, at most `wanted`; returns their number. The order is the policy.
 cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uint64_t begin,
                      uint64_t end, Demand* demand) noexcept nogil:
     cdef uint32_t granules = largest_power_of_two(wanted, page_granules(space, demand))
@@ -315,47 +311,47 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
         granules >>= 1
         if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
             return plan_create(space, plan, at, granules, demand)
-    # 5. Every idle page is larger than the gap: give the smallest back and make one granule.
-    # 6. None can be released: one granule above the share, as what is free lies in parts of larger
-    # pages.
+    # 5. Every idle page is larger than the gap: release the smallest, and make one granule.
+    # 6. None can be released: make one granule above the share, as free memory lies in parts of
+    # larger pages.
     chosen = smallest_releasable(space, begin, end)
     if chosen != NIL:
         plan_release(space, plan, chosen, demand)
     if demand.reserved + GRANULE > demand.hard_limit:
-        # Idle pages that are larger than the gap and still have queued work: neither fits.
+        # Idle pages are larger than the gap and still have queued work, so none can be released.
         plan.over_limit = True
     return plan_create(space, plan, at, 1, demand)
 
 
 cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept nogil:
-    # The most granules that still divide the live peak into PEAK_PAGES pages, or a block that is a
-    # large part of it into CLAIM_PAGES. Not more for a large block: when it is gone, its pages have
-    # to fit where smaller blocks want them. Pages of the largest size only for blocks of many: what
-    # smaller blocks leave free between them is often less than such a page, which then can neither
-    # hold a block nor move.
-    cdef uint64_t most = min(<uint64_t>MAX_PAGE_GRANULES, max(
+    # Returns the maximum of granules that still divide the live peak into PEAK_PAGES pages, which
+    # keeps rounding small, or a block that is a large part of it into CLAIM_PAGES. A large block
+    # gets no larger pages: after its free they have to fit into the places of smaller blocks. Pages
+    # of the largest size are for blocks of many such pages: free memory between smaller blocks is
+    # often less than such a page, which then can neither hold a block nor move.
+    cdef uint64_t limit = min(<uint64_t>MAX_PAGE_GRANULES, max(
         <uint64_t>MAX_PAGE_GRANULES // 2, demand.claim // BLOCK_PAGES >> GRANULE_BITS))
     cdef uint64_t bytes = max(demand.live_peak // PEAK_PAGES, demand.claim // CLAIM_PAGES)
     cdef uint32_t granules = 1
     if not space.large:
         return 1
-    while granules * 2 <= most and <uint64_t>granules << (GRANULE_BITS + 1) <= bytes:
+    while granules * 2 <= limit and <uint64_t>granules << (GRANULE_BITS + 1) <= bytes:
         granules <<= 1
     return granules
 
 
-cdef inline uint32_t largest_power_of_two(uint32_t wanted, uint32_t most) noexcept nogil:
+cdef inline uint32_t largest_power_of_two(uint32_t wanted, uint32_t limit) noexcept nogil:
     cdef uint32_t granules = 1
-    while granules * 2 <= wanted and granules * 2 <= most:
+    while granules * 2 <= wanted and granules * 2 <= limit:
         granules *= 2
     return granules
 
 
 cdef uint32_t longest_idle(const Space* space, Plan* plan, uint32_t wanted, uint64_t begin,
                            uint64_t end) noexcept nogil:
-    # Of the movable pages that fit, the largest; of those, the longest idle. Pages only cease to be
-    # movable while a plan is made, and most became idle together. So the search goes on behind the
-    # last one for the next of the same kind, and begins anew only where there is none.
+    # Returns the largest of the movable pages that fit; of those, the longest idle. During a plan
+    # pages only cease to be movable, and most became idle together. So the search continues after
+    # the last one for the next of the same kind, and begins anew only if there is none.
     cdef uint32_t best = NIL
     cdef uint32_t i
     cdef const Page* page
@@ -401,8 +397,8 @@ cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
 
 cdef bint is_releasable(const Space* space, uint32_t index, uint64_t begin,
                         uint64_t end) noexcept nogil:
-    # Idle, outside [begin, end), and no work is queued through any view but the active one, nor
-    # does a graph use that.
+    # Whether a page is idle, outside of [begin, end), without queued work through views other than
+    # the active one, and without a graph that uses that.
     cdef const Page* page = &space.page[index]
     return (not space.keeps_views and is_movable(space, page, begin, end)
             and is_dormant_quiet(space, page) and not has_retired(space, index))
@@ -444,7 +440,7 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at) n
     page.dormant = page.active
     page.dormant_stream_slot = action.stream_slot
     page.dormant_epoch = action.epoch
-    # Only now: all of the above reads the old place.
+    # All of the above reads the old place.
     page.active = at
     page.busy = True
     note_dormant(space, page)
@@ -455,7 +451,7 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at) n
 cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand) noexcept nogil:
     cdef Page* page = &space.page[index]
     cdef Action* action = action_add(plan, ACTION_RELEASE, index)
-    plan.moves += 1         # with the page that is made instead it costs as much
+    plan.moves += 1         # together with the new page it costs as much as a move
     action.origin = page.active
     action.unmap[1] = page.active
     unmap_dormant(space, action, page)
@@ -497,7 +493,7 @@ cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
     drop_retired(space, plan)
     for i in range(space.idle_count):
         aged[i] = AgedPage(space.page[space.idle[i]].idle_since, space.idle[i])
-    if nbytes != <uint64_t>-1:      # a trim of all has no choice
+    if nbytes != <uint64_t>-1:      # a trim of all pages needs no order
         qsort(aged, space.idle_count, sizeof(AgedPage), by_age)
     for i in range(space.idle_count):
         page = &space.page[aged[i].index]
@@ -510,7 +506,7 @@ cdef bint space_plan_trim(Space* space, Plan* plan, uint32_t pages,
 
 
 cdef bint actions_ready(Plan* plan, uint32_t count) noexcept nogil:
-    # Mostly a few of them are used, of hundreds: they are cleared when they are.
+    # Mostly a few of hundreds are used: each is cleared when it is used.
     plan.actions = <Action*>malloc((count + 1) * sizeof(Action))
     return plan.actions != NULL
 
@@ -559,8 +555,8 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
 
 
 cdef bint find_run(Space* space, const Demand* demand, bint any_page, Site* best) noexcept nogil:
-    # The lowest run: free chunks and views of idle pages side by side. With `any_page` pages count
-    # that may not be idle: is there a run at all? Then `best` stays as it is.
+    # Finds the lowest run: free chunks and views of idle pages side by side. With `any_page` all
+    # pages count, which shows whether there is a run at all; `best` is then unchanged.
     cdef uint32_t hole = space.table.holes
     cdef uint64_t below = best.begin
     cdef Gap gap
@@ -596,8 +592,8 @@ cdef bint try_runs(Space* space, const Gap* gap, const Demand* demand, bint any_
 cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, bint any_page,
                           uint64_t below, uint64_t* begin) noexcept nogil:
     # Follows a run, which begins in the hole or below it: to its end if it has `size` bytes; else
-    # to the end of the hole, where the run that reaches so far may have begun in the hole. Where
-    # it can only begin at `below` or higher, it ends where it begins.
+    # to the end of the hole, where the run that reaches it may have begun in the hole. A run that
+    # can only begin at `below` or higher ends where it begins.
     cdef uint32_t first = granule_of(space, hole.address)
     cdef uint32_t last = min(granule_of(space, end_of(hole)), space.granules)
     cdef uint32_t g = first
@@ -611,7 +607,7 @@ cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, 
             return granule_in(hole, first, g)
         g = g + 1 if page == NULL else page.dormant + page.granules
         while g < last and space.page_at[g] == NIL:
-            g += 1      # empty addresses, of which a hole may have thousands
+            g += 1      # addresses without a page, of which a hole may have thousands
         begin[0] = granule_in(hole, first, g)
     if end_of(hole) != granule_in(hole, first, g) < begin[0] + size:
         begin[0] = end_of(hole)     # nothing was ever mapped above it
@@ -620,7 +616,7 @@ cdef uint64_t run_through(const Space* space, const Chunk* hole, uint64_t size, 
 
 
 cdef inline uint64_t granule_in(const Chunk* hole, uint32_t first, uint32_t granule) noexcept nogil:
-    # The address of a granule of a hole, which begins with the granule `first`.
+    # Returns the address of a granule of a hole, which begins with the granule `first`.
     return hole.address + (<uint64_t>(granule - first) << GRANULE_BITS)
 
 
@@ -631,8 +627,8 @@ cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot
 
 cdef bint gap_from_first_hole(const Space* space, uint32_t hole, const Demand* demand,
                               Gap* gap) noexcept nogil:
-    # The gap around a hole; False if it is too small, or if an earlier hole lies in the same gap:
-    # then the gap is tried for the earlier one.
+    # Finds the gap around a hole; False if it is too small, or if an earlier hole lies in the same
+    # gap, which is tried for the earlier one.
     cdef uint32_t index = hole
     cdef uint32_t prev = space.table.chunks[index].prev
     while prev != NIL and in_gap(space, prev, demand.stream_slot):
@@ -652,8 +648,8 @@ cdef bint gap_from_first_hole(const Space* space, uint32_t hole, const Demand* d
 
 
 cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best) noexcept nogil:
-    # Tries either end of the gap, either end of each free chunk in it, and the place behind each
-    # view that work still uses.
+    # Tries both ends of the gap, both ends of each free chunk in it, and the place after each view
+    # that work still uses.
     cdef uint32_t index = gap.first
     cdef const Chunk* chunk
     try_site(space, gap, gap.begin, demand, best)
@@ -666,11 +662,11 @@ cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best
             if end_of(chunk) - gap.begin >= demand.claim:
                 try_site(space, gap, end_of(chunk) - demand.claim, demand, best)
         else:
-            try_behind_views(space, gap, chunk, demand, best)
+            try_after_views(space, gap, chunk, demand, best)
         index = chunk.next
 
 
-cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, const Demand* demand,
+cdef void try_after_views(Space* space, const Gap* gap, const Chunk* hole, const Demand* demand,
                            Site* best) noexcept nogil:
     # A place may not cover a view with queued work, but it may begin where one ends.
     cdef uint32_t g = granule_of(space, hole.address)
@@ -713,11 +709,11 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
             granules = missing_in_hole(space, chunk, begin, end)
             missing += granules
             if granules == IMPOSSIBLE or missing > best.missing:
-                return          # it can only get worse
+                return          # further holes only add to it
         if end_of(chunk) >= end:
             break
         index = chunk.next
-    # Of places that miss the same, the lowest: the space stays dense at its beginning.
+    # Of places that miss equally many granules the lowest, so that the space stays dense.
     if missing < best.missing or (missing == best.missing and begin < best.begin):
         best.anchor = anchor_below(space, gap.first)
         best.begin = begin
@@ -725,7 +721,7 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
 
 
 cdef uint32_t anchor_below(const Space* space, uint32_t index) noexcept nogil:
-    # A used chunk keeps its number whatever merges around it; so does the first of the region.
+    # A used chunk keeps its index while chunks merge around it; so does the first of the region.
     while space.table.chunks[index].prev != NIL:
         index = space.table.chunks[index].prev
         if state_of(space.table, index) == CHUNK_USED:
@@ -741,8 +737,8 @@ cdef uint32_t chunk_at(const Space* space, uint32_t anchor, uint64_t address) no
 
 cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t begin,
                               uint64_t end) noexcept nogil:
-    # Granules of a hole inside [begin, end) that no idle page's dormant view can fill; IMPOSSIBLE
-    # if work is still queued through a view there, which an unmap would not wait for.
+    # Returns the granules of a hole inside [begin, end) that no idle page's dormant view can fill;
+    # IMPOSSIBLE if work is still queued through a view there, which an unmap would not wait for.
     cdef uint32_t g = granule_of(space, max(begin, hole.address))
     cdef uint32_t last = granule_from(space, min(end, end_of(hole)))
     cdef uint32_t missing = 0
@@ -762,5 +758,5 @@ cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t be
 
 cdef bint can_swap(const Space* space, const Page* page, uint64_t begin,
                    uint64_t end) noexcept nogil:
-    # Idle, and not itself part of the place that is being built?
+    # Whether a page is idle, and not itself in the place that is being built.
     return is_idle(space, page) and not overlaps(space, page, begin, end)

@@ -1,9 +1,9 @@
 """Memory that sleeps: physical handles that are released to the driver, and a store for their
 bytes.
 
-A *sleeper* is what the owner of mapped handles fills in: an arena for its pages, a graph pool for
-its regions, a tensor for its own. It names the handles (`SleepPage`) and the live bytes on them
-(`SleepPiece`); all else is done here, alike for all. Addresses stay reserved, the owner's.
+The owner of mapped handles fills in a *sleeper*: an arena for its pages, a graph pool for its
+regions, a tensor for its own. It names the handles (`SleepPage`) and the live bytes on them
+(`SleepPiece`); all else is done here. The owner's addresses stay reserved.
 
 A sleep: bytes are copied in the order of addresses, some groups of handles ahead; once a group's
 copies have ended, its handles are unmapped, and released while the next copies run. Several threads
@@ -34,21 +34,21 @@ cdef struct SleepPiece:
     uint64_t address
     uint64_t nbytes
     uint64_t offset         # in the store
-    uint64_t block          # how the owner names what it is of
+    uint64_t block          # identifies its block to the owner
 
 cdef enum StoreKind:
     STORE_HOST
     STORE_DEVICE
     STORE_FILE
 
-# Where bytes go.
+# The place of the copied bytes.
 cdef struct StorePlace:
     StoreKind kind
     DeviceContext* device   # STORE_DEVICE: another one
-    int file                # STORE_FILE: open, and with that much room from an offset on
+    int file                # STORE_FILE: open, with `room` bytes from `offset` on
     uint64_t offset
     uint64_t room
-    uint64_t keep           # STORE_HOST: bytes that stay for the next time
+    uint64_t keep           # STORE_HOST: bytes of chunks that are kept for the next sleep
 
 cdef struct StoreChunk:
     uint64_t address        # 0: not made
@@ -76,17 +76,17 @@ cdef struct Store:
     uint64_t window         # number of the one in the chunk, from 1; 0: none
     uint64_t filled         # end of the copied bytes, from the beginning of the store
     uint64_t written        # end of the bytes that the file has
-    HostPages ahead         # of chunks of pinned memory that are not there yet, during a sleep
+    HostPages ahead         # during a sleep: pages for the missing chunks of pinned memory
 
 cdef struct Sleeper:
     DeviceContext* context
-    const Access* access    # who may touch the pages
+    const Access* access    # the places that may access the pages
     uint64_t* calls         # where driver calls are counted
-    EventSource* events     # where memory that comes and goes is recorded
+    EventSource* events     # where memory that is made and released is recorded
     void* owner
-    # Are the bytes still wanted? They may have been freed while they slept.
+    # Whether the bytes are still live: they may have been freed while they slept.
     bint (*is_live)(void* owner, const SleepPiece* piece) noexcept nogil
-    # Memory without a mapping that the driver refused to take back: the owner tries again.
+    # Keeps memory without a mapping that the driver refused to release: the owner tries again.
     void (*orphan)(void* owner, uint64_t memory) noexcept nogil
     SleepPage* pages
     uint32_t page_count
@@ -95,30 +95,31 @@ cdef struct Sleeper:
     uint32_t piece_count
     uint32_t piece_capacity
     uint64_t nbytes         # of the pieces; read without a lock
-    uint64_t copied         # bytes from the store's beginning that are copied for sure
+    uint64_t copied         # bytes from the store's beginning with completed copies
     uint32_t cursor         # the piece to be copied next
     uint64_t within         # bytes of it that are queued
     bint no_store           # the last failure was the store's: no room for the copy
     Store store
 
-# Called anew for each sleep and each wake, because pages may have left. False: out of host memory.
+# Called anew for each sleep and each wake, because pages may have left. False: the host has no
+# memory.
 cdef bint sleeper_add_page(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
                            uint64_t* memory) noexcept nogil
 cdef bint sleeper_add_piece(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
                             uint64_t block) noexcept nogil
 
-# All work that may touch the pages has ended, and none is queued until it has woken. No lock that a
-# free needs is held. A refusal leaves some handles released: `sleeper_wake` makes them again.
-# Without pieces `place` may be NULL.
+# All work that may access the pages has ended, and none is queued until it has woken. Caller holds
+# no lock that a free needs. A refusal leaves some handles released: `sleeper_wake` makes them
+# again. Without pieces `place` may be NULL.
 cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
                             const char** call) noexcept nogil
 # A refusal leaves it asleep, with its bytes in the store.
 cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil
-# Undoes a wake that succeeded, before anything has used the memory: the store has the bytes still.
+# Undoes a wake that succeeded, before anything has used the memory: the store still has the bytes.
 cdef void sleeper_release(Sleeper* sleeper) noexcept nogil
-# Bytes of memory that the named pages lack.
+# Returns the bytes of memory that the named pages lack.
 cdef uint64_t sleeper_lacks(const Sleeper* sleeper) noexcept nogil
-# Before pages are named anew.
+# Removes the named pages, before pages are named anew.
 cdef void sleeper_forget_pages(Sleeper* sleeper) noexcept nogil
 # Ends a sleep: forgets pages and pieces, and the store but for what is to be kept.
 cdef void sleeper_forget(Sleeper* sleeper) noexcept nogil

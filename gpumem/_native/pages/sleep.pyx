@@ -41,16 +41,16 @@ cdef enum:
 # The copies under way of one call.
 cdef struct Copies:
     CUstream stream         # its own, so that it waits for no other work; NULL: nothing is copied
-    CUevent events[AHEAD]   # behind the copies of a group
-    uint32_t ends[AHEAD]    # the page behind the group
-    uint64_t copied[AHEAD]  # bytes of the store that are copied then
+    CUevent events[AHEAD]   # after the copies of a group
+    uint32_t ends[AHEAD]    # the page after the group
+    uint64_t copied[AHEAD]  # bytes of the store that are copied by then
     uint32_t begun          # groups
     uint32_t done
-    uint32_t unmapped       # pages, those of all groups that are done
-    uint32_t released       # pages: of these the driver also has the memory
+    uint32_t unmapped       # pages of all groups that are done
+    uint32_t released       # pages of those with released memory
 
 
-# ---- what sleeps ---------------------------------------------------------------------------------
+# ---- pages and pieces ----------------------------------------------------------------------------
 
 cdef bint sleeper_add_page(Sleeper* sleeper, uint64_t address, uint64_t nbytes,
                            uint64_t* memory) noexcept nogil:
@@ -99,7 +99,7 @@ cdef void lay_out(Sleeper* sleeper) noexcept nogil:
     sleeper.within = 0
 
 
-# ---- going down ----------------------------------------------------------------------------------
+# ---- going to sleep ------------------------------------------------------------------------------
 
 cdef CUresult sleeper_sleep(Sleeper* sleeper, const StorePlace* place,
                             const char** call) noexcept nogil:
@@ -160,7 +160,7 @@ cdef uint32_t group_end(const Sleeper* sleeper, uint32_t first, uint64_t least) 
 
 
 cdef void make_chunks_ahead(Sleeper* sleeper) noexcept nogil:
-    # For the next group's copies. A refusal comes again when a copy is there.
+    # Makes chunks for the next group's copies. A refusal is reported when a copy needs the chunk.
     cdef const char* call = NULL
     cdef uint64_t index = (queued_to(sleeper) + CHUNK - 1) // CHUNK
     cdef uint64_t end = min(queued_to(sleeper) + PEER_GROUP, sleeper.nbytes)
@@ -237,7 +237,7 @@ cdef void release_unmapped(Sleeper* sleeper, Copies* copies) noexcept nogil:
 
 
 cdef void page_release(Sleeper* sleeper, SleepPage* page) noexcept nogil:
-    # It is unmapped.
+    # The page is unmapped.
     if page.memory[0] == 0:
         return
     sum_add(sleeper.calls, 1)
@@ -247,7 +247,7 @@ cdef void page_release(Sleeper* sleeper, SleepPage* page) noexcept nogil:
     note_page(sleeper.events, REC_RELEASE, page.address, page.nbytes, REC_ASLEEP)
 
 
-# ---- coming up -----------------------------------------------------------------------------------
+# ---- waking --------------------------------------------------------------------------------------
 
 cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil:
     cdef Copies copies
@@ -267,7 +267,7 @@ cdef CUresult sleeper_wake(Sleeper* sleeper, const char** call) noexcept nogil:
     # bytes may be nowhere else.
     for i in range(sleeper.page_count):
         if code != CUDA_SUCCESS and sleeper.pages[i].made:
-            page_take_back(sleeper, i)
+            page_undo(sleeper, i)
     context_leave(sleeper.context)
     return code
 
@@ -276,7 +276,7 @@ cdef void sleeper_release(Sleeper* sleeper) noexcept nogil:
     cdef uint32_t i
     if context_enter(sleeper.context) == CUDA_SUCCESS:
         for i in range(sleeper.page_count):
-            page_take_back(sleeper, i)
+            page_undo(sleeper, i)
         context_leave(sleeper.context)
 
 
@@ -289,7 +289,7 @@ cdef uint64_t sleeper_lacks(const Sleeper* sleeper) noexcept nogil:
 
 
 cdef CUresult copy_up(Sleeper* sleeper, CUstream stream, const char** call) noexcept nogil:
-    # Bytes also go to pages that a refusal left with memory: they are the same there.
+    # Bytes are also copied to pages that a refusal left with memory: they are the same there.
     cdef uint32_t end = 0
     cdef CUresult code = CUDA_SUCCESS
     while end < sleeper.page_count and code == CUDA_SUCCESS:
@@ -300,8 +300,8 @@ cdef CUresult copy_up(Sleeper* sleeper, CUstream stream, const char** call) noex
 
 
 cdef CUresult run_make(Sleeper* sleeper, uint32_t* end, const char** call) noexcept nogil:
-    # Pages side by side, which get access in one call. Those with memory get it once more: it may
-    # have been refused.
+    # Pages side by side get access in one call; also those with memory, for which it may have been
+    # refused.
     cdef uint64_t begin = sleeper.pages[end[0]].address
     cdef uint64_t stop = begin
     cdef CUresult code = CUDA_SUCCESS
@@ -325,7 +325,7 @@ cdef CUresult page_make(Sleeper* sleeper, SleepPage* page, const char** call) no
     cdef CUresult code = note_call(sleeper.calls, call, "cuMemCreate",
                               page_create(sleeper.context, page.nbytes, &memory))
     if code != CUDA_SUCCESS:
-        return code                     # what the driver left there is not a handle
+        return code                     # `memory` may hold a value that is not a handle
     code = note_call(sleeper.calls, call, "cuMemMap", sleeper.context.table.cuMemMap(
         page.address, page.nbytes, 0, memory, 0))
     if code == CUDA_SUCCESS:
@@ -337,8 +337,8 @@ cdef CUresult page_make(Sleeper* sleeper, SleepPage* page, const char** call) no
     return code
 
 
-cdef void page_take_back(Sleeper* sleeper, uint32_t page) noexcept nogil:
-    # After a refusal; one that is refused too is tried once more, then the page keeps its memory.
+cdef void page_undo(Sleeper* sleeper, uint32_t page) noexcept nogil:
+    # Unmaps and releases a page after a refusal. If that is refused twice, it keeps its memory.
     cdef const char* call = NULL
     cdef uint32_t end = page + 1
     cdef uint32_t unmapped = page
@@ -361,8 +361,9 @@ cdef CUresult copies_begin(Sleeper* sleeper, Copies* copies, const char** call) 
         copies.stream = NULL
     for i in range(AHEAD):
         if code == CUDA_SUCCESS:
-            code = note_call(sleeper.calls, call, "cuEventCreate", sleeper.context.table.cuEventCreate(
-                &copies.events[i], CU_EVENT_DISABLE_TIMING))
+            code = note_call(sleeper.calls, call, "cuEventCreate",
+                             sleeper.context.table.cuEventCreate(&copies.events[i],
+                                                                 CU_EVENT_DISABLE_TIMING))
             if code != CUDA_SUCCESS:
                 copies.events[i] = NULL
     return code
@@ -370,7 +371,7 @@ cdef CUresult copies_begin(Sleeper* sleeper, Copies* copies, const char** call) 
 
 cdef CUresult copies_end(Sleeper* sleeper, Copies* copies, CUresult code,
                          const char** call) noexcept nogil:
-    # Neither a page nor the store may go away under a copy.
+    # Pages and store stay until all copies have ended.
     cdef CUresult waited = CUDA_SUCCESS
     cdef int i
     if copies.stream != NULL:
@@ -396,10 +397,10 @@ cdef CUresult copies_end(Sleeper* sleeper, Copies* copies, CUresult code,
 
 cdef CUresult queue_pieces(Sleeper* sleeper, CUstream stream, uint64_t end, bint down,
                            const char** call) noexcept nogil:
-    # From where the last call ended, as far as pieces lie below `end`. Pieces side by side are one
-    # copy. Freed bytes are left out; a wake also leaves out bytes that a refused sleep never
+    # Continues where the last call ended, as far as pieces lie below `end`. Pieces side by side are
+    # one copy. Freed bytes are left out; a wake also leaves out bytes that a refused sleep never
     # copied.
-    cdef uint64_t most = sleeper.nbytes if down else sleeper.copied
+    cdef uint64_t limit = sleeper.nbytes if down else sleeper.copied
     cdef uint64_t address = 0       # on the device, of the copy that has not been queued yet
     cdef uint64_t offset = 0        # and in the store
     cdef uint64_t length = 0
@@ -412,13 +413,13 @@ cdef CUresult queue_pieces(Sleeper* sleeper, CUstream stream, uint64_t end, bint
             break
         part = min(piece.nbytes, end - piece.address) - sleeper.within
         start = piece.offset + sleeper.within
-        if start < most and sleeper.is_live(sleeper.owner, piece):
+        if start < limit and sleeper.is_live(sleeper.owner, piece):
             if address + length != piece.address + sleeper.within or offset + length != start:
                 code = copy_part(sleeper, stream, address, offset, length, down, call)
                 address = piece.address + sleeper.within
                 offset = start
                 length = 0
-            length += min(part, most - start)
+            length += min(part, limit - start)
         sleeper.within += part
         if sleeper.within == piece.nbytes:
             sleeper.within = 0
@@ -432,7 +433,7 @@ cdef CUresult queue_pieces(Sleeper* sleeper, CUstream stream, uint64_t end, bint
 
 cdef CUresult copy_part(Sleeper* sleeper, CUstream stream, uint64_t address, uint64_t offset,
                         uint64_t nbytes, bint down, const char** call) noexcept nogil:
-    # A copy for each chunk of the store, or window of a file, that it crosses.
+    # Queues a copy for each chunk of the store, or window of a file, that it crosses.
     cdef Store* store = &sleeper.store
     cdef bint in_file = store.place.kind == STORE_FILE
     cdef uint64_t unit = WINDOW if in_file else CHUNK
@@ -534,7 +535,7 @@ cdef CUresult window_read(Store* store, const char** call) noexcept nogil:
 
 cdef bint store_open(Store* store, DeviceContext* context, const StorePlace* place,
                      uint64_t nbytes) noexcept nogil:
-    # Chunks are made when a copy comes to them; those of pinned memory may be kept from before.
+    # Chunks are made when a copy needs them; those of pinned memory may be kept from before.
     cdef uint32_t count = <uint32_t>((nbytes + CHUNK - 1) // CHUNK)
     cdef uint64_t kept = store_bytes(store)
     cdef uint64_t available
@@ -570,13 +571,13 @@ cdef bint store_open(Store* store, DeviceContext* context, const StorePlace* pla
         store.access.count += 1
         store.backing.access = &store.access
         return True
-    # A copy that does not fit would be found out only half-way.
+    # Without this check a copy that does not fit would fail half-way.
     available = memory_available(CONTROL_GROUPS)
     return available == 0 or nbytes <= available + kept
 
 
 cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) noexcept nogil:
-    # Makes the chunk if it is not there, or too small.
+    # Makes the chunk if there is none, or if it is too small.
     cdef Store* store = &sleeper.store
     cdef StoreChunk* chunk = &store.chunks[index]
     cdef uint64_t nbytes = chunk_bytes(store, index)
@@ -590,7 +591,7 @@ cdef CUresult store_reach(Sleeper* sleeper, uint64_t index, const char** call) n
     chunk.nbytes = nbytes
     if code != CUDA_SUCCESS:
         chunk.address = 0
-    # Memory that is out is the store's, another failure the driver's.
+    # A lack of memory is a failure of the store, all else one of the driver.
     sleeper.no_store = code == CUDA_ERROR_OUT_OF_MEMORY
     return code
 
@@ -620,7 +621,7 @@ cdef uint64_t chunk_bytes(const Store* store, uint64_t index) noexcept nogil:
 
 
 cdef uint64_t store_lacks(const Store* store) noexcept nogil:
-    # Bytes of the chunks that are not there yet, or too small.
+    # Returns the bytes of chunks that are not made yet, or too small.
     cdef uint64_t nbytes = 0
     cdef uint32_t i
     for i in range(<uint32_t>((store.nbytes + CHUNK - 1) // CHUNK)):

@@ -1,4 +1,4 @@
-"""An address space and its pages, from what a plan reads of it down to the driver's calls."""
+"""An address space and its pages: the data of plans, the budget of moves, the driver's calls."""
 
 from libc.math cimport INFINITY
 from libc.stdint cimport uint32_t, uint64_t
@@ -34,7 +34,8 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
 cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
     cdef uint32_t i
     cdef Page* page
-    see_idle_chunks(space, stream_slot)
+    cdef IdleSearch search = IdleSearch(stream_slot, False, 0)
+    see_free_chunks(space, &search)
     # After all chunks: a page that none of them holds whole has a live byte, and is not idle.
     space.table.swaps_from = <uint64_t>-1
     space.idle_count = 0
@@ -46,14 +47,8 @@ cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
         note_dormant(space, page)
 
 
-cdef void see_idle_chunks(Space* space, uint32_t stream_slot) noexcept nogil:
-    # Marks every page that lies inside a free chunk which `stream_slot` may take.
-    cdef IdleSearch search = IdleSearch(stream_slot, False, 0)
-    see_free_chunks(space, &search)
-
-
 cdef uint64_t see_swappable(Space* space, uint32_t stream_slot) noexcept nogil:
-    # Of those pages only the ones with a dormant view, which a swap would make the active one.
+    # Marks only idle pages with a dormant view, which a swap would make the active one.
     cdef IdleSearch search = IdleSearch(stream_slot, True, <uint64_t>-1)
     see_free_chunks(space, &search)
     return search.lowest
@@ -67,7 +62,7 @@ cdef void note_dormant(Space* space, const Page* page) noexcept nogil:
 
 # A search for idle pages in free chunks.
 cdef struct IdleSearch:
-    uint32_t stream_slot        # which may take the chunks
+    uint32_t stream_slot        # that may use the chunks
     bint to_swap                # only pages with a dormant view
     uint64_t lowest             # address of a dormant view of theirs; -1: none
 
@@ -80,7 +75,7 @@ cdef void see_free_chunks(Space* space, IdleSearch* search) noexcept nogil:
 
 
 cdef void see_stream_slot(Space* space, const StreamBins* bins, IdleSearch* search) noexcept nogil:
-    # A free chunk below one granule holds no whole page: those bins are left out.
+    # Bins of chunks below one granule are left out: these hold no whole page.
     cdef uint32_t bin = bin_from(bins, bin_of(GRANULE))
     cdef uint32_t index
     while bin != NIL:
@@ -96,7 +91,7 @@ cdef void see_stream_slot(Space* space, const StreamBins* bins, IdleSearch* sear
 
 
 cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
-    # Every page wholly inside this free chunk is idle. A free chunk has memory throughout.
+    # Marks every page inside this free chunk as idle. A free chunk has memory throughout.
     cdef const Chunk* chunk = &space.table.chunks[index]
     cdef uint32_t g = granule_from(space, chunk.address)
     cdef uint32_t last = granule_of(space, end_of(chunk))       # first granule not wholly inside
@@ -115,7 +110,7 @@ cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
 
 
 cdef void see_swappable_in(Space* space, uint32_t index, IdleSearch* search) noexcept nogil:
-    # Most pages have no dormant view, and are not even read.
+    # Most pages have no dormant view, and are not read.
     cdef const Chunk* chunk = &space.table.chunks[index]
     cdef uint32_t last = granule_of(space, end_of(chunk))
     cdef uint32_t g = next_swap(space, granule_from(space, chunk.address), last)
@@ -132,7 +127,7 @@ cdef void see_swappable_in(Space* space, uint32_t index, IdleSearch* search) noe
 
 
 cdef inline uint32_t next_swap(const Space* space, uint32_t g, uint32_t last) noexcept nogil:
-    # Returns the first granule from `g` on with its bit set; `last` if none below that has one.
+    # Returns the first granule from `g` on with its bit set, or `last`.
     cdef uint64_t bits
     while g < last:
         bits = space.swaps_at[g >> 6] >> (g & 63)
@@ -143,7 +138,7 @@ cdef inline uint32_t next_swap(const Space* space, uint32_t g, uint32_t last) no
 
 
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil:
-    # Makes the active place of an idle page a hole, and numbers the chunk above it anew.
+    # Makes the active place of an idle page a hole, and updates the pages of the chunk above it.
     cdef uint64_t begin = address_of(space, page.active)
     cdef uint64_t end = address_of(space, page.active + page.granules)
     # The mark is read before the chunk is cut, which may change its index.
@@ -154,7 +149,7 @@ cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* ep
 
 
 cdef void see_above(Space* space, uint32_t index) noexcept nogil:
-    # The chunk cut off above has a number of its own now; the chunk below keeps the old one.
+    # The chunk that was cut off above has a new index; the chunk below keeps the old one.
     see_again(space, space.table.chunks[index].next)
 
 
@@ -214,12 +209,12 @@ cdef void page_note(const Space* space, const Page* page, uint32_t kind, uint32_
 
 
 cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil:
-    # As much as all ranges together have; half as much, again and again, where that is refused.
+    # Tries the bytes of all ranges together, then halves them as long as the driver refuses.
     cdef uint64_t least = round_to_granule(size) + GRANULE
     cdef uint64_t wanted = space.first_bytes
     cdef CUresult code
     cdef uint32_t i
-    # One granule more than is used separates ranges that the driver places side by side.
+    # An unused granule separates ranges that the driver places side by side.
     if space.range_count == MAX_RANGES:
         return CUDA_ERROR_OUT_OF_MEMORY
     for i in range(space.range_count):
@@ -237,7 +232,7 @@ cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noe
 cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil:
     cdef Range* added = &space.ranges[space.range_count]
     added[0] = fresh[0]
-    # Granules are numbered on, with one number between two ranges.
+    # The numbers of granules continue, with one number between two ranges.
     added.first = 0
     if space.range_count:
         added.first = (added - 1).first + <uint32_t>((added - 1).bytes >> GRANULE_BITS) + 1
@@ -248,8 +243,8 @@ cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil:
 
 
 cdef void space_destroy(Space* space) noexcept nogil:
-    # Every view and page goes, then the addresses. A refusal cannot be reported from here: a call
-    # that the driver refused is tried once more.
+    # Views are unmapped, pages released, then the addresses freed. A refusal cannot be reported
+    # from here: each refused call is tried once more.
     cdef int _attempt
     for _attempt in range(2):
         if (space.context != NULL and not context_is_dead(space.context)
@@ -275,8 +270,8 @@ cdef void pages_forget(Space* space) noexcept nogil:
         page = &space.page[i]
         if page.granules == 0:
             continue
-        # Memory goes last: while the driver still has a view of it, its handle is needed. Without a
-        # note, for which there may be no host memory.
+        # Memory is released last: its handle is needed while a view is mapped. Nothing is recorded,
+        # because the host may have no memory for that.
         if (page.dormant != NIL
                 and view_unmap(space, page.dormant, page.granules) == CUDA_SUCCESS):
             page.dormant = NIL
@@ -288,8 +283,8 @@ cdef void pages_forget(Space* space) noexcept nogil:
 
 
 cdef void space_give_up_views(Space* space) noexcept nogil:
-    # Those that are unmapped while the space sleeps are forgotten, the later ones first: the last
-    # one takes the number of a retired view that goes.
+    # Views that are unmapped while the space sleeps are removed, the later ones first: the last
+    # view takes the number of a removed retired view.
     cdef uint32_t first, page, i
     space.keeps_views = False
     for i in range(space.views_asleep, 0, -1):
@@ -313,7 +308,7 @@ cdef void ranges_forget(Space* space) noexcept nogil:
 
 
 cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil:
-    # Without host memory for the note the handle is lost until the process ends.
+    # If the host has no memory for the entry, the handle is lost until the process ends.
     cdef uint64_t* orphans = <uint64_t*>realloc(
         space.orphans, (space.orphan_count + 1) * sizeof(uint64_t))
     if orphans == NULL:
@@ -371,7 +366,7 @@ cdef void retired_add(Space* space, uint32_t page, uint32_t first, uint32_t stre
 
 
 cdef void retired_remove(Space* space, uint32_t i) noexcept nogil:
-    # The last one takes its number.
+    # The last view takes its number.
     cdef const RetiredView* view = &space.retired[i]
     view_set(space, view.first, space.page[view.page].granules, NIL)
     space.retired_count -= 1
@@ -383,7 +378,7 @@ cdef uint32_t kept_count(const Space* space) noexcept nogil:
 
 
 cdef uint32_t kept_view(const Space* space, uint32_t i, uint32_t* first) noexcept nogil:
-    # The dormant ones by the numbers of their pages, then the retired ones.
+    # Dormant views have the numbers of their pages; retired views follow.
     if i >= space.page_count:
         first[0] = space.retired[i - space.page_count].first
         return space.retired[i - space.page_count].page
@@ -400,7 +395,7 @@ cdef bint has_retired(const Space* space, uint32_t page) noexcept nogil:
 
 
 cdef uint32_t page_slot(Space* space) noexcept nogil:
-    # The lowest slot given up by a released page, else a fresh one; pages_ready saw to the room.
+    # Returns the lowest slot of a released page, else a fresh one; pages_ready has made room.
     cdef uint32_t i
     for i in range(space.page_unused, space.page_count):
         if space.page[i].granules == 0:
@@ -420,11 +415,11 @@ cdef void page_give_slot(Space* space, Page* page) noexcept nogil:
 
 
 cdef enum:
-    # 100 ms: the most that a burst of moves may take. The first steps of a training move hundreds
-    # of pages, and new pages instead would take three quarters of the time, and be kept.
+    # 100 ms: the maximum of a burst of moves. The first steps of a training move hundreds of pages;
+    # new pages instead would take three quarters of the time, and would be kept.
     SAVED_NS = 100000000
-    # 1 s, with what making pages has added. One process makes 80 GB in less; with eight at the
-    # driver each call takes seven times as long.
+    # 1 s: the maximum with the time that making pages adds. One process makes 80 GB in less; with
+    # eight processes each call takes seven times as long.
     EARNED_NS = 1000000000
     # 800 ms: overdrawn by 80 ms, new pages are made up to 1 % of the live peak; by 400 ms, 25 %.
     OVERDRAWN_NS = 800000000
@@ -445,8 +440,8 @@ cdef void budget_fill(MoveBudget* budget, uint64_t now) noexcept nogil:
 
 
 cdef double budget_slack(MoveBudget* budget, uint64_t now, uint64_t live_peak) noexcept nogil:
-    # The square: a budget that is overdrawn by little costs little memory, and soon there is room
-    # enough that moves become rare.
+    # The square: a budget that is overdrawn by little costs little memory, which soon makes moves
+    # rare.
     cdef double overdrawn
     budget_fill(budget, now)
     if budget.share >= 1 or budget.saved > 0:
@@ -467,15 +462,15 @@ cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
 
 
 cdef void budget_earn(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
-    # While new pages are made, as a program begins or has given its memory back, moves may take as
-    # long again: a new page in the place of a move would take as long, and would be kept.
+    # While new pages are made, because a program begins or has released its memory, moves may take
+    # as long again: a new page instead of a move would take as long, and would be kept.
     if budget.share > 0:
         budget_add(budget, nanoseconds, EARNED_NS)
 
 
-cdef void budget_add(MoveBudget* budget, double nanoseconds, double most) noexcept nogil:
-    # An excess over `most` stays.
-    budget.saved = max(budget.saved, min(budget.saved + nanoseconds, most))
+cdef void budget_add(MoveBudget* budget, double nanoseconds, double maximum) noexcept nogil:
+    # An excess over `maximum` stays.
+    budget.saved = max(budget.saved, min(budget.saved + nanoseconds, maximum))
 
 
 # ---- Driver calls: reserve, create, map, unmap, release ------------------------------------------
@@ -497,7 +492,7 @@ cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
     return code
 
 
-# Whether pages are made so that they can be exported.
+# Whether new pages can be exported.
 cdef bint exportable = False
 
 
@@ -515,8 +510,9 @@ cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* mem
 
 
 cdef CUresult space_set_access(const Space* space, const CUmemAccessDesc* place) noexcept nogil:
-    # Dormant views too: they become active without a driver call; and all that a graph may use. One
-    # call for each run of views side by side, which never crosses the end of a range.
+    # Dormant views are included, because they become active without a driver call, and all views of
+    # a graph. There is one call for each run of views side by side, which never crosses a range's
+    # end.
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t first = 0
     cdef uint32_t end
@@ -619,12 +615,12 @@ cdef int pages_check(const Space* space) noexcept nogil:
         if page.granules == 0 or not check_view(space, space.retired[i].first, page.granules,
                                                 RETIRED):
             return 46
-    # No granule may name a page other than those that their pages' views account for.
+    # Each granule that names a page lies in a view of that page.
     for i in range(space.granules):
         mapped -= space.page_at[i] != NIL
     if mapped != 0:
         return 42
-    # Counted a second time from the chunks, which must agree with the pages.
+    # The sum over the chunks must agree with that over the pages.
     physical = 0
     for i in range(space.range_count):
         broken = check_range(space, space.ranges[i].region, &physical)
@@ -643,7 +639,7 @@ cdef bint check_view(const Space* space, uint32_t first, uint32_t granules,
 
 
 cdef int check_range(const Space* space, uint32_t region, uint64_t* physical) noexcept nogil:
-    # Memory under every byte of a chunk, under none of a hole.
+    # Each byte of a chunk has memory, and no byte of a hole has.
     cdef uint32_t index = space.table.regions[region].first
     cdef const Chunk* chunk
     cdef uint32_t g, last

@@ -1,8 +1,7 @@
-"""A span: reserved addresses whose pages come and go at their own places and never move.
+"""A span: reserved addresses with pages that are made and released in place, and never move.
 
 All pages of a span have one size, the last one excepted, so that a page's number says where it
-lies. Everything here is called with the arena's grow lock and the device's context current; these
-are the only driver calls behind a span.
+lies. Caller holds `grow_lock`, everywhere here, and the device's context is current.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -16,7 +15,7 @@ cdef enum SpanPageState:
     SPAN_EMPTY = 0              # no memory is wanted here
     SPAN_SPARE = 1              # mapped ahead of need
     SPAN_USED = 2               # mapped, and in use
-    SPAN_LEAVING = 3            # to be unmapped once the work of its release is done
+    SPAN_LEAVING = 3            # unmapped once the work before its release has completed
 
 cdef struct SpanPage:
     uint64_t memory             # physical handle; 0: none
@@ -27,20 +26,20 @@ cdef struct SpanPage:
 
 cdef struct Span:
     DeviceContext* context      # of the arena, as the three others
-    const Access* access        # who may touch the pages
+    const Access* access        # the places that may access the pages
     uint64_t* calls             # where calls of the driver are counted
     EventSource* events
     uint64_t base
-    uint64_t nbytes             # of all pages; reserved is one granule more, as of a range
+    uint64_t nbytes             # of all pages; one granule more is reserved, as of a range
     uint64_t page_bytes         # of every page but the last, a power of two
     uint32_t count
     SpanPage* page
     uint64_t held               # bytes that have memory
     uint64_t used               # bytes of the pages in use
-    uint32_t leaving            # pages that do
+    uint32_t leaving            # pages in that state
 
 cdef inline bint span_page_in_use(const SpanPage* page) noexcept nogil:
-    # With the arena lock or the grow lock. Which pages are in use changes with both; the others'
+    # Caller holds the arena lock or `grow_lock`. A change to or from SPAN_USED needs both; other
     # states may change without the arena lock.
     return load32(&page.state) == SPAN_USED
 
@@ -50,13 +49,14 @@ cdef inline uint64_t span_page_at(const Span* span, uint32_t page) noexcept nogi
 cdef inline uint64_t span_page_bytes(const Span* span, uint32_t page) noexcept nogil:
     return min(span.page_bytes, span.nbytes - page * span.page_bytes)
 
-# Reserves the addresses; no memory. `call` names what was refused; NULL: out of host memory.
+# Reserves the addresses, without memory. `call` names the refused call; NULL: the host has no
+# memory.
 cdef CUresult span_reserve(Span* span, uint64_t nbytes, uint64_t page_bytes,
                            const char** call) noexcept nogil
-# Bytes of memory that pages [first, last) lack.
+# Returns the bytes of memory that pages [first, last) lack.
 cdef uint64_t span_lacks(const Span* span, uint32_t first, uint32_t last) noexcept nogil
 # Makes, maps and opens the missing memory of pages [first, last). After a refusal all of that is
-# undone; a page that the driver does not take back leaves with the next release.
+# undone; a page that the driver refuses to unmap leaves with the next release.
 cdef CUresult span_map(Span* span, uint32_t first, uint32_t last, const char** call) noexcept nogil
 # Unmaps and releases the pages that leave and have no unfinished work; pages that the driver
 # refuses stay until the next call.
@@ -66,11 +66,11 @@ cdef CUresult span_set_access(const Span* span, const CUmemAccessDesc* place) no
 # Names the pages that a sleep releases, or a wake makes: those with memory or in use. False: out
 # of host memory.
 cdef bint span_list_pages(Span* span, Sleeper* sleeper) noexcept nogil
-# Names the bytes of the pages in use. `block`: how the owner tells them from others.
+# Names the bytes of the pages in use. `block` identifies them to the owner.
 cdef bint span_list_bytes(const Span* span, Sleeper* sleeper, uint64_t block) noexcept nogil
-# After a sleep or a wake: which pages have memory now.
+# Updates which pages have memory, after a sleep or a wake.
 cdef void span_settle(Span* span) noexcept nogil
-# Is the page that an address of the span lies in in use?
+# Whether an address lies in a page of the span that is in use.
 cdef bint span_uses(const Span* span, uint64_t address) noexcept nogil
 # Frees the addresses of a span without memory. False: the driver refused.
 cdef bint span_free(Span* span) noexcept nogil

@@ -1,4 +1,4 @@
-"""The driver calls behind a span; see span.pxd."""
+"""The driver calls of a span; see span.pxd."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -39,10 +39,10 @@ cdef uint64_t span_lacks(const Span* span, uint32_t first, uint32_t last) noexce
     return missing
 
 
-# ---- more ----------------------------------------------------------------------------------------
+# ---- pages are made ------------------------------------------------------------------------------
 
 cdef CUresult span_map(Span* span, uint32_t first, uint32_t last, const char** call) noexcept nogil:
-    # First what can run out: memory. Where that fails nothing has been mapped.
+    # Memory is made first, because it can run out: then nothing has been mapped.
     cdef CUresult code = make(span, first, last, call)
     cdef uint32_t i = first
     while i < last and code == CUDA_SUCCESS:
@@ -68,7 +68,7 @@ cdef CUresult make(Span* span, uint32_t first, uint32_t last, const char** call)
         code = note_call(span.calls, call, "cuMemCreate",
                     page_create(span.context, span_page_bytes(span, i), &page.memory))
         if code != CUDA_SUCCESS:
-            page.memory = 0         # what the driver left there is not a handle
+            page.memory = 0         # the driver may have written a value that is not a handle
             return code
         page.fresh = True
         span.held += span_page_bytes(span, i)
@@ -78,7 +78,7 @@ cdef CUresult make(Span* span, uint32_t first, uint32_t last, const char** call)
 
 cdef CUresult map_run(Span* span, uint32_t* next_page, uint32_t last,
                       const char** call) noexcept nogil:
-    # Pages side by side get access in one call, which costs as much as it has handles.
+    # Access is set for pages side by side in one call.
     cdef uint64_t begin = span_page_at(span, next_page[0])
     cdef uint64_t end = begin
     cdef SpanPage* page
@@ -97,7 +97,7 @@ cdef CUresult map_run(Span* span, uint32_t* next_page, uint32_t last,
 
 
 cdef void undo(Span* span, uint32_t number) noexcept nogil:
-    # The page was leaving, or had no memory: it leaves, at once if the driver lets it.
+    # The page was leaving, or had no memory: it leaves, at once unless the driver refuses.
     cdef SpanPage* page = &span.page[number]
     span.leaving += page.state != SPAN_LEAVING
     store32(&page.state, SPAN_LEAVING)
@@ -105,22 +105,22 @@ cdef void undo(Span* span, uint32_t number) noexcept nogil:
     unmap_run(span, number, number + 1)
 
 
-# ---- less ----------------------------------------------------------------------------------------
+# ---- pages are released --------------------------------------------------------------------------
 
 cdef void span_unmap(Span* span) noexcept nogil:
-    # One unmap for pages side by side.
+    # Pages side by side are unmapped in one call.
     cdef uint32_t first = 0
     cdef uint32_t last
     while first < span.count:
         last = first
-        while last < span.count and goes(&span.page[last]):
+        while last < span.count and can_unmap(&span.page[last]):
             last += 1
         if last > first:
             unmap_run(span, first, last)
         first = last + 1
 
 
-cdef inline bint goes(const SpanPage* page) noexcept nogil:
+cdef inline bint can_unmap(const SpanPage* page) noexcept nogil:
     return page.state == SPAN_LEAVING and page.release == 0
 
 
@@ -135,7 +135,7 @@ cdef void unmap_run(Span* span, uint32_t first, uint32_t last) noexcept nogil:
             return
         i += i == begin
     for i in range(first, last):
-        give_back(span, i)
+        release_page(span, i)
 
 
 cdef bint unmap(Span* span, uint32_t first, uint32_t last) noexcept nogil:
@@ -151,7 +151,7 @@ cdef bint unmap(Span* span, uint32_t first, uint32_t last) noexcept nogil:
     return True
 
 
-cdef void give_back(Span* span, uint32_t number) noexcept nogil:
+cdef void release_page(Span* span, uint32_t number) noexcept nogil:
     cdef SpanPage* page = &span.page[number]
     if page.memory:
         sum_add(span.calls, 1)
@@ -194,8 +194,8 @@ cdef bint span_list_bytes(const Span* span, Sleeper* sleeper, uint64_t block) no
 
 
 cdef void span_settle(Span* span) noexcept nogil:
-    # A page that leaves goes to sleep too, and no wake makes it again. One whose memory the driver
-    # refused to take back after an unmap keeps it without a mapping, and was not named.
+    # A page that leaves sleeps, too, and no wake makes it again. If the driver refused to release
+    # its memory after an unmap, the page keeps it without a mapping, and was not named.
     cdef SpanPage* page
     cdef uint32_t i
     for i in range(span.count):

@@ -1,17 +1,17 @@
 """Pages that move: physical memory under reserved addresses, placed where it is needed.
 
 A *space* is reserved address space, cut into granules of 2 MiB. It is made of *ranges*, the first
-reserved with the first block, each further one, when none has a place left, as large as all
-before it: an arena of a few kilobytes takes few addresses, and thousands fit into a process. A
+reserved with the first block, each further one, when no place is left, as large as all before it:
+an arena of a few kilobytes uses few addresses, and thousands fit into a process. A
 *page* is one physical handle of 1 to 16 granules; the driver maps it whole or not at all, so it is
 the unit that moves. A mapping of a page is a *view*. The memory of a page counts in its *active*
-view. The *dormant* one is left from before a move and is a hole for the chunk table, until the page
-is idle and something is wanted there again: then the two change places without a driver call.
+view. The *dormant* view is left from before a move and is a hole in the chunk table, until the page
+is idle and a block is placed there: then the two views change roles without a driver call.
 
 An idle page (no live byte; it lies inside a free chunk) may be mapped at a second address while
 work on it is still queued, for the stream that freed it: that is ordered by the stream itself
 (measured on an H200). Other streams' pages count as idle only once their work has completed. A view
-is unmapped only after the epoch in which it fell dormant has completed: an unmap does not wait. A
+is unmapped only after the epoch in which it became dormant has completed: an unmap does not wait. A
 page may move again before that: then its dormant view is *retired*. Nothing is placed there until a
 later plan unmaps it.
 
@@ -22,12 +22,12 @@ later block was allocated after the free of the earlier one, on its stream.
 
 Growing means building a window for the block: a run of free chunks and holes. New pages fill the
 holes while reserved memory stays within a share of the live peak. Above it, the pages that have
-been idle longest move there; only when none is idle, or the time for moving is used up, is the
-share passed.
+been idle longest move there; the share is passed only when none is idle, or the time for moving is
+used up.
 
-Everything here is called with the arena's grow lock. Planning also holds the arena lock and changes
-the chunk table and the pages at once; the driver calls come after, without it. Then, with the arena
-lock again, the plan is finished, or undone where the driver refused a call.
+Caller holds `grow_lock`, everywhere here. Planning also holds the arena lock, and changes the chunk
+table and the pages at once; the driver calls follow without it. Then, with the arena lock again,
+the plan is finished, or undone if the driver refused a call.
 """
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
@@ -41,13 +41,13 @@ cdef enum:
     GRANULE_BITS = 21
     GRANULE = 2097152           # 2 MiB: the smallest handle of a current GPU
     MAX_PAGE_GRANULES = 16      # 32 MiB: up to there a mapping costs the same whatever its size
-    PEAK_PAGES = 224            # the live peak is at least so many pages: rounding stays small
-    CLAIM_PAGES = 56            # suffice for a block that is much of it: copies go page by page
-    BLOCK_PAGES = 8             # a block for which pages of the largest size are made, at least
+    PEAK_PAGES = 224            # pages that the live peak is divided into, at least
+    CLAIM_PAGES = 56            # the same of a block that is a large part of it
+    BLOCK_PAGES = 8             # blocks of at least this many get pages of the largest size
     MAX_RETIRED = 4096          # views; each plan reads all of them
     RETIRED = 0xFFFFFFFE        # in Space.page_at: a retired view
     MAX_RANGES = 24             # they double, so this is more than there are addresses
-    PLANNED_SLOTS = 96          # chunk slots that one plan may need besides two per granule
+    PLANNED_SLOTS = 96          # chunk slots that a plan may need in addition to two per granule
 
 # 48 bytes. The fields that plans read of every page come first.
 cdef struct Page:
@@ -58,7 +58,7 @@ cdef struct Page:
     uint32_t chunk              # the free chunk it lay in when it was last seen idle
     uint16_t dormant_stream_slot    # of work that may still be queued through the dormant view
     uint8_t granules            # 0: this slot is unused
-    uint8_t busy                # had a live byte at the last plan
+    uint8_t busy                # it had a live byte at the last plan
     uint64_t dormant_epoch
     uint64_t memory             # physical handle of the driver
 
@@ -67,7 +67,7 @@ cdef struct RetiredView:
     uint64_t epoch              # of work that may still be queued through it
     uint32_t stream_slot
     uint32_t first              # granule
-    uint32_t page               # it exists: a page with a retired view is not released
+    uint32_t page               # exists: a page with a retired view is not released
 
 # One reservation. Granules of all ranges are numbered in one row; each range has one number, and
 # one granule of addresses, more than it uses, so that its end is no other range's beginning.
@@ -80,14 +80,14 @@ cdef struct Range:
 cdef struct Space:
     Bfc* table
     DeviceContext* context      # of the arena, as the four others; NULL: nothing was reserved yet
-    const Access* access        # who may touch the pages
+    const Access* access        # the places that may access the pages
     uint64_t* calls             # where calls of the driver are counted
     EventSource* events
     Range ranges[MAX_RANGES]
     uint32_t range_count
     uint64_t first_bytes        # of addresses, for the first range
     uint32_t* page_at           # page mapped at each granule; NIL: none; RETIRED
-    # A bit where the active view of a page begins that has a dormant one, or had one.
+    # A bit at the first granule of each active view with a dormant one, now or before.
     uint64_t* swaps_at
     uint32_t granules           # of page_at and swaps_at
     Page* page                  # page_capacity slots
@@ -116,18 +116,18 @@ cdef enum ActionKind:
     ACTION_CREATE = 0           # new memory at granule `to`
     ACTION_MOVE = 1             # an idle page from `origin` to `to`
     ACTION_RELEASE = 2          # an idle page is released to the driver
-    ACTION_DROP = 3             # a dormant view that is in the way is unmapped
+    ACTION_DROP = 3             # a dormant view is unmapped, to make room
     ACTION_DROP_RETIRED = 4     # a retired view is unmapped
 
-# One step of a plan, with what is needed to take it back before anything was done.
+# One step of a plan, with the data to undo it.
 cdef struct Action:
     ActionKind kind
     uint32_t page
     uint32_t to
     uint32_t origin             # active view before
-    uint32_t unmap[2]           # views to unmap first, the dormant one, the active one; NIL: none
+    uint32_t unmap[2]           # views to unmap first: the dormant one, the active one; NIL: none
     bint unmapped[2]
-    bint slept                  # the page: its memory had gone before
+    bint slept                  # the page had no memory: it slept
     uint32_t stream_slot        # mark of the free chunk it lay in
     uint64_t epoch
     bint created                # memory was made
@@ -152,16 +152,16 @@ cdef struct Plan:
     uint32_t piece_count
     Action* actions
     uint32_t count
-    bint over_limit             # not to be carried out: it needs more than the hard limit
-    bint spares                 # some are made for lack of time to move any
+    bint over_limit             # it needs more than the hard limit, and must be undone
+    bint spares                 # pages are made because the time for moves is used up
     uint64_t beyond_share       # bytes of new pages that pass the share limit
     uint32_t creates            # how many of the actions make a page
     uint32_t moves              # how many move or release one
-    uint64_t move_ns            # what those took at the driver
-    uint64_t create_ns          # what the new pages took
-    uint32_t next_idle          # see longest_idle: the page to go on at, in a search for at most
-    uint32_t next_wanted        # so many granules; 0: none has begun
-    uint32_t next_granules      # of what it found last
+    uint64_t move_ns            # nanoseconds of the driver calls of those
+    uint64_t create_ns          # and of the new pages
+    uint32_t next_idle          # see longest_idle: where the search for an idle page goes on,
+    uint32_t next_wanted        # of at most this many granules; 0: no search has begun
+    uint32_t next_granules      # of the latest page that it found
     uint64_t next_since
     const char* refused         # the driver's call that failed
 
@@ -172,21 +172,21 @@ cdef struct Demand:
     uint32_t stream_slot        # stream that will use it
     uint64_t live_peak          # bytes, this block included
     uint64_t reserved           # bytes of physical memory held by the arena, all ranges
-    uint64_t share_limit        # bytes up to which new pages are made without a search first
-    uint64_t spare_limit        # bytes up to which new ones are made before idle ones move
+    uint64_t share_limit        # bytes up to which pages are made without a search for idle ones
+    uint64_t spare_limit        # bytes up to which new pages are made before idle ones move
     uint64_t hard_limit         # bytes never passed
     bint by_budget              # the hard limit is a budget's, not max_mem
-    bint unfinished             # may take memory of other streams and wait for them on the device
+    bint unfinished             # may use memory of other streams, after a wait on the device
 
 cdef inline uint32_t granule_of(const Space* space, uint64_t address) noexcept nogil:
-    # Also in the granule behind a range's end: the number after its last one.
+    # An address in the granule after a range's end has the number after its last one.
     cdef uint32_t i = 0
     while address - space.ranges[i].base >= space.ranges[i].bytes + GRANULE:
         i += 1
     return space.ranges[i].first + <uint32_t>((address - space.ranges[i].base) >> GRANULE_BITS)
 
 cdef inline uint32_t granule_from(const Space* space, uint64_t address) noexcept nogil:
-    # The first granule that begins at an address or above it.
+    # Returns the first granule that begins at an address or above it.
     return granule_of(space, address + GRANULE - 1)
 
 cdef inline uint64_t round_to_granule(uint64_t nbytes) noexcept nogil:
@@ -202,7 +202,7 @@ cdef inline uint32_t page_mapped_at(const Space* space, uint32_t granule) noexce
     return space.page_at[granule] if granule < space.granules else NIL
 
 cdef inline Page* page_over(const Space* space, uint32_t granule) noexcept nogil:
-    # The page that has the granule in its active or dormant view; NULL: none has.
+    # Returns the page that has the granule in its active or dormant view; NULL: none has.
     cdef uint32_t mapped = page_mapped_at(space, granule)
     if mapped == NIL or mapped == RETIRED:
         return NULL
@@ -216,8 +216,8 @@ cdef inline uint64_t end_of(const Chunk* chunk) noexcept nogil:
 
 cdef inline bint may_use(const Space* space, const Chunk* chunk,
                          uint32_t stream_slot) noexcept nogil:
-    # Free for work of `stream_slot` now: freed on it, for every stream, or behind work that it can
-    # wait for. No event is polled here.
+    # Whether a chunk is free for work of `stream_slot` now: it was freed on it, is free for every
+    # stream, or its work can be waited for. No event is polled here.
     return load8(&chunk.state) == CHUNK_FREE and (
         chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
         or chunk.epoch <= space.table.bins[chunk.stream_slot].behind)
@@ -226,7 +226,7 @@ cdef inline bint is_idle(const Space* space, const Page* page) noexcept nogil:
     return page.seen_idle == space.plans
 
 cdef inline bint is_quiet(const Space* space, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
-    # Has everything finished that was queued under this mark, and is no graph going to repeat it?
+    # Whether all work of this mark has completed, and no graph will repeat it.
     return not space.keeps_views and (
         stream_slot == SLOT_RELEASED or epoch <= space.table.bins[stream_slot].completed)
 
@@ -237,13 +237,13 @@ cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
 
 cdef inline bint is_movable(const Space* space, const Page* page, uint64_t begin,
                             uint64_t end) noexcept nogil:
-    # Idle, outside [begin, end), and its dormant view, if any, can be unmapped or retired. Plans
-    # ask this of every page in `idle`, of which some have been used up.
+    # Whether a page is idle, outside of [begin, end), and its dormant view, if any, can be unmapped
+    # or retired. Plans check each page in `idle`, because they have used some of them.
     return (is_idle(space, page) and not overlaps(space, page, begin, end)
             and (space.retired_count < MAX_RETIRED or is_dormant_quiet(space, page)))
 
 cdef inline bint is_dormant_quiet(const Space* space, const Page* page) noexcept nogil:
-    # Can the dormant view, if any, be unmapped now?
+    # Whether the dormant view, if any, can be unmapped now.
     return (page.dormant == NIL
             or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch))
 

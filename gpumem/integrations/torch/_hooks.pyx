@@ -4,7 +4,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdio cimport fprintf, stderr
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from gpumem._arena cimport allocate_under_pressure, Arena, raise_status
@@ -30,6 +30,7 @@ from gpumem._native.driver cimport (
 from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
+from gpumem._support.memory cimport array_reserve
 from gpumem._support.process cimport interrupt_again, process_is_exiting
 
 from threading import RLock
@@ -469,8 +470,8 @@ cdef void add_live(ArenaCore* arena, void* to, const AllocatorHook* hook) noexce
 
 cdef struct Blocks:
     TorchBlock* at
-    size_t count
-    size_t capacity
+    uint32_t count
+    uint32_t capacity
     uint32_t segments
     bint failed
 
@@ -547,16 +548,10 @@ cdef void write_block(TorchBlock* at, const ArenaCopy* copy, const Chunk* chunk,
 
 
 cdef bint room_for_block(Blocks* found) noexcept nogil:
-    cdef TorchBlock* larger
-    if found.count < found.capacity:
-        return True
-    larger = <TorchBlock*>realloc(found.at, (2 * found.capacity + 256) * sizeof(TorchBlock))
-    if larger == NULL:
+    if not array_reserve(<void**>&found.at, &found.capacity, found.count + 1, 256,
+                         sizeof(TorchBlock)):
         found.failed = True
-        return False
-    found.at = larger
-    found.capacity = 2 * found.capacity + 256
-    return True
+    return not found.failed
 
 
 # ---- pools ---------------------------------------------------------------------------------------

@@ -80,12 +80,13 @@ CUresult host_cuMemcpy3DAsync(const CUDA_MEMCPY3D *box, CUstream stream) {
 
 /* The synchronous form is ordered after all earlier work of both contexts, and before later work
  * of their default streams. It returns at once. */
-static CUresult peer_ordered(Context *context, Context *dst_context, Context *src_context, const Copy *copy) {
+static CUresult peer_ordered(Context *context, const Copy *copy) {
+    Context *ends[2] = {copy->dst_context, copy->src_context};
     Stream *stream;
     Points points;
     host_points_start(&points);
-    CUresult result = host_stream_points(dst_context->legacy, &points);
-    if (result == CUDA_SUCCESS) result = host_stream_points(src_context->legacy, &points);
+    CUresult result = host_stream_points(ends[0]->legacy, &points);
+    if (result == CUDA_SUCCESS) result = host_stream_points(ends[1]->legacy, &points);
     /* The points were collected without the stream's lock, which comes after Context.lock. */
     if (result == CUDA_SUCCESS) result = host_stream_begin(context, CU_STREAM_LEGACY, &stream);
     if (result == CUDA_SUCCESS) {
@@ -98,10 +99,9 @@ static CUresult peer_ordered(Context *context, Context *dst_context, Context *sr
         host_stream_end(stream);
     }
     Point end = {context->legacy, atomic_load(&context->legacy->submitted), 0};
-    Context *others[2] = {dst_context, src_context};
     for (int i = 0; i < 2 && result == CUDA_SUCCESS; i++) {
-        if (others[i] == context) continue;
-        result = host_stream_begin(others[i], CU_STREAM_LEGACY, &stream);
+        if (ends[i] == context) continue;
+        result = host_stream_begin(ends[i], CU_STREAM_LEGACY, &stream);
         if (result != CUDA_SUCCESS) break;
         result = host_stream_wait_point(stream, end);
         WATCH(host_order_stream_after(stream, end));
@@ -111,32 +111,28 @@ static CUresult peer_ordered(Context *context, Context *dst_context, Context *sr
     return result;
 }
 
-static CUresult peer_contexts(CUcontext dst, CUcontext src, Context **to, Context **from) {
-    HOST_TRY(host_context_of(dst, to));
-    return host_context_of(src, from);
+static CUresult peer_copy(Copy *copy, CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src,
+                          CUcontext src_context, size_t size) {
+    *copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    HOST_TRY(host_context_of(dst_context, &copy->dst_context));
+    return host_context_of(src_context, &copy->src_context);
 }
 
 CUresult host_cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src,
                            CUcontext src_context, size_t size) {
     Context *context = ENTER_CONTEXT(MemcpyPeer);
-    Context *to, *from;
-    HOST_TRY(peer_contexts(dst_context, src_context, &to, &from));
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    Copy copy;
+    HOST_TRY(peer_copy(&copy, dst, dst_context, src, src_context, size));
     if (size == 0) return CUDA_SUCCESS;
-    copy.dst_context = to;
-    copy.src_context = from;
     HOST_TRY(host_copy_check(context, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE));
-    return peer_ordered(context, to, from, &copy);
+    return peer_ordered(context, &copy);
 }
 
 CUresult host_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src,
                                 CUcontext src_context, size_t size, CUstream stream) {
     Context *context = ENTER_STREAM(MemcpyPeerAsync, stream);
-    Context *to, *from;
-    HOST_TRY(peer_contexts(dst_context, src_context, &to, &from));
-    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    copy.dst_context = to;
-    copy.src_context = from;
+    Copy copy;
+    HOST_TRY(peer_copy(&copy, dst, dst_context, src, src_context, size));
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }
 

@@ -137,11 +137,6 @@ CUresult host_fill_run(const Stream *stream, const Fill *fill) {
 
 /* ---- values ---- */
 
-static uint64_t value_read(const Value *value) {
-    return value->wide ? atomic_load((_Atomic uint64_t *)value->address)
-                       : atomic_load((_Atomic uint32_t *)value->address);
-}
-
 CUresult host_value_write(const Stream *stream, const Value *value) {
     pthread_rwlock_rdlock(&host.map_lock);
     CUresult result = reachable(stream->context, value->address, value->wide ? 8 : 4, true, true);
@@ -169,7 +164,9 @@ static bool satisfied(const Value *want, uint64_t found) {
 static CUresult value_poll(const Stream *stream, const Value *want, bool *met) {
     pthread_rwlock_rdlock(&host.map_lock);
     CUresult result = reachable(stream->context, want->address, want->wide ? 8 : 4, true, false);
-    if (result == CUDA_SUCCESS) *met = satisfied(want, value_read(want));
+    if (result == CUDA_SUCCESS)
+        *met = satisfied(want, want->wide ? atomic_load((_Atomic uint64_t *)want->address)
+                                          : atomic_load((_Atomic uint32_t *)want->address));
     pthread_rwlock_unlock(&host.map_lock);
     return result;
 }

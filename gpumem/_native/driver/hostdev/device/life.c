@@ -52,7 +52,8 @@ static void after_fork(void) { pthread_rwlock_unlock(&host.map_lock); }
 static void reborn(void) {
     host_mappings_part(host.ranges.root);
     host_physicals_reborn();
-    watch_reborn();
+    host_order_reborn();
+    host_graves_reborn();
     host.birth++;
     memset(&host_thread, 0, sizeof host_thread);
     after_fork(); /* then a new one: the old may record threads of the parent as waiting */

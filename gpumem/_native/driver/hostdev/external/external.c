@@ -12,25 +12,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static CUresult file_check(int file, size_t size) {
+/* On success the import owns the descriptor. */
+static CUresult memory_import(CUexternalMemory *out, int file, size_t size) {
     struct stat status;
     if (file < 0 || fstat(file, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
-    bool large_enough = status.st_size > 0 && size <= (size_t)status.st_size;
-    return large_enough ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* Only an attempt shows whether a file can be mapped. */
-static CUresult file_mappable(int file) {
+    if (status.st_size <= 0 || size > (size_t)status.st_size) return CUDA_ERROR_INVALID_VALUE;
+    /* Only an attempt shows whether a file can be mapped. */
     void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (page == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
     munmap(page, 4096);
-    return CUDA_SUCCESS;
-}
-
-/* On success the import owns the descriptor. */
-static CUresult memory_import(CUexternalMemory *out, int file, size_t size) {
-    HOST_TRY(file_check(file, size));
-    HOST_TRY(file_mappable(file));
     ExternalMemory *memory = host_object_take(&host.external_memories);
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&memory->object.lock);

@@ -43,36 +43,31 @@ static Timeline *timeline_map(int file, bool binary) {
     return timeline;
 }
 
-static CUresult semaphore_publish(CUexternalSemaphore *out, Timeline *timeline) {
-    Semaphore *semaphore = host_object_take(&host.semaphores);
-    if (!semaphore) return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&semaphore->object.lock);
-    semaphore->timeline = timeline;
-    *out = (CUexternalSemaphore)(uintptr_t)host_object_publish(&host.semaphores, semaphore);
-    pthread_mutex_unlock(&semaphore->object.lock);
-    return CUDA_SUCCESS;
-}
-
 /* The descriptor is closed on success, since the mapping is all that is needed. */
 static CUresult semaphore_import(CUexternalSemaphore *out, int file, bool binary) {
     Timeline *timeline = timeline_map(file, binary);
     if (!timeline) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = semaphore_publish(out, timeline);
-    if (result == CUDA_SUCCESS) close(file);
-    else timeline_drop(timeline);
-    return result;
+    Semaphore *semaphore = host_object_take(&host.semaphores);
+    if (!semaphore) {
+        timeline_drop(timeline);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&semaphore->object.lock);
+    semaphore->timeline = timeline;
+    *out = (CUexternalSemaphore)(uintptr_t)host_object_publish(&host.semaphores, semaphore);
+    pthread_mutex_unlock(&semaphore->object.lock);
+    close(file);
+    return CUDA_SUCCESS;
 }
 
 CUresult host_cuImportExternalSemaphore(CUexternalSemaphore *out,
                                         const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc) {
     ENTER_CONTEXT(ImportExternalSemaphore);
     if (!out || !desc || desc->flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    switch (desc->type) {
-    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD: return semaphore_import(out, desc->handle.fd, true);
-    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD:
-        return semaphore_import(out, desc->handle.fd, false);
-    default: return CUDA_ERROR_NOT_SUPPORTED;
-    }
+    bool binary = desc->type == CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD;
+    if (!binary && desc->type != CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return semaphore_import(out, desc->handle.fd, binary);
 }
 
 static CUresult semaphore_timeline(CUexternalSemaphore handle, Timeline **out) {

@@ -228,13 +228,6 @@ bool host_stream_captures(Context *context, CUstream handle) {
 
 /* ---- begin and end ---- */
 
-static void capture_unlink(Capture *capture) { /* caller holds capture_lock */
-    Capture **hook = &host.captures;
-    while (*hook != capture) hook = &(*hook)->next;
-    *hook = capture->next;
-    atomic_fetch_sub(&host_captures, 1);
-}
-
 CUresult host_cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     Context *context = ENTER_STREAM(StreamBeginCapture, handle);
     Stream *stream;
@@ -290,7 +283,10 @@ static CUresult end_check(const Capture *capture, const Stream *stream, bool *en
 
 static void capture_finish(Capture *capture, bool keep) { /* caller holds no lock */
     lock();
-    capture_unlink(capture);
+    Capture **hook = &host.captures;
+    while (*hook != capture) hook = &(*hook)->next;
+    *hook = capture->next;
+    atomic_fetch_sub(&host_captures, 1);
     unlock();
     host_object_each(&host.streams, stream_leave, capture);
     if (keep) host_graph_fill(capture->graph, &capture->nodes);
@@ -337,11 +333,6 @@ void host_capture_abandon(Stream *stream) {
 
 /* ---- queries ---- */
 
-static CUstreamCaptureStatus status_of(const Capture *capture) {
-    if (!capture) return CU_STREAM_CAPTURE_STATUS_NONE;
-    return capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-}
-
 /* Lists the dependencies of the stream's next node; the list stays valid until the caller's
  * next query. Nodes have no memory of their own: a handle is the graph's, counted up, as
  * cuGraphGetNodes returns it. Caller holds the stream's lock. */
@@ -366,7 +357,9 @@ static CUresult capture_info(Context *context, CUstream handle, CUstreamCaptureS
     pthread_mutex_lock(&stream->object.lock);
     lock();
     const Capture *capture = stream->capture;
-    *status = status_of(capture);
+    if (!capture) *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    else if (capture->invalidated) *status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    else *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     if (id) *id = capture ? capture->id : 0;
     if (graph) *graph = capture ? (CUgraph)(uintptr_t)capture->graph : NULL;
     size_t named = capture && (dependencies || count) ? name_latest(stream, capture->graph) : 0;

@@ -98,6 +98,7 @@ void host_shadow_reborn(void);
 void host_grave_add(Range *range);
 /* Whether bytes that no range holds were freed during the search. Caller holds `map_lock`. */
 bool watch_names_freed(uintptr_t address, size_t size);
+/* Whether bytes lie in a segment, but in no used block of it. Caller holds `map_lock`. */
 bool host_free_block_named(uintptr_t address, size_t size);
 void host_graves_reborn(void);
 
@@ -116,22 +117,11 @@ static inline bool host_misuse(void) {
     do {                           \
         if (host_misuse()) action; \
     } while (0)
-/* Whether a small allocation gets pages of its own, too, which lose their access when freed. */
-static inline bool watch_needs_own_pages(void) { return host_misuse(); }
 /* Device memory was freed. True: its addresses stay reserved for ever, and the range with them. */
 static inline bool watch_bury(Range *range) {
     bool buries = range->kind == RANGE_DEVICE && host_misuse();
     if (buries) host_grave_add(range);
     return buries;
-}
-/* Whether bytes lie in a segment, but in no used block of it. Caller holds `map_lock`. */
-static inline bool watch_names_free_block(uintptr_t address, size_t size) {
-    return host_misuse() && host_free_block_named(address, size);
-}
-/* In a forked child, which begins with nothing. */
-static inline void watch_reborn(void) {
-    host_order_reborn();
-    host_graves_reborn();
 }
 
 #endif

@@ -13,10 +13,6 @@ static uint32_t next_heat(AddressMap *map) { /* xorshift */
     return map->heat = state;
 }
 
-static bool contains(const Range *range, uintptr_t address) {
-    return address - range->base < range->size;
-}
-
 Range *host_map_after(const AddressMap *map, uintptr_t address) {
     Range *best = NULL;
     for (Range *at = map->root; at;) {
@@ -32,7 +28,7 @@ Range *host_map_after(const AddressMap *map, uintptr_t address) {
 
 Range *host_map_find(const AddressMap *map, uintptr_t address) {
     Range *range = host_map_after(map, address);
-    return range && contains(range, address) ? range : NULL;
+    return range && range->base <= address ? range : NULL;
 }
 
 bool host_map_free(const AddressMap *map, uintptr_t address, size_t size) {

@@ -54,10 +54,6 @@ void host_range_add(Range *range) {
 
 /* ---- slabs; callers hold `map_lock` for writing ---- */
 
-static bool unit_taken(const Slab *slab, uint32_t unit) {
-    return slab->taken[unit / 64] >> (unit % 64) & 1;
-}
-
 static void units_mark(Slab *slab, uint32_t first, uint32_t count, bool taken) {
     for (uint32_t unit = first; unit < first + count; unit++) {
         uint64_t bit = (uint64_t)1 << (unit % 64);
@@ -75,7 +71,7 @@ static uint32_t units_find(const Slab *slab, uint32_t count) {
         if (unit % 64 == 0 && slab->taken[unit / 64] == UINT64_MAX) {
             run = 0;
             unit += 63;
-        } else if (unit_taken(slab, unit)) {
+        } else if (slab->taken[unit / 64] >> (unit % 64) & 1) {
             run = 0;
         } else if (++run == count) {
             return unit + 1 - count;
@@ -151,7 +147,7 @@ CUresult host_cuMemAlloc(CUdeviceptr *pointer, size_t size) {
     Range *range = host_range_new(RANGE_DEVICE, 0, size, context);
     if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = CUDA_SUCCESS;
-    bool own_pages = size > SMALL_LIMIT || watch_needs_own_pages();
+    bool own_pages = size > SMALL_LIMIT || host_misuse(); /* to lose their access when freed */
     if (own_pages) result = blocks_take(range, size > SMALL_LIMIT ? HOST_BLOCK : 4 * KIB);
     pthread_rwlock_wrlock(&host.map_lock);
     if (!own_pages) result = slab_take(range);

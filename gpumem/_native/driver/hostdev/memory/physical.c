@@ -33,12 +33,9 @@ int host_sparse_file(const char *name) {
     return -1;
 }
 
-static bool shared_open(void) {
-    if (shared_file < 0) shared_file = host_sparse_file("gpumem-device");
-    return shared_file >= 0;
-}
-
 static bool extent_take(size_t size, size_t *offset) {
+    if (shared_file < 0) shared_file = host_sparse_file("gpumem-device");
+    if (shared_file < 0) return false;
     for (Extent **hook = &shared_free; *hook; hook = &(*hook)->next) {
         Extent *extent = *hook;
         if (extent->size < size) continue;
@@ -159,7 +156,7 @@ static Physical *physical_new(const CUmemAllocationProp *prop, size_t size, bool
     physical->fd = exportable ? file_new(prop, size) : -1;
     if (!exportable) {
         pthread_rwlock_wrlock(&host.map_lock);
-        made = shared_open() && extent_take(size, &physical->offset);
+        made = extent_take(size, &physical->offset);
         pthread_rwlock_unlock(&host.map_lock);
     }
     if (made || physical->fd >= 0) return physical;

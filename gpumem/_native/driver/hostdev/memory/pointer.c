@@ -50,7 +50,7 @@ MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write, i
 MemoryKind host_memory_kind(uintptr_t address, size_t size, bool write, int device) {
     pthread_rwlock_rdlock(&host.map_lock);
     MemoryKind kind = host_memory_kind_locked(address, size, write, device);
-    if (watch_names_free_block(address, size)) kind = MEMORY_INACCESSIBLE;
+    if (host_misuse() && host_free_block_named(address, size)) kind = MEMORY_INACCESSIBLE;
     pthread_rwlock_unlock(&host.map_lock);
     return kind;
 }
@@ -103,10 +103,6 @@ static uint64_t pool_of(const Range *range) {
     return atomic_load(&block->segment->pool->object.handle);
 }
 
-static bool has_no_access(const Range *range) {
-    return range->kind == RANGE_MAPPING && !range->readable;
-}
-
 static uint64_t handle_types(const Range *range) {
     if (range->kind == RANGE_MAPPING) return ((const Physical *)range->owner)->prop.requestedHandleTypes;
     if (range->kind != RANGE_POOLED || ((const Block *)range->owner)->segment->pool->file < 0)
@@ -123,7 +119,7 @@ static const Range *whole_range(const Range *range) {
 /* In a query for a single attribute, a pointer that does not exist is an error. */
 static bool attribute_exists(const Range *range, int attribute) {
     if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) return host_reaches(range);
-    return attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER || !has_no_access(range);
+    return attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER || range->kind != RANGE_MAPPING || range->readable;
 }
 
 /* Returns the access of the current context's device. */
@@ -159,15 +155,12 @@ static uint64_t attribute_value(const Range *range, int attribute, uintptr_t add
     }
 }
 
-/* Returns the value for an address that the device does not know, where that is no error. */
-static uint64_t attribute_default(int attribute) {
-    return attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? (uint64_t)(int64_t)INVALID_DEVICE : 0;
-}
-
 static CUresult attribute_write(void *data, const Range *range, int attribute, uintptr_t address) {
     size_t bytes = attribute_bytes(attribute);
     if (!data || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t value = range ? attribute_value(range, attribute, address) : attribute_default(attribute);
+    uint64_t value = 0; /* of an address that the device does not know */
+    if (range) value = attribute_value(range, attribute, address);
+    else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) value = (uint64_t)INVALID_DEVICE;
     memcpy(data, &value, bytes); /* little-endian: the low bytes come first */
     return CUDA_SUCCESS;
 }

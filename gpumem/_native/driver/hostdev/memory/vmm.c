@@ -21,11 +21,6 @@ enum { HOST_BIT = 63 };
 
 static bool is_block_multiple(uint64_t value) { return value % HOST_BLOCK == 0; }
 
-static bool is_block_range(uint64_t pointer, size_t size) {
-    return size > 0 && is_block_multiple(pointer) && is_block_multiple(size) &&
-           size <= UINT64_MAX - pointer;
-}
-
 /* ---- addresses ---- */
 
 static void *hole(void *at, size_t size, int flags) {
@@ -217,12 +212,6 @@ static CUresult access_check(uintptr_t base, size_t size, const CUmemAccessDesc 
     return CUDA_SUCCESS;
 }
 
-static void access_note(Range *range, const CUmemAccessDesc *access) {
-    uint64_t bit = 0;
-    (void)location_bit(&access->location, range, &bit);
-    host_access_set(&range->readers, &range->writers, bit, access->flags);
-}
-
 /* Pages of a NUMA node come from that node; a kernel without NUMA has node 0 alone. */
 static bool settle_on_node(const Range *range, const Physical *physical) {
     enum { BITS = 8 * sizeof(unsigned long), NODES = 1024, BIND = 2 };
@@ -260,7 +249,11 @@ static CUresult access_set(uintptr_t base, size_t size, const CUmemAccessDesc *a
     uintptr_t at = base;
     for (Range *range; result == CUDA_SUCCESS && (range = mapping_next(&at, base + size));) {
         uint64_t readers = range->readers, writers = range->writers;
-        for (size_t i = 0; i < count; i++) access_note(range, &access[i]);
+        for (size_t i = 0; i < count; i++) {
+            uint64_t bit = 0;
+            (void)location_bit(&access[i].location, range, &bit);
+            host_access_set(&range->readers, &range->writers, bit, access[i].flags);
+        }
         result = access_apply(range);
         if (result != CUDA_SUCCESS) {
             range->readers = readers;
@@ -282,7 +275,8 @@ CUresult host_cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccess
                              size_t count) {
     uintptr_t base = (uintptr_t)pointer;
     ENTER(MemSetAccess);
-    if (!access || count == 0 || !is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+    if (!access || count == 0 || size == 0 || size > UINT64_MAX - pointer) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_block_multiple(pointer) || !is_block_multiple(size)) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_wrlock(&host.map_lock);
     size_t mappings = tiles(base, base + size);
     CUresult result = mappings ? access_check(base, size, access, count) : CUDA_ERROR_INVALID_VALUE;

@@ -49,18 +49,12 @@ CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *out, bool is_d
     return CUDA_SUCCESS;
 }
 
-static CUresult props_check(const CUmemPoolProps *props) {
-    if (!props) return CUDA_ERROR_INVALID_VALUE;
-    CUmemAllocationProp prop = {.type = props->allocType,
-                                .requestedHandleTypes = props->handleTypes,
-                                .location = props->location};
-    return host_prop_check(&prop);
-}
-
 CUresult host_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
     ENTER(MemPoolCreate);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(props_check(props));
+    if (!pool || !props) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_prop_check(&(CUmemAllocationProp){.type = props->allocType,
+                                                    .requestedHandleTypes = props->handleTypes,
+                                                    .location = props->location}));
     return host_pool_new(props, pool, false, -1);
 }
 

@@ -223,13 +223,10 @@ CUresult host_block_take(Pool *pool, Stream *stream, size_t size, Block **out) {
         HOST_TRY(pool_grow(pool, rounded));
         block = block_find(pool, stream, rounded);
     }
-    Range *range = host_range_new(RANGE_POOLED, 0, size, NULL);
-    if (!range || !block) {
-        free(range);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    CUresult result = CUDA_SUCCESS;
-    if (claim(pool, stream, block) == CLAIM_WAIT) result = host_stream_wait_point(stream, block->freed);
+    Range *range = block ? host_range_new(RANGE_POOLED, 0, size, NULL) : NULL;
+    CUresult result = range ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (range && claim(pool, stream, block) == CLAIM_WAIT)
+        result = host_stream_wait_point(stream, block->freed);
     if (result != CUDA_SUCCESS) {
         free(range);
         return result;

@@ -95,9 +95,16 @@ static CUresult stream_collect(Context *context, CUstream handle, Stream **strea
     return host_stream_points(*stream, points);
 }
 
+/* Ends a query or a wait that has had a result: the host has seen the end of the stream's work. */
+static CUresult stream_seen(Context *context, Stream *stream, CUresult result) {
+    if (result != CUDA_SUCCESS) return result;
+    WATCH(host_order_host_after(stream));
+    return (CUresult)atomic_load(&context->error);
+}
+
 CUresult host_cuStreamQuery(CUstream handle) {
     Context *context = ENTER_STREAM(StreamQuery, handle);
-    Stream *stream;
+    Stream *stream = NULL;
     Points points;
     CUresult result = stream_collect(context, handle, &stream, &points);
     for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++) {
@@ -105,21 +112,17 @@ CUresult host_cuStreamQuery(CUstream handle) {
         if (!host_point_done(points.at[i])) result = CUDA_ERROR_NOT_READY;
     }
     host_points_end(&points);
-    if (result == CUDA_SUCCESS) WATCH(host_order_host_after(stream));
-    int error = atomic_load(&context->error);
-    return result == CUDA_SUCCESS ? (CUresult)error : result;
+    return stream_seen(context, stream, result);
 }
 
 CUresult host_cuStreamSynchronize(CUstream handle) {
     Context *context = ENTER_STREAM(StreamSynchronize, handle);
-    Stream *stream;
+    Stream *stream = NULL;
     Points points;
     CUresult result = stream_collect(context, handle, &stream, &points);
-    result = host_points_wait(&points, result);
-    if (result == CUDA_SUCCESS) WATCH(host_order_host_after(stream));
-    host_pools_synchronized(); /* as a driver does: pools trim when a host waits */
-    int error = atomic_load(&context->error);
-    return result == CUDA_SUCCESS ? (CUresult)error : result;
+    result = stream_seen(context, stream, host_points_wait(&points, result));
+    host_pools_synchronized(); /* as by a driver: pools trim when a host waits */
+    return result;
 }
 
 /* Resolves the stream of a query; its result is written to `out`. */
