@@ -39,8 +39,8 @@ cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil
 # The free chunk that covers bytes from an address on; NIL: none does. It loops over the chunks of a
 # region.
 cdef uint32_t bfc_free_around(const Bfc* table, uint64_t address, uint64_t size) noexcept nogil
-# Allocates exactly the bytes from an address on, whatever stream they were freed on. NIL: a part of
-# them is in use or in no region, or, with *status set, the array of chunks could not grow. It loops
+# Allocates exactly the bytes from an address on, freed on any stream. NIL: a part of them is in use
+# or in no region, or, with *status set, the array of chunks could not grow. It loops
 # over the chunks of a region.
 cdef uint32_t bfc_allocate_range(Bfc* table, uint64_t address, uint64_t size, uint64_t requested,
                                  uint32_t stream_slot, int* status) noexcept nogil

@@ -112,7 +112,7 @@ cdef extern from *:
         uint16_t stream_slot    # free: the slot that has it in its bins. used: of its stream
         uint8_t state           # ChunkState; see state_of
         uint8_t persistent      # the one chunk of a persistent region
-        uint64_t requested      # used: bytes the caller asked for
+        uint64_t requested      # used: the requested bytes
         uint64_t epoch          # else: the epoch of its stream at the free; 0 in slot 0
         # Free: neighbours in the bin. Used: both hold the address of the cache that it returns to,
         # see gm_home. Cached: the bytes that still count as requested; the next of the stack.
@@ -265,7 +265,7 @@ cdef uint32_t bfc_allocate_at(Bfc* table, uint32_t index, uint64_t size, uint64_
 cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
                                 uint64_t completed, uint32_t stream_slot,
                                 int* status) noexcept nogil
-# Bytes of the block that a free chunk of `have` bytes gives for `want`.
+# Returns the bytes of a block for a request of `want`, in a free chunk of `have` bytes.
 cdef uint64_t bfc_block_size(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil
 cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil
 # Finds the chunk of an allocated block.

@@ -475,8 +475,8 @@ forbid_instantiation(DriverDevice)
 
 # ---- the table of CUDA ---------------------------------------------------------------------------
 
-# cuda-python is the loader: it finds libcuda (WSL included) and answers cuGetProcAddress, so that
-# the library and the types of handles are those that the rest of the process uses. Functions are
+# cuda-python is the loader: it finds libcuda (WSL included) and calls cuGetProcAddress, so that the
+# library and the types of handles are those that other libraries of the process use. Functions are
 # requested by name and by the CUDA version of the signature that the table declares, and only from
 # a driver of at least that version, since an older one would return another signature.
 
@@ -490,7 +490,7 @@ cdef object cuda_filling = threading.RLock()
 
 
 def load():
-    """Fill the table once; return None if CUDA answers, else the reason why it does not."""
+    """Fill the table once; return None if CUDA is available, else the reason why it is not."""
     global cuda_reason, cuda_count
     with cuda_filling:
         if cuda_count >= 0:
@@ -561,7 +561,7 @@ cdef int driver_version(uintptr_t address) except -1:
 
 
 def device_count():
-    """Return the number of CUDA devices; 0 where CUDA does not answer."""
+    """Return the number of CUDA devices; 0 where CUDA is not available."""
     load()
     return cuda_count
 

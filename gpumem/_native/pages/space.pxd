@@ -51,7 +51,7 @@ cdef void retired_add(Space* space, uint32_t page, uint32_t first, uint32_t stre
 # Number `i` of the retired views is unmapped, or will be before anything is mapped there.
 cdef void retired_remove(Space* space, uint32_t i) noexcept nogil
 cdef bint has_retired(const Space* space, uint32_t page) noexcept nogil
-# The views beside the active ones, numbered below kept_count: the page, or NIL where there is none.
+# Inactive views have numbers below kept_count. Returns a view's page, or NIL where there is none.
 # No number changes while the space sleeps.
 cdef uint32_t kept_count(const Space* space) noexcept nogil
 cdef uint32_t kept_view(const Space* space, uint32_t i, uint32_t* first) noexcept nogil

@@ -40,7 +40,7 @@ from gpumem._support.events cimport EventSource
 cdef enum:
     GRANULE_BITS = 21
     GRANULE = 2097152           # 2 MiB: the smallest handle of a current GPU
-    MAX_PAGE_GRANULES = 16      # 32 MiB: up to there a mapping costs the same whatever its size
+    MAX_PAGE_GRANULES = 16      # 32 MiB: up to there all mappings cost the same
     PEAK_PAGES = 224            # pages that the live peak is divided into, at least
     CLAIM_PAGES = 56            # the same of a block that is a large part of it
     BLOCK_PAGES = 8             # blocks of at least this many get pages of the largest size
@@ -103,13 +103,13 @@ cdef struct Space:
     uint64_t plans
     bint large                  # holds blocks from 256 KiB on, in pages of more than one granule
     bint keeps_views            # of a graph pool: no view is unmapped while it is in use
-    uint32_t views_asleep       # of such a space that sleeps: so many of its views are unmapped
+    uint32_t views_asleep       # views that are unmapped while such a space sleeps
     uint64_t created            # pages that were mapped; minus `released`: pages there are
     uint64_t moved
     uint64_t swapped            # dormant views made active again, without a driver call
     uint64_t released           # of those, released to the driver; not those that sleep
     uint64_t spared             # pages made without a search for idle ones: no time left to move
-    uint64_t* orphans           # memory without a view that the driver refused to take back
+    uint64_t* orphans           # memory without a view that the driver refused to release
     uint32_t orphan_count
 
 cdef enum ActionKind:

@@ -61,7 +61,7 @@ typedef struct TimelinePage {
     _Atomic uint64_t value;
     _Atomic uint64_t pending;   /* maximum of the known values that were signalled or queued */
     char apart[48];
-    _Atomic uint32_t sequence;  /* at byte 64: goes up with every signal */
+    _Atomic uint32_t sequence;  /* at byte 64: incremented by every signal */
     _Atomic uint32_t waiters;   /* asleep, or about to be */
     char apart_too[56];
     uint32_t magic, version;    /* at byte 128; 0 in a page that is nothing but value and sequence */

@@ -3,7 +3,7 @@
 
 /* ---- boxes ---- */
 
-typedef struct Side { /* one end of a box, whatever the driver calls its fields */
+typedef struct Side { /* one end of a box of either form */
     CUmemorytype type;
     uintptr_t host, device;
     size_t x, y, z, pitch, height;

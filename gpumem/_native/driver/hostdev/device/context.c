@@ -123,7 +123,7 @@ CUresult host_cuCtxGetCurrent(CUcontext *context) {
     ENTER(CtxGetCurrent);
     if (!context) return CUDA_ERROR_INVALID_VALUE;
     Context *current;
-    /* A destroyed context is still the current one, as the driver answers. */
+    /* A destroyed context stays the current one, as with a driver. */
     bool none = host_context_current(&current) == CUDA_ERROR_INVALID_CONTEXT;
     *context = none ? NULL : (CUcontext)(uintptr_t)host_thread.stack[host_thread.depth - 1];
     return CUDA_SUCCESS;

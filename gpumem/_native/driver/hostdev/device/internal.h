@@ -52,7 +52,7 @@
 enum {
     HOST_SMALL_UNIT = 512,     /* bytes: alignment and unit of every device allocation */
     HOST_CONTEXT_DEPTH = 64,   /* contexts a thread can push */
-    HOST_LEAST_PRIORITY = 0,   /* as an H200 answers */
+    HOST_LEAST_PRIORITY = 0,   /* as of an H200 */
     HOST_GREATEST_PRIORITY = -5,
     HOST_COPY_PIECE = 512 * 1024, /* bytes moved while the map is held */
     STREAM_SEEN = 8
@@ -144,7 +144,7 @@ void *host_object_take(Table *table); /* unpublished; NULL: out of memory */
 uint64_t host_object_publish(Table *table, void *object);
 bool host_object_hide(Table *table, void *object, uint64_t handle); /* false: already hidden */
 void host_object_give(Table *table, void *object); /* hidden, and no longer in use */
-void host_object_end(Table *table, void *object); /* hides, unlocks and gives a locked object */
+void host_object_end(Table *table, void *object); /* hides, unlocks and frees a locked object */
 void *host_object_find(Table *table, uint64_t handle);
 void *host_object_lock(Table *table, const void *handle); /* NULL: no such object */
 void host_object_each(Table *table, void (*visit)(void *object, void *data), void *data);
@@ -401,7 +401,7 @@ struct Range {
     RangeKind kind;
     int device;
     uint64_t context;        /* handle; 0: belongs to none */
-    unsigned flags;          /* as the caller gave them; of a mapping: where its memory is */
+    unsigned flags;          /* the caller's; of a mapping: the type of its location */
     uint64_t readers, writers; /* of a mapping: bit per device; bit 63 the host */
     uint64_t id;             /* unique */
     size_t mapped;           /* bytes of its address space */

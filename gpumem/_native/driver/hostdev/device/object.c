@@ -1,4 +1,4 @@
-/* Handles: numbers that name slots, safe to look up whatever their value.
+/* Handles: numbers that name slots; any number can be looked up safely.
  *
  *   63..58   57..52   51..44   43..20        19..0
  *   zero     kind     birth    generation    slot

@@ -11,7 +11,7 @@
  *   synchronizing, or a query answered with "done"          joins into the host's
  *   every submission  joins the host's row: a program's calls come one after another
  *
- * Order that is not seen makes the answer "ordered", never "unordered". All threads of the host
+ * Where order cannot be seen, the result is "ordered", never "unordered". All threads of the host
  * count as one. After a host function, a written value or a signalled semaphore the host may
  * be ordered after all that came before it, in ways that are not seen here. After a wait for
  * a value or a semaphore only the program knows the order: the stream is loose, which means

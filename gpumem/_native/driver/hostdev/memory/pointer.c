@@ -62,7 +62,7 @@ Range *host_range_at(uintptr_t address) {
     return range && range->kind == RANGE_SEGMENT ? host_map_find(&host.pooled, address) : range;
 }
 
-enum { /* attributes of the driver that the rest of gpumem does not use */
+enum { /* attributes of the driver that gpumem itself does not use */
     ATTRIBUTE_MAPPING_SIZE = 18,
     ATTRIBUTE_MAPPING_BASE = 19,
     ATTRIBUTE_BLOCK_ID = 20,
