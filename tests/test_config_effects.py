@@ -230,10 +230,7 @@ WHERE = {
         "host", REGIONS, OF_PAGES, OF_POOLS | NO_POOL | {"backing", "numa_node"}, source=True
     ),
     "disabled": Where(
-        "host",
-        {"enable": False},
-        (OF_POLICY | {"backing"}) - {"oom_wait_ms"},
-        OF_POOLS | NO_POOL,
+        "host", {"enable": False}, (OF_POLICY | {"backing"}) - {"oom_wait_ms"}, OF_POOLS | NO_POOL
     ),
     "pool": Where(
         "host",

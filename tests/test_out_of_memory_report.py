@@ -39,11 +39,7 @@ def test_report_lists_bytes_in_use_by_tag_and_untagged(make_arena):
             caches = arena.allocate(MIB // 4)
         rest = arena.allocate(MIB // 8)
         report = report_of(arena, 4 * MIB)
-    assert report.by_owner == {
-        "weights": 3 * MIB // 2,
-        "caches": MIB // 4,
-        "untagged": MIB // 8,
-    }
+    assert report.by_owner == {"weights": 3 * MIB // 2, "caches": MIB // 4, "untagged": MIB // 8}
     assert list(report.by_owner) == ["weights", "caches", "untagged"]
     assert report.in_use == sum(report.by_owner.values())
     assert "in use by weights 1.5 MiB, caches 256.0 KiB, untagged 128.0 KiB" in report.text()

@@ -50,10 +50,7 @@ MAKERS = {
         "rows.commit(10)",
     ),
     "a tag that wakes": ("in_tag('b', 10 * MIB); arena.sleep('b')", "arena.wake('b')"),
-    "a shareable block": (
-        "",
-        "keep(lambda: arena.allocate(10 * MIB, shareable=True))",
-    ),
+    "a shareable block": ("", "keep(lambda: arena.allocate(10 * MIB, shareable=True))"),
 }
 
 

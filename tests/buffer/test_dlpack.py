@@ -74,8 +74,7 @@ def test_empty_buffer_is_exported_with_a_null_address(arena, kind):
 
 
 @pytest.mark.parametrize(
-    ("memory", "device"),
-    [("host", CPU), ("host/host_accessible", CPU), ("host/managed", MANAGED)],
+    ("memory", "device"), [("host", CPU), ("host/host_accessible", CPU), ("host/managed", MANAGED)]
 )
 def test_pinned_memory_is_exported_as_cpu_and_managed_as_managed(make_arena, memory, device):
     buffer = make_arena(memory=memory).allocate(10)

@@ -220,10 +220,7 @@ def test_top_rates_cover_the_time_between_two_reads():
 
 def columns_at(width):
     """Titles of what is shown of two resources, one with a long name."""
-    counters = dict.fromkeys(gpumem._live.COUNTERS, 3 << 30) | {
-        "num_frees": 0,
-        "asleep_bytes": 0,
-    }
+    counters = dict.fromkeys(gpumem._live.COUNTERS, 3 << 30) | {"num_frees": 0, "asleep_bytes": 0}
     names = ("short", "a name that is much too long for the terminals of this world")
     told = tuple(
         observe.LiveResource(number, name, "host:0", "arena", None, counters)

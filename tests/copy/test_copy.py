@@ -254,13 +254,7 @@ def test_copy_to_a_read_only_tensor_is_refused():
 
 @pytest.mark.parametrize(
     ("shape", "strides"),
-    [
-        ((3, 4), (0, 8)),
-        ((4, 2), (8, 8)),
-        ((3,), (4,)),
-        ((2, 3), (-8, 4)),
-        ((3, 3), (24, 28)),
-    ],
+    [((3, 4), (0, 8)), ((4, 2), (8, 8)), ((3,), (4,)), ((2, 3), (-8, 4)), ((3, 3), (24, 28))],
 )
 def test_copy_to_elements_that_share_bytes_is_refused(shape, strides):
     numbers = np.zeros(40)

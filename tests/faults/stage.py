@@ -82,11 +82,7 @@ class Stage:
         return made
 
     def refuse(
-        self,
-        step: str,
-        kind: type[Exception],
-        operation: Callable[..., object],
-        *arguments: Any,
+        self, step: str, kind: type[Exception], operation: Callable[..., object], *arguments: Any
     ) -> None:
         """Perform an operation that raises such an error without any fault."""
 

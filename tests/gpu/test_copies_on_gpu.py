@@ -201,10 +201,7 @@ def test_strided_copy_uses_the_fewest_three_dimensional_driver_calls(
     to, origin, shape, cut, calls, stream, driver
 ):
     data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    dst, src = (
-        on_stream(np.zeros_like(data), to, stream),
-        on_stream(data, origin, stream),
-    )
+    dst, src = (on_stream(np.zeros_like(data), to, stream), on_stream(data, origin, stream))
     assert captured(driver, stream, lambda: gpumem.copy(dst[cut], src[cut], stream)) == calls
     expected = np.zeros_like(data)
     expected[cut] = data[cut]

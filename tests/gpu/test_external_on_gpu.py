@@ -230,8 +230,5 @@ def test_consumer_stream_waits_for_the_ready_point(importer, fd):
 
 
 def test_managed_memory_is_not_shareable():
-    with (
-        gpumem.Arena("cuda:0/managed") as arena,
-        pytest.raises(ConfigError, match="managed"),
-    ):
+    with gpumem.Arena("cuda:0/managed") as arena, pytest.raises(ConfigError, match="managed"):
         arena.allocate(4096, shareable=True)

@@ -5,14 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers.libraries import (
-    EVERY_WAY,
-    LIBRARIES,
-    ORDERED,
-    OnlyCudaArray,
-    Unordered,
-    stream_handle,
-)
+from helpers.libraries import EVERY_WAY, LIBRARIES, ORDERED, OnlyCudaArray, Unordered, stream_handle
 
 import gpumem
 

@@ -30,11 +30,7 @@ class Tensor(ctypes.Structure):
 
 
 class ManagedLegacy(ctypes.Structure):
-    _fields_ = (
-        ("tensor", Tensor),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
+    _fields_ = (("tensor", Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 class ManagedVersioned(ctypes.Structure):

@@ -87,8 +87,5 @@ def test_torch_is_needed():
     try:
         import torch  # noqa: F401
     except ImportError:
-        with (
-            pytest.raises(IntegrationError),
-            memory_saver.torch_memory_saver.region("weights"),
-        ):
+        with pytest.raises(IntegrationError), memory_saver.torch_memory_saver.region("weights"):
             pass

@@ -83,5 +83,5 @@ try:
     timeline.wait(2, timeout=0.001)
 except TimelineTimeout:
     assert not timeline.poisoned
-""",
+"""
     )

@@ -160,10 +160,7 @@ def test_descriptor_of_another_file_is_a_bad_handle(exported, timeline):
             lambda fd=fd, kind=kind, said=said: attach(fd, kind, said),
         )
         for number, fd in enumerate(opened)
-        for kind, said in (
-            (exported.kind, exported.contents),
-            (SemaphoreType.HOST_TIMELINE, None),
-        )
+        for kind, said in ((exported.kind, exported.contents), (SemaphoreType.HOST_TIMELINE, None))
     ]
     wrong = refusals_missing(cases)
     for fd in opened:

@@ -12,12 +12,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, settings, stateful
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
-from hypothesis.stateful import (
-    RULE_MARKER,
-    initialize,
-    precondition,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RULE_MARKER, initialize, precondition, run_state_machine_as_test
 
 from gpumem.device import set_host_device_count
 from gpumem.errors import ConfigWarning

@@ -63,13 +63,7 @@ class SessionRules(MemoryRules):
     """Sessions."""
 
     @precondition(lambda self: len(self.sessions) < MOST_SESSIONS)
-    @rule(
-        arena=picks,
-        stream=picks,
-        block=picks,
-        kind=kinds,
-        options=kinds_of_options,
-    )
+    @rule(arena=picks, stream=picks, block=picks, kind=kinds, options=kinds_of_options)
     def make_a_session(self, arena, stream, block, kind, options):
         usable = [
             each
@@ -292,11 +286,7 @@ class Run:
     """One run: it adds a number to the byte of the input, perhaps through scratch memory."""
 
     def __init__(
-        self,
-        world: SessionRules,
-        session: Session,
-        work: tuple[int, int, bool],
-        fails: bool,
+        self, world: SessionRules, session: Session, work: tuple[int, int, bool], fails: bool
     ) -> None:
         self.world = world
         self.session = session

@@ -22,13 +22,7 @@ from gpumem.planning import GraphBuilder, ModelGraph, Target, partition, plan_co
 from gpumem.planning.memory.lifetimes import Tenant
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound
 
-STRATEGIES = [
-    "auto",
-    "greedy_by_size",
-    "greedy_by_lifetime",
-    "best_fit_by_time",
-    "hill_climbing",
-]
+STRATEGIES = ["auto", "greedy_by_size", "greedy_by_lifetime", "best_fit_by_time", "hill_climbing"]
 
 
 def on_host(graph, **options):

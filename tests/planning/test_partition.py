@@ -43,8 +43,7 @@ def test_without_a_budget_the_first_device_takes_all_it_supports():
 
 
 @pytest.mark.parametrize(
-    ("threshold", "on_gpu"),
-    [(330, 3), (329, 2), (220, 2), (219, 1), (110, 1), (109, 0), (0, 0)],
+    ("threshold", "on_gpu"), [(330, 3), (329, 2), (220, 2), (219, 1), (110, 1), (109, 0), (0, 0)]
 )
 def test_budget_places_a_part_and_commits_its_exact_cost(threshold, on_gpu):
     accountant = budget(threshold)

@@ -93,11 +93,7 @@ def test_smallest_block_that_fits_is_taken():
 
 def test_memory_is_reserved_until_the_free_completes():
     requested = Trace(
-        action=[0, 1, 0],
-        block=[0, 0, 1],
-        size=[12 * MIB] * 3,
-        stream=[0] * 3,
-        time_us=[0] * 3,
+        action=[0, 1, 0], block=[0, 0, 1], size=[12 * MIB] * 3, stream=[0] * 3, time_us=[0] * 3
     )
     assert caching_allocator_reserved(requested) == 24 * MIB
 

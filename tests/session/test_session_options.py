@@ -30,8 +30,7 @@ def test_booleans_are_read_in_any_case(text):
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["use_ep_level_unified_stream", "ep.cuda.use_ep_level_unified_stream"],
+    "key", ["use_ep_level_unified_stream", "ep.cuda.use_ep_level_unified_stream"]
 )
 def test_keys_may_have_a_prefix(key):
     assert SessionOptions.from_mapping({key: "1"}).use_ep_level_unified_stream
@@ -154,11 +153,7 @@ def test_settings_of_the_arena_are_checked_when_options_are_made(settings, told)
         ({"external_allocator": (alloc, free), "arena.max_mem": 1}, "no effect"),
         ({"external_allocator": (alloc, free), "private_arena": True}, "no effect"),
         (
-            {
-                "user_compute_stream": 0,
-                "has_user_compute_stream": True,
-                "enable_cuda_graph": True,
-            },
+            {"user_compute_stream": 0, "has_user_compute_stream": True, "enable_cuda_graph": True},
             "cannot be captured",
         ),
         ({"user_compute_stream": 1, "enable_cuda_graph": True}, "cannot be captured"),

@@ -170,11 +170,7 @@ ROW, BOX, LEFT, WIDTH = 40, 28, 16, 760
 CODE = 'font-size="14" font-family="ui-monospace, Menlo, Consolas, monospace"'
 TEXT = 'font-size="13" font-family="sans-serif" fill="#5f6368"'
 # What a box is filled with, by what a name says of its folder.
-KINDS = {
-    "public": "#e6f4ea",
-    "private": "#e8f0fe",
-    "below the interpreter": "#fef0d9",
-}
+KINDS = {"public": "#e6f4ea", "private": "#e8f0fe", "below the interpreter": "#fef0d9"}
 
 
 def kind_of(name: str) -> str:

@@ -132,10 +132,7 @@ def test_block_number_can_be_given_out_again_after_its_free():
             changed(size=[100, 50, 50, 99, 50]),
             "event 3: block 0 is freed with size 99, expected 100",
         ),
-        (
-            changed(time_us=[0, 1, 5, 3, 3]),
-            "event 3: time_us is 3, expected 5 or later",
-        ),
+        (changed(time_us=[0, 1, 5, 3, 3]), "event 3: time_us is 3, expected 5 or later"),
         (changed(time_us=[-1, 1, 2, 3, 3]), "event 0: time_us is -1, expected 0 or later"),
         (changed(step_start=[0, 6]), "step 1: step_start is 6, expected 0..5"),
         (changed(step_start=[3, 1]), "step 1: step_start is 1, expected 3 or later"),
@@ -156,11 +153,7 @@ def test_earliest_invalid_event_is_reported():
     # Block 1 fails first in time, block 0 first by number.
     with pytest.raises(TraceError, match="event 2: block 1"):
         Trace(
-            action=[0, 0, 0, 0],
-            block=[0, 1, 1, 0],
-            size=[1] * 4,
-            stream=[0] * 4,
-            time_us=[0] * 4,
+            action=[0, 0, 0, 0], block=[0, 1, 1, 0], size=[1] * 4, stream=[0] * 4, time_us=[0] * 4
         )
 
 
