@@ -29,7 +29,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 from posix.unistd cimport close
 
-from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
+from gpumem._buffer cimport BlockLedger, HOOK_OF_TOP, LedgerCounters, set_resource_hook
 from gpumem._native.arena.api cimport (
     arena_counts_now, arena_state, ArenaCore, ArenaCounts, STATE_CLOSED,
 )
@@ -290,7 +290,7 @@ cdef int make_file(uint32_t period_ms) except -1:
         os.close(descriptor)
         raise
     published = target
-    set_resource_hook(NULL)
+    set_resource_hook(HOOK_OF_TOP, NULL)
     return 0
 
 
@@ -359,7 +359,7 @@ def stop():
     global wanted
     with changing:
         wanted = 0
-        set_resource_hook(NULL)
+        set_resource_hook(HOOK_OF_TOP, NULL)
         end_page()
 
 
@@ -390,12 +390,12 @@ def copy_now():
 
 cdef void begin_with_first_resource() noexcept nogil:
     if wanted:
-        set_resource_hook(begin_with_resource)
+        set_resource_hook(HOOK_OF_TOP, begin_with_resource)
 
 
 cdef int begin_with_resource() except -1:
     # An allocator must not fail because nothing can be published.
-    set_resource_hook(NULL)
+    set_resource_hook(HOOK_OF_TOP, NULL)
     if process_is_exiting():
         return 0
     try:

@@ -41,8 +41,13 @@ cdef class BorrowedMemory(MemoryResource):
                     ReleaseOwner release) except -1
     cdef CUstream named(self, object stream) except? NULL
 
-# Sets the function that is called whenever a resource is made; NULL: none.
-cdef void set_resource_hook(int (*function)() except -1) noexcept nogil
+cdef enum ResourceHook:
+    HOOK_OF_TOP             # the page of gpumem top
+    HOOK_OF_RUN             # gpumem run --report
+    RESOURCE_HOOKS
+
+# Sets a function that is called whenever a resource is made; NULL: none.
+cdef void set_resource_hook(ResourceHook hook, int (*function)() except -1) noexcept nogil
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1
 # Gives an adaptor the properties of its upstream.

@@ -43,13 +43,13 @@ from gpumem.device import MemoryInfo
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
 
 
-cdef int (*on_resource)() except -1     # called when a resource is made; NULL: nothing to call
-on_resource = NULL
+ctypedef int (*OnResource)() except -1
+
+cdef OnResource[RESOURCE_HOOKS] on_resource     # called when a resource is made; NULL: not set
 
 
-cdef void set_resource_hook(int (*function)() except -1) noexcept nogil:
-    global on_resource
-    on_resource = function
+cdef void set_resource_hook(ResourceHook hook, int (*function)() except -1) noexcept nogil:
+    on_resource[<int>hook] = function
 
 
 @cython.no_gc_clear
@@ -708,8 +708,9 @@ cdef int resource_init(MemoryResource resource, object memory, object name) exce
     resource.cpu_can_read = resource.memory.host_accessible
     resource.dl_device = dlpack_device_of(resource.memory)
     resource.streams = {}
-    if on_resource != NULL:
-        on_resource()
+    for hook in on_resource:
+        if hook != NULL:
+            hook()
     return 0
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -6,6 +7,7 @@ from numpy.typing import NDArray
 FRAMEWORKS: tuple[str, ...]
 label_texts: list[str]
 
+def call_with_first_resource(callback: Callable[[], object]) -> None: ...
 def number_of_label(text: str) -> int: ...
 def set_label(number: int) -> None: ...
 

@@ -11,7 +11,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport strerror
 
 from gpumem._arena cimport Arena, GraphPool
-from gpumem._buffer cimport MemoryResource
+from gpumem._buffer cimport HOOK_OF_RUN, MemoryResource, set_resource_hook
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport (
@@ -108,6 +108,24 @@ cdef uint64_t begun = 0         # recordings so far
 
 if stack_init() != 0:
     raise MemoryError("the interpreter has no index for data of code objects left")
+
+
+# ---- the first resource --------------------------------------------------------------------------
+
+cdef object first_resource_callback = None
+
+
+def call_with_first_resource(callback):
+    """Call a function once, when this process makes its next resource."""
+    global first_resource_callback
+    first_resource_callback = callback
+    set_resource_hook(HOOK_OF_RUN, end_waiting_for_resource)
+
+
+cdef int end_waiting_for_resource() except -1:
+    set_resource_hook(HOOK_OF_RUN, NULL)
+    first_resource_callback()
+    return 0
 
 
 # ---- label and framework of the calling thread ---------------------------------------------------

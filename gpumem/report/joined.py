@@ -15,26 +15,35 @@ from pathlib import Path
 from typing import Any
 
 from gpumem._support.version import VERSION
-from gpumem.report import page
+from gpumem.report import page, processes
 from gpumem.report.data import policies_of, run_data
 from gpumem.traces import Trace
 
 
-def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> None:
+def add_runs(
+    traces: Sequence[Trace], path: Path, *, job: str, label: str, problem: str = ""
+) -> dict[str, str]:
     """Add the memories of one process, which ends now, to the page of its job.
 
-    The first process of a job replaces the page, if there is one.
+    The first process of a job that has a memory replaces the page, if there is one.
 
     Parameters
     ----------
     traces : sequence of Trace
-        One for each memory.
+        One for each memory; none if nothing was allocated.
     path : Path
         The page.
     job : str
         The same for all processes of the job, and for no other.
     label : str
         Name of the process on the page.
+    problem : str, optional
+        Reason why the process has no traces, though it may have allocated.
+
+    Returns
+    -------
+    dict of str to str
+        The processes of the job that the page lacks, and why.
 
     Raises
     ------
@@ -52,12 +61,19 @@ def add_runs(traces: Sequence[Trace], path: Path, *, job: str, label: str) -> No
         added.append(run)
     with _locked(path.with_name(f"{path.name}.lock")):
         facts = page.facts_of(path)
-        runs: list[dict[str, Any]] = facts["runs"] if facts.get("job") == job else []
-        runs += added
+        if facts.get("job") != job:
+            facts = {}
+        runs: list[dict[str, Any]] = facts.get("runs", []) + added
+        processes.note(job, processes.ENDED, problem)
+        missing: dict[str, str] = facts.get("missing", {}) | processes.missing_of(job)
+        processes.forget(job)
+        if not runs or (not added and missing == facts.get("missing")):
+            return missing
         runs.sort(key=lambda run: (len(run["label"]), run["label"]))  # rank 2 before rank 10
         shown = max(range(len(runs)), key=lambda n: runs[n]["figures"]["peak_live_bytes"])
-        facts = {"runs": runs, "shown": shown, "job": job}
+        facts = {"runs": runs, "shown": shown, "job": job, "missing": missing}
         page.write_page(path, page.page(path.stem, VERSION, facts))
+        return missing
 
 
 def job_of(path: Path) -> str | None:

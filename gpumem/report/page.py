@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumem._support.files import require_writable
+from gpumem.report.processes import text_of
 
 # In this order: a script uses those before it.
 _SCRIPTS = (
@@ -33,12 +34,14 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
         Version of gpumem.
     data : mapping
         ``runs``, the result of `run_data` for each, and ``shown``, the number of the first shown;
-        ``job``, of a page that the processes of a job write together.
+        ``job`` and ``missing``, of a page that the processes of a job write together.
     """
+    lacks = text_of(data.get("missing", {}))
     parts = {
         "title": html.escape(title),
         "version": html.escape(version),
         "styles": _text("uplot/uPlot.min.css") + _text("page.css"),
+        "missing": f'<p class="trouble" role="note">{html.escape(lacks)}</p>' if lacks else "",
         "licence": _text("uplot/LICENSE"),
         "uplot": _text("uplot/uPlot.iife.min.js"),
         "scripts": "\n".join(_text(f"{name}.js") for name in _SCRIPTS.split()),

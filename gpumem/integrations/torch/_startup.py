@@ -6,20 +6,23 @@
 from __future__ import annotations
 
 import atexit
-import importlib
+import contextlib
 import json
 import os
 import sys
 import warnings
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, NoReturn, Self
 
 from gpumem import observe
+from gpumem._events.recorder import call_with_first_resource
 from gpumem.config import ArenaConfig
 from gpumem.device import Device
 from gpumem.errors import GpumemError, TraceError
 from gpumem.integrations import torch
 from gpumem.integrations._common.resources import Resources
+from gpumem.report import joined, processes
+from gpumem.traces import Trace
 
 VARIABLE = "GPUMEM_RUN"
 FOLDER = Path(__file__).with_name("startup")
@@ -82,55 +85,122 @@ def begin() -> None:
 
 _recording: observe.Recording | None = None
 """The recording of this process. A fork's child begins its own, without its parent's events."""
+_problem = ""
+"""Reason why there is none."""
+_options: Options | None = None
+"""The options of a run that writes a page."""
+_ending = False
+"""Whether this process adds itself to the page, or has."""
+_ended = False
+_signal = 0
+"""A signal that came while this process added itself; it ends the process afterwards."""
 
 
 def record() -> None:
-    """Record everything that is allocated through gpumem; as Python ends, add it to the page."""
+    """Record everything that is allocated through gpumem; as the process ends, add it to the page.
+
+    That is at Python's exit, at `os._exit`, with which forked children of multiprocessing end, and
+    at a signal that ends the process, except SIGKILL.
+    """
     # A page is made with the host device, and its workers stop at exit. That is registered here,
     # so that it happens after the page.
     Device("host")._open()
-    # The module that writes the page is imported now: named tuples and data classes that are made
-    # at exit let Python forget that Ctrl-C ended the program, and change its exit status.
-    importlib.import_module("gpumem.report.joined")
-    options = Options.of_environment()
+    # The module that writes the page is imported with this one: named tuples and data classes that
+    # are made at exit let Python forget that Ctrl-C ended the program, and change its exit status.
+    global _options
+    _options = options = Options.of_environment()
     _begin_recording(options)
     os.register_at_fork(after_in_child=lambda: _begin_recording(options))
-    atexit.register(_write, options)
+    atexit.register(end)
+    leave = os._exit
+
+    def end_and_leave(status: int) -> NoReturn:
+        try:
+            end()
+        finally:
+            leave(status)
+
+    os._exit = end_and_leave
 
 
 def _begin_recording(options: Options) -> None:
-    global _recording
-    _recording = None
-    _recording = observe.record(capacity=EVENTS, stacks=options.stacks)
+    global _recording, _problem, _ending, _ended, _signal
+    _recording, _problem, _ending, _ended, _signal = None, "", False, False, 0
+    call_with_first_resource(lambda: processes.note(options.job(), processes.BEGUN))
+    try:
+        _recording = observe.record(capacity=EVENTS, stacks=options.stacks)
+    except (MemoryError, GpumemError) as error:
+        _problem = f"it was not recorded: {error}"
+
+
+def end(signal: int = 0) -> bool:
+    """Add this process to the page, once; return whether it may end now.
+
+    Parameters
+    ----------
+    signal : int, optional
+        The signal that ends the process.
+    """
+    global _ending, _ended, _signal
+    if _ending:
+        _signal = _signal or signal
+        return _ended
+    if _options is None:
+        return True
+    _ending = True
+    try:
+        _write(_options)
+    finally:
+        _ended = True
+        if _signal:
+            os.kill(os.getpid(), _signal)
+    return True
 
 
 def _write(options: Options) -> None:
-    from gpumem.report import joined
-
     page = Path(options.report)
     started = os.getpid() == options.process  # mostly the last one to end
-    recording = _recording
-    if recording is None:  # of a child that had no host memory for one
-        return
+    traces: list[Trace] = []
+    problem = _problem
+    missing: dict[str, str] = {}
     try:
-        recording.stop()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of events that a ring has lost: the page says so
-            joined.add_runs(recording._traces(None), page, job=options.job(), label=_label())
-    except TraceError:
-        # A launcher and its helpers have PyTorch enabled and allocate nothing: that is no news.
-        if started and joined.job_of(page) != options.job():
-            if not torch.status().enabled:
-                _report(
-                    f"{page}: not written: no block was allocated through gpumem; without a "
-                    "GPU, a page shows the arenas that the program makes itself"
-                )
-            return
+            if _recording is not None:
+                _recording.stop()
+                with contextlib.suppress(TraceError):  # nothing was allocated
+                    traces = _recording._traces(None)
+            try:
+                missing = _add(traces, options, problem)
+            except (MemoryError, GpumemError) as error:
+                missing = _add([], options, f"its page cannot be made: {error}")
     except OSError as error:
         _report(f"{page}: cannot be written: {error.strerror}")
         return
-    if started:
+    # A launcher and its helpers have PyTorch enabled and allocate nothing: that is no news.
+    if not started:
+        return
+    if joined.job_of(page) == options.job():
         _report(f"wrote {page}")
+    elif not torch.status().enabled:
+        _report(
+            f"{page}: not written: no block was allocated through gpumem; without a GPU, a page "
+            "shows the arenas that the program makes itself"
+        )
+    if missing:
+        _report(f"{page}: {processes.text_of(missing)}")
+
+
+def end_without_recording() -> None:
+    """Complete the page at the end of a first process that has not used gpumem itself."""
+    global _options
+    _options = Options.of_environment()
+    end()
+
+
+def _add(traces: list[Trace], options: Options, problem: str) -> dict[str, str]:
+    page = Path(options.report)
+    return joined.add_runs(traces, page, job=options.job(), label=_label(), problem=problem)
 
 
 def _label() -> str:

@@ -16,6 +16,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -79,9 +80,24 @@ def _run_step(name: str) -> None:
         getattr(startup, _STEPS[name])()
 
 
-def _report_missing_page(process: int, page: str, began: int) -> None:
-    """Report why `process`, which the user has started, and its children have written no page."""
-    if _STEPS.keys().isdisjoint(sys.modules) and os.getpid() == process:
+def _finish_page(process: int, page: str, began: int) -> None:
+    """Complete the page at the end of `process`, which the user has started, or say why not."""
+    if os.getpid() != process:
+        return
+    # By its path, because gpumem itself is not imported.
+    path = os.path.join(os.path.dirname(__file__), "../../../report/processes.py")
+    spec = importlib.util.spec_from_file_location("_gpumem_processes", path)
+    assert spec is not None and spec.loader is not None
+    processes = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(processes)
+    job = f"{process} {began}"
+    if not _STEPS.keys().isdisjoint(sys.modules):
+        processes.forget(job)
+    elif processes.missing_of(job):
+        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _AfterImport)]
+        importlib.import_module("gpumem.integrations.torch._startup").end_without_recording()
+    else:
+        processes.forget(job)
         with contextlib.suppress(OSError):
             if os.stat(page).st_mtime_ns >= began:
                 return
@@ -90,6 +106,15 @@ def _report_missing_page(process: int, page: str, began: int) -> None:
             "nor has any that it started and that has ended",
             file=sys.stderr,
         )
+
+
+def _end_by_signal(number: int, _: object) -> None:
+    """Add this process to the page, then let the signal end it as it would have."""
+    startup = sys.modules.get("gpumem.integrations.torch._startup")
+    end = getattr(startup, "end", None)  # none during the import of the module
+    if end is None or end(number):
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _run_the_programs_own() -> None:
@@ -109,5 +134,8 @@ if "GPUMEM_RUN" in os.environ:  # not where a parent has cleared it for a child
     sys.meta_path.insert(0, _AfterImport("torch"))
     if _page:
         sys.meta_path.insert(0, _AfterImport("gpumem"))
-        atexit.register(_report_missing_page, _process, _page, _began)
+        atexit.register(_finish_page, _process, _page, _began)
+        for _number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(_number) is signal.SIG_DFL:
+                signal.signal(_number, _end_by_signal)
 _run_the_programs_own()
