@@ -1,9 +1,7 @@
 """Tags of an arena: which of them sleep, in which order, and how a refused sleep is undone."""
 
 import contextlib
-import errno
 import os
-import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -22,17 +20,16 @@ from gpumem._native.arena.api cimport (
     devices_are_quiet, OpenTag, sleep_sums, SleepSums, tag_adopt, tag_close, tag_now, tag_open,
 )
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
-from gpumem._native.pages cimport (
-    FILE_CHANGED, FILE_FAILED, FILE_SHORTENED, STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace,
-)
+from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
 from gpumem._support.events cimport event_source_join
 from gpumem._support.lease cimport views_alive
 
+from gpumem._arena.sleep_file import SleepFile
 from gpumem._support.arguments import require
 from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted
 from gpumem.device import Device
-from gpumem.errors import AsleepError, ConfigError, GpumemError, InUseError, SleepFileError
+from gpumem.errors import AsleepError, ConfigError, GpumemError, InUseError
 
 UNTAGGED = "default"
 MODES = ("keep", "drop", "stay")
@@ -399,7 +396,7 @@ cdef class SleepPlace:
             try:
                 os.posix_fallocate(self.place.file, self.place.offset, self.place.room)
             except OSError as error:
-                raise self.file.error(arena.name, FILE_FAILED + error.errno) from None
+                raise self.file.error(arena.name, error.errno) from None
         return &self.place
 
     def note_use(self, Arena arena not None):
@@ -411,39 +408,3 @@ cdef class SleepPlace:
 
     def close(self):
         self.file = None
-
-
-class SleepFile:
-    """The file of one call of sleep, removed when no tag has its bytes there any more.
-
-    It stays open: its path may be renamed.
-    """
-
-    def __init__(self, to):
-        # The program may change its working directory before the file is removed.
-        self.path = os.path.abspath(os.fsdecode(to))
-        self.nbytes = 0
-        access = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self.descriptor = os.open(self.path, access, 0o600)
-        weakref.finalize(self, end_file, self.descriptor, self.path, os.getpid())
-
-    def error(self, arena, code):
-        """Return the error of a read or a write of an arena's bytes that failed with a code."""
-        if code == FILE_SHORTENED:
-            there = os.fstat(self.descriptor).st_size
-            why = f"it has {there:,} bytes, expected {self.nbytes:,}"
-        elif code == FILE_CHANGED:
-            why = "it has other bytes than were written"
-        else:
-            why = os.strerror(code - FILE_FAILED)
-        return SleepFileError(
-            code - FILE_FAILED if code > FILE_FAILED else errno.EIO,
-            f"the file with the sleeping bytes of arena {arena!r} cannot be used: {why}", self.path)
-
-
-def end_file(descriptor, path, process):
-    """Close a file and, in the process that made it, remove it if the path still names it."""
-    with contextlib.suppress(OSError):
-        if os.getpid() == process and os.path.samestat(os.lstat(path), os.fstat(descriptor)):
-            os.unlink(path)
-    os.close(descriptor)

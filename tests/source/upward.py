@@ -57,6 +57,7 @@ UPWARD = {
     ("_buffer", "borrow"): "the owner of borrowed memory learns of its end",
     ("_buffer", "ledger_make"): "a ledger frees blocks to its resource",
     ("_buffer", "set_resource_hook"): "the page of gpumem top lists new resources",
+    ("_events", "call_with_first_resource"): "gpumem run --report counts processes with memory",
     ("report", "write_report"): "tells the command what it is doing",
 }
 

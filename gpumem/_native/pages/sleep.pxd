@@ -58,7 +58,7 @@ cdef struct FileWindow:
     uint64_t nbytes         # written
     uint64_t sums[2]        # of these bytes: another process may change the file
 
-# Results of a file, above all results of the driver.
+# Results of a file, above all results of the driver; _arena/sleep_file.py makes the errors.
 cdef enum:
     FILE_SHORTENED = 1000000
     FILE_CHANGED = 1000001

@@ -1,0 +1,49 @@
+"""Files with the bytes of sleeping arenas."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import weakref
+
+from gpumem.errors import SleepFileError
+
+# In place of an errno, as in `_native/pages/sleep.pxd`, less FILE_FAILED.
+_SHORTENED = -2
+_CHANGED = -1
+
+
+class SleepFile:
+    """The file of one call of sleep, removed when no tag has its bytes there any more.
+
+    It stays open, because its path may be renamed. `nbytes` is the size that it has to have.
+    """
+
+    def __init__(self, to: str | bytes | os.PathLike[str]) -> None:
+        # The program may change its working directory before the file is removed.
+        self.path = os.path.abspath(os.fsdecode(to))
+        self.nbytes = 0
+        access = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.descriptor = os.open(self.path, access, 0o600)
+        weakref.finalize(self, _end, self.descriptor, self.path, os.getpid())
+
+    def error(self, arena: str, code: int) -> SleepFileError:
+        """Return the error of a failed read or write of an arena's bytes."""
+        if code == _SHORTENED:
+            there = os.fstat(self.descriptor).st_size
+            why = f"it has {there:,} bytes, expected {self.nbytes:,}"
+        elif code == _CHANGED:
+            why = "it has other bytes than were written"
+        else:
+            why = os.strerror(code)
+        text = f"the file with the sleeping bytes of arena {arena!r} cannot be used: {why}"
+        return SleepFileError(max(code, 0) or errno.EIO, text, self.path)
+
+
+def _end(descriptor: int, path: str, process: int) -> None:
+    """Close a file and, in the process that made it, remove it if the path still names it."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == process and os.path.samestat(os.lstat(path), os.fstat(descriptor)):
+            os.unlink(path)
+    os.close(descriptor)
