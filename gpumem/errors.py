@@ -240,8 +240,8 @@ class AsleepError(GpumemError, ValueError):
 class SleepFileError(GpumemError, OSError):
     """The file of a sleep cannot be written or read, or another process has changed it.
 
-    `filename` is its path, `errno` the system's number; EIO if the file was changed. After a failed
-    `wake` the memory stays asleep, and `wake` can be tried again.
+    `filename` is its path, `errno` the system's number: ENODATA if the file was shortened, EBADMSG
+    if it was changed. After a failed `wake` the memory stays asleep, and `wake` can be tried again.
     """
 
 

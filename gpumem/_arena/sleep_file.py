@@ -9,10 +9,6 @@ import weakref
 
 from gpumem.errors import SleepFileError
 
-# In place of an errno, as in `_native/pages/sleep.pxd`, less FILE_FAILED.
-_SHORTENED = -2
-_CHANGED = -1
-
 
 class SleepFile:
     """The file of one call of sleep, removed when no tag has its bytes there any more.
@@ -29,16 +25,16 @@ class SleepFile:
         weakref.finalize(self, _end, self.descriptor, self.path, os.getpid())
 
     def error(self, arena: str, code: int) -> SleepFileError:
-        """Return the error of a failed read or write of an arena's bytes."""
-        if code == _SHORTENED:
+        """Return the error of a failed read or write of an arena's bytes, by its errno."""
+        if code == errno.ENODATA:
             there = os.fstat(self.descriptor).st_size
             why = f"it has {there:,} bytes, expected {self.nbytes:,}"
-        elif code == _CHANGED:
+        elif code == errno.EBADMSG:
             why = "it has other bytes than were written"
         else:
             why = os.strerror(code)
         text = f"the file with the sleeping bytes of arena {arena!r} cannot be used: {why}"
-        return SleepFileError(max(code, 0) or errno.EIO, text, self.path)
+        return SleepFileError(code, text, self.path)
 
 
 def _end(descriptor: int, path: str, process: int) -> None:

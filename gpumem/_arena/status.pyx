@@ -31,7 +31,7 @@ from gpumem._native.bfc cimport (
 from gpumem._native.driver cimport (
     check, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, CUstream, error_name,
 )
-from gpumem._native.pages cimport FILE_FAILED, FILE_SHORTENED, GRANULE
+from gpumem._native.pages cimport FILE_FAILED, GRANULE
 from gpumem._resource cimport device_figures
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport report_unraisable
@@ -212,7 +212,7 @@ cdef int raise_half_asleep(Arena arena) except -1:
 cdef int raise_refusal(Arena arena) except -1:
     cdef ArenaCore* core = arena.core
     cdef int code = arena_refusal(core)
-    if code >= FILE_SHORTENED:
+    if code >= FILE_FAILED:
         raise arena.sleep_file.error(arena.name, code - FILE_FAILED)
     return check(arena_context(core).table, <CUresult>code, arena_refused_call(core).decode())
 

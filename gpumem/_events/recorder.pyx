@@ -6,7 +6,7 @@ from threading import Lock
 cimport cython
 from cpython.exc cimport PyErr_Occurred
 from cpython.object cimport PyObject
-from libc.errno cimport EBUSY, ENOMEM
+from libc.errno cimport EBUSY, ENODATA, ENOMEM
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport strerror
 
@@ -338,9 +338,9 @@ cdef class RecorderHandle:
         with nogil:
             if self.recorder.generation == process.generation:
                 code = recorder_finish_file(self.recorder)
-        if code > 0:
+        if code not in (0, ENODATA):
             raise OSError(code, (<bytes>strerror(code)).decode())
-        return code < 0
+        return code == ENODATA
 
     def define(self, what, number, text):
         """Write the text of a number into the file, once. A fork's child leaves it alone."""

@@ -49,7 +49,7 @@ def test_wake_from_a_file_that_became_shorter_names_it_and_works_once_it_is_repa
         os.truncate(path, left)
         for _ in range(2):
             code, name, text = refusal(arena.wake)
-            assert (code, name) == (errno.EIO, str(path))
+            assert (code, name) == (errno.ENODATA, str(path))
             assert f"it has {left:,} bytes, expected {len(content):,}" in text
             assert arena.asleep == ("default",)
             assert arena.stats().reserved == 0

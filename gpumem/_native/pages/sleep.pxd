@@ -58,11 +58,10 @@ cdef struct FileWindow:
     uint64_t nbytes         # written
     uint64_t sums[2]        # of these bytes: another process may change the file
 
-# Results of a file, above all results of the driver; _arena/sleep_file.py makes the errors.
+# Added to the errno of a file, for a result above those of the driver: ENODATA, if the file was
+# shortened, EBADMSG, if it was changed.
 cdef enum:
-    FILE_SHORTENED = 1000000
-    FILE_CHANGED = 1000001
-    FILE_FAILED = 1000002   # and an errno
+    FILE_FAILED = 1000000
 
 cdef struct Store:
     StorePlace place

@@ -1,5 +1,6 @@
 """Memory that sleeps: its handles, its copies and the store."""
 
+from libc.errno cimport EBADMSG
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, qsort, realloc
 from libc.string cimport memset
@@ -20,7 +21,6 @@ from gpumem._support.memory cimport array_reserve
 
 
 cdef extern from "files.h" nogil:
-    int FILE_ENDED
     int file_write(int file, const void* bytes, size_t nbytes, uint64_t offset)
     int file_read(int file, void* bytes, size_t nbytes, uint64_t offset)
     void file_sum(const void* bytes, size_t nbytes, uint64_t* sums)
@@ -427,7 +427,7 @@ cdef CUresult queue_pieces(Sleeper* sleeper, CUstream stream, uint64_t end, bint
     if code == CUDA_SUCCESS:
         code = copy_part(sleeper, stream, address, offset, length, down, call)
     if code == CUDA_SUCCESS and down and sleeper.store.window:
-        code = window_write(sleeper, stream, call)
+        code = window_leave(sleeper, stream, down, call)
     return code
 
 
@@ -482,11 +482,8 @@ cdef CUresult window_reach(Sleeper* sleeper, CUstream stream, uint64_t index, bi
     cdef CUresult code = CUDA_SUCCESS
     if store.window == index + 1:
         return code
-    if store.window and down:
-        code = window_write(sleeper, stream, call)
-    elif store.window:
-        code = note_call(sleeper.calls, call, "cuStreamSynchronize",
-                         sleeper.context.table.cuStreamSynchronize(stream))
+    if store.window:
+        code = window_leave(sleeper, stream, down, call)
     if code == CUDA_SUCCESS:
         store.window = index + 1
         if not down:
@@ -494,8 +491,9 @@ cdef CUresult window_reach(Sleeper* sleeper, CUstream stream, uint64_t index, bi
     return code
 
 
-cdef CUresult window_write(Sleeper* sleeper, CUstream stream, const char** call) noexcept nogil:
-    # Writes the bytes that were copied into the window since the last call.
+cdef CUresult window_leave(Sleeper* sleeper, CUstream stream, bint down,
+                           const char** call) noexcept nogil:
+    # Ends the copies, and in a sleep writes the bytes that they have added to the window.
     cdef Store* store = &sleeper.store
     cdef FileWindow* window = &store.windows[store.window - 1]
     cdef uint64_t begin = max(store.written, (store.window - 1) * WINDOW)
@@ -503,7 +501,7 @@ cdef CUresult window_write(Sleeper* sleeper, CUstream stream, const char** call)
     cdef int error
     cdef CUresult code = note_call(sleeper.calls, call, "cuStreamSynchronize",
                                    sleeper.context.table.cuStreamSynchronize(stream))
-    if code != CUDA_SUCCESS or store.filled <= begin:
+    if code != CUDA_SUCCESS or not down or store.filled <= begin:
         return code
     error = file_write(store.place.file, bytes, store.filled - begin, store.place.offset + begin)
     if error != 0:
@@ -521,14 +519,12 @@ cdef CUresult window_read(Store* store, const char** call) noexcept nogil:
     cdef uint64_t[2] sums
     cdef int error = file_read(store.place.file, bytes, window.nbytes,
                                store.place.offset + (store.window - 1) * WINDOW)
-    call[0] = "pread"
-    if error != 0:
-        return <CUresult>(FILE_SHORTENED if error == FILE_ENDED else FILE_FAILED + error)
     sums[0] = sums[1] = 0
     file_sum(bytes, window.nbytes, sums)
-    if sums[0] != window.sums[0] or sums[1] != window.sums[1]:
-        return <CUresult>FILE_CHANGED
-    return CUDA_SUCCESS
+    if error == 0 and (sums[0] != window.sums[0] or sums[1] != window.sums[1]):
+        error = EBADMSG
+    call[0] = "pread"
+    return CUDA_SUCCESS if error == 0 else <CUresult>(FILE_FAILED + error)
 
 
 # ---- the store -----------------------------------------------------------------------------------

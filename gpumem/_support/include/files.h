@@ -13,8 +13,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { FILE_ENDED = -1 }; /* the file has fewer bytes */
-
 /* Writes all bytes; returns 0 or an errno. */
 static inline int file_write(int file, const void *bytes, size_t nbytes, uint64_t offset) {
     while (nbytes > 0) {
@@ -28,12 +26,12 @@ static inline int file_write(int file, const void *bytes, size_t nbytes, uint64_
     return 0;
 }
 
-/* Reads all bytes; returns 0, an errno or FILE_ENDED. */
+/* Reads all bytes; returns 0 or an errno: ENODATA, if the file has fewer bytes. */
 static inline int file_read(int file, void *bytes, size_t nbytes, uint64_t offset) {
     while (nbytes > 0) {
         ssize_t done = pread(file, bytes, nbytes, (off_t)offset);
         if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return done < 0 ? errno : FILE_ENDED;
+        if (done <= 0) return done < 0 ? errno : ENODATA;
         bytes = (char *)bytes + done;
         offset += (uint64_t)done;
         nbytes -= (size_t)done;

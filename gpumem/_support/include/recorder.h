@@ -467,8 +467,8 @@ static Recorder *rec_make_file(int file, uint32_t sampling, int *code) {
 }
 
 /* After rec_end: the file ends with its last slot, and its header says how many there are. Returns 0,
- * an errno, or FILE_ENDED if another process has shortened the file, which has a hole or lacks its
- * end then. */
+ * or an errno: ENODATA, if another process has shortened the file, which has a hole or lacks its end
+ * then. */
 static int rec_finish_file(const Recorder *recorder) {
     struct stat found;
     uint64_t slots = recorder->next, end = HEADER_BYTES + SLOT_BYTES * slots;
@@ -482,7 +482,7 @@ static int rec_finish_file(const Recorder *recorder) {
     int shortened = size < end || (hole >= 0 && (uint64_t)hole < end);
     int code = rec_write_header(recorder, slots);
     if (code == 0 && size > end && ftruncate(recorder->file, (off_t)end) != 0) code = errno;
-    return code == 0 && shortened ? FILE_ENDED : code;
+    return code == 0 && shortened ? ENODATA : code;
 }
 
 /* Copies one event of a ring; 0 if it was overwritten during the copy, or never finished. */

@@ -92,8 +92,6 @@ _options: Options | None = None
 _ending = False
 """Whether this process adds itself to the page, or has."""
 _ended = False
-_signal = 0
-"""A signal that came while this process added itself; it ends the process afterwards."""
 
 
 def record() -> None:
@@ -124,8 +122,8 @@ def record() -> None:
 
 
 def _begin_recording(options: Options) -> None:
-    global _recording, _problem, _ending, _ended, _signal
-    _recording, _problem, _ending, _ended, _signal = None, "", False, False, 0
+    global _recording, _problem, _ending, _ended
+    _recording, _problem, _ending, _ended = None, "", False, False
     call_with_first_resource(lambda: processes.note(options.job(), processes.BEGUN))
     try:
         _recording = observe.record(capacity=EVENTS, stacks=options.stacks)
@@ -133,28 +131,16 @@ def _begin_recording(options: Options) -> None:
         _problem = f"it was not recorded: {error}"
 
 
-def end(signal: int = 0) -> bool:
-    """Add this process to the page, once; return whether it may end now.
-
-    Parameters
-    ----------
-    signal : int, optional
-        The signal that ends the process.
-    """
-    global _ending, _ended, _signal
-    if _ending:
-        _signal = _signal or signal
-        return _ended
-    if _options is None:
-        return True
-    _ending = True
-    try:
-        _write(_options)
-    finally:
-        _ended = True
-        if _signal:
-            os.kill(os.getpid(), _signal)
-    return True
+def end() -> bool:
+    """Add this process to the page, once; return False while an earlier call does."""
+    global _ending, _ended
+    if _options is not None and not _ending:
+        _ending = True
+        try:
+            _write(_options)
+        finally:
+            _ended = True
+    return _ended or not _ending
 
 
 def _write(options: Options) -> None:

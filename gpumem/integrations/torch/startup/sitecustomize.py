@@ -109,10 +109,13 @@ def _finish_page(process: int, page: str, began: int) -> None:
 
 
 def _end_by_signal(number: int, _: object) -> None:
-    """Add this process to the page, then let the signal end it as it would have."""
+    """Add this process to the page, then let the signal end it as it would have.
+
+    While the process adds itself, it ends anyway, and the signal is ignored.
+    """
     startup = sys.modules.get("gpumem.integrations.torch._startup")
     end = getattr(startup, "end", None)  # none during the import of the module
-    if end is None or end(number):
+    if end is None or end():
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
