@@ -345,7 +345,8 @@ Remedies = tuple[str, ...]
 
 ALWAYS = {
     "absurd": "the size exceeds the address space; check for an overflow",
-    "addresses": "no free range of addresses is large enough; allocate smaller blocks",
+    "addresses": "no free range of addresses is large enough, or the limit was lifted meanwhile: "
+    "try again, or allocate smaller blocks",
     "copy": "host memory for a copy of the live bytes is missing; free host memory",
 }
 """Remedies that fit all numbers, by the cause of the refusal."""

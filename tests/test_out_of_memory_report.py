@@ -258,7 +258,12 @@ def test_fragmentation_remedy_for_pinned_memory_suggests_no_pages(make_arena):
         ),
         ({"held_here": GIB}, "driver", "free buffers, or memory that others hold on the device"),
         ({}, "absurd", "the size exceeds the address space; check for an overflow"),
-        ({}, "addresses", "no free range of addresses is large enough; allocate smaller blocks"),
+        (
+            {},
+            "addresses",
+            "no free range of addresses is large enough, or the limit was lifted meanwhile: try "
+            "again, or allocate smaller blocks",
+        ),
         ({}, "copy", "host memory for a copy of the live bytes is missing; free host memory"),
         (
             {"limits": (LimitInForce("max_size", MIB, 0),)},

@@ -11,7 +11,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._arena.graph_pool cimport (
-    capture_into, capture_on, children_of, close_pools, end_finished_captures, pool_for,
+    capture_into, capture_on, children_of, end_finished_captures, pool_for, require_idle_pools,
     reset_pools, take_captured,
 )
 from gpumem._arena.open cimport (
@@ -23,26 +23,27 @@ from gpumem._arena.status cimport (
     raise_status, require_heap, rows_of, take_under_pressure, under_pressure,
 )
 from gpumem._arena.tags cimport (
-    arena_of_tag, arenas_of_tags, close_if_idle, close_tags, named_tags, put_to_sleep, tagged_as,
-    wake_tags,
+    arena_of_tag, arenas_of_tags, close_if_idle, hold, let_go, named_tags, put_to_sleep,
+    require_idle_tags, tagged_as, wake_tags,
 )
 from gpumem._budget cimport call_crossing_callbacks
 from gpumem._buffer cimport (
     alignment_of, Buffer, buffer_of, buffer_share, drop_share, empty_buffer, keeps_itself,
-    MemoryResource, Place, PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, size_of, Stream,
-    stream_handle,
+    MemoryResource, Place, PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, ResourceBase, size_of,
+    Stream, stream_handle,
 )
 from gpumem._native.arena.api cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    APART_SHAREABLE, APART_TRANSPORT, arena_allocate_fast, arena_allocate_slow, arena_apart,
-    arena_can_sleep, ARENA_CAPTURING, arena_check, arena_close, arena_close_wait, ARENA_CLOSED,
+    APART_SHAREABLE, APART_TRANSPORT, arena_admits, arena_allocate_fast, arena_allocate_slow,
+    arena_apart, arena_can_sleep, ARENA_CAPTURING, arena_check, arena_close, arena_close_wait,
     arena_counts_now, ARENA_DEAD, arena_drop, arena_free, arena_free_used, ARENA_IN_USE,
     ARENA_INTERRUPTED, arena_is_open, arena_is_paged, arena_lease, arena_leave, ARENA_MISS,
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_record,
     arena_reset_peaks, arena_reset_stream, arena_set_limit, arena_shrink, arena_state, arena_stream,
     arena_stream_handle, arena_stream_is_callers, arena_stream_state, ARENA_TAGGED,
     arena_takes_detours, ArenaCounts, arenas_release_retired, Block, heap_check, invariant_text,
-    slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STREAM_NAMED, STREAM_VACANT, tag_now,
+    slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, STATE_CLOSING, STATE_FALLING, STREAM_NAMED,
+    STREAM_VACANT, tag_now,
 )
 from gpumem._native.backing cimport Mapped, shared_export
 from gpumem._native.bfc cimport MAX_BYTES
@@ -299,7 +300,9 @@ cdef class Arena(MemoryResource):
         if not arena_is_open(self.core):
             if tag_now(self.core) != NULL:
                 return ARENA_TAGGED         # that tag may be awake
-            raise_status(self, asked, extra, slot, ARENA_CLOSED)
+            status = arena_admits(self.core)
+            if status != ARENA_OK:
+                raise_status(self, asked, extra, slot, status)
         if nbytes > MAX_BYTES:
             raise_status(self, asked, extra, slot, ARENA_OVER_LIMIT)
         status = ARENA_MISS
@@ -373,10 +376,10 @@ cdef class Arena(MemoryResource):
         if not arena_is_paged(self.core) or size == 0 or size > MAX_BYTES:
             self.allocate(nbytes).close()
             return
-        if not arena_is_open(self.core):
-            raise_status(self, size, 0, self.default_slot, ARENA_CLOSED)
         with nogil:
-            status = arena_prepare(self.core, size)
+            status = arena_admits(self.core)
+            if status == ARENA_OK:
+                status = arena_prepare(self.core, size)
         if status == ARENA_OVER_BUDGET:
             status = under_pressure(self, arena_prepare, size)
         if status != ARENA_OK:
@@ -916,7 +919,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         - No work may touch sleeping memory: a kernel's reads and writes there are undefined,
           usually an illegal address.
         - Python's views, copies and exports of it raise `AsleepError`. So do allocations, and
-          commits of rows, under a tag that sleeps.
+          commits of rows, under a tag that sleeps. Both hold from the beginning of this call: it
+          counts views and copies of other threads once no new one begins.
         - Blocks may be freed and rows released. Their bytes are then not copied back.
 
         Shareable blocks and those for a transport stay in memory, because others may use them.
@@ -947,7 +951,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         InUseError
             A registration of a block is held, or the memory of a live block was shared with
             another process, under "refuse". Or, of memory that the CPU reads, a view of a block is
-            alive. Nothing is changed.
+            alive. Or another thread copies or fills a block at this moment, or puts the memory to
+            sleep or closes it. Nothing is changed.
         ConfigError
             The arena has regions: their addresses cannot be kept. Or `registered` is invalid.
         ValueError
@@ -1237,7 +1242,8 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         return 0
 
     cdef int require_present(self) except -1:
-        if arena_state(self.core) == STATE_ASLEEP:
+        if arena_state(self.core) >= STATE_FALLING:
+            self.require_open()
             raise_asleep(self)
         # A fork's child has no pinned pages: an access would end it.
         if (self.driver_device.context.generation != process.generation
@@ -1245,9 +1251,9 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
             return self.require_own()
         return 0
 
-    cdef int require_awake(self) except -1:
+    cdef ResourceBase given_now(self):
         cdef Arena tagged = arena_of_tag(self)
-        return self.require_present() if tagged is None else tagged.require_present()
+        return self if tagged is None else tagged
 
     # ---- its end ---------------------------------------------------------------------------------
 
@@ -1262,8 +1268,9 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         Raises
         ------
         InUseError
-            A buffer, or a view of one, is still alive; nothing is changed. With a debug heap the
-            message names the places of allocation.
+            A buffer, or a view of one, is still alive, or another thread copies or fills a block;
+            nothing is changed. With a debug heap the message names the places of allocation. Or
+            another thread puts the memory to sleep, or closes it.
         HeapCorruptionError, InvalidFreeError
             The findings of a debug heap, if it is to raise; the arena is closed nevertheless.
 
@@ -1288,17 +1295,20 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
             status = arena_close_wait(self.core)
         if status == ARENA_INTERRUPTED:
             raise_interrupt()
-        close_tags(self)
-        close_pools(self)
-        with nogil:
-            status = arena_close(self.core)
-        if status == ARENA_IN_USE:
-            # Finished copies, and work for the interpreter, may not have freed their blocks yet.
-            release_retired()
-            with nogil:
-                status = arena_close(self.core)
-        if status == ARENA_IN_USE:
-            raise_in_use(self)
+        if not children_of(self):
+            close_alone(self)
+        else:
+            # All or none: the second look comes when no thread allocates any more.
+            require_idle_parts(self)
+            held = hold([self], STATE_CLOSING)
+            try:
+                held += hold(children_of(self), STATE_CLOSING)
+                require_idle_parts(self)
+                for each in children_of(self):
+                    each.close()
+                close_alone(self)
+            finally:
+                let_go(held, STATE_CLOSING)
         self.sleep_file = self.last_stream = None
         self.streams.clear()
         self.stale = []
@@ -1307,6 +1317,26 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
 
     def _close_if_idle(self):
         close_if_idle(self)
+
+
+cdef int require_idle_parts(Arena arena) except -1:
+    require_idle_tags(arena)
+    require_idle_pools(arena)
+    return 0
+
+
+cdef int close_alone(Arena arena) except -1:
+    cdef int status
+    with nogil:
+        status = arena_close(arena.core)
+    if status == ARENA_IN_USE:
+        # Finished copies, and work for the interpreter, may not have freed their blocks yet.
+        release_retired()
+        with nogil:
+            status = arena_close(arena.core)
+    if status == ARENA_IN_USE:
+        raise_in_use(arena)
+    return 0
 
 
 cdef void release_vacant(Arena arena, uint32_t fresh) noexcept:
@@ -1375,8 +1405,9 @@ cdef object default_stream_of(Arena arena):
 
 
 cdef Buffer empty_block(Arena arena, uint32_t slot):
-    if not arena_is_open(arena.core):
-        raise_status(arena, 0, 0, slot, ARENA_CLOSED)
+    cdef int status = arena_admits(arena.core)
+    if status != ARENA_OK:
+        raise_status(arena, 0, 0, slot, status)
     if context_is_dead(&arena.driver_device.context):
         raise_status(arena, 0, 0, slot, ARENA_DEAD)
     return empty_buffer(arena, slot)

@@ -55,5 +55,5 @@ cdef list children_of(Arena arena)
 cdef bint end_finished_captures(Arena arena) except -1
 # Resets a stream, which has this slot in the arena, in the pools that do not serve it.
 cdef int reset_pools(Arena arena, uint32_t slot, object stream) except -1
-# Closes every pool, or raises InUseError and closes none.
-cdef int close_pools(Arena arena) except -1
+# Raises InUseError if a pool of the arena is in use.
+cdef int require_idle_pools(Arena arena) except -1

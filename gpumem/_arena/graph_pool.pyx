@@ -12,8 +12,8 @@ from gpumem._arena.tags cimport arena_of_tag, arenas_of_tags, close_if_idle
 from gpumem._buffer cimport Buffer
 from gpumem._native.arena.api cimport (
     arena_context, arena_counts_now, arena_events, arena_is_graph_pool, arena_stream_handle,
-    arena_stream_state, ArenaCore, ArenaCounts, pool_adopt, pool_begin, pool_retain_with,
-    pool_sleeps, slot_drop, slot_retain, STREAM_NAMED,
+    arena_stream_state, ArenaCore, ArenaCounts, pool_adopt, pool_begin, pool_retain_with, slot_drop,
+    slot_retain, STREAM_NAMED,
 )
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, stream_captures
 from gpumem._support.events cimport event_source_name
@@ -21,7 +21,7 @@ from gpumem._support.events cimport event_source_name
 from gpumem._support.releases import release_retired
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
-from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError, AsleepError
+from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 
 
 @cython.final
@@ -183,11 +183,9 @@ cdef class GraphPool:
             for each in self.members():
                 each.close()
 
-    def _require_awake(self):
-        required(self)
-        if pool_sleeps(self.core):
-            raise AsleepError(f"{self.name!r} is asleep: wake() of arena {self.arena.name!r} "
-                              "restores its memory")
+    @property
+    def _homes(self):
+        return self.members()
 
     cdef Arena part(self, Arena tagged):
         if tagged is None:
@@ -394,14 +392,10 @@ cdef int reset_pools(Arena arena, uint32_t slot, object stream) except -1:
     return 0
 
 
-cdef int close_pools(Arena arena) except -1:
-    # Either all close or none: one that is in use keeps the others open.
-    pools = open_pools(arena)
-    for pool in pools:
+cdef int require_idle_pools(Arena arena) except -1:
+    for pool in open_pools(arena):
         captures_of(arena).end_if_over(pool)
         require_idle(pool)
-    for pool in pools:
-        pool.close()
     return 0
 
 

@@ -157,6 +157,8 @@ def out_of_memory(
     """Return the report of a refused allocation; the last three are those of `find_remedies`."""
     # The arena's own limit; budgets add theirs to the report.
     limit = figures["limit"]
+    if reason == "limit" and not limit:  # none, or none any more
+        reason = "addresses"
     report = OutOfMemoryReport(
         memory,
         requested,

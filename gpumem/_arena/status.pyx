@@ -13,15 +13,16 @@ from gpumem._budget cimport (
     budget_call_pressure, call_pressure_callback, PressureState, raise_exceeded, report_errors,
 )
 from gpumem._native.arena.api cimport (
-    AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, arena_account, arena_backing, ARENA_CAPTURING,
-    ARENA_CLOSED, arena_context, arena_copy, arena_copy_free, arena_counts, arena_counts_now,
-    ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_events, arena_find_apart, ARENA_HALF_ASLEEP, arena_heap,
-    arena_held_by_pools, arena_is_paged, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT,
-    ARENA_OK, ARENA_OVER_BUDGET, arena_over_budget, ARENA_OVER_LIMIT, arena_parent, arena_refusal,
-    arena_refused_call, arena_state, arena_stream_count, arena_stream_handle, arena_stream_refusal,
-    ArenaCopy, ArenaCore, ArenaCounts, Block, block_note, BlockNote, caches_flush, family_counts,
-    FamilyCounts, heap_copy, HEAP_LIVE, heap_settings, HeapBlock, hook_allocate, hook_core,
-    hooks_bytes, MAX_STREAMS, PageCopy, slot_drop, slot_retain, STATE_ASLEEP, TableCopy, tag_next,
+    AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, arena_account, ARENA_ASLEEP, arena_backing,
+    ARENA_CAPTURING, ARENA_CLOSED, arena_context, arena_copy, arena_copy_free, arena_counts,
+    arena_counts_now, ARENA_DEAD, ARENA_DRIVER_REFUSED, arena_events, arena_find_apart,
+    ARENA_HALF_ASLEEP, arena_heap, arena_held_by_pools, arena_is_paged, ARENA_NO_COPY,
+    ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET, arena_over_budget,
+    ARENA_OVER_LIMIT, arena_parent, arena_refusal, arena_refused_call, arena_state,
+    arena_stream_count, arena_stream_handle, arena_stream_refusal, ArenaCopy, ArenaCore,
+    ArenaCounts, Block, block_note, BlockNote, caches_flush, family_counts, FamilyCounts, heap_copy,
+    HEAP_LIVE, heap_settings, HeapBlock, hook_allocate, hook_core, hooks_bytes, MAX_STREAMS,
+    PageCopy, slot_drop, slot_retain, STATE_ASLEEP, STATE_CLOSED, TableCopy, tag_next,
 )
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
@@ -156,8 +157,10 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
                           "interpreter is ending")
-    if status == ARENA_CLOSED and arena_state(arena.core) == STATE_ASLEEP:
+    if status == ARENA_ASLEEP:
         raise_asleep(arena)
+    if status == ARENA_CLOSED and arena_state(arena.core) != STATE_CLOSED:
+        raise ClosedError(f"arena {arena.name!r} was being closed by another thread")
     if status == ARENA_CLOSED:
         raise ClosedError(f"arena {arena.name!r} is closed")
     if status == ARENA_HALF_ASLEEP:
@@ -180,7 +183,8 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
 
 
 cdef int raise_asleep(Arena arena) except -1:
-    raise AsleepError(f"arena {arena.name!r} is asleep: wake() restores its memory")
+    raise AsleepError(f"arena {arena.name!r} is asleep, or another thread is putting it to sleep: "
+                      "wake() restores its memory")
 
 
 cdef int raise_in_use(Arena arena) except -1:
@@ -241,7 +245,7 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
     elif rounded >= ABSURD:
         reason = "absurd"
     elif status == ARENA_OVER_LIMIT:
-        reason = "limit" if family_counts(arena.core).limit else "addresses"
+        reason = "limit"
     raise OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason)) from cause
 
 

@@ -17,8 +17,13 @@ cdef Arena arena_of_tag(Arena arena)
 cdef list named_tags(Arena arena, object tags)
 # The arenas of all tags, in that order.
 cdef list arenas_of_tags(Arena arena)
-# Closes the arenas of all tags, or raises InUseError and closes none.
-cdef int close_tags(Arena arena) except -1
+# Raises InUseError if a block or a virtual tensor with any tag is in use.
+cdef int require_idle_tags(Arena arena) except -1
+# Brings open arenas into this state, in which nothing is allocated in them, and returns them.
+# Threads that want to change them, too, get an InUseError: none waits for another.
+cdef list hold(list arenas, int state)
+# Opens those again that are still in this state.
+cdef int let_go(list held, int state) except -1
 # Closes an arena if no block and no unfinished work uses it.
 cdef int close_if_idle(Arena arena) except -1
 # `Arena.sleep` and `Arena.wake`. The first returns the bytes that were released to the device.

@@ -15,9 +15,11 @@ from gpumem._arena.graph_pool cimport children_of
 from gpumem._arena.open cimport count_of, why_regions
 from gpumem._arena.status cimport counters_of, raise_status, under_pressure
 from gpumem._native.arena.api cimport (
-    arena_can_sleep, ARENA_DEAD, arena_events, arena_is_idle, arena_is_open, ARENA_OK,
-    ARENA_OVER_BUDGET, arena_sleep, arena_sleeps_with, arena_views, arena_wake, ArenaCore,
-    devices_are_quiet, OpenTag, sleep_sums, SleepSums, tag_adopt, tag_close, tag_now, tag_open,
+    arena_admits, arena_can_sleep, ARENA_CLOSED, ARENA_DEAD, arena_events, ARENA_IN_USE,
+    arena_is_idle, ARENA_OK, ARENA_OVER_BUDGET, arena_sleep, arena_sleeps_with, arena_state,
+    arena_turn, arena_views, arena_wake, ArenaCore, devices_are_quiet, OpenTag, sleep_sums,
+    SleepSums, STATE_ASLEEP, STATE_CLOSING, STATE_FALLING, STATE_OPEN, tag_adopt, tag_close,
+    tag_now, tag_open,
 )
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
 from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
@@ -53,6 +55,7 @@ cdef object tagged_as(Arena arena, object name, object asleep):
     if asleep not in MODES:
         raise ConfigError(f"invalid asleep = {asleep!r}: expected one of 'keep', 'drop', 'stay'")
     observed = label_events(name)
+    require_not_closed(arena)
     if name == UNTAGGED:
         mode, inner = "keep", arena
     else:
@@ -72,8 +75,15 @@ cdef Tag find_or_open(Arena arena, str name, str asleep):
     tag.arena = open_tag(arena, name)
     if arena.tags is None:
         arena.tags = {}
-    # Another thread may have opened it first.
+    # Another thread may have opened it first. Or it closes the arena, whose tags it then lists.
+    require_not_closed(arena)
     return arena.tags.setdefault(name, tag)
+
+
+cdef int require_not_closed(Arena arena) except -1:
+    if arena_admits(arena.core) == ARENA_CLOSED:
+        raise_status(arena, 0, 0, arena.default_slot, ARENA_CLOSED)
+    return 0
 
 
 cdef Arena open_tag(Arena arena, str name):
@@ -128,8 +138,7 @@ cdef str mode_of(Arena arena, str name):
     return "keep" if name == UNTAGGED else (<Tag>arena.tags[name]).asleep
 
 
-cdef int close_tags(Arena arena) except -1:
-    # Either all close or none: this is refused while a block of any tag is in use.
+cdef int require_idle_tags(Arena arena) except -1:
     cdef Arena each
     if arena.tags is None:
         return 0
@@ -141,8 +150,33 @@ cdef int close_tags(Arena arena) except -1:
             raise InUseError(f"arena {arena.name!r} cannot be closed: blocks or virtual tensors "
                              f"with tag {name!r} are in use; close them and drop their views "
                              "first")
-    for each in arenas_of_tags(arena):
-        each.close()
+    return 0
+
+
+# ---- a change that waits for no thread -----------------------------------------------------------
+
+
+cdef list hold(list arenas, int state):
+    cdef Arena each
+    cdef bint turned
+    cdef list held = []
+    for each in arenas:
+        with nogil:
+            turned = arena_turn(each.core, STATE_OPEN, state)
+        if turned:
+            held.append(each)
+        elif arena_state(each.core) in (STATE_CLOSING, STATE_FALLING):
+            let_go(held, state)
+            raise InUseError(f"arena {each.name!r} is in use: another thread is closing it or "
+                             "putting it to sleep")
+    return held
+
+
+cdef int let_go(list held, int state) except -1:
+    cdef Arena each
+    for each in held:
+        with nogil:
+            arena_turn(each.core, state, STATE_OPEN)
     return 0
 
 
@@ -210,13 +244,22 @@ cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registere
     require_sleeper(arena)
     if registered not in ("refuse", "stay"):
         raise ConfigError(f"invalid registered = {registered!r}: expected 'refuse' or 'stay'")
-    sleepers = find_sleepers(arena, tags, registered == "stay")
-    # Ctrl-C ends this wait; later waits are for work that was queued after it.
-    synchronize_device(&arena.driver_device.context)
+    stays = registered == "stay"
+    sleepers = find_sleepers(arena, tags, stays)
     place = SleepPlace(arena, to, arena.config.sleep_keep_bytes)
+    held = []
     done = []
     try:
-        for name, each in sleepers:
+        # From here on no view and no access begins: the second look finds all that there are.
+        for sleeper in list(sleepers):
+            _, each, parts = sleeper
+            held += hold(parts, STATE_FALLING)
+            if not may_sleep(each, parts, stays):
+                sleepers.remove(sleeper)
+                let_go(parts, STATE_FALLING)
+        # Ctrl-C ends this wait; later waits are for work that was queued after it.
+        synchronize_device(&arena.driver_device.context)
+        for name, each, _ in sleepers:
             before = sleep_sums(each.core)
             if mode_of(arena, name) == "drop":
                 sleep_one(each, None)
@@ -226,6 +269,7 @@ cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registere
             done.append((name, each))
             released += before.held - sleep_sums(each.core).held
     except BaseException as error:
+        let_go(held, STATE_FALLING)
         wake_all(arena, done, error)
         raise
     finally:
@@ -235,26 +279,33 @@ cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registere
 
 
 cdef list find_sleepers(Arena arena, object tags, bint registered_stay):
+    # Name, arena, and the arena with its graph pools, of each tag that is to sleep.
     cdef Arena each, part
     sleepers = []
     for name, each in named_tags(arena, tags):
         parts = [each, *[part for part in children_of(arena)
                          if arena_sleeps_with(part.core) == each.core]]
-        shared = sleep_sums(each.core).shared_blocks
-        if not arena_is_open(each.core) or mode_of(arena, name) == "stay":
-            continue
-        if registered_stay and (shared or any([(<Arena>part).registered for part in parts])):
-            continue
-        if shared:
-            raise InUseError(f"arena {each.name!r} cannot sleep: {shared} of its blocks were "
-                             "sent to other processes; free them here first, or call "
-                             "sleep(registered=\"stay\")")
-        for part in parts:
-            require_untouched(part)
-        sleepers.append((name, each))
+        if (arena_state(each.core) < STATE_ASLEEP and mode_of(arena, name) != "stay"
+                and may_sleep(each, parts, registered_stay)):
+            sleepers.append((name, each, parts))
     # A refusal wakes the tags that sleep by then, and the bytes of a "drop" tag are lost: so these
     # are the last.
     return sorted(sleepers, key=lambda sleeper: mode_of(arena, sleeper[0]) == "drop")
+
+
+cdef bint may_sleep(Arena each, list parts, bint registered_stay) except -1:
+    # False: it stays awake. Raises if it is in use.
+    cdef Arena part
+    shared = sleep_sums(each.core).shared_blocks
+    if registered_stay and (shared or any([(<Arena>part).registered for part in parts])):
+        return False
+    if shared:
+        raise InUseError(f"arena {each.name!r} cannot sleep: {shared} of its blocks were "
+                         "sent to other processes; free them here first, or call "
+                         "sleep(registered=\"stay\")")
+    for part in parts:
+        require_untouched(part)
+    return True
 
 
 cdef int sleep_one(Arena arena, SleepPlace place) except -1:
@@ -263,6 +314,9 @@ cdef int sleep_one(Arena arena, SleepPlace place) except -1:
     with nogil:
         status = arena_sleep(arena.core, to)
     if status != ARENA_OK:
+        if status == ARENA_IN_USE:
+            raise InUseError(f"arena {arena.name!r} cannot sleep: another thread has woken it or "
+                             "made a graph pool meanwhile")
         raise_status(arena, arena.stats().in_use, 0, arena.default_slot, status)
     return 0
 
@@ -313,7 +367,7 @@ cdef int forget_files(Arena arena) except -1:
     # A file is removed with the last tag that has bytes in it.
     cdef Arena each
     for _, each in named_tags(arena, None):
-        if arena_is_open(each.core):
+        if arena_state(each.core) == STATE_OPEN:
             each.sleep_file = None
     return 0
 
@@ -339,6 +393,9 @@ cdef int require_untouched(Arena arena) except -1:
         raise InUseError(f"{what}: transports, or arenas over its blocks, hold "
                          f"{counted(arena.registered, 'registration')}; release them, or call "
                          "sleep(registered=\"stay\")")
+    if arena.accesses:
+        raise InUseError(f"{what}: other threads copy or fill its blocks "
+                         f"({counted(arena.accesses, 'access')} under way)")
     # A registration counts as a view; those left are of blocks that a sleep leaves.
     views = views_alive(arena_views(arena.core)) - arena.registered_fixed
     if arena.cpu_can_read and views:

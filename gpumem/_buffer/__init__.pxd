@@ -1,9 +1,9 @@
 """Buffers, resources, streams and their order."""
 
 from gpumem._buffer.buffer cimport (
-    array_owner, Buffer, buffer_end, buffer_hand_over, buffer_lease, buffer_note_consumer,
-    buffer_of, buffer_share, drop_share, empty_buffer, note_discarded, Place, PLACE_EXPORTABLE,
-    PLACE_FIXED, PLACE_SLEEPS, raise_discarded, require_open, ResourceBase,
+    access_begin, access_end, array_owner, Buffer, buffer_end, buffer_hand_over, buffer_lease,
+    buffer_note_consumer, buffer_of, buffer_share, drop_share, empty_buffer, note_discarded, Place,
+    PLACE_EXPORTABLE, PLACE_FIXED, PLACE_SLEEPS, raise_discarded, require_open, ResourceBase,
 )
 from gpumem._buffer.dlpack cimport (
     call_first, DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED,

@@ -26,6 +26,7 @@ cdef class ResourceBase:
     cdef list queued_uses
     cdef uint64_t registered            # registrations held, of blocks that sleep would unmap
     cdef uint64_t registered_fixed      # and of others
+    cdef uint64_t accesses              # copies, fills and runs under way; with the interpreter lock
     cdef BlockLedger* ledger            # of a resource that allocates block by block; else NULL
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1
@@ -43,8 +44,8 @@ cdef class ResourceBase:
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1
     # Raises if no memory is at the addresses of its blocks now. For a buffer its `home` is called.
     cdef int require_present(self) except -1
-    # Raises AsleepError if memory that the calling thread would allocate now is asleep.
-    cdef int require_awake(self) except -1
+    # The resource that the calling thread's allocations are made from now.
+    cdef ResourceBase given_now(self)
     # Orders an access to the bytes after work of others, which gpumem did not queue: the CPU waits,
     # or a stream waits on the device. A stream of another device than the resource's is then also
     # ordered after the buffer's own.
@@ -59,7 +60,7 @@ cdef class ResourceBase:
     cdef bint let_access(self, DriverDevice peer) except -1
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1
     cdef Place place_of(self, Buffer buffer) noexcept
-    # The resource that counts the registrations of its blocks.
+    # The resource that counts the registrations and accesses of its blocks.
     cdef ResourceBase registrar(self)
     # Runs before a transport registers a block.
     cdef int before_registration(self, Buffer buffer) except -1
@@ -113,6 +114,10 @@ cdef inline Lease* buffer_share(Buffer buffer) except? NULL:
 
 
 cdef Lease* share_first(Buffer buffer) except? NULL
+# Between these two, other threads may run: the block lives, and its arena does not sleep. NULL: an
+# empty buffer.
+cdef Lease* access_begin(Buffer buffer) except? NULL
+cdef int access_end(Buffer buffer, Lease* lease) except -1
 # An object with the buffer protocol over some bytes of a buffer, which it keeps.
 cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only)
 # A buffer around another one takes its block over, without a view of it: `buffer_lease` makes the

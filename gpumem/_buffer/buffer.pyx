@@ -337,6 +337,7 @@ cdef class Buffer:
         """
         cdef ResourceBase resource = require_managed(self, "prefetched")
         cdef CUstream handle = NULL
+        cdef Lease* lease
         cdef CUresult code
         cdef int where = side_of(resource.memory, destination)
         if stream is None:
@@ -345,9 +346,11 @@ cdef class Buffer:
             stream_handle(stream, resource.driver_device, &handle)
         if self.block_bytes == 0:
             return
+        lease = access_begin(self)
         with nogil:
             code = managed_prefetch(&resource.driver_device.context, self.address,
                                     self.requested_bytes, where, handle)
+        access_end(self, lease)
         check(resource.driver_device.context.table, code, "cuMemPrefetchAsync")
 
     def advise(self, advice, location=None):
@@ -381,6 +384,7 @@ cdef class Buffer:
         ...     buffer.advise("preferred_location", "host")
         """
         cdef ResourceBase resource = require_managed(self, "advised")
+        cdef Lease* lease
         cdef CUresult code
         cdef int where = side_of(resource.memory, location)
         cdef int number
@@ -390,9 +394,11 @@ cdef class Buffer:
         number = ADVICE[advice]
         if self.block_bytes == 0:
             return
+        lease = access_begin(self)
         with nogil:
             code = managed_advise(&resource.driver_device.context, self.address,
                                   self.requested_bytes, <CUmem_advise>number, where)
+        access_end(self, lease)
         check(resource.driver_device.context.table, code, "cuMemAdvise")
 
     def __enter__(self):
@@ -589,6 +595,20 @@ cdef Lease* share_first(Buffer buffer) except? NULL:
     return buffer.shared
 
 
+cdef Lease* access_begin(Buffer buffer) except? NULL:
+    cdef ResourceBase home = buffer.home.registrar()
+    cdef Lease* lease = buffer_share(buffer)
+    home.accesses += 1
+    return lease
+
+
+cdef int access_end(Buffer buffer, Lease* lease) except -1:
+    cdef ResourceBase home = buffer.home.registrar()
+    home.accesses -= 1
+    drop_share(lease)
+    return 0
+
+
 cdef Lease* buffer_lease(Buffer buffer) except NULL:
     require_open(buffer)
     if buffer.shared == NULL:
@@ -668,26 +688,57 @@ cdef class Leases:
     """Claims on buffers' blocks: the blocks live at least as long as this object."""
 
     cdef list leases            # addresses
-    cdef set homes              # resources that the blocks lie in
+    cdef readonly set _homes    # resources that the blocks lie in
 
     def __cinit__(self):
         self.leases = []
-        self.homes = set()
+        self._homes = set()
 
     def add(self, Buffer buffer not None):
         """Keep a buffer's block alive, also when the buffer is closed."""
         if buffer.block_bytes:
-            self.homes.add(buffer.home)
+            self._homes.add(buffer.home)
             self.leases.append(<uintptr_t>buffer_share(buffer))
-
-    def _require_awake(self):
-        """Raise AsleepError if the memory of one of the blocks is asleep."""
-        for home in self.homes:
-            (<ResourceBase>home).require_present()
 
     def __dealloc__(self):
         for lease in self.leases:
             drop_share(<void*><uintptr_t>lease)
+
+
+@cython.final
+cdef class Accesses:
+    """Accesses of buffers that are under way until the end of a ``with`` block, by a run say."""
+
+    cdef list homes             # what counts them
+
+    def __cinit__(self):
+        self.homes = []
+
+    def add(self, Buffer buffer not None):
+        """Begin one of a buffer; ClosedError or AsleepError if it cannot be used."""
+        require_open(buffer)
+        self.add_home(buffer.home)
+
+    def add_given(self, ResourceBase resource not None):
+        """Begin one of the memory that this thread would be given by a resource now."""
+        self.add_home(resource.given_now())
+
+    def add_home(self, ResourceBase home not None):
+        """Begin one of a resource's own memory."""
+        cdef ResourceBase counter = home.registrar()
+        self.homes.append(None)     # may run other code: none runs from the check to the count
+        home.require_present()
+        counter.accesses += 1
+        self.homes[len(self.homes) - 1] = counter
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for home in self.homes:
+            if home is not None:
+                (<ResourceBase>home).accesses -= 1
+        self.homes = []
 
 
 # ---- the end of a Buffer -------------------------------------------------------------------------
@@ -800,8 +851,8 @@ cdef class ResourceBase:
     cdef int require_present(self) except -1:
         return 0
 
-    cdef int require_awake(self) except -1:
-        return 0
+    cdef ResourceBase given_now(self):
+        return self
 
     cdef int before_cpu(self, Buffer buffer) except -1:
         return 0

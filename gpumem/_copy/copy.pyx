@@ -5,10 +5,10 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    BorrowedMemory, Buffer, buffer_share, drop_share, finish_stream, host_may_read, host_may_write,
-    is_capturing, MemoryResource, order_after, order_before, order_host, order_host_writing,
-    order_read, order_stream, order_written, own_stream, require_open, Stream, stream_handle,
-    stream_is_capturing, wait_for_stream,
+    access_begin, access_end, BorrowedMemory, Buffer, buffer_share, drop_share, finish_stream,
+    host_may_read, host_may_write, is_capturing, MemoryResource, order_after, order_before,
+    order_host, order_host_writing, order_read, order_stream, order_written, own_stream, Stream,
+    stream_handle, stream_is_capturing, wait_for_stream,
 )
 from gpumem._copy.plan cimport (
     Box, call_result, CallResult, End, END_ORIGIN, END_TO, fill_by_cpu, fill_is_word, fill_queue,
@@ -24,6 +24,7 @@ from gpumem._native.driver cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUhostFn, CUresult, CUstream, DeviceContext,
     DriverDevice, pointer_value,
 )
+from gpumem._support.lease cimport Lease
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem._support.releases import on_release
@@ -58,6 +59,20 @@ cdef struct Route:
 
 
 cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
+                       const int64_t* shape, int64_t itemsize, object stream) except -1:
+    cdef Lease* read
+    cdef Lease* written = access_begin(dst)
+    try:
+        read = access_begin(src)
+        try:
+            return copy_accessed(dst, to, src, origin, ndim, shape, itemsize, stream)
+        finally:
+            access_end(src, read)
+    finally:
+        access_end(dst, written)
+
+
+cdef int copy_accessed(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
                        const int64_t* shape, int64_t itemsize, object stream) except -1:
     cdef Rows rows
     cdef Route route
@@ -529,15 +544,20 @@ cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes elemen
                        object stream) except -1:
     cdef size_t itemsize = len(element)
     cdef const uint8_t* value = element
+    cdef Lease* written
     if count == 0:
         return 0
-    # Host memory without a stream is filled without a driver call before this returns.
-    if stream is None and is_cpus(dst):
+    written = access_begin(dst)
+    try:
+        if stream is not None or not is_cpus(dst):
+            return queue_fill(dst, address, value, itemsize, count, stream)
+        # Host memory without a stream is filled without a driver call before this returns.
         order_host_writing(dst)
         with nogil:
             fill_by_cpu(<uint8_t*><uintptr_t>address, value, itemsize, count)
         return 0
-    return queue_fill(dst, address, value, itemsize, count, stream)
+    finally:
+        access_end(dst, written)
 
 
 cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t itemsize,
@@ -578,6 +598,7 @@ cdef bint fill_captured(Buffer dst, const Side* to, int ndim, const int64_t* sha
     cdef size_t itemsize = len(element)
     cdef const uint8_t* value = element
     cdef CallResult result
+    cdef Lease* written
     cdef Rows rows
     if stream is not None:
         stream_handle(stream, driver_device, &handle)
@@ -590,15 +611,20 @@ cdef bint fill_captured(Buffer dst, const Side* to, int ndim, const int64_t* sha
         return True
     if rows_box(&rows).calls > MAX_CALLS:
         wait_for_stream(context, handle)    # refused: it is captured
-    order_stream(dst, handle)
-    with nogil:
-        result = entered(context)
-        if result.code == CUDA_SUCCESS:
-            result = fill_queue(context, handle, rows.to, value, itemsize, rows.width // itemsize)
+    written = access_begin(dst)
+    try:
+        order_stream(dst, handle)
+        with nogil:
+            result = entered(context)
             if result.code == CUDA_SUCCESS:
-                result = spread_queue(context, handle, &rows)
-            context_leave(context)
-    order_written(dst, handle)
+                result = fill_queue(context, handle, rows.to, value, itemsize,
+                                    rows.width // itemsize)
+                if result.code == CUDA_SUCCESS:
+                    result = spread_queue(context, handle, &rows)
+                context_leave(context)
+        order_written(dst, handle)
+    finally:
+        access_end(dst, written)
     check(context.table, result.code, result.call.decode())
     return True
 
@@ -694,16 +720,6 @@ def order_behind(Buffer buffer not None, Stream stream not None):
         buffer.home.let_access(stream.driver_device)
     if not is_capturing(stream.driver_device, stream.handle):
         order_stream(buffer, stream.handle, stream.driver_device)
-
-
-def require_usable(Buffer buffer not None):
-    """Raise ClosedError of a closed buffer, AsleepError of one whose memory is asleep."""
-    require_open(buffer)
-
-
-def require_awake(MemoryResource resource not None):
-    """Raise AsleepError if memory that this thread would allocate from a resource is asleep."""
-    resource.require_awake()
 
 
 def retain_until_done(Buffer buffer not None, Stream stream not None):

@@ -20,8 +20,8 @@ from posix.fcntl cimport F_SETFD, fcntl, FD_CLOEXEC
 from posix.unistd cimport close
 
 from gpumem._native.arena.api cimport (
-    arena_context, arena_driver_calls, arena_drop, ARENA_NO_METADATA, ARENA_OK, arena_page_around,
-    arena_serial, ArenaCore, hook_arena, hook_share,
+    ARENA_ASLEEP, arena_context, arena_driver_calls, arena_drop, ARENA_NO_METADATA, ARENA_OK,
+    arena_page_around, arena_serial, ArenaCore, hook_arena, hook_share,
 )
 from gpumem._native.driver cimport (
     Access, access_apply, access_init, check, context_enter, context_is_dead, context_leave,
@@ -34,7 +34,7 @@ from gpumem._support.process cimport process_is_exiting
 
 from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import exact_size
-from gpumem.errors import BadHandleError, ClosedError, UnsupportedHandleTypeError
+from gpumem.errors import AsleepError, BadHandleError, ClosedError, UnsupportedHandleTypeError
 
 
 @cython.final
@@ -256,12 +256,17 @@ def keep_awake(uint64_t address):
     ------
     UnsupportedHandleTypeError
         As `pages_of`.
+    AsleepError
+        The block is asleep.
     MemoryError
         Out of host memory.
     """
     cdef int status = hook_share(address)
     if status == ARENA_NO_METADATA:
         raise MemoryError("out of host memory while noting that other processes have a block")
+    if status == ARENA_ASLEEP:
+        raise AsleepError(f"the block at {address:#x} is asleep, or another thread is putting it to "
+                          "sleep: wake() of its arena restores its memory")
     if status != ARENA_OK:
         raise no_block(address)
 

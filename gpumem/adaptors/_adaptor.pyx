@@ -10,7 +10,7 @@ from gpumem._buffer cimport (
     BlockLedger, Buffer, buffer_end, buffer_hand_over, buffer_lease, buffer_of, DEFAULT_SLOT,
     ledger_cancel, ledger_copy_blocks, ledger_counters, ledger_deliver, ledger_end, ledger_lease,
     ledger_make, ledger_reset_peaks, ledger_return, LedgerBlock, LedgerCounters, MemoryResource,
-    resource_adapt, resource_charge, resource_claim, size_of, stream_handle,
+    resource_adapt, resource_charge, resource_claim, ResourceBase, size_of, stream_handle,
 )
 from gpumem._native.budget cimport budget_load
 from gpumem._native.driver cimport context_is_dead, CUstream
@@ -256,8 +256,8 @@ cdef class Adaptor(MemoryResource):
         block.block.owner = <PyObject*>self
         return lease
 
-    cdef int require_awake(self) except -1:
-        return (<MemoryResource>self.upstreams[0]).require_awake()
+    cdef ResourceBase given_now(self):
+        return (<MemoryResource>self.upstreams[0]).given_now()
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>lease.handle

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-from gpumem._buffer.buffer import Buffer, Leases
+from gpumem._buffer.buffer import Accesses, Buffer, Leases
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Graph, Stream
 from gpumem._tensor import Tensor
@@ -37,10 +37,11 @@ class CapturedRun:
         self._kept: Any = None  # a GraphPool or Leases: owner of memory that the graph writes to
         self._is_captured = False
 
-    def require_awake(self, key: object) -> None:
-        """Raise AsleepError if a run would launch a graph of memory that is asleep."""
+    def begin(self, key: object, accesses: Accesses) -> None:
+        """Begin accesses of the memory of the graph that a run would launch."""
         if self._graph is not None and key == self._key:
-            self._kept._require_awake()
+            for home in self._kept._homes:
+                accesses.add_home(home)
 
     def run(self, key: object, stream: Stream, call: Call) -> RunContext:
         """Do the work of `call`, by calling it or by launching its captured work."""

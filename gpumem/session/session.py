@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from gpumem._buffer.buffer import Accesses
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _native_handle
-from gpumem._copy.copy import order_behind, require_awake, require_usable, retain_until_done
+from gpumem._copy.copy import order_behind, retain_until_done
 from gpumem._defaults import get_default_resource, resource_from_config
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.pool import DriverPool
@@ -520,11 +521,23 @@ class Session(Closable):
         used: list[Tensor],
     ) -> RunContext:
         """Queue the copies and the work of one run; append the tensors of the work to `used`."""
-        key = (fn, bound)
+        with Accesses() as accesses:
+            self._begin_accesses(inputs, outputs, accesses)
+            return self._queue_work(fn, (fn, bound), stream, inputs, outputs, used, accesses)
+
+    def _queue_work(
+        self,
+        fn: Callable[[RunContext], object],
+        key: object,
+        stream: Stream,
+        inputs: Mapping[str, BoundInput],
+        outputs: Mapping[str, BoundOutput],
+        used: list[Tensor],
+        accesses: Accesses,
+    ) -> RunContext:
         launches = None if stream.capturing else self._captured_run
-        self._require_memory(inputs, outputs)
         if launches is not None:
-            launches.require_awake(key)
+            launches.begin(key, accesses)
         ready = {name: self._fed(each, stream, used) for name, each in inputs.items()}
         for each in outputs.values():
             each.order_behind(stream)
@@ -545,21 +558,24 @@ class Session(Closable):
         self._finish(context)
         return context
 
-    def _require_memory(
-        self, inputs: Mapping[str, BoundInput], outputs: Mapping[str, BoundOutput]
+    def _begin_accesses(
+        self,
+        inputs: Mapping[str, BoundInput],
+        outputs: Mapping[str, BoundOutput],
+        accesses: Accesses,
     ) -> None:
-        """Refuse memory that is closed or asleep, before anything of a run is queued."""
-        require_awake(self._own_memory)
+        """Refuse memory that is closed or asleep, and keep the rest awake until all is queued."""
+        accesses.add_given(self._own_memory)
         for name, source in inputs.items():
-            _require_usable(name, source.tensor)
-            _require_kept(source.staged)
+            _add_bound(accesses, name, source.tensor)
+            _add_kept(accesses, source.staged)
         for name, result in outputs.items():
             if result.given is not None:
-                _require_usable(name, result.given)
+                _add_bound(accesses, name, result.given)
             elif result.resource is not None:
-                require_awake(result.resource)
-            _require_kept(result.made)
-            _require_kept(result.staged)
+                accesses.add_given(result.resource)
+            _add_kept(accesses, result.made)
+            _add_kept(accesses, result.staged)
 
     def _begin(self) -> tuple[Stream, dict[str, BoundInput], dict[str, BoundOutput], int]:
         with self._lock:
@@ -733,16 +749,16 @@ def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> Non
         )
 
 
-def _require_usable(name: str, tensor: Tensor) -> None:
+def _add_bound(accesses: Accesses, name: str, tensor: Tensor) -> None:
     if tensor.buffer.closed:
         raise ClosedError(f"{name!r} is bound to a closed buffer, {tensor.buffer!r}")
-    require_usable(tensor.buffer)
+    accesses.add(tensor.buffer)
 
 
-def _require_kept(tensor: Tensor | None) -> None:
+def _add_kept(accesses: Accesses, tensor: Tensor | None) -> None:
     # A tensor of the last run that the user closed is replaced by a new one.
     if tensor is not None and not tensor.buffer.closed:
-        require_usable(tensor.buffer)
+        accesses.add(tensor.buffer)
 
 
 def _require_name(name: object, others: Mapping[str, object], what: str) -> None:

@@ -102,14 +102,15 @@ def check():
 def stress():
     return [
         searched("cuda:0", 120, "--max-mem", str(1 << 29)),
+        searched("cuda:0", 120, "--pairs", log="pairs"),
         searched("cuda:0/host_accessible", 30, "--backing", "regions"),
         searched("cuda:0/managed", 30, "--backing", "regions"),
     ]
 
 
-def searched(memory, seconds, *more):
+def searched(memory, seconds, *more, log="stress"):
     command = [PYTHON, "-m", "tests.stress", "--device", memory, "--seconds", str(seconds), *more]
-    return step(f"stress {memory}", command, f"stress-{re.sub('[:/]', '-', memory)}.log")
+    return step(f"{log} {memory}", command, f"{log}-{re.sub('[:/]', '-', memory)}.log")
 
 
 def main():

@@ -3,6 +3,7 @@
     python tests/sanitizers/run.py                       what continuous integration runs
     python tests/sanitizers/run.py address thread --long
     python tests/sanitizers/run.py --seed 7 --seconds 60
+    python tests/sanitizers/run.py --pairs --seconds 600
 
 The package is built with each sanitizer named, `address` (addresses and undefined behaviour) by
 default; the host device's C program runs under both in any case. `--seed` repeats a run's
@@ -127,23 +128,30 @@ def fixed_addresses(sanitizer: str) -> list[str]:
     return []
 
 
-def check_package(sanitizer: str, seconds: float, seeds: list[int]) -> None:
+def check_package(sanitizer: str, seconds: float, seeds: list[int], pairs: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         step(f"gpumem under {sanitizer}: build")
         library = build_package(sanitizer, Path(folder))
         step(f"gpumem under {sanitizer}: a planted fault is caught")
         check_planted(sanitizer, library)
-        step(f"gpumem under {sanitizer}: tests of {', '.join(TESTED)}")
-        options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
-        tests = [str(TESTS / name) for name in TESTED]
-        done = run_python(sanitizer, library, *options, f"--config-file={CONFIG}", *tests)
-        require(done.returncode == 0 and "runtime error" not in done.stderr, "the tests", done)
+        if not pairs:
+            check_tests(sanitizer, library)
         for seed in seeds:
             step(f"gpumem under {sanitizer}: a search for wrong bytes, seed {seed}")
             stress = ["-m", "tests.stress", "--seconds", str(seconds), "--seed", str(seed)]
-            done = run_python(sanitizer, library, *stress)
-            clean = done.returncode == 0 and done.stdout.endswith("0 wrong bytes, 0 leaks\n")
+            done = run_python(sanitizer, library, *stress, *["--pairs"] * pairs)
+            end = "0 wrong bytes, 0 wrong errors\n" if pairs else "0 wrong bytes, 0 leaks\n"
+            clean = done.returncode == 0 and done.stdout.endswith(end)
             require(clean and "runtime error" not in done.stderr, "tests.stress", done)
+            print("".join(done.stdout.splitlines(keepends=True)[-2:]), end="")
+
+
+def check_tests(sanitizer: str, library: Path) -> None:
+    step(f"gpumem under {sanitizer}: tests of {', '.join(TESTED)}")
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    tests = [str(TESTS / name) for name in TESTED]
+    done = run_python(sanitizer, library, *options, f"--config-file={CONFIG}", *tests)
+    require(done.returncode == 0 and "runtime error" not in done.stderr, "the tests", done)
 
 
 def check_planted(sanitizer: str, library: Path) -> None:
@@ -186,17 +194,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6, help="of each search for wrong bytes")
     parser.add_argument("--seed", type=int, help="repeats the decisions of a run")
     parser.add_argument("--long", action="store_true", help="three seeds, 300 seconds each search")
+    parser.add_argument("--pairs", action="store_true", help="only the stress over pairs of calls")
     chosen = parser.parse_args()
     if unknown := set(chosen.sanitizers) - set(SWITCHES):
         parser.error(f"no such sanitizer: {', '.join(sorted(unknown))}")
     first = random.SystemRandom().randrange(1 << 30) if chosen.seed is None else chosen.seed
     seeds = [first, first + 1, first + 2] if chosen.long else [first]
     try:
-        for sanitizer in SWITCHES:
+        for sanitizer in () if chosen.pairs else SWITCHES:
             rounds = 50 if sanitizer == "thread" else 120  # some five seconds
             check_host_device(sanitizer, rounds * (10 if chosen.long else 1), seeds)
         for sanitizer in chosen.sanitizers:
-            check_package(sanitizer, 300 if chosen.long else chosen.seconds, seeds)
+            seconds = 300 if chosen.long else chosen.seconds
+            check_package(sanitizer, seconds, seeds, chosen.pairs)
     except Failed as failure:
         print(f"FAILED: {failure}", file=sys.stderr)
         return 1

@@ -13,6 +13,7 @@ import gpumem
 from gpumem._testing import host_device
 from gpumem.device import set_host_device_count
 
+from .pairs import PAIRS, run_pairs
 from .scenario import MIB, Outcome, Scenario, run
 
 POLICIES = ("completed", "wait", "never")
@@ -36,6 +37,10 @@ def main() -> int:
         "--without", nargs="+", default=[], metavar="ACTION", help="to narrow down what was found"
     )
     parser.add_argument("--lie", action="store_true", help="reset busy streams: must be found")
+    parser.add_argument(
+        "--pairs", nargs="*", metavar="PAIR", help="instead: pairs of calls, all of them or sleep/fill"
+    )
+    parser.add_argument("--rounds", type=int, help="of each user of a pair, instead of seconds")
     parser.add_argument("--find-misuse", action="store_true", help="host: look for missing waits")
     chosen = parser.parse_args()
     if chosen.device[0].startswith("host"):
@@ -45,6 +50,10 @@ def main() -> int:
         host_device.find_misuse(True)
     seed = random.SystemRandom().randrange(1 << 32) if chosen.seed is None else chosen.seed
     print(f"seed {seed}, gpumem {gpumem.__version__}", flush=True)
+    if chosen.pairs is not None:
+        return run_pairs(
+            chosen.pairs or PAIRS, chosen.device[0], seed, chosen.seconds, chosen.rounds
+        )
     total = Outcome()
     for number, scenario in enumerate(_scenarios(chosen, seed), 1):
         outcome = run(scenario)

@@ -11,7 +11,7 @@ from gpumem._native.arena.arena cimport arena_allocate_range, pool_for_tag
 from gpumem._native.arena.slow_path cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_stream, slot_drop
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_DEAD, arena_is_open, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE,
+    arena_admits, ARENA_ASLEEP, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ARENA_STALE,
     ArenaCore, Block, IN_SMALL, index_of, is_graph_pool, root_of, STREAM_NAMED, table_of, unlikely,
 )
 from gpumem._native.bfc cimport Chunk
@@ -347,9 +347,9 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
     arena = arena_for(hook.arena)
     if arena == NULL:
         return ARENA_NO_METADATA
-    if not arena_is_open(arena):
-        return ARENA_CLOSED
-    status = slot_of_arena(hook, arena, stream, &slot, &retained)
+    status = arena_admits(arena)
+    if status == ARENA_OK:
+        status = slot_of_arena(hook, arena, stream, &slot, &retained)
     if status != ARENA_OK:
         return status
     if not is_recorded(&arena.events):
@@ -591,8 +591,13 @@ cdef int hook_share(uint64_t address) noexcept nogil:
         extra = extra_of(entry)
         status = ARENA_OK if extra != NULL else ARENA_NO_METADATA
         if extra != NULL and not extra.shared:
+            # Counted first: a sleep reads the count once its state refuses this.
             extra.shared = True
             count_add(&extra.arena.shared_blocks, 1)
+            if arena_admits(extra.arena) == ARENA_ASLEEP:
+                status = ARENA_ASLEEP
+                extra.shared = False
+                count_add(&extra.arena.shared_blocks, -1)
     biased_leave(&shard.lock)
     return status
 

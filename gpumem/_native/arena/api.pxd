@@ -9,18 +9,19 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from gpumem._native.arena.values cimport (
     ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ALLOCATE_TRANSPORT,
-    AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE, ARENA_CAPTURING,
-    ARENA_CLOSED, ARENA_DEAD, ARENA_DETOUR, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, ARENA_IN_USE,
-    ARENA_INTERRUPTED, arena_is_open, ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA,
-    ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state,
-    ARENA_TAGGED, ArenaCopy, ArenaCore, ArenaCounts, ArenaFigures, ArenaFront, ArenaSettings,
-    ArenaSpan, Block, BlockNote, DebugHeap, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED,
-    FamilyCounts, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
-    HEAP_NO_STACK, HEAP_OVERRUN, HEAP_STRAY_WRITE, HEAP_STREAM_GONE, HEAP_UNDERRUN, HeapBlock,
-    HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState, HOOK_KINDS, HOOK_LARGE, HOOK_SMALL,
-    HookBlock, HookCounts, HookLive, HookSums, Lack, MAX_STREAMS, OpenTag, PageCopy,
-    REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView, STATE_ASLEEP, STATE_CLOSED,
-    STREAM_NAMED, STREAM_VACANT, StreamState, TableCopy, unlikely,
+    AllocatorHook, APART_SHAREABLE, APART_TRANSPORT, arena_admits, ARENA_ASLEEP,
+    ARENA_BEYOND_DEVICE, ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_DETOUR,
+    ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open,
+    ARENA_MISS, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ARENA_TAGGED, ArenaCopy, ArenaCore, ArenaCounts,
+    ArenaFigures, ArenaFront, ArenaSettings, ArenaSpan, Block, BlockNote, DebugHeap,
+    EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, FamilyCounts, HEAP_DOUBLE_FREE, HEAP_FREED,
+    HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE, HEAP_NO_STACK, HEAP_OVERRUN, HEAP_STRAY_WRITE,
+    HEAP_STREAM_GONE, HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite,
+    HeapState, HOOK_KINDS, HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts, HookLive, HookSums, Lack,
+    MAX_STREAMS, OpenTag, PageCopy, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView,
+    STATE_ASLEEP, STATE_CLOSED, STATE_CLOSING, STATE_FALLING, STATE_OPEN, STREAM_NAMED,
+    STREAM_VACANT, StreamState, TableCopy, unlikely,
 )
 from gpumem._native.backing cimport Backing, Mapped
 from gpumem._native.budget cimport BudgetCore
@@ -122,8 +123,8 @@ cdef ArenaCore* (*pool_create)(ArenaCore* owner, ArenaCore* part_of, const Backi
 cdef void (*pool_adopt)(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
 cdef void (*pool_begin)(ArenaCore* pool) noexcept nogil
 cdef void (*pool_end)(ArenaCore* pool) noexcept nogil
-cdef bint (*pool_sleeps)(ArenaCore* pool) noexcept nogil
 cdef CUresult (*pool_retain_with)(ArenaCore* pool, CUgraph graph) noexcept nogil
+cdef bint (*arena_turn)(ArenaCore* arena, int before, int after) noexcept nogil
 cdef int (*arena_sleep)(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int (*arena_wake)(ArenaCore* arena) noexcept nogil
 cdef SleepSums (*sleep_sums)(ArenaCore* arena) noexcept nogil

@@ -88,8 +88,6 @@ cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil
 cdef void pool_begin(ArenaCore* pool) noexcept nogil
 # No graph will be launched any more: freed blocks can be released to the driver, one by one.
 cdef void pool_end(ArenaCore* pool) noexcept nogil
-# Returns whether a part of it is asleep, so that its graphs would touch addresses without memory.
-cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil
 # The pool lives as long as the graph and its instances. Legal while the graph is captured.
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil
 # Allocates exactly these bytes, where an earlier block of a graph pool was. The work of its streams

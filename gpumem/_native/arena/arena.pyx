@@ -32,11 +32,11 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.thread_cache cimport caches_flush, caches_free, caches_freeze, caches_thaw
 from gpumem._native.arena.types cimport (
-    apart_bytes, ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED, arena_is_open,
-    ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now, ARENA_STALE,
-    arena_state, ArenaCore, ArenaSettings, Block, EXTEND_SAME_AS_REQUESTED, family_level, IN_SMALL,
-    is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE,
-    SPACES, STATE_ASLEEP, STATE_CLOSED, table_of,
+    apart_bytes, ARENA_DEAD, arena_has_memory, ARENA_IN_USE, arena_in_use, ARENA_INTERRUPTED,
+    arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved,
+    arena_reserved_now, ARENA_STALE, arena_state, ArenaCore, ArenaSettings, Block,
+    EXTEND_SAME_AS_REQUESTED, family_level, IN_SMALL, is_graph_pool, LARGE_SPACE, PERSISTENT_SPACE,
+    REUSE_NEVER, REUSE_WAIT, root_of, SMALL_SPACE, SPACES, STATE_CLOSED, table_of,
 )
 from gpumem._native.backing cimport Backing, backing_init, numa_init, THE_DEVICE
 from gpumem._native.bfc cimport (
@@ -531,7 +531,7 @@ cdef bint arena_is_idle(ArenaCore* arena) noexcept nogil:
 
 cdef int arena_close_wait(ArenaCore* arena) noexcept nogil:
     cdef bint interrupted = False
-    if not context_is_dead(arena.context) and arena_is_open(arena) and not is_in_use(arena):
+    if not context_is_dead(arena.context) and arena_has_memory(arena) and not is_in_use(arena):
         drain_streams(arena, &interrupted)
     return ARENA_INTERRUPTED if interrupted else ARENA_OK
 
@@ -706,15 +706,6 @@ cdef void pool_end(ArenaCore* pool) noexcept nogil:
         give_up_views(part)
         part = part_next(pool, part)
     pool_begin(pool)
-
-
-cdef bint pool_sleeps(ArenaCore* pool) noexcept nogil:
-    cdef ArenaCore* part = part_next(pool, NULL)
-    cdef bint asleep = arena_state(pool) == STATE_ASLEEP
-    while part != NULL:
-        asleep = asleep or arena_state(part) == STATE_ASLEEP
-        part = part_next(pool, part)
-    return asleep
 
 
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:

@@ -22,8 +22,8 @@ from gpumem._native.arena.thread_cache cimport (
 )
 from gpumem._native.arena.types cimport (
     ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE,
-    ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE, APART_TRANSPORT, ARENA_BEYOND_DEVICE,
-    arena_can_sleep, ARENA_CLOSED, ARENA_DRIVER_REFUSED, arena_in_use, ARENA_INTERRUPTED,
+    ALLOCATE_TRANSPORT, apart_from, APART_SHAREABLE, APART_TRANSPORT, arena_admits,
+    ARENA_BEYOND_DEVICE, arena_can_sleep, ARENA_DRIVER_REFUSED, arena_in_use, ARENA_INTERRUPTED,
     arena_is_open, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved,
     arena_reserved_now, ArenaCore, ArenaSpan, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
     family_held, family_level, family_limit, is_graph_pool, LARGE_SPACE, last_refusal, live_peak,
@@ -190,10 +190,9 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     cdef uint64_t size = whole_granules(backing, nbytes)
     cdef uint64_t address
     cdef uint32_t region
-    cdef int status
-    if not arena_is_open(arena):
-        return ARENA_CLOSED
-    status = reserve_own(arena, backing, size, &address)
+    cdef int status = arena_admits(arena)
+    if status == ARENA_OK:
+        status = reserve_own(arena, backing, size, &address)
     if status != ARENA_OK:
         return status
     lock_acquire(&arena.lock)
@@ -606,7 +605,7 @@ cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
     if result == PLAN_OK:
         return ARENA_OK
     if not arena_is_open(arena):
-        return ARENA_CLOSED
+        return arena_admits(arena)
     if result != PLAN_NO_MEMORY:
         return ARENA_NO_METADATA
     if not demand.by_budget:

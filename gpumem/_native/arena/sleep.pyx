@@ -10,10 +10,10 @@ from gpumem._native.arena.spans cimport spans_settle, spans_trim
 from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    apart_from, ARENA_CLOSED, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, arena_in_use, arena_is_open,
-    ARENA_NO_COPY, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved_now, arena_state, ArenaCore,
-    ArenaSpan, driver_refused, IN_SMALL, is_graph_pool, last_refusal, last_refused_call, SPACES,
-    STATE_ASLEEP, STATE_CLOSED, STATE_OPEN, table_of,
+    apart_from, ARENA_CLOSED, ARENA_DRIVER_REFUSED, ARENA_HALF_ASLEEP, arena_in_use, ARENA_IN_USE,
+    arena_is_open, ARENA_NO_COPY, ARENA_OK, ARENA_OVER_LIMIT, arena_reserved_now, arena_state,
+    ArenaCore, ArenaSpan, driver_refused, IN_SMALL, is_graph_pool, last_refusal, last_refused_call,
+    SPACES, STATE_ASLEEP, STATE_CLOSED, STATE_FALLING, STATE_OPEN, table_of,
 )
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport Bfc, BFC_OK, bfc_resolve, CHUNK_USED, handle_of, NIL, state_of
@@ -141,7 +141,8 @@ cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     if arena_state(arena) == STATE_CLOSED:
         status = ARENA_CLOSED
     elif arena_is_open(arena):
-        # First of all: from here on no thread allocates a block that the copy would miss.
+        status = ARENA_IN_USE       # a graph pool that was made since
+    elif arena_state(arena) == STATE_FALLING:
         set_state(arena, STATE_ASLEEP)
         status = go_to_sleep(arena, place)
         settle(arena)
@@ -188,7 +189,18 @@ cdef void finish_wake(ArenaCore* arena, bint stays) noexcept nogil:
     lock_release(&arena.grow_lock)
 
 
+cdef bint arena_turn(ArenaCore* arena, int before, int after) noexcept nogil:
+    cdef bint turned
+    lock_acquire(&arena.grow_lock)
+    turned = arena_state(arena) == before
+    if turned:
+        set_state(arena, after)
+    lock_release(&arena.grow_lock)
+    return turned
+
+
 cdef void set_state(ArenaCore* arena, int state) noexcept nogil:
+    # Caller holds `grow_lock`.
     lock_acquire(&arena.lock)
     store32(&arena.state, state)
     lock_release(&arena.lock)

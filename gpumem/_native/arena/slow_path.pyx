@@ -23,10 +23,10 @@ from gpumem._native.arena.thread_cache cimport (
     cache_find, cache_flush_other_streams, cache_free_some, cache_publish, caches_flush,
 )
 from gpumem._native.arena.types cimport (
-    ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_NO_WAIT, ARENA_CAPTURING, ARENA_CLOSED,
-    ARENA_DEAD, ARENA_IN_USE, ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK,
-    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, Block, is_graph_pool, REUSE_WAIT,
-    table_for, ThreadCache,
+    ALLOCATE_ALONE, ALLOCATE_INTERRUPTIBLE, ALLOCATE_NO_WAIT, arena_admits, ARENA_ASLEEP,
+    ARENA_CAPTURING, ARENA_CLOSED, ARENA_DEAD, ARENA_IN_USE, ARENA_INTERRUPTED, ARENA_NO_METADATA,
+    ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, ArenaSpan, Block, is_graph_pool,
+    REUSE_WAIT, table_for, ThreadCache,
 )
 from gpumem._native.bfc cimport (
     Bfc, bfc_allocate, bfc_allocate_across, BFC_MAY_SWAP, BFC_NO_METADATA, BFC_OK, MAX_BYTES, NIL,
@@ -137,7 +137,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_FREE, block)
         if not own_region and status == ARENA_OVER_LIMIT:
             status = allocate_from_table(arena, nbytes, stream_slot, SEARCH_ACROSS, block)
-        if status != ARENA_OK and status != ARENA_CLOSED:
+        if status != ARENA_OK and status != ARENA_CLOSED and status != ARENA_ASLEEP:
             status = grow(arena, nbytes, stream_slot, own_region, flags, block)
 
         # 8. Release regions and pages that hold no block and have no unfinished work, also those
@@ -186,14 +186,16 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     # ARENA_OVER_LIMIT: no chunk fits. ARENA_OVER_BUDGET: a budget refuses the size of the chunk
     # with unfinished work.
     cdef int status = BFC_OK
-    cdef int refused = ARENA_OVER_LIMIT
+    cdef int refused
     cdef uint32_t index
     cdef Bfc* table = table_for(arena, nbytes)
     cdef ThreadCache* cache = cache_find(arena)
     lock_acquire(&arena.lock)
-    if not arena_is_open(arena):
+    refused = arena_admits(arena)
+    if refused != ARENA_OK:
         lock_release(&arena.lock)
-        return ARENA_CLOSED
+        return refused
+    refused = ARENA_OVER_LIMIT
     cache_publish(arena, cache)         # before the table changes, so that the peak is exact
     if search == SEARCH_UNFINISHED:
         index = allocate_behind(arena, table, nbytes, stream_slot, &refused)

@@ -10,7 +10,7 @@ from gpumem._native.arena.family cimport arena_drop, arena_retain
 from gpumem._native.arena.streams cimport release_completed, slot_drop, slot_retain, uses_done
 from gpumem._native.arena.thread_cache cimport caches_flush
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_IN_USE, arena_in_use, arena_is_open, arena_max_in_use, ARENA_NO_METADATA,
+    arena_admits, ARENA_CLOSED, ARENA_IN_USE, arena_in_use, arena_max_in_use, ARENA_NO_METADATA,
     ARENA_OK, ARENA_OVER_BUDGET, ArenaCore, ArenaSpan, driver_refused, SpanNote, SpanView,
     stamp_free, STREAM_DRAINED,
 )
@@ -42,9 +42,9 @@ cdef int span_take(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t las
     cdef const char* call = "cuCtxPushCurrent"
     cdef CUresult code
     cdef int status
-    if load32(&span.closed) or not arena_is_open(arena):
-        return ARENA_CLOSED
-    status = arena_charge(arena, missing)
+    status = ARENA_CLOSED if load32(&span.closed) else arena_admits(arena)
+    if status == ARENA_OK:
+        status = arena_charge(arena, missing)
     if status != ARENA_OK:
         return status
     if arena.in_use_level != NULL and used and not charge_request(arena, used):

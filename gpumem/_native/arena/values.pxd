@@ -54,7 +54,7 @@ cdef enum ArenaStatus:
     ARENA_DEAD = 5              # the arena belongs to the parent process
     ARENA_IN_USE = 6
     ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
-    ARENA_CLOSED = 8            # closed, or asleep: `arena_state` says which
+    ARENA_CLOSED = 8            # closed, or about to be
     ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
     ARENA_NO_COPY = 10          # out of host memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
@@ -65,6 +65,7 @@ cdef enum ArenaStatus:
     ARENA_TAGGED = 15           # the calling thread allocates under a tag: see `tag_now`
     ARENA_NO_STREAM_SLOT = 16   # all are in use, and none can be vacated; nothing changed
     ARENA_DETOUR = 17           # the fast path leaves it to detours; nothing changed
+    ARENA_ASLEEP = 18           # asleep, or about to be
 
 cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_PERSISTENT = 1     # in a region of exactly this block
@@ -81,8 +82,11 @@ cdef enum:                      # memory apart from regions and pages; a sleep l
 
 cdef enum ArenaState:           # unless open, no allocation succeeds
     STATE_OPEN = 0
-    STATE_CLOSED = 1
-    STATE_ASLEEP = 2            # its bytes are in a copy, or dropped; frees are allowed
+    STATE_CLOSING = 1           # with its tags and graph pools, if none of them is in use
+    # In the next two no view and no access of a block may begin. Frees are allowed.
+    STATE_FALLING = 2           # it will sleep, if no view and no access is left
+    STATE_ASLEEP = 3            # its bytes are in a copy, or dropped
+    STATE_CLOSED = 4
 
 cdef enum ExtendStrategy:
     EXTEND_NEXT_POWER_OF_TWO = 0
@@ -119,6 +123,16 @@ cdef inline uint32_t arena_state(const ArenaCore* arena) noexcept nogil:
 
 cdef inline bint arena_is_open(const ArenaCore* arena) noexcept nogil:
     return arena_state(arena) == STATE_OPEN
+
+cdef inline int arena_admits(const ArenaCore* arena) noexcept nogil:
+    # ARENA_OK, or the status of a refused allocation. One read: the state may change at any time.
+    cdef uint32_t state = arena_state(arena)
+    if state == STATE_OPEN:
+        return ARENA_OK
+    return ARENA_ASLEEP if state == STATE_FALLING or state == STATE_ASLEEP else ARENA_CLOSED
+
+cdef inline bint arena_has_memory(const ArenaCore* arena) noexcept nogil:
+    return arena_state(arena) < STATE_ASLEEP
 
 cdef struct Block:
     uint64_t address

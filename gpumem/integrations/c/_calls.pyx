@@ -13,10 +13,11 @@ from libc.string cimport memcpy, strdup
 from gpumem._arena cimport allocate_under_pressure, Arena, arena_take_on, raise_status
 from gpumem._buffer cimport Buffer, Stream
 from gpumem._native.arena.api cimport (
-    AllocatorHook, ARENA_CAPTURING, ARENA_CLOSED, arena_context, arena_counts, ARENA_DEAD,
-    ARENA_DRIVER_REFUSED, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK, ARENA_OVER_BUDGET,
-    arena_refusal, arena_shrink, ARENA_STALE, arena_stream, ArenaCore, ArenaCounts, hook_allocate,
-    hook_core, hook_create, hook_drop, hook_free, hook_free_on, hook_live, hook_record,
+    AllocatorHook, ARENA_ASLEEP, ARENA_CAPTURING, ARENA_CLOSED, arena_context, arena_counts,
+    ARENA_DEAD, ARENA_DRIVER_REFUSED, ARENA_NO_METADATA, ARENA_NO_STREAM_SLOT, ARENA_OK,
+    ARENA_OVER_BUDGET, arena_refusal, arena_shrink, ARENA_STALE, arena_stream, ArenaCore,
+    ArenaCounts, hook_allocate, hook_core, hook_create, hook_drop, hook_free, hook_free_on,
+    hook_live, hook_record,
 )
 from gpumem._native.driver cimport (
     context_enter, context_is_dead, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUgraph,
@@ -257,7 +258,7 @@ cdef int status_of(const ArenaCore* core, int status) noexcept nogil:
         return GPUMEM_OK
     if status == ARENA_STALE:
         return GPUMEM_NOT_FOUND
-    if status == ARENA_CLOSED or status == ARENA_DEAD:
+    if status == ARENA_CLOSED or status == ARENA_ASLEEP or status == ARENA_DEAD:
         return GPUMEM_CLOSED
     if status == ARENA_CAPTURING:
         return GPUMEM_CAPTURING

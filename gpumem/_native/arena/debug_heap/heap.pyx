@@ -19,7 +19,7 @@ from gpumem._native.arena.streams cimport (
     drain_streams, slot_drop, slot_retain, streams_may_work, uses_release,
 )
 from gpumem._native.arena.types cimport (
-    ALLOCATE_SHAREABLE, ARENA_INTERRUPTED, arena_is_open, ARENA_NO_METADATA, ARENA_OK,
+    ALLOCATE_SHAREABLE, arena_has_memory, ARENA_INTERRUPTED, ARENA_NO_METADATA, ARENA_OK,
     ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ARENA_STALE, arena_state, ArenaCore, Block, driver_refused,
     stamp_free, STATE_ASLEEP, STREAM_DRAINED,
 )
@@ -411,7 +411,7 @@ cdef void heap_drain(ArenaCore* arena) noexcept nogil:
 
 cdef void heap_lock_drained(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.heap.turn)
-    if arena_is_open(arena):
+    if arena_has_memory(arena):
         drain(arena)
 
 
@@ -426,9 +426,9 @@ cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
         return code
     lock_acquire(&heap.turn)
     examine_and_release(arena, heap.settings.quarantine, False)
-    if arena_is_open(arena):
+    if arena_has_memory(arena):
         code = check_all(arena, HEAP_QUARANTINED)
-    if arena_is_open(arena) and code == CUDA_SUCCESS:
+    if arena_has_memory(arena) and code == CUDA_SUCCESS:
         code = check_all(arena, HEAP_LIVE)
     lock_release(&heap.turn)
     return code
@@ -469,7 +469,7 @@ cdef uint64_t examine_and_release(ArenaCore* arena, uint64_t most, bint forced) 
     # until at most `most` bytes remain, and returns the freed bytes. `forced`: all streams are
     # done, and blocks that the driver does not let be examined are freed unexamined.
     cdef CUstreamCaptureMode mode
-    if not arena_is_open(arena) or not holds_any(arena.heap):
+    if not arena_has_memory(arena) or not holds_any(arena.heap):
         return 0
     # Polled first: an event that has completed lets blocks of either list go on.
     mode = context_relax(arena.context)
