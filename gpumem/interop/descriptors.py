@@ -10,6 +10,7 @@ True.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import fcntl
@@ -380,6 +381,15 @@ def duplicate(handle: Any) -> Handle:
         return Handle(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 0))
     except OSError as error:
         raise BadHandleError(error.errno, f"descriptor {number}: {error.strerror}") from None
+
+
+def keep_from_shrinking(file: Handle) -> None:
+    """Seal a file in memory, because an access of mapped bytes that were cut off is fatal.
+
+    A file that its maker has not allowed to be sealed, or that is opened to read, stays as it is.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(file.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
 
 
 def require_consumable(handle: Any, consume: bool, *, is_address: bool = False) -> None:

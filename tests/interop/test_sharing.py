@@ -206,6 +206,30 @@ def test_shared_file_size_is_sealed(arena):
                 os.truncate(handle.fileno(), size)
 
 
+@pytest.mark.parametrize("kind", [MemoryHandleType.MEMFD, MemoryHandleType.OPAQUE_FD])
+def test_imported_file_is_sealed_against_shrinking_where_its_maker_allows_it(kind):
+    for flags in (os.MFD_ALLOW_SEALING, 0):
+        fd = os.memfd_create("pixels", flags)
+        os.truncate(fd, 4096)
+        with interop.Importer.for_device("host") as importer:
+            memory = importer.import_memory(interop.MemoryDescriptor(fd, kind, 4096))
+            if flags:
+                with pytest.raises(PermissionError):
+                    os.truncate(fd, 0)
+                os.truncate(fd, 8192)  # growing harms nobody
+            assert not memory.tensor((4096,), "u1").numpy().any()
+            memory.close()
+        os.close(fd)
+
+
+def test_pool_that_was_exported_cannot_be_shortened():
+    with gpumem.DriverPool("host", {"shareable": True}) as pool:
+        kept = gpumem.zeros((4, 4), "f4", resource=pool)
+        with interop.export(kept) as handle, pytest.raises(PermissionError):
+            os.truncate(handle.fileno(), 0)
+        del kept
+
+
 def test_pools_block_is_exported_by_its_pool():
     with gpumem.DriverPool("host", {"shareable": True}) as pool:
         tensor = gpumem.zeros((4, 4), "f4", resource=pool)

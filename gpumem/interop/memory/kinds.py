@@ -30,6 +30,7 @@ from gpumem.interop.descriptors import (
     MemoryHandleType,
     bytes_of,
     duplicate,
+    keep_from_shrinking,
     require_consumable,
     require_device,
 )
@@ -178,6 +179,7 @@ def _by_file(
 
     def opened(wanted: Wanted) -> ExternalMemory:
         with duplicate(wanted.descriptor.handle) as file:
+            keep_from_shrinking(file)
             return open_file(wanted, file)
 
     return opened

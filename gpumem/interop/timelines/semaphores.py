@@ -11,6 +11,7 @@ from gpumem.interop.descriptors import (
     SemaphoreDescriptor,
     SemaphoreType,
     duplicate,
+    keep_from_shrinking,
     require_consumable,
     require_device,
 )
@@ -93,6 +94,7 @@ def import_semaphore(
         if descriptor.type is SemaphoreType.HOST_TIMELINE:
             timeline = HostTimeline.from_fd(own, where)
         else:
+            keep_from_shrinking(own)
             timeline = import_fd(where, own.fileno())
     if consume:
         consume_handle(descriptor.handle)

@@ -27,8 +27,9 @@ static size_t shared_high; /* maximum of the bytes in use */
 static Extent *shared_free;
 
 int host_sparse_file(const char *name) {
-    int file = memfd_create(name, MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, (off_t)FILE_BYTES) == 0) return file;
+    int file = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0) return -1;
+    if (ftruncate(file, (off_t)FILE_BYTES) == 0 && fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) == 0) return file;
     close(file);
     return -1;
 }
