@@ -55,7 +55,6 @@ cdef object tagged_as(Arena arena, object name, object asleep):
     if asleep not in MODES:
         raise ConfigError(f"invalid asleep = {asleep!r}: expected one of 'keep', 'drop', 'stay'")
     observed = label_events(name)
-    require_not_closed(arena)
     if name == UNTAGGED:
         mode, inner = "keep", arena
     else:
@@ -76,14 +75,9 @@ cdef Tag find_or_open(Arena arena, str name, str asleep):
     if arena.tags is None:
         arena.tags = {}
     # Another thread may have opened it first. Or it closes the arena, whose tags it then lists.
-    require_not_closed(arena)
-    return arena.tags.setdefault(name, tag)
-
-
-cdef int require_not_closed(Arena arena) except -1:
     if arena_admits(arena.core) == ARENA_CLOSED:
         raise_status(arena, 0, 0, arena.default_slot, ARENA_CLOSED)
-    return 0
+    return arena.tags.setdefault(name, tag)
 
 
 cdef Arena open_tag(Arena arena, str name):

@@ -489,8 +489,7 @@ cdef class Buffer:
         cdef ResourceBase resource = made(self)
         if resource.memory.device.type != "cuda":
             raise AttributeError(f"{resource.memory} memory is not accessible to CUDA")
-        if self.is_closed:
-            raise ClosedError("this buffer is closed")
+        require_open(self)
         cdef uint64_t stream = resource.stream_at(self.slot) or LEGACY_STREAM
         resource.before_stream(self, <CUstream><uintptr_t>stream, resource.driver_device)
         return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,

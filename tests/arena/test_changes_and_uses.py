@@ -217,7 +217,7 @@ def test_arena_closes_with_all_of_its_tags_or_with_none(arena, driver):
         wait_until(lambda: refuses(arena))
         held = allocate()
         gate.open()
-    assert refused == ["arena 'host:0' was being closed by another thread"]
+    assert refused == ["arena 'host:0, tag second' was being closed by another thread"]
     assert arena.closed
     assert not held
 

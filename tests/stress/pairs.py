@@ -273,8 +273,8 @@ def drop(ground: Ground, held: Held, number: int) -> None:
 
 
 def view(ground: Ground, held: Held, number: int) -> None:
-    if not ground.arena.memory.host_accessible:
-        return held.check(gpumem.from_dlpack(held.tensor))
+    if not ground.arena.memory.host_accessible:  # a library's view may be there, not be used
+        return held.check(held.tensor[:])
     array = held.tensor.numpy()
     held.check(array)
     array[...] = held.value = held.next()
