@@ -29,6 +29,7 @@ from .patterns import WrongBytes
 NBYTES = 3 << 20  # of a user's tensor: more than a page, so that its memory is unmapped
 USERS = 2
 PATIENCE = 30  # seconds
+PAUSE = 5e-4  # seconds of a user without a tensor, in which a close may succeed
 SWITCH = 1e-5  # seconds between two threads' turns in the interpreter
 REFUSALS = (AsleepError, ClosedError, InUseError)
 
@@ -118,8 +119,27 @@ class Wake(Ground):
 
 
 class Close(Ground):
+    """The arena closes with a tag of one of its users, or both stay open."""
+
+    def tensor(self, number: int) -> gpumem.Tensor:
+        if number == 0:
+            return super().tensor(number)
+        with self.arena.tag("a tag"):
+            return super().tensor(number)
+
+    def full(self, number: int, value: int) -> gpumem.Tensor:
+        made = self.tensor(number)
+        made.fill(value)
+        return made
+
     def change(self) -> None:
-        self.arena.close()
+        try:
+            self.arena.close()
+        except InUseError:
+            self.arena.allocate(256).close()
+            with self.arena.tag("a tag"):
+                self.arena.allocate(256).close()
+            raise
         self.arena = self.opened()
 
 
@@ -413,6 +433,7 @@ def _use(
             result.done["uses"] += 1
         if result.turns[number] % 3 == 0:
             ground.held[number] = None
+            time.sleep(PAUSE)
 
 
 def _change(ground: Ground, left: threading.Event, result: Result) -> None:
