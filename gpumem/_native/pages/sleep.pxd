@@ -56,7 +56,7 @@ cdef struct StoreChunk:
 
 cdef struct FileWindow:
     uint64_t nbytes         # written
-    uint64_t sums[2]        # of these bytes: another process may change the file
+    uint64_t sums[2]        # of samples of them: another process may change the file
 
 # Added to the errno of a file, for a result above those of the driver: ENODATA, if the file was
 # shortened, EBADMSG, if it was changed.

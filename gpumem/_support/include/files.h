@@ -39,10 +39,13 @@ static inline int file_read(int file, void *bytes, size_t nbytes, uint64_t offse
     return 0;
 }
 
-/* Adds words to Fletcher's two sums, which depend on the order of the words. */
+/* Adds samples to Fletcher's two sums, which depend on their order: the word at each KiB of the
+ * addresses. They show bytes that another process has cut off and filled up; a sum of all bytes
+ * takes as long as a third of the writing. */
 static inline void file_sum(const void *bytes, size_t nbytes, uint64_t sums[2]) {
-    const uint64_t *words = bytes;
-    for (size_t i = 0; i < nbytes / sizeof(uint64_t); i++) sums[1] += sums[0] += words[i];
+    const uint64_t *end = (const uint64_t *)((const char *)bytes + nbytes);
+    const uint64_t *word = (const uint64_t *)(((uintptr_t)bytes + 1023) & ~(uintptr_t)1023);
+    for (; word + 1 <= end; word += 128) sums[1] += sums[0] += *word;
 }
 
 #endif
