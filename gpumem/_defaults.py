@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
 from gpumem._arena.arena import Arena
 from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.pool import DriverPool
+from gpumem._support.contexts import ContextBlock, Link, Opened, opened_values
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind, default_device
 from gpumem.errors import ConfigError, ConfigWarning, DriverError, PoolFallbackWarning
@@ -21,8 +23,8 @@ _R = TypeVar("_R", bound=MemoryResource)
 
 MAX_LOOKUPS = 256
 
-# In this context: the resources of the using_resource blocks that are open, the innermost last.
-using: ContextVar[tuple[MemoryResource, ...]] = ContextVar("gpumem_using_resource", default=())
+# In this context: the innermost using_resource block that is open.
+using: ContextVar[Link | None] = ContextVar("gpumem_using_resource", default=None)
 
 # (device, kind) -> resource; the keys of arenas that were made here; and the resource for each
 # object that callers have passed as a memory, None included.
@@ -61,7 +63,7 @@ def get_default_resource(memory: MemoryInfo | Device | str | None = None) -> Mem
     >>> gpumem.get_default_resource("host") is gpumem.get_default_resource("host:0")
     True
     """
-    used = using.get()
+    used = opened_values(using)
     found = _used_for(used, memory) if used else None
     return _look_up(memory) if found is None else found
 
@@ -86,12 +88,12 @@ def _forget_lookups() -> None:
 
 
 def _used_for(
-    used: tuple[MemoryResource, ...], memory: MemoryInfo | Device | str | None
+    used: list[MemoryResource], memory: MemoryInfo | Device | str | None
 ) -> MemoryResource | None:
     if memory is None:
-        return used[-1]
+        return used[0]
     key = _key_of(memory)
-    return next((each for each in reversed(used) if _key_of(each.memory) == key), None)
+    return next((each for each in used if _key_of(each.memory) == key), None)
 
 
 def _registered_for(memory: MemoryInfo | Device | str | None) -> MemoryResource:
@@ -153,21 +155,29 @@ def set_default_resource(
     _forget_lookups()
 
 
-@contextmanager
-def using_resource(resource: _R) -> Iterator[_R]:
+def using_resource(resource: _R) -> AbstractContextManager[_R]:
     """Make a resource the default of its memory, inside a ``with`` block.
 
-    It applies only to the context of this thread or asynchronous task. The innermost block of a
-    memory applies; for allocations without a memory, the innermost block of all.
+    It applies only to the context of this thread or asynchronous task, as `observe.tag`. The
+    innermost block of a memory applies; for allocations without a memory, the innermost block of
+    all.
 
     Parameters
     ----------
     resource : MemoryResource
 
+    Returns
+    -------
+    context manager
+        It yields the resource. Also a decorator of functions. Each use needs another one.
+
     Raises
     ------
     TypeError
         `resource` is not a MemoryResource.
+    GpumemError
+        On entering: this one was entered before. On leaving: another thread or another context has
+        entered.
 
     Examples
     --------
@@ -177,11 +187,9 @@ def using_resource(resource: _R) -> Iterator[_R]:
     True
     """
     _require_resource(resource)
-    token = using.set((*using.get(), resource))
-    try:
-        yield resource
-    finally:
-        using.reset(token)
+    opened = Opened(resource)
+    name = f"using_resource({resource!r})"
+    return ContextBlock(using, opened, name, partial(using_resource, resource))
 
 
 def _require_resource(resource: object) -> None:

@@ -50,6 +50,7 @@ from gpumem._native.bfc cimport MAX_BYTES
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, CUstream, DriverDevice
 from gpumem._resource cimport handle_of
+from gpumem._support.contexts cimport innermost_label
 from gpumem._support.lease cimport Lease, Uses, uses_free
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport process, raise_interrupt
@@ -329,6 +330,7 @@ cdef class Arena(MemoryResource):
         elif region != REGION_OF_MANY:
             flags |= ALLOCATE_PERSISTENT
         require_outside_source(self)
+        innermost_label(False)          # read with the interpreter lock, for events without it
         slot_retain(self.core, slot)    # other threads run: it must keep its stream
         try:
             if self.heap is not None:
@@ -470,7 +472,7 @@ on_pressure=None, name=None)\n--\n\n\
 Make a tensor: its rows get memory and release it, while its addresses stay.
 
         It has memory of the device's own, by the driver's virtual memory, also in an arena of
-        regions. It belongs to the tag that the calling thread has open (see `tag`), and sleeps
+        regions. It belongs to the tag that the calling context has open (see `tag`), and sleeps
         with it.
 
         Parameters
@@ -863,9 +865,9 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
     # ---- sleep -----------------------------------------------------------------------------------
 
     def tag(self, name, *, asleep="keep"):
-        """Tag the blocks that the calling thread allocates, so that they can sleep separately.
+        """Tag the blocks that this context allocates, so that they can sleep separately.
 
-        A context manager. Blocks of a tag lie on pages of their own, and count in the arena's
+        A context manager and decorator. Blocks of a tag lie on pages of their own, and count in the arena's
         limit, budget and `stats`; PyTorch's tensors over this arena are blocks as well. Of nested
         tags the innermost applies. Recordings and reports show the tag, as `gpumem.observe.tag`.
         Blocks without a tag have the tag ``"default"``, which is "keep".
@@ -881,15 +883,23 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         Raises
         ------
         TypeError, ValueError
-            `name` is not a str, is empty, or there are too many names.
+            `name` is not a str, or is empty.
         ConfigError
             `asleep` is something else, or not the value that the tag was first opened with; or the
             arena has regions or a source: then addresses cannot be kept.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
         GpumemError
-            On entering: this context was used before. On leaving: it is not entered, or another
-            thread has entered.
+            On entering: this block was entered before. On leaving: it is not entered, or was in
+            another thread or another context.
+
+        Notes
+        -----
+        A tag belongs to Python's context, as `observe.tag` describes: a task, or a function under
+        ``copy_context().run``, has the tags that were open where it was made, and a thread begins
+        without. A library's allocation has the tag of the context that calls the library. On a
+        thread that Python does not know it has none, and neither have PyTorch's threads for the
+        backward pass.
 
         Examples
         --------

@@ -9,9 +9,9 @@ cdef class Tag:
     cdef str asleep                     # "keep", "drop" or "stay"
     cdef Arena arena
 
-# The context in which the calling thread's allocations have a tag. A new tag is opened.
+# The block in which this context's allocations have a tag. A new tag is opened.
 cdef object tagged_as(Arena arena, object name, object asleep)
-# The arena of the calling thread's tag; None: it has none open.
+# The arena of the calling context's tag; None: it has none open.
 cdef Arena arena_of_tag(Arena arena)
 # (name, arena) of these tags, in the order of opening; the untagged blocks first. None: all.
 cdef list named_tags(Arena arena, object tags)

@@ -4,9 +4,9 @@ import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 cimport cython
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
@@ -17,17 +17,18 @@ from gpumem._arena.status cimport counters_of, raise_status, under_pressure
 from gpumem._native.arena.api cimport (
     arena_admits, arena_can_sleep, ARENA_CLOSED, ARENA_DEAD, arena_events, ARENA_IN_USE,
     arena_is_idle, ARENA_OK, ARENA_OVER_BUDGET, arena_sleep, arena_sleeps_with, arena_state,
-    arena_turn, arena_views, arena_wake, ArenaCore, devices_are_quiet, OpenTag, sleep_sums,
-    SleepSums, STATE_ASLEEP, STATE_CLOSING, STATE_FALLING, STATE_OPEN, tag_adopt, tag_close,
-    tag_now, tag_open,
+    arena_turn, arena_views, arena_wake, ArenaCore, devices_are_quiet, sleep_sums,
+    SleepSums, STATE_ASLEEP, STATE_CLOSING, STATE_FALLING, STATE_OPEN, tag_adopt, tag_count,
 )
 from gpumem._native.driver cimport context_is_dead, DriverDevice, synchronize_device
 from gpumem._native.pages cimport STORE_DEVICE, STORE_FILE, STORE_HOST, StorePlace
+from gpumem._support.contexts cimport Opened, opened_tag
 from gpumem._support.events cimport event_source_join
 from gpumem._support.lease cimport views_alive
 
 from gpumem._arena.sleep_file import SleepFile
 from gpumem._support.arguments import require
+from gpumem._support.contexts import ContextBlock, tags
 from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted
 from gpumem.device import Device
@@ -44,17 +45,14 @@ cdef enum:
 
 
 cdef object tagged_as(Arena arena, object name, object asleep):
-    from gpumem._events.labels import tag as label_events
+    from gpumem._events.labels import label_of
 
     cdef Tag tag
     require_virtual(arena)
-    require("name", name, str, "a str")
     require("asleep", asleep, str, "one of 'keep', 'drop', 'stay'")
-    if not name:
-        raise ValueError("a tag has at least one character")
+    label = label_of(name)
     if asleep not in MODES:
         raise ConfigError(f"invalid asleep = {asleep!r}: expected one of 'keep', 'drop', 'stay'")
-    observed = label_events(name)
     if name == UNTAGGED:
         mode, inner = "keep", arena
     else:
@@ -62,7 +60,8 @@ cdef object tagged_as(Arena arena, object name, object asleep):
         mode, inner = tag.asleep, tag.arena
     if mode != asleep:
         raise ConfigError(f"invalid asleep = {asleep!r} of tag {name!r}: it is {mode!r}")
-    return Tagged(arena, inner, name, observed)
+    return ContextBlock(tags, OpenedTag(arena, inner, label), f"tag {name!r}",
+                        partial(arena.tag, name, asleep=asleep))
 
 
 cdef Tag find_or_open(Arena arena, str name, str asleep):
@@ -96,13 +95,10 @@ cdef Arena open_tag(Arena arena, str name):
 
 
 cdef Arena arena_of_tag(Arena arena):
-    cdef Tag tag
-    cdef ArenaCore* core = tag_now(arena.core)
-    if core != NULL:
-        for tag in arena.tags.values():
-            if tag.arena.core == core:
-                return tag.arena
-    return None
+    cdef Opened opened = opened_tag(arena.core)
+    if opened is None or (<OpenedTag>opened).inner is arena:
+        return None
+    return (<OpenedTag>opened).inner
 
 
 cdef list named_tags(Arena arena, object tags):
@@ -193,39 +189,24 @@ cdef int close_if_idle(Arena arena) except -1:
 
 
 @cython.final
-cdef class Tagged:
-    """The context in which a thread's allocations of an arena have a tag."""
+@cython.no_gc_clear     # `__dealloc__` needs the arena
+cdef class OpenedTag(Opened):
+    """A tag that a context may have open: its arena's allocations look which one they have."""
 
-    cdef readonly str name
     cdef Arena arena
     cdef Arena inner
-    cdef object observed                # the context of the observers' tag
-    cdef OpenTag open
-    cdef bint used
-    cdef bint is_open                   # it has a reference to itself: the thread's list has `open`
 
-    def __cinit__(self, Arena arena not None, Arena inner not None, name, observed):
-        self.arena, self.inner, self.name, self.observed = arena, inner, name, observed
-        self.open.arena, self.open.tagged = arena.core, inner.core
+    def __cinit__(self, Arena arena not None, Arena inner not None, label):
+        self.arena, self.inner = arena, inner
+        self.tag.arena, self.tag.tagged, self.tag.label = arena.core, inner.core, label
+        tag_count(arena.core, 1)
 
-    def __enter__(self):
-        if self.used:
-            raise GpumemError(f"tag {self.name!r} was entered before: call tag() for each use")
-        self.used = True
-        self.observed.__enter__()
-        Py_INCREF(self)
-        self.is_open = True
-        tag_open(&self.open)
+    def __init__(self, *arguments):
+        pass    # `__cinit__` has made it
 
-    def __exit__(self, *exception):
-        if not self.is_open:
-            raise GpumemError(f"tag {self.name!r} is not entered")
-        if not tag_close(&self.open):
-            raise GpumemError(f"tag {self.name!r} was entered by another thread: leave it on that "
-                              "thread")
-        self.is_open = False
-        Py_DECREF(self)
-        self.observed.__exit__(*exception)
+    def __dealloc__(self):
+        if self.arena is not None:
+            tag_count(self.arena.core, -1)
 
 
 # ---- sleep and wake ------------------------------------------------------------------------------

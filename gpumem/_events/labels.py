@@ -5,27 +5,15 @@ A tag of an arena (`Arena.tag`) decides which pages sleep together; it labels it
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 
 from gpumem._events import recorder
-from gpumem.errors import GpumemError
+from gpumem._support.contexts import ContextBlock, Opened, tags
 
 
-class _OpenLabels(threading.local):
-    """The numbers of the labels that a thread has entered, in order, each by its own context."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[object, int] = {}
-
-
-_open_labels = _OpenLabels()
-
-
-@contextlib.contextmanager
-def tag(name: str) -> Iterator[None]:
-    """Label the allocations of the calling thread inside a block, in events and snapshots.
+def tag(name: str) -> AbstractContextManager[None]:
+    """Label the allocations of this context inside a block, in events and snapshots.
 
     Of nested labels the innermost applies: the last one that was entered and is not left yet.
     Blocks keep their labels only while something is recorded. A label does not decide what sleeps:
@@ -34,19 +22,28 @@ def tag(name: str) -> Iterator[None]:
     Parameters
     ----------
     name : str
-        The label, as events and reports show it; a process has up to 65535 different ones.
+        The label, as events and reports show it. A process tells 65,534 names apart; all later
+        ones share the label ``"further tags"``.
+
+    Returns
+    -------
+    context manager
+        Also a decorator of functions. Each use needs another one.
 
     Raises
     ------
     TypeError, ValueError
-        `name` is not a str, is empty, or there are too many names.
+        `name` is not a str, or is empty.
     GpumemError
-        On leaving: another thread has entered, and keeps the label.
+        On entering: this one was entered before. On leaving: another thread or another context has
+        entered, and keeps the label.
 
     Notes
     -----
-    A label belongs to the thread, not to a task: if code awaits inside the block, the other tasks
-    of the thread have the label until the block ends.
+    As every context variable, a label belongs to the context: an asynchronous task has its own, and
+    begins with those that were open where it was made; a thread begins without. The block of a
+    generator stays open in its caller after a ``yield``. Allocations of a thread that Python does
+    not know have no label.
 
     Examples
     --------
@@ -54,18 +51,14 @@ def tag(name: str) -> Iterator[None]:
     >>> with gpumem.observe.tag("optimizer"):
     ...     pass
     """
+    opened = Opened(label=label_of(name))
+    return ContextBlock(tags, opened, f"tag {name!r}", partial(tag, name))
+
+
+def label_of(name: str) -> int:
+    """Return the number of a label's text."""
     if not isinstance(name, str):
         raise TypeError(f"a tag is a str, not {type(name).__name__}")
     if not name:
         raise ValueError("a tag has at least one character")
-    context = object()
-    _open_labels.numbers[context] = number = recorder.number_of_label(name)
-    recorder.set_label(number)
-    try:
-        yield
-    finally:
-        numbers = _open_labels.numbers
-        if numbers.pop(context, None) is None:
-            raise GpumemError(f"tag {name!r} was entered by another thread, which keeps it")
-        # Generators may leave labels in another order than the reverse of that of entering.
-        recorder.set_label(next(reversed(numbers.values()), 0))
+    return recorder.number_of_label(name)

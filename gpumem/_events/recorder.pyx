@@ -17,7 +17,7 @@ from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport (
     EventSource, REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define,
     recorder_end, recorder_file, recorder_finish_file, recorder_free, recorder_read_ring,
-    recorder_ring, recorder_set_stacks, recorder_thread_id, thread_set_framework, thread_set_label,
+    recorder_ring, recorder_set_stacks, recorder_thread_id, thread_set_framework,
 )
 from gpumem._support.process cimport interrupt_again, process, process_is_exiting
 from gpumem.adaptors._adaptor cimport Adaptor
@@ -99,6 +99,7 @@ cdef class NameTable:
         return 0 if found is None else found
 
 
+FURTHER_TAGS = "further tags"
 cdef NameTable labels = NameTable(REC_TAGS, label_texts)
 cdef NameTable stacks = NameTable(REC_STACKS, [""])
 # Numbers of stacks by their calls, so that a text is made only for a stack that is new, or new to a
@@ -128,25 +129,14 @@ cdef int end_waiting_for_resource() except -1:
     return 0
 
 
-# ---- label and framework of the calling thread ---------------------------------------------------
+# ---- labels, and the framework of the calling thread ---------------------------------------------
 
 def number_of_label(text):
-    """Return the number of a label, for `set_label`.
-
-    Raises
-    ------
-    ValueError
-        There are 65535 labels already.
-    """
-    cdef uint16_t number = labels.number(str(text))
-    if number == 0:
-        raise ValueError(f"tag {text!r} is one too many: a process can use {MAX_NUMBERS} tags")
-    return number
-
-
-def set_label(number):
-    """Set the label of the calling thread's events; 0: none."""
-    thread_set_label(number)
+    """Return the number of a label; the last number is shared by all further ones."""
+    cdef uint16_t number = 0
+    if len(labels.texts) < MAX_NUMBERS or text in labels.numbers:
+        number = labels.number(str(text))
+    return number or labels.number(FURTHER_TAGS)
 
 
 @cython.final

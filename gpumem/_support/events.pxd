@@ -115,8 +115,7 @@ cdef inline void note_page(EventSource* source, uint32_t kind, uint64_t address,
 
 # ---- for the calling thread ----------------------------------------------------------------------
 
-# Set the label and the framework of the calling thread's next events; return the previous one.
-cdef uint16_t (*thread_set_label)(uint16_t label) noexcept nogil
+# Sets the framework of the calling thread's next events; returns the previous one.
 cdef uint8_t (*thread_set_framework)(uint8_t framework) noexcept nogil
 
 # ---- for recordings ------------------------------------------------------------------------------

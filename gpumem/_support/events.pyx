@@ -2,17 +2,17 @@
 
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
 
+from gpumem._support.contexts cimport innermost_label
 from gpumem._support.process cimport process
 
 
 cdef extern from "recorder.h" nogil:
-    int rec_init(const uint32_t* generation)
+    int rec_init(const uint32_t* generation, uint16_t (*label)(bint may_wait) noexcept nogil)
     void rec_source_name(EventSource*, const char* memory, const char* kind, const char* name)
     void rec_source_open(EventSource*, void* owner, uint32_t owner_is)
     void rec_source_join(EventSource*, const EventSource* other)
     void rec_source_close(EventSource*)
     void rec_note(EventSource*, const RecEvent*, bint may_wait, RecNoted*)
-    uint16_t rec_set_tag(uint16_t)
     uint8_t rec_set_framework(uint8_t)
     Recorder* rec_make_ring(uint64_t slots, uint32_t sampling)
     Recorder* rec_make_file(int file, uint32_t sampling, int* code)
@@ -32,7 +32,7 @@ label_texts = [""]
 FRAMEWORKS = ("", "torch", "cupy", "numba", "jax", "rmm", "cuda.core", "c", "onnxruntime",
               "virtual tensors")
 
-if rec_init(&process.generation) != 0:
+if rec_init(&process.generation, innermost_label) != 0:
     raise MemoryError("the process has no thread-specific key left")
 
 event_source_name = rec_source_name
@@ -41,7 +41,6 @@ event_source_join = rec_source_join
 event_source_close = rec_source_close
 event_source_note = rec_note
 event_sources_visit = rec_visit
-thread_set_label = rec_set_tag
 thread_set_framework = rec_set_framework
 recorder_ring = rec_make_ring
 recorder_file = rec_make_file

@@ -657,9 +657,8 @@ cdef list last = last_served
 cdef MemoryResource serving(object memory):
     cdef PyObject* value = NULL
     PyContextVar_Get(open_blocks, NULL, &value)
-    used = <tuple>value
-    Py_DECREF(used)         # the cast took a reference of its own
-    if not used and last[0] is memory:
+    Py_DECREF(<object>value)    # the context, or the variable, has another reference
+    if value == <PyObject*>None and last[0] is memory:
         return <MemoryResource>last[1]
     return get_default_resource(memory)
 

@@ -23,6 +23,7 @@ from gpumem._native.arena.api cimport (
 )
 from gpumem._native.driver cimport DriverDevice
 from gpumem._native.pages cimport GRANULE, MAX_PAGE_GRANULES, round_to_granule
+from gpumem._support.contexts cimport innermost_label
 from gpumem._support.instances cimport forbid_instantiation
 from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._support.memory cimport require_memory
@@ -397,6 +398,7 @@ cdef class VirtualTensor:
         begin = self.page_at(first)
         end = self.page_after(last) if last > first else begin
         ahead = self.page_after(min(last + self.ahead, self.max_rows)) if last > first else begin
+        innermost_label(False)      # read with the interpreter lock, for events without it
         while True:
             with self.lock:
                 self.require_usable()

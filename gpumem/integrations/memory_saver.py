@@ -47,7 +47,7 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def region(self, tag: str = "default", enable_cpu_backup: bool = False) -> Iterator[None]:
-        """Let memory that the calling thread allocates in PyTorch pause and resume with a tag.
+        """Let memory that this context allocates in PyTorch pause and resume with a tag.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def disable(self) -> Iterator[None]:
-        """Leave the region in which the calling thread is: its allocations do not pause."""
+        """Leave the region in which this context is: its allocations do not pause."""
         with contextlib.ExitStack() as stack:
             for arena in _arenas():
                 stack.enter_context(arena.tag("default"))

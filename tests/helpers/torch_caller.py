@@ -135,6 +135,10 @@ class Caller:
         ctypes.CDLL(None).free(POINTER(text))
         return said
 
-    def _call(self, name, result, *arguments):
+    def address_of(self, name):
+        """Return the address of a function."""
         place = torch_hooks.table() + ctypes.sizeof(POINTER) * (ARENAS + FUNCTIONS.index(name))
-        return ctypes.CFUNCTYPE(result)(POINTER.from_address(place).value)(*arguments)
+        return POINTER.from_address(place).value
+
+    def _call(self, name, result, *arguments):
+        return ctypes.CFUNCTYPE(result)(self.address_of(name))(*arguments)

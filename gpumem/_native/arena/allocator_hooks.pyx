@@ -17,6 +17,7 @@ from gpumem._native.arena.types cimport (
 from gpumem._native.bfc cimport Chunk
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport count_add, count_now, count_retain_live, publish32, published32
+from gpumem._support.contexts cimport innermost_label
 from gpumem._support.events cimport is_recorded, thread_set_framework
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport (
@@ -355,7 +356,9 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
     if not is_recorded(&arena.events):
         status = block_allocate(arena, nbytes, slot, flags, &block)
     else:
-        # The recorder reads the caller from the thread, whichever call writes the event.
+        # The recorder reads the caller from the thread, whichever call writes the event; and its
+        # label, for which no lock of ours may be held if the interpreter lock is needed.
+        innermost_label(True)
         before = thread_set_framework(hook.framework)
         status = block_allocate(arena, nbytes, slot, flags, &block)
         thread_set_framework(before)
@@ -369,7 +372,7 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
 
 
 cdef inline ArenaCore* arena_for(ArenaCore* arena) noexcept nogil:
-    # Returns the arena of the tag which the calling thread has open.
+    # Returns the arena of the tag which the calling context has open.
     cdef ArenaCore* tagged = NULL
     if not count_now(&root_of(arena).detour):
         return arena

@@ -19,7 +19,7 @@ from gpumem._native.arena.values cimport (
     HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE, HEAP_NO_STACK, HEAP_OVERRUN, HEAP_STRAY_WRITE,
     HEAP_STREAM_GONE, HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite,
     HeapState, HOOK_KINDS, HOOK_LARGE, HOOK_SMALL, HookBlock, HookCounts, HookLive, HookSums, Lack,
-    MAX_STREAMS, OpenTag, PageCopy, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView,
+    MAX_STREAMS, PageCopy, REUSE_COMPLETED, REUSE_NEVER, REUSE_WAIT, SleepSums, SpanView,
     STATE_ASLEEP, STATE_CLOSED, STATE_CLOSING, STATE_FALLING, STATE_OPEN, STREAM_NAMED,
     STREAM_VACANT, StreamState, TableCopy, unlikely,
 )
@@ -112,8 +112,7 @@ cdef bint (*arena_reset_stream)(ArenaCore* arena, uint32_t stream_slot, bint may
 
 cdef void (*arena_drop)(ArenaCore* arena) noexcept nogil
 cdef bint (*arena_retain_live)(ArenaCore* arena) noexcept nogil
-cdef void (*tag_open)(OpenTag* tag) noexcept nogil
-cdef bint (*tag_close)(OpenTag* tag) noexcept nogil
+cdef void (*tag_count)(ArenaCore* arena, int32_t by) noexcept nogil
 cdef ArenaCore* (*tag_now)(const ArenaCore* arena) noexcept nogil
 cdef void (*tag_adopt)(ArenaCore* tagged, ArenaCore* arena) noexcept nogil
 cdef ArenaCore* (*tag_next)(ArenaCore* arena, ArenaCore* before) noexcept nogil

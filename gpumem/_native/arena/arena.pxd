@@ -80,7 +80,7 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
                             bint splits, bint captured) noexcept nogil
 # Makes a fresh arena, without a region, a graph pool. Caller holds no lock, nor the interpreter's.
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) noexcept nogil
-# The part of a pool that serves the tag which the calling thread has open; made at the first use,
+# The part of a pool that serves the tag which the calling context has open; made at the first use,
 # and kept by the pool. NULL: out of host memory.
 cdef ArenaCore* pool_for_tag(ArenaCore* pool) noexcept nogil
 # Before a capture, while none is under way: makes memory that was freed earlier, and that no

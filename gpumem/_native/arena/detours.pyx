@@ -34,7 +34,7 @@ cdef int allocate_detoured(ArenaCore* arena, uint64_t nbytes, uint32_t stream_sl
     elif arena.heap != NULL or arena.settings.passthrough or not arena_is_open(arena):
         return ARENA_MISS
     elif arena.in_use_level == NULL:
-        status = block_allocate(arena, nbytes, stream_slot, block)       # another thread's tag
+        status = block_allocate(arena, nbytes, stream_slot, block)       # another context's tag
     elif not charge_request(arena, nbytes):
         return ARENA_OVER_BUDGET
     else:

@@ -2,13 +2,16 @@
 
 Blocks of different tags share no page, so that the pages of one can sleep alone. So each tag has an
 arena of its own, a child as a graph pool is: the limit and the budget are its parent's, and idle
-memory of one is released where another needs it. A thread opens a tag for itself; while any thread
-has one open, allocations of the parent leave the fast path to ask which. The blocks of a graph pool
-have tags too: it has a pool for each, and each sleeps with the arena of its tag.
+memory of one is released where another needs it. Python's context has the open tags
+(`_support/contexts`); while any context has one of an arena, allocations of that arena leave the
+fast path to ask which. The blocks of a graph pool have tags too: it has a pool for each, and each
+sleeps with the arena of its tag.
 """
 
+from libc.stdint cimport int32_t
+
 from gpumem._native.arena.types cimport ArenaCore, is_graph_pool, root_of
-from gpumem._native.arena.values cimport ArenaFront, OpenTag
+from gpumem._native.arena.values cimport ArenaFront
 from gpumem._support.atomics cimport published_pointer
 from gpumem._support.retired cimport Retired
 
@@ -20,10 +23,9 @@ cdef void arena_drop(ArenaCore* arena) noexcept nogil
 cdef void arena_retire(ArenaCore* arena) noexcept nogil
 cdef Retired* arenas_take_retired() noexcept nogil
 
-cdef void tag_open(OpenTag* tag) noexcept nogil
-# False: another thread opened the tag; it stays open there.
-cdef bint tag_close(OpenTag* tag) noexcept nogil
-# Returns the arena that serves the calling thread's allocations of `arena`; NULL: `arena` itself.
+# Counts an open tag of the arena, or subtracts one.
+cdef void tag_count(ArenaCore* arena, int32_t by) noexcept nogil
+# Returns the arena that serves the calling context's allocations of `arena`; NULL: `arena` itself.
 cdef ArenaCore* tag_now(const ArenaCore* arena) noexcept nogil
 
 # Makes a fresh arena a tag's arena, a child of `arena`.

@@ -1,9 +1,12 @@
 """References of arenas, and their tags."""
 
+from libc.stdint cimport int32_t
+
 from gpumem._native.arena.types cimport ArenaCore, root_of
 from gpumem._native.budget cimport budget_move
 from gpumem._native.driver cimport context_is_dead
 from gpumem._support.atomics cimport count_add, count_retain_live, load64, publish_pointer
+from gpumem._support.contexts cimport open_tags, OpenLink
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
@@ -11,17 +14,6 @@ from gpumem._support.retired cimport retire, Retired, take_retired
 # Arenas without references; the next call that may block releases their memory to the driver.
 # Finalizers put them here, because they must neither block nor call the driver.
 cdef Retired* retired_arenas = NULL
-
-
-cdef extern from *:
-    """
-    /* Of this module alone, as thread-local storage is; the innermost tag first. */
-    static __thread void *opened_tags;
-    static inline void *gm_opened_tags(void) { return opened_tags; }
-    static inline void gm_set_opened_tags(void *tags) { opened_tags = tags; }
-    """
-    void* gm_opened_tags() noexcept nogil
-    void gm_set_opened_tags(void* tags) noexcept nogil
 
 
 # ---- references ----------------------------------------------------------------------------------
@@ -60,34 +52,17 @@ on_fork(NULL, NULL, forget_after_fork)
 
 # ---- tags ----------------------------------------------------------------------------------------
 
-cdef void tag_open(OpenTag* tag) noexcept nogil:
-    tag.outer = <OpenTag*>gm_opened_tags()
-    gm_set_opened_tags(tag)
-    count_add(&(<ArenaFront*>tag.arena).detour, 1)
-
-
-cdef bint tag_close(OpenTag* tag) noexcept nogil:
-    cdef OpenTag* each = <OpenTag*>gm_opened_tags()
-    if each == tag:
-        gm_set_opened_tags(tag.outer)
-    else:
-        # Generators may close them in another order.
-        while each != NULL and each.outer != tag:
-            each = each.outer
-        if each == NULL:
-            return False
-        each.outer = tag.outer
-    count_add(&(<ArenaFront*>tag.arena).detour, -1)
-    return True
+cdef void tag_count(ArenaCore* arena, int32_t by) noexcept nogil:
+    count_add(&(<ArenaFront*>arena).detour, by)
 
 
 cdef ArenaCore* tag_now(const ArenaCore* arena) noexcept nogil:
-    cdef OpenTag* each = <OpenTag*>gm_opened_tags()
-    while each != NULL and each.arena != arena:
+    cdef const OpenLink* each = open_tags(True)
+    while each != NULL and (each.tag.arena != arena or each.tag.is_over):
         each = each.outer
-    if each == NULL or each.tagged == arena:
+    if each == NULL or each.tag.tagged == arena:
         return NULL
-    return each.tagged
+    return <ArenaCore*>each.tag.tagged
 
 
 cdef void tag_adopt(ArenaCore* tagged, ArenaCore* arena) noexcept nogil:

@@ -90,7 +90,7 @@ cdef void take_pages(ArenaSpan* span, uint32_t first, uint32_t spare, uint32_t l
 
 
 cdef void note_block(ArenaSpan* span, uint32_t kind, uint32_t page) noexcept nogil:
-    # A page in use counts as a block. Its owner is the thread's tag, otherwise all virtual tensors
+    # A page in use counts as a block. Its owner is the context's tag, otherwise all virtual tensors
     # together: under a lock no stack is recorded.
     cdef uint64_t nbytes = span_page_bytes(&span.pages, page)
     cdef uint8_t before

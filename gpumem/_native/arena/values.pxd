@@ -62,7 +62,7 @@ cdef enum ArenaStatus:
     ARENA_HALF_ASLEEP = 12
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
     ARENA_INTERRUPTED = 14      # a signal's handler raised: the exception is set
-    ARENA_TAGGED = 15           # the calling thread allocates under a tag: see `tag_now`
+    ARENA_TAGGED = 15           # the calling context allocates under a tag: see `tag_now`
     ARENA_NO_STREAM_SLOT = 16   # all are in use, and none can be vacated; nothing changed
     ARENA_DETOUR = 17           # the fast path leaves it to detours; nothing changed
     ARENA_ASLEEP = 18           # asleep, or about to be
@@ -164,12 +164,6 @@ cdef struct BlockNote:
 
 # ---- Tags, virtual tensors, sleep ----------------------------------------------------------------
 
-
-# One opened tag of the calling thread, in the opener's memory until it is closed.
-cdef struct OpenTag:
-    ArenaCore* arena        # requests to it
-    ArenaCore* tagged       # comes from here; `arena` itself: untagged
-    OpenTag* outer
 
 # The memory that a commit lacked.
 cdef struct Lack:

@@ -52,7 +52,6 @@ typedef struct RecThread {
     uint64_t known_to; /* serial of the recorder that has this thread's name in its file */
     uint32_t random;
     uint16_t number;
-    uint16_t tag;
     uint8_t framework;
     uint8_t capturing; /* inside the hook that reads the stack */
     int32_t ended;
@@ -83,6 +82,8 @@ static uint64_t rec_serials;
 static int rec_biased;
 /* Numbers the calling thread's stack, with native frames or without; NULL: stacks are not recorded. */
 static uint16_t (*rec_stack)(int native);
+/* The label of the calling thread; it may wait for the interpreter lock if that is allowed. */
+static uint16_t (*rec_label)(int may_wait);
 static pthread_key_t rec_key;
 static int32_t rec_thread_ids[65536]; /* number -> the system's id of the thread */
 
@@ -129,7 +130,6 @@ static RecThread *rec_thread_make(void) {
         thread->number = (uint16_t)rec_numbers;
         thread->random = rec_numbers * 2654435761u;
         thread->known_to = 0;
-        thread->tag = 0;
         thread->framework = 0;
         thread->ended = 0;
         rec_thread_ids[thread->number] = (int32_t)syscall(SYS_gettid);
@@ -145,14 +145,6 @@ static RecThread *rec_thread_make(void) {
 
 static inline RecThread *rec_thread(void) { return rec_own != NULL ? rec_own : rec_thread_make(); }
 
-static uint16_t rec_set_tag(uint16_t tag) {
-    RecThread *thread = rec_thread();
-    if (thread == NULL) return 0;
-    uint16_t before = thread->tag;
-    thread->tag = tag;
-    return before;
-}
-
 static uint8_t rec_set_framework(uint8_t framework) {
     RecThread *thread = rec_thread();
     if (thread == NULL) return 0;
@@ -164,8 +156,9 @@ static uint8_t rec_set_framework(uint8_t framework) {
 static int32_t rec_thread_id(uint16_t number) { return rec_thread_ids[number]; }
 static void rec_set_stacks(uint16_t (*number)(int native)) { rec_stack = number; }
 
-static int rec_init(const uint32_t *generation) {
+static int rec_init(const uint32_t *generation, uint16_t (*label)(int may_wait)) {
     rec_process = generation;
+    rec_label = label;
     rec_generation = *generation;
     rec_biased = owner_is_biased();
     lock_init(&rec_lock);
@@ -288,6 +281,7 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
     if (thread == NULL) return;
     if (rec_stack != NULL && may_wait && event->kind == REC_ALLOC)
         stack = rec_sample(source, thread);
+    unsigned label = rec_label(may_wait && event->kind == REC_ALLOC);
     owner_enter(&thread->lock);
     Recorder *recorder = rec_of(source);
     if (recorder != NULL) {
@@ -298,7 +292,7 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
             rec_define(recorder, REC_THREADS, thread->number, text, (size_t)length);
         }
         noted->time = rec_now(CLOCK_MONOTONIC);
-        noted->seal = rec_seal(event->kind, thread->framework, thread->number, thread->tag, stack);
+        noted->seal = rec_seal(event->kind, thread->framework, thread->number, label, stack);
         uint64_t block = event->block < BLOCK_MASK ? event->block : BLOCK_MASK;
         uint64_t words[6] = {noted->time - recorder->began, event->address, event->nbytes,
                              block | (uint64_t)source->number << 48, event->stream, noted->seal};

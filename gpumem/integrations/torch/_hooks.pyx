@@ -28,6 +28,7 @@ from gpumem._native.driver cimport (
     CUresult, CUstream, DeviceContext,
 )
 from gpumem._support.atomics cimport load64, publish_pointer, published_pointer, sum_add
+from gpumem._support.contexts cimport begin_foreign_lock, end_foreign_lock
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.interpreter cimport interpreter_release, interpreter_restore, PyThreadState
 from gpumem._support.memory cimport array_reserve
@@ -199,11 +200,13 @@ cdef void* allocate_segment(size_t nbytes, int device, void* stream) noexcept no
     cdef int status
     if hook == NULL or nbytes == 0:
         return NULL
+    begin_foreign_lock()        # PyTorch's allocator holds its own
     status = allocate_with(hook, nbytes, <CUstream>stream, 0, &address)
     # A capturing stream is refused ordinary blocks, because its graph would use them after their
     # free. A segment stays with PyTorch's allocator, which has its own rules for captures.
     if status == ARENA_CAPTURING:
         allocate_with(hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT, &address)
+    end_foreign_lock()
     return <void*>address
 
 
