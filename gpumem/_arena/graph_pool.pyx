@@ -8,12 +8,13 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._arena.arena cimport Arena
 from gpumem._arena.open cimport count_of
-from gpumem._arena.tags cimport arena_of_tag, arenas_of_tags, close_if_idle
+from gpumem._arena.status cimport raise_status
+from gpumem._arena.tags cimport arena_of_tag, arenas_of_tags, close_if_idle, hold, let_go
 from gpumem._buffer cimport Buffer
 from gpumem._native.arena.api cimport (
-    arena_context, arena_counts_now, arena_events, arena_is_graph_pool, arena_stream_handle,
-    arena_stream_state, ArenaCore, ArenaCounts, pool_adopt, pool_begin, pool_retain_with, slot_drop,
-    slot_retain, STREAM_NAMED,
+    arena_admits, ARENA_CLOSED, arena_context, arena_counts_now, arena_events, arena_is_graph_pool,
+    arena_stream_handle, arena_stream_state, ArenaCore, ArenaCounts, pool_adopt, pool_begin,
+    pool_retain_with, slot_drop, slot_retain, STATE_CLOSING, STREAM_NAMED,
 )
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, stream_captures
 from gpumem._support.events cimport event_source_name
@@ -180,8 +181,13 @@ cdef class GraphPool:
         """
         if not required(self).closed:
             require_idle(self)
-            for each in self.members():
-                each.close()
+            held = hold(self.members(), STATE_CLOSING)
+            try:
+                require_idle(self)      # again: nothing is allocated any more
+                for each in self.members():
+                    each.close()
+            finally:
+                let_go(held, STATE_CLOSING)
 
     @property
     def _homes(self):
@@ -280,6 +286,9 @@ cdef class Captures:
         if before is not None and not self.end_if_over(before):
             raise InUseError(f"stream {arena.stream_at(slot):#x} already allocates from a graph "
                              f"pool of {arena.name!r}")
+        # Another thread may close the pool meanwhile.
+        if arena_admits(pool.core) == ARENA_CLOSED:
+            raise_status(pool.inner, 0, 0, slot, ARENA_CLOSED)
         # The slot keeps its number while the pool serves the stream.
         slot_retain(arena.core, slot)
         self.served[slot] = pool

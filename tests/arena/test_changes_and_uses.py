@@ -222,6 +222,29 @@ def test_arena_closes_with_all_of_its_tags_or_with_none(arena, driver):
     assert not held
 
 
+def test_graph_pool_that_another_thread_closes_serves_no_capture(arena, driver):
+    stream = gpumem.Stream("host")
+    gate = driver.block(stream)
+    with arena.capture(stream) as pool:
+        arena.allocate(NBYTES, stream).close()
+    refused = []
+
+    def enter():
+        try:
+            with arena.capture(gpumem.Stream("host"), pool=pool):
+                pass
+        except ClosedError as error:
+            refused.append(str(error))
+        return bool(refused)
+
+    with without_waiting(gate), beside(pool.close):
+        wait_until(enter)
+        gate.open()
+    assert refused == ["arena 'host:0, graph pool' was being closed by another thread"]
+    assert pool.closed
+    assert not pool.capturing
+
+
 def test_closed_arena_opens_no_tag(arena):
     with arena.tag("before"):
         arena.allocate(256).close()
