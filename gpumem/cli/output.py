@@ -1,4 +1,4 @@
-"""Output of the commands: tables or one JSON object on stdout, progress on stderr."""
+"""Output of the commands: tables or one JSON object on stdout, progress and notices on stderr."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def notice(text: str) -> None:
+    """Print a line about facts that a file lacks, if there are any, on stderr."""
+    if text:
+        click.echo(f"notice: {visible(text)}", err=True)
 
 
 def present(facts: F, as_json: bool, show: Callable[[Console, F], None]) -> None:

@@ -10,12 +10,14 @@ from gpumem import replay as replaying
 from gpumem._support.arguments import is_integer
 from gpumem._support.sizes import format_size, is_size_with_unit, parse_size
 from gpumem.cli.arguments import complete_trace, device_option, size, within
-from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
+from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout, table
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.replay import ReplayResult
 from gpumem.replay.engine import MAX_LAG_US
-from gpumem.traces import Trace, load_trace, samples
+from gpumem.report.data import notice_of
+from gpumem.traces import Trace, load_trace, load_traces, samples
+from gpumem.traces.formats import busiest, memory_of
 from gpumem.traces.trace import MAX_LIVE
 
 
@@ -36,6 +38,12 @@ from gpumem.traces.trace import MAX_LIVE
     default=0,
     help="Delay of every stream's work, in microseconds (host devices only).",
 )
+@click.option(
+    "--memory",
+    type=within("integer", click.IntRange(0)),
+    metavar="N",
+    help="Index of the memory of TRACE to replay, if it has several; by default the busiest.",
+)
 @json_option
 def replay(
     trace: str | None,
@@ -44,9 +52,12 @@ def replay(
     max_mem: int | None,
     settings: tuple[str, ...],
     lag_us: int,
+    memory: int | None,
     as_json: bool,
 ) -> None:
     """Replay TRACE: a file (.npz, PyTorch memory snapshot, RMM log) or a bundled trace's name.
+
+    Of a file with several memories, such as the devices of a snapshot, one is replayed.
 
     The exit code is 1 if an allocation failed.
     """
@@ -59,10 +70,16 @@ def replay(
         raise click.UsageError("missing TRACE: a file, or a name from gpumem replay --list")
     config = _config(settings, max_mem)
     with progress(f"replaying {trace}"):
-        loaded = load_trace(trace)
+        found = load_traces(trace, device=memory)
+        loaded = busiest(found)
         result = replaying.replay(loaded, device, config=config, lag_us=lag_us)
+    told = notice_of(loaded)
+    if len(found) > 1:
+        names = ", ".join(map(memory_of, found))
+        told = f"{trace} has {names}; {memory_of(loaded)} is replayed (--memory). {told}".strip()
+    notice(told)
     if as_json:
-        print_json(result.as_dict())
+        print_json({**result.as_dict(), "memory": memory_of(loaded), "notice": told})
     else:
         stdout().print(pairs(_rows(loaded, result)))
     if result.failed_allocs:

@@ -8,7 +8,7 @@ import click
 
 from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import complete_trace, within
-from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
+from gpumem.cli.output import json_option, notice, pairs, print_json, progress, stdout, table
 from gpumem.report import Report, write_report
 
 
@@ -49,6 +49,7 @@ def report(
             made = write_report(source, page, title=title, device=device, doing=doing)
     except OSError as error:
         raise click.ClickException(f"{page}: cannot be written: {error.strerror}") from None
+    notice(made.notice)
     if as_json:
         print_json(made.as_dict())
     else:
@@ -73,8 +74,6 @@ def _show(made: Report) -> None:
             }
         )
     )
-    if made.notice:
-        console.print(f"\nlost events: {made.lost_events:,}. {made.notice}")
     rows = table("", "reserved", "/ live", "", numbers=3)
     for each in made.policies:
         rows.add_row(

@@ -22,10 +22,10 @@ from gpumem.errors import ConfigError, TraceError
 from gpumem.replay.policies import Policy
 from gpumem.report import page
 from gpumem.report.blocks import blocks_of
-from gpumem.report.data import Figures, figures_of, notice_of, policies_of, run_data
+from gpumem.report.data import Figures, figures_of, notice_of_runs, policies_of, run_data
 from gpumem.traces import Trace, load_traces
 from gpumem.traces.builder import require_device
-from gpumem.traces.formats import busiest
+from gpumem.traces.formats import busiest, memory_of
 from gpumem.traces.gpumem_snapshot import traces_of_snapshot
 
 __all__ = ["Report", "write_report"]
@@ -46,12 +46,13 @@ class Report(Figures):
         ("recorded", "at least", "replayed" or "modelled"), ``peak_reserved_bytes`` and
         ``fragmentation``, which is reserved divided by live bytes.
     notice : str
-        Gaps of the page, because the recording lost events; "" if it lost none.
+        Facts that the files lack, such as lost events or blocks from before the first one, of all
+        runs; "" if they lack none.
     runs : tuple of Figures
         Of every run on the page, in order: each file, and each memory in a file.
     name : str
         Name of the run that the page shows first: the busiest memory of the first file. This and
-        all other fields are those of `Figures`; `policies` and `notice` are of the same run.
+        all other fields are those of `Figures`; `policies` are of the same run.
 
     Examples
     --------
@@ -193,7 +194,7 @@ def write_report(
         path=target,
         nbytes=written,
         policies=tuple(each.as_dict() for each in served),
-        notice=notice_of(first),
+        notice=notice_of_runs(*zip(*runs, strict=True)),
         runs=figures,
         **vars(figures[shown]),
     )
@@ -215,8 +216,7 @@ def _traces_of(source: Source, device: int | None) -> list[Trace]:
 def _labelled(traces: Sequence[Trace], files: int) -> Iterator[tuple[Trace, str]]:
     """Name the traces of one file on a page of `files` files."""
     for trace in traces:
-        device = trace.meta.get("device")
-        memory = str(trace.meta.get("memory") or ("" if device is None else f"device {device}"))
+        memory = memory_of(trace)
         parts = [
             trace.name if files > 1 or not memory else "",
             memory if files == 1 or len(traces) > 1 else "",

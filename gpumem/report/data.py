@@ -68,7 +68,7 @@ def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
 
 
 def notice_of(trace: Trace) -> str:
-    """Describe the gaps of a trace that lost events; "" if it lost none."""
+    """Describe the gaps of a trace; "" if it has none."""
     lost, torn = _plain_int(trace.meta, "lost"), _plain_int(trace.meta, "torn")
     begun = trace.meta.get("began_with")
     texts = []
@@ -87,7 +87,15 @@ def notice_of(trace: Trace) -> str:
             f"The file is torn, {_events(torn)} {_were(torn)} not whole: blocks may be missing, or "
             "shown as live at the end."
         )
-    return " ".join(texts)
+    told = trace.meta.get("notice")
+    return " ".join([*texts, *([told] if isinstance(told, str) and told else [])])
+
+
+def notice_of_runs(traces: Sequence[Trace], labels: Sequence[str]) -> str:
+    """Describe the gaps of all traces of a page, each under its label if there are several."""
+    notices = [(label, notice_of(trace)) for trace, label in zip(traces, labels, strict=True)]
+    named = (f"{label}: {text}" if len(notices) > 1 else text for label, text in notices if text)
+    return " ".join(named)
 
 
 def _events(count: int) -> str:

@@ -112,10 +112,16 @@ class TraceBuilder:
         """Record that the memory at `address` can be allocated again."""
         self._free(where, FREE_COMPLETED, self._live.pop(address, None), size, stream, time_us)
 
-    def end_life(self, where: str, address: int, stream: Hashable, time_us: int) -> None:
-        """Record a free that the log lacks, if a block is live at `address`."""
-        if address in self._live:
-            self.free_completed(where, address, 0, stream, time_us)
+    def end_life(self, where: str, address: int, stream: Hashable, time_us: int) -> bool:
+        """Record a free that the log lacks, if a block is live at `address`; return whether."""
+        if address not in self._live:
+            return False
+        self.free_completed(where, address, 0, stream, time_us)
+        return True
+
+    def is_live(self, address: int) -> bool:
+        """Return whether a block is live at `address`."""
+        return address in self._live
 
     def hold(self, where: str, nbytes: int, *, sleeps: bool = False) -> None:
         """Record that memory was reserved from the driver; negative: released to it.
@@ -238,6 +244,10 @@ class SegmentLog:
                     self._present[first] = len(self._rows)
                     self._rows.append([first, last - first, event, -1])
                     at += 1
+
+    def present(self) -> list[tuple[int, int]]:
+        """Return place and bytes of the segments that are there now, by place."""
+        return [(place, self._end_of(place) - place) for place in self._places]
 
     def columns(self) -> Segments | None:
         """Return all segments; None without any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,12 @@ def busiest(traces: Sequence[Trace]) -> Trace:
     return max(traces, key=_weight)
 
 
+def memory_of(trace: Trace) -> str:
+    """Name the memory of a trace, such as "device 0"; "" if the file does not name it."""
+    device = trace.meta.get("device")
+    return str(trace.meta.get("memory") or ("" if device is None else f"device {device}"))
+
+
 def _weight(trace: Trace) -> int:
     return trace.peak_requested if trace.meta.get("moment") else trace.events
 
@@ -119,11 +126,23 @@ def _resolve(source: str | os.PathLike[str]) -> Path:
     raise TraceError(f"{source}: no such file, and no sample of that name (samples: {names})")
 
 
+def _read_json(file: IO[bytes], name: str, device: int | None) -> list[Trace]:
+    """Read a snapshot of gpumem's, or one of PyTorch's that was saved as JSON."""
+    data = file.read()
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"not a snapshot: {error}") from None
+    if isinstance(plain, dict) and "format" not in plain and "segments" in plain:
+        return torch_snapshot.traces_of_torch(plain, len(data), name, device)
+    return gpumem_snapshot.traces_of_snapshot(plain, name, device)
+
+
 # Readers of the formats with several memories, by the first bytes of a file.
 _READERS = {
     torch_snapshot.MAGIC: torch_snapshot.read_torch_snapshot,
     gpumem_recording.MAGIC: gpumem_recording.read_recording,
-    gpumem_snapshot.MAGIC: gpumem_snapshot.read_snapshot,
+    gpumem_snapshot.MAGIC: _read_json,
 }
 
 

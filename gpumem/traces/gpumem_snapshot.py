@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import IO, Any
+from typing import Any
 
 from gpumem._support.nesting import addresses_of_others
 from gpumem._support.texts import shown
@@ -22,15 +21,6 @@ _MALFORMED = (
     OverflowError,
     RecursionError,
 )
-
-
-def read_snapshot(file: IO[bytes], name: str, device: int | None = None) -> list[Trace]:
-    """Read traces from an open snapshot in JSON; see `traces_of_snapshot`."""
-    try:
-        plain = json.loads(file.read())
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"not a snapshot: {error}") from None
-    return traces_of_snapshot(plain, name, device)
 
 
 def traces_of_snapshot(plain: object, name: str, device: int | None = None) -> list[Trace]:

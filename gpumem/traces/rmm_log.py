@@ -24,7 +24,8 @@ def read_rmm_log(file: IO[bytes], name: str) -> Trace:
     """Read a trace from an open RMM log.
 
     Every ``allocate`` and ``free`` line is one event. A free completes at once, since RMM frees
-    in stream order. Failed allocations and empty ones at the null pointer are left out. A time
+    in stream order. Failed allocations and empty ones at the null pointer are left out. The log of
+    a killed program ends within a line, which is left out and counted as ``meta["torn"]``. A time
     is a time of day (a drop of more than half a day is midnight, a rise of more than 23 hours a
     line from before midnight that was logged late), a decimal number of seconds, or a whole number
     of microseconds.
@@ -42,17 +43,25 @@ def read_rmm_log(file: IO[bytes], name: str) -> Trace:
         A line that is not as RMM writes it (it names the line), or a log without allocations.
     """
     try:
-        lines = file.read().decode("utf-8").splitlines()
+        text = file.read().rstrip(b"\0").decode("utf-8")  # a crash may leave zeros at the end
     except UnicodeDecodeError as error:
         raise TraceError(f"the log is not text: byte {error.start} is not UTF-8") from None
     builder = TraceBuilder()
     clock = _Clock()
+    lines = text.splitlines()
+    torn = 0
     for number, line in enumerate(lines[1:], start=2):
-        if line.strip():
+        if not line.strip():
+            continue
+        try:
             _record_line(builder, clock, f"line {number}", line)
+        except TraceError:
+            if number < len(lines) or text.endswith("\n"):
+                raise
+            torn = 1
     if not len(builder):
         raise TraceError("the log holds no allocations")
-    return builder.trace(name, {"source": "rmm_log"})
+    return builder.trace(name, {"source": "rmm_log", "torn": torn})
 
 
 def _record_line(builder: TraceBuilder, clock: _Clock, where: str, line: str) -> None:

@@ -8,16 +8,27 @@ pickle that names a class or function is refused before it runs anything.
 from __future__ import annotations
 
 import pickle
-from typing import IO, Any, NoReturn
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, NamedTuple, NoReturn
 
+import numpy as np
+
+from gpumem._support.sizes import format_size
 from gpumem._support.texts import reason, shown, visible
 from gpumem.errors import TraceError
-from gpumem.traces.builder import TraceBuilder, require_device
-from gpumem.traces.trace import Frames, Trace
+from gpumem.traces.builder import SegmentLog, TraceBuilder, require_device
+from gpumem.traces.trace import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    MAX_SIZE,
+    Frames,
+    Trace,
+)
 
 MAGIC = b"\x80"
-
-_TIME_LIMIT_US = 1 << 62
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -31,41 +42,58 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -> list[Trace]:
-    """Read a trace of each device from an open snapshot pickle.
+    """Read a trace of each device from an open snapshot pickle; see `traces_of_torch`."""
+    snapshot, nbytes = _load_plain(file)
+    return traces_of_torch(snapshot, nbytes, name, device)
 
-    Allocations that were live before recording began are not part of the trace; their frees
-    are, as frees of an unknown block. The trace of a snapshot without history allocates the blocks
-    in use, like that of gpumem's own snapshots.
+
+def traces_of_torch(
+    snapshot: object, nbytes: int, name: str, device: int | None = None
+) -> list[Trace]:
+    """Make a trace of each device that has allocations, frees or blocks in use.
+
+    The blocks that were live at the first entry begin the trace: those that entries free, and those
+    that segments have in use, though no entry allocates them. ``meta["notice"]`` says how many they
+    are, and which facts the history lacks. The trace of a snapshot without history allocates the
+    blocks in use, like that of gpumem's own snapshots.
 
     Parameters
     ----------
-    file : binary file
-        The pickle.
+    snapshot : object
+        As PyTorch pickles it, or a list of segments alone.
+    nbytes : int
+        Bytes of the file, which has at least one for each entry and block.
     name : str
         Name of the trace.
     device : int, optional
-        Index of the device to take; without it, all that have allocations or frees.
+        Index of the device to take; without it, all.
 
     Raises
     ------
     TraceError
-        Not a snapshot, nothing recorded or in use in it, or a pickle that names a class or
-        function.
+        Not a snapshot, or nothing recorded or in use in it.
     """
-    snapshot, nbytes = _load_plain(file)
+    if isinstance(snapshot, list) and snapshot and _is_segment(snapshot[0]):
+        snapshot = {"segments": snapshot}
     traces = _device_traces(snapshot)
     _require_plausible("entries", sum(map(len, traces)), nbytes)
-    found = []
-    for index, entries in enumerate(traces):
-        if device in (None, index) and len(builder := _record(entries, index)):
-            found.append(builder.trace(name, {"source": "torch_snapshot", "device": index}))
-    if found:
-        return found
-    # If a history was recorded, the blocks in use do not stand for it.
-    segments = {} if any(traces) else _segments(snapshot, nbytes)
+    segments = _segments(snapshot, nbytes)
     known = max(len(traces), *(index + 1 for index in segments), 1)
     require_device(device, known)
-    return _traces_of_moment(segments, name, device)
+    if not any(traces):
+        return _traces_of_moment(segments, name, device)
+    found = []
+    for index in range(known) if device is None else [device]:
+        history = _History(traces[index] if index < len(traces) else [], index)
+        builder, notice = history.record(segments.get(index, []))
+        if len(builder):
+            meta = {"source": "torch_snapshot", "device": index, "notice": notice}
+            found.append(builder.trace(name, meta))
+    return found or _traces_of_moment({}, name, device)
+
+
+def _is_segment(value: object) -> bool:
+    return isinstance(value, dict) and "blocks" in value
 
 
 def _load_plain(file: IO[bytes]) -> tuple[object, int]:
@@ -147,7 +175,7 @@ def _device_traces(snapshot: object) -> list[list[object]]:
     return traces
 
 
-# ---- a snapshot without history ------------------------------------------------------------------
+# ---- segments ------------------------------------------------------------------------------------
 
 
 def _segments(snapshot: object, nbytes: int) -> dict[int, list[dict[Any, Any]]]:
@@ -189,78 +217,271 @@ def _record_segments(segments: list[dict[Any, Any]], device: int) -> TraceBuilde
     callers = _Callers()
     for index, segment in enumerate(segments):
         where = f"device {device}, segment {index}"
-        nbytes = _integer(segment, "total_size", f"device {device}")
-        builder.hold(where, nbytes)
         # An arena inside a block of another one begins at the same address.
-        builder.segment_begin(index << 64 | _integer(segment, "address", where), nbytes)
+        address, nbytes = _extent(segment, where)
+        builder.hold(where, nbytes)
+        builder.segment_begin(index << 64 | address, nbytes)
     for index, segment in enumerate(segments):
         where = f"device {device}, segment {index}"
-        stream = _integer(segment, "stream", where, default=0)
-        address = _integer(segment, "address", where)
-        for block in segment["blocks"]:
-            if not isinstance(block, dict):
-                raise TraceError(f"{where}: a block is {shown(block)}, expected a dict")
-            size = _integer(block, "size", where)
-            # Before PyTorch 2.1 blocks have neither addresses nor the requested sizes.
-            address = _integer(block, "address", where, default=address)
-            if block.get("state") == "active_allocated":
-                requested = _integer(block, "requested_size", where, default=size)
-                place = index << 64 | address
-                owner, frames = callers.of(block.get("frames"))
-                builder.alloc(where, place, requested, stream, 0, owner, frames)
-            address += size
+        for block in _active(segment, where):
+            if block.allocated:
+                owner, frames = callers.of(block.frames)
+                place = index << 64 | block.address
+                builder.alloc(where, place, block.nbytes, block.stream, 0, owner, frames)
     return builder
 
 
-def _record(entries: list[object], device: int) -> TraceBuilder:
-    """Record the entries of blocks, segments and failures; others are left out."""
-    builder = TraceBuilder()
-    callers = _Callers()
-    for index, entry in enumerate(entries):
-        where = f"device {device}, entry {index}"
+def _extent(segment: dict[Any, Any], where: str) -> tuple[int, int]:
+    """Return the address and the bytes of a segment."""
+    return _integer(segment, "address", where), _integer(segment, "total_size", where)
+
+
+class _Active(NamedTuple):
+    """A block in use; one that is not `allocated` waits for work of other streams to be freed."""
+
+    address: int
+    nbytes: int
+    stream: int
+    frames: object
+    allocated: bool
+
+
+_STATES = ("active_allocated", "active_pending_free", "active_awaiting_free")
+
+
+def _active(segment: dict[Any, Any], where: str) -> Iterator[_Active]:
+    """Iterate over the blocks in use of a segment."""
+    stream = _integer(segment, "stream", where, default=0)
+    address = _integer(segment, "address", where)
+    for block in segment["blocks"]:
+        if not isinstance(block, dict):
+            raise TraceError(f"{where}: a block is {shown(block)}, expected a dict")
+        size = _integer(block, "size", where)
+        # Before PyTorch 2.1 blocks have neither addresses nor the requested sizes.
+        address = _integer(block, "address", where, default=address)
+        if (state := block.get("state")) in _STATES:
+            requested = _integer(block, "requested_size", where, default=size)
+            frames = block.get("frames")
+            yield _Active(address, requested, stream, frames, state == _STATES[0])
+        address += size
+
+
+# ---- a history -----------------------------------------------------------------------------------
+
+BEFORE = "before the recording"
+_MIN_RING = 1000  # a ring of entries has a round number of them, this at least
+_BLOCKS = ALLOC, FREE_REQUESTED, FREE_COMPLETED
+_BEGIN, _END, _OOM, _OTHER = range(3, 7)
+_ACTIONS = {
+    "alloc": ALLOC,
+    "free_requested": FREE_REQUESTED,
+    "free_completed": FREE_COMPLETED,
+    "segment_alloc": _BEGIN,
+    "segment_map": _BEGIN,
+    "segment_free": _END,
+    "segment_unmap": _END,
+    "oom": _OOM,
+}
+
+
+class _History:
+    """The entries of a device, in columns: a large snapshot has millions."""
+
+    def __init__(self, entries: list[object], device: int) -> None:
+        self.device = device
+        self.action = array("b")
+        self.address = array("Q")
+        self.size = array("q")
+        self.stream = array("Q")
+        self.time_us = array("q")
+        self.frames: list[object] = []  # of allocations
+        for index, entry in enumerate(entries):
+            self._add(entry, f"device {device}, entry {index}")
+
+    def _add(self, entry: object, where: str) -> None:
         if not isinstance(entry, dict):
             raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
-        action = entry.get("action")
-        if not isinstance(action, str):
-            raise TraceError(f"{where}: action is {shown(action)}, expected a str")
-        if action in _OF_BLOCKS:
-            _record_block(builder, where, action, entry, callers)
-        elif action in _OF_SEGMENTS:
-            _record_segment(builder, where, _OF_SEGMENTS[action], entry)
-        elif action == "oom":
-            builder.failure(_integer(entry, "size", where))
-    return builder
+        name = entry.get("action")
+        if not isinstance(name, str):
+            raise TraceError(f"{where}: action is {shown(name)}, expected a str")
+        action = _ACTIONS.get(name, _OTHER)
+        address = size = stream = time_us = 0
+        if action in (_BEGIN, _END):
+            address = _integer(entry, "addr", where, default=0)  # snapshots need not name it
+        elif action in _BLOCKS:
+            address, stream = _integer(entry, "addr", where), _integer(entry, "stream", where)
+            # Snapshots of PyTorch before 2.1 carry no times.
+            time_us = _integer(entry, "time_us", where, default=0)
+        if action != _OTHER:
+            size = _integer(entry, "size", where)
+        self.action.append(action)
+        self.address.append(address)
+        self.size.append(size)
+        self.stream.append(stream)
+        self.time_us.append(time_us)
+        if action == ALLOC:
+            self.frames.append(entry.get("frames"))
+
+    def record(self, segments: list[dict[Any, Any]]) -> tuple[TraceBuilder, str]:
+        """Record all entries after the blocks that were live at the first one.
+
+        Returns
+        -------
+        builder : TraceBuilder
+        notice : str
+            Facts that the history lacks.
+        """
+        builder, callers = TraceBuilder(), _Callers()
+        active: dict[int, _Active] = {}
+        for index, segment in enumerate(segments):
+            for block in _active(segment, f"device {self.device}, segment {index}"):
+                # Of blocks inside each other the outer one is listed first.
+                active.setdefault(block.address, block)
+        self._begin_segments(builder, segments)
+        times = [time for at, time in zip(self.action, self.time_us, strict=True) if at in _BLOCKS]
+        before = self._before(active)
+        for block in before:
+            self._alloc(builder, callers, block, times[0] if times else 0)
+        ended, extents = self._record_entries(builder, callers, before)
+        for index, segment in enumerate(segments):
+            where = f"device {self.device}, segment {index}"
+            for address in extents.remove(*_extent(segment, where)) if extents else ():
+                if address not in active:
+                    ended += builder.end_life(where, address, 0, max(times))
+        for block in active.values():  # allocated after the last entry of their address
+            if not builder.is_live(block.address):
+                self._alloc(builder, callers, block, max(times, default=0))
+        return builder, self._notice(before, ended)
+
+    def _alloc(self, builder: TraceBuilder, callers: _Callers, block: _Active, at: int) -> None:
+        """Record a block that no entry allocates."""
+        owner, frames = callers.of(block.frames)
+        place = block.address, block.nbytes, block.stream
+        builder.alloc(f"device {self.device}", *place, at, owner or BEFORE, frames)
+
+    def _begin_segments(self, builder: TraceBuilder, segments: list[dict[Any, Any]]) -> None:
+        """Record the segments at the first entry: the listed ones, with all entries undone."""
+        log = SegmentLog()
+        for index, segment in enumerate(segments):
+            where = f"device {self.device}, segment {index}"
+            log.begin(*_extent(segment, where), 0)
+        for row in range(len(self.action) - 1, -1, -1):
+            if self.action[row] in (_BEGIN, _END) and self.address[row]:
+                change = log.begin if self.action[row] == _END else log.end
+                change(self.address[row], self.size[row], 0)
+        for address, nbytes in log.present():
+            builder.hold(f"device {self.device}", nbytes)
+            builder.segment_begin(address, nbytes)
+
+    def _before(self, active: dict[int, _Active]) -> list[_Active]:
+        """Return the blocks that were live at the first entry.
+
+        The first entry about an address shows whether it was in use before; an address without an
+        entry is in use now exactly if it was in use then.
+        """
+        action = np.frombuffer(self.action, np.int8)
+        rows = np.flatnonzero(action <= FREE_COMPLETED)
+        named = np.frombuffer(self.address, np.uint64)[rows]
+        addresses, first = np.unique(named, return_index=True)
+        known = np.isin(np.array([*active], np.uint64), addresses)
+        found = [block for block, has in zip(active.values(), known, strict=True) if not has]
+        for row in np.sort(rows[first]).tolist():
+            if self.action[row] != ALLOC:
+                place = self.address[row], self.size[row], self.stream[row]
+                found.append(_Active(*place, None, True))
+        return found
+
+    def _record_entries(
+        self, builder: TraceBuilder, callers: _Callers, before: list[_Active]
+    ) -> tuple[int, _Extents | None]:
+        """Record all entries; return how many frees they lack, and the live blocks if all."""
+        # If `skip_actions` left out completions, requests stand for them. Without both, a block
+        # lives until its addresses are allocated again or released to the driver.
+        ends = FREE_COMPLETED if self._has(FREE_COMPLETED) else FREE_REQUESTED
+        extents = None if self._has(ends) else _Extents(before)
+        ended = 0
+        columns = self.action, self.address, self.size, self.stream, self.time_us
+        frames = iter(self.frames)
+        for index, row in enumerate(zip(*columns, strict=True)):
+            where = f"device {self.device}, entry {index}"
+            action, address, size, stream, time_us = row
+            if action in (ALLOC, _END) and extents:
+                for other in extents.remove(address, size):
+                    ended += builder.end_life(where, other, stream, time_us)
+            if action == ALLOC:
+                if extents:
+                    extents.add(address, size)
+                ended += builder.end_life(where, address, stream, time_us)
+                owner, stack = callers.of(next(frames))
+                builder.alloc(where, address, size, stream, time_us, owner, stack)
+            elif action == ends:
+                builder.free_completed(where, address, size, stream, time_us)
+            elif action == FREE_REQUESTED:
+                builder.free_requested(where, address, size, stream, time_us)
+            elif action in (_BEGIN, _END):
+                builder.hold(where, size if action == _BEGIN else -size)
+                if address:
+                    change = builder.segment_begin if action == _BEGIN else builder.segment_end
+                    change(address, size)
+            elif action == _OOM:
+                builder.failure(size)
+        return ended, extents
+
+    def _has(self, action: int) -> bool:
+        return action in self.action
+
+    def _notice(self, before: list[_Active], ended: int) -> str:
+        """Say which facts the history lacks."""
+        entries, texts = len(self.action), []
+        allocates = self._has(ALLOC)
+        if before:
+            blocks = f"{len(before):,} block{'s were' if len(before) > 1 else ' was'}"
+            nbytes = format_size(sum(block.nbytes for block in before))
+            texts.append(
+                f"{blocks} live before the first entry of the file, with {nbytes}: the peak until "
+                "then is not known."
+            )
+        # PyTorch has the frames of a block only if it recorded when the block was allocated.
+        known = allocates and any(block.frames for block in before)
+        full = entries >= _MIN_RING and (entries % _MIN_RING == 0 or entries.bit_count() == 1)
+        if before and (known or full):
+            texts.append(
+                f"The ring of {entries:,} entries {'overflowed' if known else 'may have overflowed'}"
+                " (max_entries of _record_memory_history): older entries are lost."
+            )
+        if not allocates and (self._has(FREE_REQUESTED) or self._has(FREE_COMPLETED)):
+            texts.append("It has no allocations (skip_actions): blocks are shown from its begin.")
+        elif allocates and not self._has(FREE_COMPLETED) and self._has(FREE_REQUESTED):
+            texts.append("It has no completions of frees (skip_actions): requests stand for them.")
+        elif ended:
+            texts.append(
+                f"{ended:,} free{'s are' if ended > 1 else ' is'} missing (skip_actions): those "
+                "blocks are shown until their memory is allocated again, or until the end."
+            )
+        return " ".join(texts)
 
 
-_OF_BLOCKS = ("alloc", "free_requested", "free_completed")
-_OF_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+class _Extents:
+    """The blocks of a history without frees, by address: an allocation ends those in its place."""
 
+    def __init__(self, blocks: Iterable[_Active]) -> None:
+        self._nbytes = {block.address: block.nbytes for block in blocks}
+        self._places = sorted(self._nbytes)
 
-def _record_segment(builder: TraceBuilder, where: str, sign: int, entry: dict[Any, Any]) -> None:
-    nbytes = _integer(entry, "size", where)
-    builder.hold(where, sign * nbytes)
-    address = _integer(entry, "addr", where, default=0)
-    if address <= 0:  # snapshots need not name it
-        return
-    if sign > 0:
-        builder.segment_begin(address, nbytes)
-    else:
-        builder.segment_end(address, nbytes)
+    def add(self, address: int, nbytes: int) -> None:
+        """Add a block that overlaps no other one."""
+        insort(self._places, address)
+        self._nbytes[address] = nbytes
 
-
-def _record_block(
-    builder: TraceBuilder, where: str, action: str, entry: dict[Any, Any], callers: _Callers
-) -> None:
-    address, size, stream = (_integer(entry, key, where) for key in ("addr", "size", "stream"))
-    # Snapshots of PyTorch before 2.1 carry no times.
-    time_us = _integer(entry, "time_us", where, default=0)
-    if action == "alloc":
-        owner, frames = callers.of(entry.get("frames"))
-        builder.alloc(where, address, size, stream, time_us, owner, frames)
-    elif action == "free_requested":
-        builder.free_requested(where, address, size, stream, time_us)
-    else:
-        builder.free_completed(where, address, size, stream, time_us)
+    def remove(self, address: int, nbytes: int) -> list[int]:
+        """Remove the blocks in a range of addresses, and return their addresses."""
+        places = self._places
+        first, stop = (bisect_left(places, at) for at in (address, address + max(nbytes, 1)))
+        if first and places[first - 1] + self._nbytes[places[first - 1]] > address:
+            first -= 1
+        removed = places[first:stop]
+        del places[first:stop]
+        return removed
 
 
 class _Callers:
@@ -313,8 +534,13 @@ def _owner(stack: Frames) -> str:
 
 def _integer(entry: dict[Any, Any], key: str, where: str, default: int | None = None) -> int:
     value = entry.get(key, default)
-    if not isinstance(value, int) or not -_TIME_LIMIT_US <= value < 1 << 64:
+    if not isinstance(value, int):
         raise TraceError(f"{where}: {key} is {shown(value)}, expected an integer")
-    if key == "time_us" and value >= _TIME_LIMIT_US:
-        raise TraceError(f"{where}: time_us is {value}, expected 0..{_TIME_LIMIT_US}")
+    limit = _LIMITS.get(key, MAX_SIZE)
+    if not 0 <= value <= limit:
+        raise TraceError(f"{where}: {key} is {shown(value)}, expected 0..{limit}")
     return value
+
+
+_LIMITS = dict.fromkeys(("addr", "address", "stream"), (1 << 64) - 1)
+_LIMITS |= {"time_us": 1 << 62, "device": 1 << 20}

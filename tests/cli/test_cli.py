@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.torch_snapshots import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,8 @@ REPLAY_KEYS = [
     "failed_allocs",
     "driver_calls",
     "pages_moved",
+    "memory",
+    "notice",
 ]
 SMALL = {
     "action": [0, 2],
@@ -268,6 +271,21 @@ def test_replay_reads_every_format(gpumem_command, tmp_path, small_trace):
         assert one_object(out)["peak_requested_bytes"] == 4096
 
 
+def test_replay_names_the_memory_of_several_that_it_takes(gpumem_command, tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    busy = [entry("alloc", 512 * i, 1) for i in range(1, 4)]
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[busy[0]], busy]}))
+    code, out, err = gpumem_command("replay", path, "--device", "host", "--json")
+    assert (code, one_object(out)["memory"], one_object(out)["events"]) == (0, "device 1", 3)
+    assert "has device 0, device 1; device 1 is replayed (--memory)" in err
+    assert err.strip() == f"notice: {one_object(out)['notice']}"
+    code, out, err = gpumem_command("replay", path, "--device=host", "--memory=0", "--json")
+    assert (code, one_object(out)["memory"], one_object(out)["notice"]) == (0, "device 0", "")
+    code, out, err = gpumem_command("replay", path, "--device=host", "--memory=2")
+    assert (code, out) == (2, "")
+    assert "device is 2, expected 0..1" in err
+
+
 def test_replay_lists_the_bundled_traces(gpumem_command):
     code, out, _ = gpumem_command("replay", "--list")
     assert code == 0
@@ -420,7 +438,7 @@ def test_facts_of_a_trace_that_cannot_be_are_left_out(gpumem_command, tmp_path, 
     np.savez(path, **SMALL, meta=meta)
     options = ["-o", tmp_path / "page.html"] if command == "report" else ["--device=host"]
     code, out, err = gpumem_command(command, path, *options)
-    assert (code, err) == (0, "")
+    assert (code, err.startswith("notice: 3 events were lost")) == (0, '"lost": 3' in meta)
     assert "when recorded" not in out
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import child
+from helpers.torch_snapshots import block_of, entry, segment
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem.errors import GpumemError, TraceError
+from gpumem.report.data import notice_of
 from gpumem.traces import Trace, load_trace, npz, samples, torch_snapshot
 from gpumem.traces.trace import MAX_SIZE, MAX_STREAMS
 
@@ -363,18 +365,6 @@ def test_oversized_file_is_refused_unread(tmp_path):
 # ------------------------------------------------------------------------------ torch snapshots
 
 
-def entry(action, addr, size, stream=0, time_us=1_700_000_000_000_000, **more):
-    return {
-        "action": action,
-        "addr": addr,
-        "size": size,
-        "stream": stream,
-        "time_us": time_us,
-        "frames": [{"filename": "train.py", "name": "step", "line": 3}],
-        **more,
-    }
-
-
 def snapshot_file(path, *device_traces, protocol=4):
     segment = {
         "address": 1 << 40,
@@ -383,7 +373,7 @@ def snapshot_file(path, *device_traces, protocol=4):
         "segment_type": "small",
         "segment_pool_id": (0, 0),
         "device": 0,
-        "blocks": [{"size": 512, "requested_size": 100, "state": "active_allocated"}],
+        "blocks": [{"size": 512, "requested_size": 100, "state": "inactive"}],
     }
     settings = {"expandable_segments": False, "garbage_collection_threshold": 0.0}
     snapshot = {
@@ -409,11 +399,11 @@ def test_torch_snapshot_becomes_blocks_and_numbered_streams(tmp_path, protocol):
         entry("snapshot", 0, 0, time_us=now + 10),
     ]
     trace = load_trace(snapshot_file(tmp_path / "snap.bin", entries, protocol=protocol))
-    assert trace.action.tolist() == [1, 0, 1, 2, 0]
-    assert trace.block.tolist() == [-1, 0, 0, 0, 1]
-    assert trace.size.tolist() == [64, 100, 100, 100, 80]
-    assert trace.stream.tolist() == [0, 0, 0, 0, 1]
-    assert trace.time_us.tolist() == [0, 5, 6, 6, 9]
+    assert trace.action.tolist() == [0, 1, 0, 1, 2, 0]
+    assert trace.block.tolist() == [0, 0, 1, 1, 1, 2]
+    assert trace.size.tolist() == [64, 64, 100, 100, 100, 80]
+    assert trace.stream.tolist() == [0, 0, 0, 0, 0, 1]
+    assert trace.time_us.tolist() == [0, 0, 5, 6, 6, 9]
 
 
 def test_torch_snapshot_device_defaults_to_the_busiest(tmp_path):
@@ -555,7 +545,7 @@ def test_deeply_nested_value_of_a_snapshot_is_refused_in_one_line(tmp_path, key)
 
 def test_log_that_reserves_more_than_63_bits_is_refused(tmp_path):
     entries = [entry("segment_alloc", 0, MAX_SIZE)] * ((1 << 14) + 1)
-    with pytest.raises(TraceError, match=r"entry 16384: \d+ bytes are held, expected 0\.\."):
+    with pytest.raises(TraceError, match=r"entry 16383: \d+ bytes are held, expected 0\.\."):
         load_trace(snapshot_file(tmp_path / "s", entries))
 
 
@@ -590,10 +580,6 @@ def test_reading_a_snapshot_imports_no_framework(tmp_path):
         ({"device_traces": [[entry("alloc", 0, -4)]]}, "entry 0: size is -4, expected 0.."),
         ({"device_traces": [[entry("alloc", 0, 1, time_us=1 << 63)]]}, "entry 0: time_us is 92233"),
         (
-            {"device_traces": [[entry("alloc", 64, 1)] * 2]},
-            "entry 1: 0x40 is allocated while block 0 lives there",
-        ),
-        (
             {"device_traces": [[entry("alloc", i, 1, stream=i) for i in range(1025)]]},
             "entry 1024: more than 1024 streams",
         ),
@@ -609,21 +595,6 @@ def test_foreign_pickle_is_refused(tmp_path, value, message):
 def test_torch_snapshot_without_times_is_read(tmp_path):
     old = {"action": "alloc", "addr": 1, "size": 2, "stream": 3, "frames": []}
     assert load_trace(snapshot_file(tmp_path / "s", [old])).time_us.tolist() == [0]
-
-
-def segment(address, *blocks, device=0, **more):
-    return {
-        "device": device,
-        "address": address,
-        "total_size": sum(block["size"] for block in blocks),
-        "stream": 7,
-        "blocks": list(blocks),
-        **more,
-    }
-
-
-def block_of(size, state="active_allocated", **more):
-    return {"size": size, "state": state, **more}
 
 
 def test_torch_snapshot_without_history_gives_the_blocks_in_use(tmp_path):
@@ -758,6 +729,22 @@ def test_rmm_log_reports_an_invalid_line_by_number(tmp_path, line, message):
     path = log_file(tmp_path / "log", "1,10:00:00.0,allocate,0x40,1,0x0", line)
     with pytest.raises(TraceError, match=re.escape(message)):
         load_trace(path)
+
+
+@pytest.mark.parametrize(
+    "cut", ["1,10:00:01.0", "1", "1,10:00:01.0,allocate,0x400,40", "1,10:00:01.0,fr,", "\0\0\0"]
+)
+def test_rmm_log_of_a_killed_program_has_its_whole_lines(tmp_path, cut):
+    path = tmp_path / "log"
+    whole = HEADER + "1,10:00:00.0,allocate,0x200,4096,0x0\n"
+    path.write_text(whole + cut)
+    trace = load_trace(path)
+    assert (trace.events, trace.meta["torn"]) == (1, int("\0" not in cut))
+    assert notice_of(trace).startswith("The file is torn, 1 event") == ("\0" not in cut)
+    if "\0" not in cut:
+        path.write_text(whole + cut + "\n")  # not at the end of the file
+        with pytest.raises(TraceError, match="line 3"):
+            load_trace(path)
 
 
 def test_rmm_log_without_allocations_is_refused(tmp_path):

@@ -7,7 +7,7 @@ function showFigures(app) {
   const theirs = app.other?.facts;
   const empty = figures.allocations - facts.blocks;
   const entries = [
-    ["Peak live", bytes(figures.peak_live_bytes), facts.notice ? "or more: events were lost" : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
+    ["Peak live", bytes(figures.peak_live_bytes), figures.lost_events ? "or more: events were lost" : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
     ["Peak reserved", bytes(first.peak_reserved_bytes), first.how === "recorded" ? first.name : `${first.name}, ${first.how}`, theirs && bytes(theirs.policies[0].peak_reserved_bytes)],
     ["Reserved / live", first.fragmentation.toFixed(3), "at their peaks; 1 is the least", theirs && theirs.policies[0].fragmentation.toFixed(3)],
     ["Allocations", count(facts.blocks), `${count(app.run.moves)} events, frees included${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)],
@@ -22,7 +22,8 @@ function showFigures(app) {
 function showNotes(app) {
   const { facts } = app.run;
   const duration = app.run.extent("time")[1] - app.run.extent("time")[0];
-  const source = [facts.meta.source, facts.meta.memory ?? facts.meta.gpu].filter(Boolean).join(", ");
+  const kinds = { torch_snapshot: "PyTorch's snapshot", rmm_log: "RMM's log", gpumem: "recording" };
+  const source = [kinds[facts.meta.source] ?? facts.meta.source, facts.meta.memory ?? facts.meta.gpu].filter(Boolean).join(", ");
   const name = app.runs.length > 1 ? facts.label : "";
   element("subtitle").textContent = [name, source, seconds(duration), plural(facts.streams.length, "stream")].filter(Boolean).join(" · ");
   const shades = app.run.segments ? " Shaded: reserved and idle; light grey: left out by the filters; lines are the borders of segments." : "";
