@@ -463,7 +463,7 @@ static Recorder *rec_make_file(int file, uint32_t sampling, int *code) {
 /* After rec_end: the file ends with its last slot, and its header says how many there are. Returns 0,
  * or an errno: ENODATA, if another process has shortened the file, which has a hole or lacks its end
  * then. */
-static int rec_finish_file(const Recorder *recorder) {
+static int rec_finish_file(Recorder *recorder) {
     struct stat found;
     uint64_t slots = recorder->next, end = HEADER_BYTES + SLOT_BYTES * slots;
     if (fstat(recorder->file, &found) != 0) return errno;
