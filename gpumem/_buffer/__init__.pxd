@@ -23,8 +23,8 @@ from gpumem._buffer.ledger cimport (
 )
 from gpumem._buffer.resource cimport (
     alignment_in, alignment_of, BorrowedMemory, HOOK_OF_RUN, HOOK_OF_TOP, MemoryResource,
-    resource_adapt, resource_begin, resource_charge, resource_claim, resource_deliver, resource_init,
-    set_resource_hook, size_of,
+    resource_adapt, resource_begin, resource_charge, resource_claim, resource_deliver,
+    resource_init, set_resource_hook, size_of,
 )
 from gpumem._buffer.stream cimport (
     device_of_stream, finish_stream, host_may_read, host_may_write, is_capturing, keeps_itself,

@@ -26,7 +26,8 @@ cdef class ResourceBase:
     cdef list queued_uses
     cdef uint64_t registered            # registrations held, of blocks that sleep would unmap
     cdef uint64_t registered_fixed      # and of others
-    cdef uint64_t accesses              # copies, fills and runs under way; with the interpreter lock
+    # Copies, fills and runs under way. Caller holds the interpreter's lock.
+    cdef uint64_t accesses
     cdef BlockLedger* ledger            # of a resource that allocates block by block; else NULL
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1

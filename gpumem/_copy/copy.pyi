@@ -1,5 +1,4 @@
 from gpumem._buffer.buffer import Buffer
-from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 
 def order_behind(buffer: Buffer, stream: Stream) -> None: ...

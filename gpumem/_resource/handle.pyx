@@ -265,8 +265,8 @@ def keep_awake(uint64_t address):
     if status == ARENA_NO_METADATA:
         raise MemoryError("out of host memory while noting that other processes have a block")
     if status == ARENA_ASLEEP:
-        raise AsleepError(f"the block at {address:#x} is asleep, or another thread is putting it to "
-                          "sleep: wake() of its arena restores its memory")
+        raise AsleepError(f"the block at {address:#x} is asleep, or another thread is putting it "
+                          "to sleep: wake() of its arena restores its memory")
     if status != ARENA_OK:
         raise no_block(address)
 

@@ -1,4 +1,4 @@
-"""Processes of a program on the page of ``gpumem run --report``: each end, and those that are lost."""
+"""Processes of a program on the page of ``gpumem run --report``: each end, and the lost ones."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def test_process_of_multiprocessing_is_on_the_page(run, monkeypatch, end, method
     done, facts = run(ENDS[end], method)
     found = peaks(facts)
     # One worker may do the work of both.
-    assert set(found) <= {1000, 1001} and 1001 in found, found
+    assert set(found) <= {1000, 1001}
+    assert 1001 in found
     assert facts["missing"] == {}
     assert "missing" not in done.stderr
 

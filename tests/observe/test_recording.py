@@ -449,12 +449,11 @@ def test_unrecordable_resource_is_refused_and_starts_nothing(arguments, error):
 
 
 def test_ring_keeps_the_newest_events_and_counts_the_lost(arena):
-    with (
-        pytest.warns(RuntimeWarning, match="has lost its 1,873 oldest events: it holds 128"),
-        observe.record(arena, capacity=100) as recording,
-    ):
-        for size in range(1, 1001):
-            arena.allocate(size).close()
+    recording = observe.record(arena, capacity=100)
+    for size in range(1, 1001):
+        arena.allocate(size).close()
+    with pytest.warns(RuntimeWarning, match="has lost its 1,873 oldest events: it holds 128"):
+        recording.stop()
     events = recording.events()
     assert len(events) == 128
     assert [events[127].nbytes, events[0].nbytes] == [1000, 937]
@@ -469,26 +468,25 @@ def test_concurrent_ring_reads_see_whole_events(arena, streams):
         while not done.is_set():
             arena.allocate(1000 + number, streams[number]).close()
 
-    with (
-        pytest.warns(RuntimeWarning, match="oldest events"),
-        observe.record(arena, capacity=64) as recording,
-    ):
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
-        for thread in threads:
-            thread.start()
-        ids = {thread.native_id: n for n, thread in enumerate(threads)}
-        seen = 0
-        for _ in range(200):
-            for event in recording.events():
-                if event.action in ("alloc", "free"):
-                    number = event.nbytes - 1000
-                    assert ids[event.thread] == number
-                    assert event.stream == streams[number].ptr
-                    assert event.allocated_nbytes == 1024
-                    seen += 1
-        done.set()
-        for thread in threads:
-            thread.join()
+    recording = observe.record(arena, capacity=64)
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    ids = {thread.native_id: n for n, thread in enumerate(threads)}
+    seen = 0
+    for _ in range(200):
+        for event in recording.events():
+            if event.action in ("alloc", "free"):
+                number = event.nbytes - 1000
+                assert ids[event.thread] == number
+                assert event.stream == streams[number].ptr
+                assert event.allocated_nbytes == 1024
+                seen += 1
+    done.set()
+    for thread in threads:
+        thread.join()
+    with pytest.warns(RuntimeWarning, match="oldest events"):
+        recording.stop()
     assert seen > 1000
 
 

@@ -61,16 +61,15 @@ def test_file_that_another_process_shortens_lacks_events_and_says_so(
 ):
     arena = make_arena()
     path = tmp_path / "events"
-    with (
-        pytest.warns(RuntimeWarning, match=f"{path} lacks events: another process has shortened"),
-        observe.record(arena, path) as recording,
-    ):
-        for _ in range(1000):
-            arena.allocate(64).close()
-        os.truncate(path, left)
-        for _ in range(more):
-            arena.allocate(100).close()
-        assert recording.running
+    recording = observe.record(arena, path)
+    for _ in range(1000):
+        arena.allocate(64).close()
+    os.truncate(path, left)
+    for _ in range(more):
+        arena.allocate(100).close()
+    assert recording.running
+    with pytest.warns(RuntimeWarning, match=f"{path} lacks events: another process has shortened"):
+        recording.stop()
     events = observe.read(path)
     assert events.torn > 1000
     assert [event.nbytes for event in events if event.action == "alloc"][-more:].count(100) == more

@@ -38,7 +38,10 @@ def main() -> int:
     )
     parser.add_argument("--lie", action="store_true", help="reset busy streams: must be found")
     parser.add_argument(
-        "--pairs", nargs="*", metavar="PAIR", help="instead: pairs of calls, all of them or sleep/fill"
+        "--pairs",
+        nargs="*",
+        metavar="PAIR",
+        help="instead: pairs of calls, all or such as sleep/fill",
     )
     parser.add_argument("--rounds", type=int, help="of each user of a pair, instead of seconds")
     parser.add_argument("--find-misuse", action="store_true", help="host: look for missing waits")

@@ -16,7 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,8 +43,8 @@ class Held:
 
     def check(self, seen: Any = None) -> None:
         """Compare all bytes, by default as the CPU reads them."""
-        tensor = self.tensor if seen is None else seen
-        bytes_ = np.asarray(tensor.to("host").numpy() if isinstance(tensor, gpumem.Tensor) else seen)
+        seen = self.tensor if seen is None else seen
+        bytes_ = np.asarray(seen.to("host").numpy() if isinstance(seen, gpumem.Tensor) else seen)
         wrong = bytes_ != self.value
         if wrong.any():
             at = int(wrong.argmax())
@@ -64,7 +64,7 @@ class Held:
 class Ground:
     """An arena, its users' tensors, and the call that changes the state of both."""
 
-    config: dict[str, Any] = {"backing": "virtual"}
+    config: ClassVar[dict[str, Any]] = {"backing": "virtual"}
     refusals: tuple[type[Exception], ...] = REFUSALS
     # One of these is in the text of each refusal.
     names: tuple[str, ...] = ("'pairs", "this buffer is closed")
@@ -303,7 +303,7 @@ def view(ground: Ground, held: Held, number: int) -> None:
 
 
 def read(ground: Ground, held: Held, number: int) -> None:
-    for found in (held.tensor[-1].item(), *held.tensor[::NBYTES // 8].tolist()):
+    for found in (held.tensor[-1].item(), *held.tensor[:: NBYTES // 8].tolist()):
         if found != held.value:
             raise WrongBytes(f"{found}, not {held.value}, in {held.tensor!r}")
     held.check()
@@ -387,9 +387,7 @@ def run_pair(name: str, memory: str, seed: int, seconds: float, rounds: int | No
             return False
         return result.turns[number] < rounds if rounds else time.monotonic() < until
 
-    users = [
-        _thread(_use, ground, use, number, goes_on, result) for number in range(USERS)
-    ]
+    users = [_thread(_use, ground, use, number, goes_on, result) for number in range(USERS)]
     changer = _thread(_change, ground, left, result)
     _wait_for(users, result)
     left.set()
@@ -470,9 +468,7 @@ def _wait_for(threads: list[threading.Thread], result: Result) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def run_pairs(
-    names: list[str], memory: str, seed: int, seconds: float, rounds: int | None
-) -> int:
+def run_pairs(names: list[str], memory: str, seed: int, seconds: float, rounds: int | None) -> int:
     """Run pairs in turn until the time is over, each of them at least once; the exit status."""
     faulthandler.enable()
     sys.setswitchinterval(SWITCH)

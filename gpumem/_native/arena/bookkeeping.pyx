@@ -11,7 +11,7 @@ from gpumem._native.arena.thread_cache cimport (
     cache_flush, CacheCounts, caches_counts, caches_flush, caches_hold, caches_thaw,
 )
 from gpumem._native.arena.types cimport (
-    apart_bytes, apart_from, arena_extensions, arena_in_use, arena_limit, arena_max_in_use,
+    apart_bytes, apart_from, arena_extensions, arena_limit, arena_max_in_use,
     ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, arena_reserved_now,
     arena_shrinkages, arena_state, ArenaCore, ArenaSpan, backing_calls, Block, BlockNote,
     family_held, family_level, family_limit, IN_SMALL, index_of, LARGE_SPACE, PERSISTENT_SPACE,

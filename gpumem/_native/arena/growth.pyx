@@ -720,7 +720,7 @@ cdef int wait_for_streams(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slo
 
 
 cdef uint32_t slot_to_skip(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                                  uint32_t flags) noexcept nogil:
+                           uint32_t flags) noexcept nogil:
     # Memory that a stream has freed is its own again at once, in its order. But memory that lies
     # where the block cannot be has to be released first, once its work is done: all of it for a
     # block with a region of its own; a page or more of the other range of a paged arena.

@@ -21,9 +21,9 @@ from gpumem._native.pages cimport StorePlace
 # The state becomes `after` if it is `before`; returns whether it was. In STATE_CLOSING and
 # STATE_FALLING nothing is allocated, while a thread looks for what is in use.
 cdef bint arena_turn(ArenaCore* arena, int before, int after) noexcept nogil
-# Puts an arena in STATE_FALLING that can sleep to sleep, with its graph pools. Caller holds no lock,
-# nor the interpreter's. ARENA_OK, too, if it is asleep already. The bytes are stored at `place`;
-# NULL: they are dropped.
+# Puts an arena in STATE_FALLING that can sleep to sleep, with its graph pools. Caller holds no
+# lock, nor the interpreter's. ARENA_OK, too, if it is asleep already. The bytes are stored at
+# `place`; NULL: they are dropped.
 cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int arena_wake(ArenaCore* arena) noexcept nogil
 cdef SleepSums sleep_sums(ArenaCore* arena) noexcept nogil

@@ -90,7 +90,7 @@ cdef uint32_t space_allocate_lower(Space* space, const Demand* demand,
         return NIL
     end = site.begin + demand.size
     if not slots_ready(space.table, PLANNED_SLOTS
-                         + 8 * (granule_from(space, end) - granule_of(space, site.begin))):
+                       + 8 * (granule_from(space, end) - granule_of(space, site.begin))):
         return NIL
     swap_views(space, site.begin, end)
     return holes_allocate(space.table, chunk_at(space, site.anchor, site.begin), site.begin, end,
@@ -667,7 +667,7 @@ cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best
 
 
 cdef void try_after_views(Space* space, const Gap* gap, const Chunk* hole, const Demand* demand,
-                           Site* best) noexcept nogil:
+                          Site* best) noexcept nogil:
     # A place may not cover a view with queued work, but it may begin where one ends.
     cdef uint32_t g = granule_of(space, hole.address)
     cdef uint32_t last = min(granule_of(space, end_of(hole)), space.granules)

@@ -197,7 +197,7 @@ cdef CUresult group_unmap(Sleeper* sleeper, Copies* copies, const char** call) n
     cdef CUresult code = CUDA_SUCCESS
     if copies.stream != NULL:
         code = note_call(sleeper.calls, call, "cuEventSynchronize",
-                    sleeper.context.table.cuEventSynchronize(copies.events[at]))
+                         sleeper.context.table.cuEventSynchronize(copies.events[at]))
     if code != CUDA_SUCCESS:
         return code
     sleeper.copied = copies.copied[at]
@@ -224,7 +224,7 @@ cdef CUresult run_unmap(Sleeper* sleeper, uint32_t* next_page, uint32_t end,
         next_page[0] += 1
         return CUDA_SUCCESS
     code = note_call(sleeper.calls, call, "cuMemUnmap",
-                sleeper.context.table.cuMemUnmap(begin, stop - begin))
+                     sleeper.context.table.cuMemUnmap(begin, stop - begin))
     if code == CUDA_SUCCESS:
         next_page[0] = last
     return code
@@ -317,13 +317,13 @@ cdef CUresult run_make(Sleeper* sleeper, uint32_t* end, const char** call) noexc
         stop += page.nbytes
         end[0] += 1
     return note_call(sleeper.calls, call, "cuMemSetAccess",
-                access_apply(sleeper.context, sleeper.access, begin, stop - begin))
+                     access_apply(sleeper.context, sleeper.access, begin, stop - begin))
 
 
 cdef CUresult page_make(Sleeper* sleeper, SleepPage* page, const char** call) noexcept nogil:
     cdef uint64_t memory = 0
     cdef CUresult code = note_call(sleeper.calls, call, "cuMemCreate",
-                              page_create(sleeper.context, page.nbytes, &memory))
+                                   page_create(sleeper.context, page.nbytes, &memory))
     if code != CUDA_SUCCESS:
         return code                     # `memory` may hold a value that is not a handle
     code = note_call(sleeper.calls, call, "cuMemMap", sleeper.context.table.cuMemMap(

@@ -24,7 +24,7 @@ cdef CUresult span_reserve(Span* span, uint64_t nbytes, uint64_t page_bytes,
         call[0] = NULL
         return CUDA_ERROR_OUT_OF_MEMORY
     code = note_call(span.calls, call, "cuMemAddressReserve",
-                address_reserve(span.context, nbytes + GRANULE, &span.base))
+                     address_reserve(span.context, nbytes + GRANULE, &span.base))
     if code != CUDA_SUCCESS:
         free(span.page)
     return code
@@ -66,7 +66,7 @@ cdef CUresult make(Span* span, uint32_t first, uint32_t last, const char** call)
         if page.memory:
             continue
         code = note_call(span.calls, call, "cuMemCreate",
-                    page_create(span.context, span_page_bytes(span, i), &page.memory))
+                         page_create(span.context, span_page_bytes(span, i), &page.memory))
         if code != CUDA_SUCCESS:
             page.memory = 0         # the driver may have written a value that is not a handle
             return code
@@ -93,7 +93,7 @@ cdef CUresult map_run(Span* span, uint32_t* next_page, uint32_t last,
         end += span_page_bytes(span, next_page[0])
         next_page[0] += 1
     return note_call(span.calls, call, "cuMemSetAccess",
-                access_apply(span.context, span.access, begin, end - begin))
+                     access_apply(span.context, span.access, begin, end - begin))
 
 
 cdef void undo(Span* span, uint32_t number) noexcept nogil:

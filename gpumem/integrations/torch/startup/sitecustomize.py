@@ -87,7 +87,8 @@ def _finish_page(process: int, page: str, began: int) -> None:
     # By its path, because gpumem itself is not imported.
     path = os.path.join(os.path.dirname(__file__), "../../../report/processes.py")
     spec = importlib.util.spec_from_file_location("_gpumem_processes", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     processes = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(processes)
     job = f"{process} {began}"
