@@ -27,7 +27,7 @@ from gpumem._support.releases import on_release
 
 
 cdef extern from "Python.h" nogil:
-    int32_t thread_id "PyThread_get_thread_native_id"() noexcept
+    unsigned long thread_id "PyThread_get_thread_native_id"() noexcept
 
 # Ledgers without references. The objects that they keep are released with the interpreter lock.
 cdef Retired* retired = NULL
@@ -348,7 +348,7 @@ cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slo
     cdef bint found
     vacated[0] = False
     if <uintptr_t>handle == PER_THREAD_STREAM:
-        thread = thread_id()
+        thread = <int32_t>thread_id()
     lock_acquire(&ledger.lock)
     found = find_slot(ledger, handle, thread, slot)
     if not found:
@@ -469,7 +469,7 @@ cdef CUstream ledger_stream(BlockLedger* ledger, uint32_t slot) noexcept nogil:
     lock_acquire(&ledger.lock)
     stream = ledger.streams[slot]
     lock_release(&ledger.lock)
-    if stream.thread and stream.thread != thread_id():
+    if stream.thread and stream.thread != <int32_t>thread_id():
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         return <CUstream><uintptr_t>LEGACY_STREAM
     return stream.handle

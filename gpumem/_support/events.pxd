@@ -127,7 +127,7 @@ cdef Recorder* (*recorder_file)(int file, uint32_t sampling, int* code) noexcept
 cdef int (*recorder_begin)(Recorder* recorder, EventSource* only) noexcept nogil
 # When it returns, no thread writes with the recorder.
 cdef void (*recorder_end)(Recorder* recorder) noexcept nogil
-cdef int (*recorder_finish_file)(Recorder* recorder) noexcept nogil
+cdef int (*recorder_finish_file)(const Recorder* recorder) noexcept nogil
 cdef void (*recorder_free)(Recorder* recorder) noexcept nogil
 # Writes the text of a number into a file; does nothing for a ring.
 cdef void (*recorder_define)(Recorder* recorder, uint32_t what, uint32_t number, const char* text,

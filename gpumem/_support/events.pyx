@@ -18,7 +18,7 @@ cdef extern from "recorder.h" nogil:
     Recorder* rec_make_file(int file, uint32_t sampling, int* code)
     int rec_begin(Recorder*, EventSource* only)
     void rec_end(Recorder*)
-    int rec_finish_file(Recorder*)
+    int rec_finish_file(const Recorder*)
     void rec_free(Recorder*)
     void rec_define(Recorder*, uint32_t what, uint32_t number, const char* text, size_t length)
     bint rec_read_ring(const Recorder*, uint64_t number, uint64_t* words)

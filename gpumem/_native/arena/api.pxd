@@ -123,7 +123,7 @@ cdef void (*pool_adopt)(ArenaCore* pool, ArenaCore* owner, ArenaCore* part_of) n
 cdef void (*pool_begin)(ArenaCore* pool) noexcept nogil
 cdef void (*pool_end)(ArenaCore* pool) noexcept nogil
 cdef CUresult (*pool_retain_with)(ArenaCore* pool, CUgraph graph) noexcept nogil
-cdef bint (*arena_turn)(ArenaCore* arena, int before, int after) noexcept nogil
+cdef bint (*arena_turn)(ArenaCore* arena, uint32_t before, uint32_t after) noexcept nogil
 cdef int (*arena_sleep)(ArenaCore* arena, const StorePlace* place) noexcept nogil
 cdef int (*arena_wake)(ArenaCore* arena) noexcept nogil
 cdef SleepSums (*sleep_sums)(ArenaCore* arena) noexcept nogil
@@ -280,7 +280,7 @@ cdef uint64_t arena_over_budget(const ArenaCore* arena) noexcept nogil
 
 cdef ArenaCore* hook_core(const AllocatorHook* hook) noexcept nogil
 # Two numbers by which the hook's caller knows it.
-cdef uint64_t* hook_label(AllocatorHook* hook) noexcept nogil
+cdef uint64_t* hook_label(const AllocatorHook* hook) noexcept nogil
 
 cdef struct SpanFigures:
     uint64_t base               # first address

@@ -267,7 +267,7 @@ cdef ArenaCore* hook_core(const AllocatorHook* hook) noexcept nogil:
     return (<const Hook*>hook).arena
 
 
-cdef uint64_t* hook_label(AllocatorHook* hook) noexcept nogil:
+cdef uint64_t* hook_label(const AllocatorHook* hook) noexcept nogil:
     return (<Hook*>hook).label
 
 

@@ -12,7 +12,7 @@ A failure undoes: a sleep that fails leaves the arena awake, a wake that fails l
 be tried again. Where the undoing fails too, the arena is half asleep, and a wake completes it.
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.arena.values cimport SleepSums
@@ -20,7 +20,7 @@ from gpumem._native.pages cimport StorePlace
 
 # The state becomes `after` if it is `before`; returns whether it was. In STATE_CLOSING and
 # STATE_FALLING nothing is allocated, while a thread looks for what is in use.
-cdef bint arena_turn(ArenaCore* arena, int before, int after) noexcept nogil
+cdef bint arena_turn(ArenaCore* arena, uint32_t before, uint32_t after) noexcept nogil
 # Puts an arena in STATE_FALLING that can sleep to sleep, with its graph pools. Caller holds no
 # lock, nor the interpreter's. ARENA_OK, too, if it is asleep already. The bytes are stored at
 # `place`; NULL: they are dropped.

@@ -189,7 +189,7 @@ cdef void finish_wake(ArenaCore* arena, bint stays) noexcept nogil:
     lock_release(&arena.grow_lock)
 
 
-cdef bint arena_turn(ArenaCore* arena, int before, int after) noexcept nogil:
+cdef bint arena_turn(ArenaCore* arena, uint32_t before, uint32_t after) noexcept nogil:
     cdef bint turned
     lock_acquire(&arena.grow_lock)
     turned = arena_state(arena) == before
