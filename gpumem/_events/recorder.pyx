@@ -9,6 +9,7 @@ from cpython.object cimport PyObject
 from libc.errno cimport EBUSY, ENODATA, ENOMEM
 from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport strerror
+from posix.unistd cimport close
 
 from gpumem._arena cimport Arena, GraphPool
 from gpumem._buffer cimport HOOK_OF_RUN, MemoryResource, set_resource_hook
@@ -23,9 +24,15 @@ from gpumem._support.process cimport interrupt_again, process, process_is_exitin
 from gpumem.adaptors._adaptor cimport Adaptor
 from gpumem._events.sources cimport source_of
 
+from gpumem._support.closing import close_after_body
 from gpumem._support.events import FRAMEWORKS, label_texts
 from gpumem.errors import InUseError
 
+
+cdef extern from "<sys/file.h>" nogil:
+    enum:
+        LOCK_UN
+    int flock(int file, int operation)
 
 cdef extern from "Python.h":
     ctypedef struct PyThreadState:
@@ -68,9 +75,9 @@ cdef enum:
     MAX_NATIVE = 32             # native frames of one stack, gpumem's included
     OWN_FRAMES = 4              # native frames between an allocator and backtrace()
 
-# Running recordings. A new name is written into each of them, under the lock.
+# Running recorders, without references. A new name is written into each of them, under the lock.
 cdef object lock = Lock()
-cdef list active = []
+cdef PyObject* first_active = NULL
 
 
 @cython.final
@@ -94,7 +101,7 @@ cdef class NameTable:
                 found = len(self.texts)
                 self.texts.append(text)
                 self.numbers[text] = found
-            for each in active if found is not None else ():
+            for each in active_recorders() if found is not None else ():
                 (<RecorderHandle>each).define(self.what, found, self.texts[found])
         return 0 if found is None else found
 
@@ -158,10 +165,12 @@ cdef class framework_events:
 
 # ---- stacks --------------------------------------------------------------------------------------
 
-cdef void enable_stacks():
-    # Caller holds `lock`. Stacks are sampled only while a recording has them enabled.
-    wanted = any((<RecorderHandle>each).recorder.sampling for each in active)
-    if wanted:
+cdef void enable_stacks() noexcept:
+    # Stacks are sampled only while a recording has them enabled.
+    cdef PyObject* each = first_active
+    while each != NULL and not (<RecorderHandle>each).recorder.sampling:
+        each = (<RecorderHandle>each).next_active
+    if each != NULL:
         recorder_set_stacks(number_stack)
     else:
         recorder_set_stacks(NULL)
@@ -242,7 +251,7 @@ cdef class RecorderHandle:
     slots : int
         Of a ring, a power of two; 0 for a file.
     file : int
-        An empty file, open to read and write, which the caller closes after `end`.
+        An empty file, open to read and write, and locked; this object closes it. -1: none.
     sampling : int
         Number of allocations with a stack, of 2**32 - 1.
     native : bool
@@ -259,10 +268,13 @@ cdef class RecorderHandle:
     cdef uint64_t slots         # of a ring; 0: a file
     cdef set defined            # in the file: (what, number)
     cdef readonly object keys   # of the recorded resources, as in a snapshot; None: all
+    cdef PyObject* next_active
+    cdef readonly int file      # its descriptor; -1: closed, or a ring
 
     def __cinit__(self, uint64_t slots, int file, uint32_t sampling, bint native=False):
         cdef int code = 0
         self.slots = slots
+        self.file = -1
         self.defined = set()
         with nogil:
             if slots:
@@ -274,69 +286,91 @@ cdef class RecorderHandle:
         if self.recorder == NULL:
             raise OSError(code, (<bytes>strerror(code)).decode())
         self.recorder.native = native
+        self.file = file
 
     def __dealloc__(self):
         # In a fork's child the recorder is the parent's: its memory is left alone.
-        if self.recorder != NULL and self.recorder.generation == process.generation:
-            recorder_end(self.recorder)
-            recorder_free(self.recorder)
+        if self.recorder != NULL:
+            self.end()
+            self.complete_file()
+            if self.recorder.generation == process.generation:
+                recorder_free(self.recorder)
 
     def begin(self, resources):
         """Attach to resources, None to all; raise InUseError if one has another recorder."""
-        global begun
+        global begun, first_active
         cdef EventSource* source
         cdef int code = 0
+        self.keys = None if resources is None else set()
         with lock:
             # Threads may have any label already; a stack is written at its first use.
             for number, text in enumerate(labels.texts[1:], start=1):
                 self.define(REC_TAGS, number, text)
             for number, text in enumerate(FRAMEWORKS[1:], start=1):
                 self.define(REC_FRAMEWORKS, number, text)
-            active.append(self)
+            self.next_active, first_active = first_active, <PyObject*>self
+            self.running = True
             begun += 1
             enable_stacks()
-        self.running = True
-        self.keys = None if resources is None else set()
-        for resource in (None,) if resources is None else resources:
-            source = NULL if resource is None else source_of(resource)
-            if source != NULL:
-                self.keys.add(<uintptr_t>source.owner)
-            with nogil:
-                code = recorder_begin(self.recorder, source)
-            if code != 0:
-                self.end()
-                raise_refusal(code, resource)
+        try:
+            for resource in (None,) if resources is None else resources:
+                source = NULL if resource is None else source_of(resource)
+                if source != NULL:
+                    self.keys.add(<uintptr_t>source.owner)
+                with nogil:
+                    code = recorder_begin(self.recorder, source)
+                if code != 0:
+                    raise_refusal(code, resource)
+        except BaseException:
+            self.end()
+            raise
 
     def end(self):
-        """Detach. After the return no event is written. Idempotent."""
+        """Detach. After the return no event is written. Idempotent.
+
+        It runs no Python code and allocates nothing, so that neither Ctrl-C nor a lack of memory
+        prevents it.
+        """
+        cdef PyObject** link = &first_active
         if not self.running:
             return
         self.running = False
-        with lock:
-            active.remove(self)
-            enable_stacks()
+        while link[0] != <PyObject*>self:
+            link = &(<RecorderHandle>link[0]).next_active
+        link[0] = self.next_active
+        enable_stacks()
         if self.recorder.generation == process.generation:
             with nogil:
                 recorder_end(self.recorder)
 
     def finish_file(self):
-        """Complete the file. A fork's child leaves its parent's file alone.
+        """Complete the file and close it. A fork's child leaves its parent's file alone.
 
         Returns whether another process has shortened it.
         """
-        cdef int code = 0
-        with nogil:
-            if self.recorder.generation == process.generation:
-                code = recorder_finish_file(self.recorder)
+        cdef int code = self.complete_file()
         if code not in (0, ENODATA):
             raise OSError(code, (<bytes>strerror(code)).decode())
         return code == ENODATA
 
+    cdef int complete_file(self) noexcept:
+        # An errno. The mapping keeps the file open, so the lock ends here.
+        cdef int code = 0
+        cdef int file = self.file
+        self.file = -1
+        if file >= 0:
+            with nogil:
+                if self.recorder.generation == process.generation:
+                    code = recorder_finish_file(self.recorder)
+                    flock(file, LOCK_UN)
+                close(file)
+        return code
+
     def define(self, what, number, text):
         """Write the text of a number into the file, once. A fork's child leaves it alone."""
         if self.recorder.generation == process.generation and (what, number) not in self.defined:
-            self.defined.add((what, number))
             encoded = text.encode("utf-8", "replace")
+            self.defined.add((what, number))
             recorder_define(self.recorder, what, number, encoded, len(encoded))
 
     def read_ring(self, rows):
@@ -392,6 +426,29 @@ cdef class RecorderHandle:
             "stacks": dict(enumerate(stacks.texts[1:], start=1)),
             "frameworks": dict(enumerate(FRAMEWORKS[1:], start=1)),
         }
+
+
+cdef list active_recorders():
+    cdef PyObject* each
+    found = []
+    each = first_active
+    while each != NULL:
+        found.append(<object>each)
+        each = (<RecorderHandle>each).next_active
+    return found
+
+
+cdef class RecordedBlock:
+    """The `with` block of a recording: whatever ends `stop` early, nothing is recorded after it."""
+
+    cdef public RecorderHandle _handle      # None: it has not begun
+
+    def __exit__(self, kind, error, trace):
+        try:
+            close_after_body(self.stop, error)
+        finally:
+            if self._handle is not None:
+                self._handle.end()
 
 
 def labels_and_stacks():

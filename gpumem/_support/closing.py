@@ -1,10 +1,19 @@
 """The end of a ``with`` statement."""
 
 from collections.abc import Callable
-from typing import Self
+from typing import NoReturn, Self
 
 
-class Closable:
+class Uncopied:
+    """Base of objects that own something, which the end of a copy would release."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: what it owns has one owner"
+        )
+
+
+class Closable(Uncopied):
     """Base of objects that `close` ends; the end of a ``with`` block closes them, too."""
 
     _closed = False

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from gpumem._arena.arena import Arena
 from gpumem._buffer.buffer import Buffer
 from gpumem._buffer.stream import Stream
-from gpumem._support.closing import close_after_body
+from gpumem._support.closing import Uncopied, close_after_body
 from gpumem._support.sizes import format_size
 from gpumem.errors import ConfigError, DeviceMismatchError, IntegrationError, MissingFrameworkError
 from gpumem.integrations._common.switch import Status
@@ -107,7 +107,7 @@ def status() -> Status:
     return Status(bool(held), held)
 
 
-class NcclRegistration:
+class NcclRegistration(Uncopied):
     """A block that NCCL has registered; made by `register`.
 
     Dropping it releases nothing: NCCL would keep an address that is allocated again.
@@ -174,7 +174,7 @@ class NcclRegistration:
 _registrations: set[NcclRegistration] = set()
 
 
-class RegisteredSource:
+class RegisteredSource(Uncopied):
     """Regions that NCCL has registered, for an `Arena` that is given this as its ``source``.
 
     Every block of that arena can be passed to collectives of the communicators. Each region is a

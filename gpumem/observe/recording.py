@@ -29,7 +29,7 @@ from gpumem._events.events import (
 )
 from gpumem._snapshots.snapshot import snapshot
 from gpumem._support.arguments import is_integer, is_number, is_same_file, require
-from gpumem._support.closing import close_after_body
+from gpumem._support.closing import Uncopied
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 from gpumem.report import Report, write_report
 from gpumem.traces import Trace
@@ -49,7 +49,7 @@ class LiveBlocks(NamedTuple):
     blocks: list[tuple[RecordedResource, Block]]
 
 
-class Recording:
+class Recording(recorder.RecordedBlock, Uncopied):
     """Events of resources from now until `stop`; made by `record`.
 
     Attributes
@@ -77,21 +77,25 @@ class Recording:
         native: bool,
     ) -> None:
         self.path = path
-        self._file = -1 if path is None else _open_alone(path)
         self._taken: Events | None = None
         self._live: LiveBlocks | None = None
         self._process = os.getpid()
+        self._slots = 0 if path is not None else 1 << (capacity - 1).bit_length()
+        file = -1 if path is None else _open_alone(path)
         try:
-            slots = 0 if path is not None else 1 << (capacity - 1).bit_length()
-            self._handle = recorder.RecorderHandle(slots, self._file, sampling, native)
-            self._slots = slots
+            self._handle = recorder.RecorderHandle(self._slots, file, sampling, native)
+        except BaseException:
+            if file >= 0:
+                os.close(file)  # ends its lock
+            raise
+        try:
             self._handle.begin(resources)
             if path is not None:
                 self._write_live()
         except BaseException:
-            if hasattr(self, "_handle"):
-                self._handle.end()  # before another file has the descriptor's number
-            self._close_file()
+            self._handle.end()
+            with contextlib.suppress(OSError):
+                self._handle.finish_file()
             raise
 
     @property
@@ -215,23 +219,18 @@ class Recording:
             Events are missing: a ring has lost its oldest, the disk is full, or another process has
             shortened the file.
         """
-        if not self._handle.running:
+        if not self._handle.running and self._handle.file < 0:
             return
-        # Before the end: blocks have their tags only while something is recorded.
-        live = self._live_now()
-        self._handle.end()
+        try:
+            # Before the end: blocks have their tags only while something is recorded.
+            live = self._live_now()
+        finally:
+            self._handle.end()
         if self._slots:
             self._taken = self.events()
             self._live = live if live is not None and self._covers(live) else None
-        if gaps := self._gaps(shortened=self._finish_file()):
+        if gaps := self._gaps(shortened=self._handle.finish_file()):
             warnings.warn(gaps, RuntimeWarning, stacklevel=2)
-
-    def _finish_file(self) -> bool:
-        """Complete the file and close it; return whether another process has shortened it."""
-        try:
-            return self._file >= 0 and self._handle.finish_file()
-        finally:
-            self._close_file()
 
     def _gaps(self, *, shortened: bool) -> str:
         """Describe the missing events; "" if there are none."""
@@ -252,9 +251,6 @@ class Recording:
         if not self.running:
             raise ClosedError("this Recording has stopped: make another one to record again")
         return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        close_after_body(self.stop, error)
 
     def __repr__(self) -> str:
         where = self.path if self.path is not None else f"memory, the last {self._slots} events"
@@ -295,21 +291,6 @@ class Recording:
     def _covers(self, live: LiveBlocks) -> bool:
         """Return whether the ring still holds every event since `live` was taken."""
         return self._handle.written - self._slots <= live.written
-
-    def _close_file(self) -> None:
-        # The mapping keeps the file open, so unlock it here. A fork's child leaves the lock alone.
-        if self._file >= 0:
-            if os.getpid() == self._process:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        # The ring's events can no longer be read, and NumPy may be gone.
-        if hasattr(self, "_handle") and self._handle.running:
-            self._handle.end()
-            with contextlib.suppress(OSError):
-                self._finish_file()
 
 
 def record(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from gpumem._buffer.resource import MemoryResource
+from gpumem._support.closing import Uncopied
 from gpumem._support.forks import ForkLock
 from gpumem.errors import IntegrationError
 
@@ -215,7 +216,7 @@ class Switch:
             )
 
 
-class Using:
+class Using(Uncopied):
     """A framework on gpumem's memory inside a ``with`` block; made by a module's ``using``.
 
     It applies to the whole process. Blocks must end on the thread that began them, the innermost
