@@ -19,12 +19,11 @@ PyTorch's native CUDA allocator, as modelled (its defaults; ``expandable_segment
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
+from gpumem.replay._heap import Heap
 from gpumem.traces import ALLOC, Curve, Trace
 
 MIB = 1 << 20
@@ -68,8 +67,8 @@ def caching_allocator_reserved(trace: Trace) -> int:
 
 def caching_allocator_curve(trace: Trace) -> Curve:
     """Return the bytes that PyTorch's caching allocator would reserve at each event of `trace`."""
-    pools: dict[tuple[int, bool], _Heap] = {}
-    home: dict[int, tuple[_Heap, _Block]] = {}  # by block number, while it lives
+    pools: dict[tuple[int, bool], Heap] = {}
+    home: dict[int, tuple[Heap, int]] = {}  # by block number, while it lives
     reserved = 0  # no memory is ever released
     held = array("q")
     for is_alloc, number, size, stream in _allocs_and_frees(trace):
@@ -82,12 +81,13 @@ def caching_allocator_curve(trace: Trace) -> Curve:
         small = rounded <= MAX_SMALL
         pool = pools.get((stream, small))
         if pool is None:
-            pool = pools[stream, small] = _Heap(
-                _torch_segment, min_remainder=GRAIN if small else MAX_SMALL + GRAIN
-            )
-        before = pool.reserved
-        home[number] = pool, pool.allocate(rounded)
-        reserved += pool.reserved - before
+            pool = pools[stream, small] = Heap(GRAIN if small else MAX_SMALL + GRAIN)
+        block = pool.allocate(rounded)
+        if block < 0:
+            segment = _torch_segment(rounded)
+            block = pool.grow(rounded, segment)
+            reserved += segment
+        home[number] = pool, block
         held.append(reserved)
     return _curve(trace, held)
 
@@ -133,20 +133,23 @@ def plain_driver_curve(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -
         raise ValueError(
             f"granularity is {granularity}, expected a positive multiple of {2 * GRAIN} bytes"
         )
-    shared = _Heap(lambda _: granularity, min_remainder=GRAIN, releases=True)
-    home: dict[int, _Block | int] = {}  # by block number: its block, or the bytes of its granules
+    shared = Heap(GRAIN, releases=True)
+    home: dict[int, int] = {}  # by block number: its block, or the bytes of its granules
     own = 0
+    limit = granularity // 2
     held = array("q")
     for is_alloc, number, size, _ in _allocs_and_frees(trace):
-        if is_alloc and size <= granularity // 2:
-            home[number] = shared.allocate(_round_up(size, GRAIN))
-        elif is_alloc:
-            home[number] = _round_up(size, granularity)
-            own += _round_up(size, granularity)
-        elif isinstance(place := home.pop(number), int):
-            own -= place
+        if not is_alloc and size <= limit:
+            shared.free(home.pop(number))
+        elif not is_alloc:
+            own -= home.pop(number)
+        elif size <= limit:
+            rounded = _round_up(size, GRAIN)
+            block = shared.allocate(rounded)
+            home[number] = shared.grow(rounded, granularity) if block < 0 else block
         else:
-            shared.free(place)
+            home[number] = _round_up(size, granularity)
+            own += home[number]
         held.append(own + shared.reserved)
     return _curve(trace, held)
 
@@ -173,96 +176,3 @@ def _torch_segment(size: int) -> int:
 
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
-
-
-@dataclass(slots=True, eq=False)
-class _Block:
-    """A range of one segment, in use or free; `before` and `after` are its neighbours there."""
-
-    address: int
-    size: int
-    before: _Block | None = None
-    after: _Block | None = None
-    is_free: bool = False
-
-
-class _Heap:
-    """Best fit with coalescing over segments; the free blocks stand sorted by (size, address).
-
-    Parameters
-    ----------
-    segment_bytes : callable
-        Size of the segment to reserve if no free block fits.
-    min_remainder : int
-        A block is split if at least this many bytes remain.
-    releases : bool, optional
-        Whether an empty segment is released.
-    """
-
-    def __init__(
-        self, segment_bytes: Callable[[int], int], *, min_remainder: int, releases: bool = False
-    ) -> None:
-        self.reserved = 0  # bytes of all segments held
-        self._segment_bytes = segment_bytes
-        self._min_remainder = min_remainder
-        self._releases = releases
-        self._sorted: list[tuple[int, int]] = []  # (size, address) of every free block
-        self._free: dict[int, _Block] = {}  # by address
-        self._next_address = 0
-
-    def allocate(self, size: int) -> _Block:
-        """Return the smallest free block of at least `size` bytes."""
-        place = bisect_left(self._sorted, (size, 0))
-        if place < len(self._sorted):
-            block = self._free.pop(self._sorted.pop(place)[1])
-            block.is_free = False
-        else:
-            block = self._grow(self._segment_bytes(size))
-        if block.size - size >= self._min_remainder:
-            self._split(block, size)
-        return block
-
-    def free(self, block: _Block) -> None:
-        """Free a block and join it with its free neighbours."""
-        if (before := block.before) and before.is_free:
-            self._remove(before)
-            block = self._join(before, block)
-        if (after := block.after) and after.is_free:
-            self._remove(after)
-            self._join(block, after)
-        if self._releases and block.before is None and block.after is None:
-            self.reserved -= block.size
-        else:
-            self._add(block)
-
-    def _grow(self, size: int) -> _Block:
-        block = _Block(self._next_address, size)
-        self._next_address += size
-        self.reserved += size
-        return block
-
-    def _split(self, block: _Block, size: int) -> None:
-        tail = _Block(block.address + size, block.size - size, block, block.after)
-        if block.after:
-            block.after.before = tail
-        block.after = tail
-        block.size = size
-        self._add(tail)
-
-    @staticmethod
-    def _join(block: _Block, after: _Block) -> _Block:
-        block.size += after.size
-        block.after = after.after
-        if after.after:
-            after.after.before = block
-        return block
-
-    def _add(self, block: _Block) -> None:
-        block.is_free = True
-        self._free[block.address] = block
-        insort(self._sorted, (block.size, block.address))
-
-    def _remove(self, block: _Block) -> None:
-        block.is_free = False
-        del self._free[block.address]
-        del self._sorted[bisect_left(self._sorted, (block.size, block.address))]
