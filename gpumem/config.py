@@ -16,7 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
-from gpumem._support.arguments import is_integer, refuse_keywords, unknown, whole_number
+from gpumem._support.arguments import (
+    is_integer,
+    refuse_keywords,
+    require,
+    unknown,
+    whole_number,
+)
 from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import MAX_BYTES, is_size_with_unit, nearly_a_size, parse_size
 from gpumem._support.texts import shown, visible
@@ -294,6 +300,7 @@ class _Settings:
         ConfigError
             As `from_mapping`, or a part is not ``key=value``.
         """
+        require("text", text, str, "a str")
         parts = [part.partition("=") for part in text.split(",")] if text else []
         for key, equals, value in parts:
             if not equals:
@@ -655,6 +662,7 @@ class PoolConfig(_Settings):
         ConfigError
             ``enable`` is False, which a pool does not support, or use_cuda_mempool is not set.
         """
+        require("config", config, ArenaConfig, "an ArenaConfig")
         if not config.use_cuda_mempool:
             raise ConfigError("invalid use_cuda_mempool = False: expected True for a pool")
         if not config.enable:

@@ -91,6 +91,8 @@ class OutOfMemoryError(MemoryError, GpumemError):
     """
 
     def __init__(self, message: str = "", report: OutOfMemoryReport | None = None) -> None:
+        if report is not None and not hasattr(report, "requested_nbytes"):
+            raise TypeError(f"invalid report = {report!r}: expected an OutOfMemoryReport or None")
         super().__init__(message)
         self.report = report
         self.requested_nbytes = report.requested_nbytes if report else 0
@@ -106,6 +108,8 @@ class OutOfMemoryError(MemoryError, GpumemError):
     @classmethod
     def of(cls, report: OutOfMemoryReport) -> Self:
         """Make the error that a report describes, with its text as the message."""
+        if not hasattr(report, "requested_nbytes"):
+            raise TypeError(f"invalid report = {report!r}: expected an OutOfMemoryReport")
         return cls(report.text(), report)
 
 

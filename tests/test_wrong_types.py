@@ -9,7 +9,7 @@ from gpumem._events.events import HEADER_BYTES
 from gpumem.accounting import Accountants, AdHocAccountant, accountants_from_setting
 from gpumem.errors import EventFileError, ModelGraphError, SnapshotError
 from gpumem.observe import Snapshot
-from gpumem.planning import GraphBuilder, Target, partition, plan_copies, plan_memory
+from gpumem.planning import GraphBuilder, MemoryPlan, Target, partition, plan_copies, plan_memory
 
 
 def small_graph():
@@ -67,6 +67,18 @@ PLAN = plan_memory(partition(GRAPH, ["host"]))
         ),
         (lambda: observe.record(native="x"), "native = 'x': expected True or False"),
         (lambda: observe.record("run.rec"), "'run.rec': expected a Mem.*; a path goes to path="),
+        (
+            lambda: gpumem.SessionOptions(user_compute_stream=float("nan")),
+            "nan is not a stream: expected None, a gpumem.Stream, an integer handle",
+        ),
+        (lambda: gpumem.OutOfMemoryError("x", report=5), "report = 5: expected an OutOfMemoryR"),
+        (lambda: gpumem.OutOfMemoryError.of(None), "report = None: expected an OutOfMemoryReport"),
+        (lambda: gpumem.PoolConfig.from_arena(5), "config = 5: expected an ArenaConfig"),
+        (lambda: gpumem.ArenaConfig.from_text(5), "text = 5: expected a str"),
+        (lambda: Snapshot([5], 0, 0), "value of resources = 5: expected a ResourceSnapshot"),
+        (lambda: MemoryPlan(5, None, "auto", 256), "copies = 5: expected a CopyPlan"),
+        (lambda: GraphBuilder().build([5]), "value of outputs = 5: expected a Value or a name"),
+        (lambda: GraphBuilder().build("y"), "outputs = 'y': expected an iterable, each of it a V"),
         (lambda: gpumem.Arena(), r"^Arena\(memory\): give a memory such as 'cuda:0' or 'host'$"),
         (
             lambda: gpumem.Arena("host", {}, 3),

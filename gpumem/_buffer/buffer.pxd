@@ -45,6 +45,9 @@ cdef class ResourceBase:
     cdef int record(self, Buffer buffer, Uses** uses, uint32_t slot) except -1
     # Raises if no memory is at the addresses of its blocks now. For a buffer its `home` is called.
     cdef int require_present(self) except -1
+    # Keeps the memory behind bytes of an open block that is not empty, until the result is dropped.
+    # ValueError: some have no memory. None: the block itself keeps it.
+    cdef object hold_bytes(self, Buffer buffer, uint64_t low, uint64_t high)
     # The resource that the calling thread's allocations are made from now.
     cdef ResourceBase given_now(self)
     # Orders an access to the bytes after work of others, which gpumem did not queue: the CPU waits,

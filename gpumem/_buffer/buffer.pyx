@@ -102,7 +102,9 @@ cdef class Buffer:
 
     @property
     def ptr(self):
-        """Address of the first byte; 0 for an empty buffer."""
+        """Address of the first byte; 0 for an empty buffer. ClosedError once it is closed."""
+        if self.is_closed:
+            refuse_closed()
         return self.address
 
     @property
@@ -852,6 +854,9 @@ cdef class ResourceBase:
 
     cdef ResourceBase given_now(self):
         return self
+
+    cdef object hold_bytes(self, Buffer buffer, uint64_t low, uint64_t high):
+        return None
 
     cdef int before_cpu(self, Buffer buffer) except -1:
         return 0

@@ -28,7 +28,7 @@ from gpumem._snapshots.resources import (
     resource_of,
 )
 from gpumem._snapshots.torch_form import torch_snapshot
-from gpumem._support.arguments import require
+from gpumem._support.arguments import require, require_each
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted, shown
 from gpumem.errors import SnapshotError
@@ -118,6 +118,9 @@ class Snapshot:
     time: int
     process: int
 
+    def __post_init__(self) -> None:
+        require_each("resources", self.resources, ResourceSnapshot, "a ResourceSnapshot")
+
     @property
     def held(self) -> int:
         """The longest that threads could not allocate from a resource, in nanoseconds."""
@@ -131,6 +134,7 @@ class Snapshot:
         LookupError
             There is none.
         """
+        require("name", name, str, "a str")
         for found in self.resources:
             if found.name == name:
                 return found
@@ -219,6 +223,7 @@ class Snapshot:
         dict
             Pickled, it opens in PyTorch's ``memory_viz`` and ``torch.cuda._memory_viz``.
         """
+        require("events", events, (Events, type(None)), "Events or None")
         return torch_snapshot(self.resources, events)
 
     def diff(self, other: Snapshot) -> SnapshotDiff:

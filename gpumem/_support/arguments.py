@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NoReturn, TypeGuard
+from typing import Any, Final, NoReturn, TypeGuard
 
 from gpumem._support.texts import shown
 
@@ -22,6 +22,18 @@ def require(name: str, value: object, kind: type | tuple[type, ...], accepted: s
     """Raise TypeError unless `value` is one of `kind`."""
     if not isinstance(value, kind):
         refuse(name, value, accepted)
+
+
+def require_each(
+    name: str, values: object, kind: type | tuple[type, ...], accepted: str
+) -> tuple[Any, ...]:
+    """Return the values of an iterable; raise TypeError unless each of them is one of `kind`."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        refuse(name, values, f"an iterable, each of it {accepted}")
+    found = tuple(values)
+    for value in found:
+        require(f"value of {name}", value, kind, accepted)
+    return found
 
 
 def require_name(name: object) -> None:

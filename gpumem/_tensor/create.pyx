@@ -12,7 +12,8 @@ from gpumem._tensor.layout cimport (
     numpy, shape_from,
 )
 from gpumem._tensor.tensor cimport (
-    resource_beside, serving, Tensor, tensor_allocate, tensor_move, tensor_within,
+    alignment_named, hold_elements, resource_beside, serving, Tensor, tensor_allocate, tensor_move,
+    tensor_within,
 )
 
 from gpumem._support.arguments import MISSING, refuse, refuse_keywords, whole_number
@@ -42,10 +43,12 @@ Return a tensor of new memory with arbitrary bytes.
         Up to 64 dimensions.
     dtype : dtype
         A dtype of NumPy in any form, without Python objects; a dtype of PyTorch; a short name:
-        ``"f32"``, ``"i64"``, ``"bf16"``, ``"fp8_e4m3"`` (float8_e4m3fn), ``"fp8_e5m2"``. bfloat16
+        ``"bf16"``, ``"fp16"``, ``"fp8_e4m3"`` (float8_e4m3fn), ``"fp8_e5m2"``. The number in a
+        short name of NumPy counts bytes: ``"f4"`` is float32, and ``"f32"`` is refused. bfloat16
         and float8 need the package ml_dtypes.
     memory : MemoryInfo, Device or str, optional
-        None: the memory of `resource`, of the innermost `using_resource`, or of `default_device`.
+        The address has its alignment. None: the memory of `resource`, of the innermost
+        `using_resource`, or of `default_device`.
     resource : MemoryResource, optional
         Allocates the memory; None: see `get_default_resource`.
     environment : Environment, optional
@@ -87,7 +90,8 @@ Return a tensor of new memory with arbitrary bytes.
         source = serving(memory)
     else:
         source = chosen_resource(memory, resource, environment)
-    return tensor_allocate(source, element, ndim, lengths, stream, shareable)
+    return tensor_allocate(source, element, ndim, lengths, stream, shareable,
+                           alignment_named(memory))
 
 
 def tensor_of(Buffer buffer not None, shape, dtype, offset):
@@ -251,7 +255,7 @@ def fill(Tensor dst not None, value, stream):
     cdef Side to = Side(dst.address, dst.steps, False)
     element = _element_from("value", value, dst.element.dtype)
     _require_writable(dst)
-    require_open(dst.buffer)
+    _held = hold_elements(dst)
     if layout_is_c(dst.rank, dst.lengths, dst.steps, dst.element.itemsize):
         fill_elements(dst.buffer, dst.address, dst.count, element.tobytes(), stream)
     elif not fill_captured(dst.buffer, &to, dst.rank, dst.lengths, element.tobytes(), stream):
@@ -444,7 +448,7 @@ cdef Tensor copied_aside(Tensor to, Tensor origin, object stream):
     elsewhere = (isinstance(stream, Stream)
                  and (<Stream>stream).driver_device is not resource.driver_device)
     made = tensor_allocate(resource, origin.element, origin.rank, origin.lengths,
-                           None if elsewhere else stream, False)
+                           None if elsewhere else stream, False, 0)
     # It ends with the copy, and a graph writes to it at each launch: only a graph pool keeps it.
     if not is_in_graph_pool(made.buffer):
         refuse_captured(to.buffer, origin.buffer, stream)

@@ -21,12 +21,13 @@ from gpumem._native.driver cimport (
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport interrupt_again, process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
+from gpumem._tensor.export cimport export_order
 from gpumem._tensor.layout cimport (
     element_named, element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_size,
     MAX_RANK, numpy, shape_from,
 )
 from gpumem._tensor.tensor cimport (
-    export_order, serving, Tensor, tensor_allocate, tensor_describe, tensor_export,
+    serving, Tensor, tensor_allocate, tensor_describe, tensor_export,
     tensor_find_words, tensor_flags, tensor_new, tensor_to, tensor_whole,
 )
 
@@ -63,7 +64,7 @@ def from_dlpack(x, *, device=None, copy=None, stream=None):
     Returns
     -------
     Tensor
-        Read-only if the producer's memory is.
+        Read-only if the producer's memory is, as that of JAX's arrays.
 
     Raises
     ------
@@ -91,7 +92,7 @@ def from_dlpack(x, *, device=None, copy=None, stream=None):
         require_no_stream(stream, x)
         tensor = tensor_whole(x) if isinstance(x, Tensor) else tensor_of_bytes(x)
     else:
-        tensor = tensor_of_capsule(_capsule_from(x, target, stream), stream)
+        tensor = tensor_of_capsule(_capsule_from(x, target, stream), stream, x)
     # The capsule is consumed: even if this fails, the tensor above releases the memory.
     if target is not None or copy:
         return tensor_to(tensor, target or tensor.memory, None, copy)
@@ -205,14 +206,27 @@ def _given(give, **order):
             raise error from None
 
 
-cdef Tensor tensor_of_capsule(object capsule, object stream):
+cdef Tensor tensor_of_capsule(object capsule, object stream, object producer):
     cdef Incoming incoming
     cdef Tensor tensor
     # The capsule is marked as used only after the tensor owns the memory.
     dlpack_peek(capsule, &incoming)
     tensor = tensor_of_incoming(&incoming, stream)
     dlpack_take(capsule, &incoming)
+    # A capsule from before DLPack 1.0 has no flag for it.
+    if not incoming.versioned and _is_immutable(producer):
+        tensor.is_read_only = True
     return tensor
+
+
+def _is_immutable(producer):
+    # Of a GPU's arrays JAX says so in no protocol.
+    if type(producer).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return True
+    try:
+        return memoryview(producer).readonly
+    except Exception:
+        return False
 
 
 cdef Tensor tensor_of_incoming(const Incoming* incoming, object stream=None):
@@ -549,7 +563,7 @@ cdef int allocate_like(const DLTensor* prototype, DLManagedTensorVersioned** out
     else:
         raise BufferError(f"cannot allocate a tensor on DLPack device "
                           f"({prototype.device.device_type}, {prototype.device.device_id})")
-    tensor = tensor_allocate(serving(memory), element, layout.ndim, layout.shape, None, False)
+    tensor = tensor_allocate(serving(memory), element, layout.ndim, layout.shape, None, False, 0)
     return from_py_object(<void*>tensor, out)
 
 

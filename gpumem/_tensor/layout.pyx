@@ -334,13 +334,18 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": (DL_FLOAT8_E5M2FNUZ, 1),
     "float8_e8m0fnu": (DL_FLOAT8_E8M0FNU, 1),
 }
-# Short names that have no meaning in NumPy: its "f16" has 16 bytes, its "i8" 8.
+# Short names of formats, which have no meaning in NumPy.
 _SHORT = {
-    "bf16": "bfloat16", "fp16": "float16",
-    "f32": "float32", "fp32": "float32", "f64": "float64", "fp64": "float64",
+    "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64",
     "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "fp8_e8m0": "float8_e8m0fnu",
-    "i16": "int16", "i32": "int32", "i64": "int64",
-    "u16": "uint16", "u32": "uint32", "u64": "uint64",
+}
+# A letter and a number is a name of NumPy, and counts bytes: "u8" is uint64. So names that count
+# bits are refused, and "f16", which in NumPy is a long double of 16 bytes.
+_IN_BITS = {
+    f"{word[0]}{bits}": (f"{word}{bits}", f"{word[0]}{bits // 8}")
+    for word, sizes in (("int", (16, 32, 64)), ("uint", (16, 32, 64)), ("float", (16, 32, 64)),
+                        ("complex", (64, 128)))
+    for bits in sizes
 }
 _KINDS = {"b": DL_BOOL, "i": DL_INT, "u": DL_UINT, "f": DL_FLOAT, "c": DL_COMPLEX}
 _LETTERS = {code: letter for letter, code in _KINDS.items()}
@@ -436,6 +441,10 @@ def dtype_from(given):
     if type(given).__module__ == "torch":       # torch.float32; NumPy does not know it
         name = str(given).removeprefix("torch.")
     if isinstance(name, str):
+        if name in _IN_BITS:
+            full, short = _IN_BITS[name]
+            raise TypeError(f"invalid dtype {given!r}: the number in a short name of NumPy counts "
+                            f"bytes; for {name[1:]} bits expected {full!r} or {short!r}")
         name = _SHORT.get(name, name)
         if name in _ML_DTYPES:
             return _ml_dtype(name)

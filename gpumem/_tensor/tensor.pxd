@@ -32,11 +32,17 @@ cdef class Tensor:
 cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim)
 # Adjacent elements in C order, in a new buffer of the resource.
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
-                            const int64_t* shape, object stream, object shareable)
+                            const int64_t* shape, object stream, object shareable,
+                            uint64_t alignment)
+# The alignment that a memory named by a caller asks for; 0: that of every block is enough.
+cdef uint64_t alignment_named(object memory) except? 1
 # The same in a buffer that there is, which has room for the `count` elements.
 cdef Tensor tensor_within(Buffer buffer, ElementType element, int64_t offset, int ndim,
                           const int64_t* shape, int64_t count)
-cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
+cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream, uint64_t alignment)
+# Called before gpumem itself reads or writes elements: keeps their memory until the result is
+# dropped. ValueError: they are rows of a virtual tensor that are not committed.
+cdef object hold_elements(Tensor tensor)
 # Copies the elements of one tensor into another of the same shape and element type.
 cdef int tensor_move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1
 # The resource that allocates more memory of the tensor's kind.
@@ -68,16 +74,3 @@ cdef Tensor tensor_view(Tensor base, ElementType element, uint64_t address, int 
 cdef Tensor tensor_whole(Tensor base)
 # The elements where they are, or copied to another memory, by the rules of Tensor.to.
 cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy)
-
-
-# ---- The order of a DLPack consumer --------------------------------------------------------------
-
-
-# Orders a consumer, its stream or the CPU, after queued work.
-cdef inline int export_order(Buffer buffer, DLDevice device, object stream) except -1:
-    if stream is None and device.device_type == DL_CPU:
-        return order_host(buffer)
-    return order_consumer(buffer, device, stream)
-
-
-cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1

@@ -12,17 +12,17 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    array_owner, Buffer, buffer_note_consumer, buffer_share, call_first, DL_CPU, DL_CUDA,
-    DL_CUDA_HOST, DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice, dlpack_capsule, dlpack_check_stream,
-    dlpack_device_from, dlpack_export, dlpack_read_call, dlpack_wants_versioned, DLPackCall,
-    drop_share, exchange_capsule, Export, MemoryResource, note_discarded, order_host, order_stream,
-    own_stream, raise_discarded, require_open, ResourceBase, same_device, vectorcall,
+    array_owner, Buffer, buffer_share, call_first, DEFAULT_SLOT, DL_CPU, DL_IS_COPIED, DLDevice,
+    dlpack_capsule, dlpack_check_stream, dlpack_device_from, dlpack_export, dlpack_read_call,
+    dlpack_wants_versioned, DLPackCall, drop_share, exchange_capsule, Export, MemoryResource,
+    note_discarded, order_host, own_stream, raise_discarded, require_open, vectorcall,
 )
 from gpumem._copy cimport copy_elements, Side
-from gpumem._native.driver cimport CUstream
+from gpumem._native.bfc cimport QUANTUM
 from gpumem._support.arithmetic cimport refuse_arithmetic
 from gpumem._support.instances cimport destructor, forbid_instantiation, replace_dealloc
 from gpumem._support.memory cimport require_memory
+from gpumem._tensor.export cimport export_named, export_order, export_reaches, export_refusal
 from gpumem._tensor.layout cimport (
     element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_index, layout_is_c,
     layout_is_f, layout_reshape, layout_size, MAX_RANK, new_shape_from, numpy,
@@ -30,7 +30,7 @@ from gpumem._tensor.layout cimport (
 
 from gpumem._defaults import get_default_resource, last_served, using
 from gpumem._support.arguments import require
-from gpumem.device import can_access, MemoryInfo, MemoryKind
+from gpumem.device import can_access, MemoryInfo
 
 
 @cython.final
@@ -47,8 +47,13 @@ cdef class Tensor:
     the buffer protocol and DLPack consumers wait for it. (``torch.asarray`` uses none of these: it
     reads any buffer's bytes as its default dtype.)
 
-    Two tensors are equal if they are the same object, so that they can be keys. To compare
-    elements, use `item`, `numpy` or `tolist`. With a number or a list ``==`` is a TypeError.
+    A tensor does not compare: ``==`` with a tensor, a number or a list is a TypeError. To compare
+    elements, use `item`, `numpy` or `tolist`. As a key of a dict and a member of a set a tensor is
+    found by identity. ``in``, ``list.index`` and ``list.remove`` compare it with each element
+    before it: ``any(each is tensor for each in tensors)`` does not.
+
+    ``copy.copy`` returns a view of the same memory, ``copy.deepcopy`` a copy in new memory of the
+    same resource, which is not read-only.
 
     Attributes
     ----------
@@ -106,7 +111,12 @@ cdef class Tensor:
 
     @property
     def ptr(self):
-        """Address of the element with index 0 everywhere; 0 for an empty buffer."""
+        """Address of the element with index 0 everywhere; 0 for an empty buffer.
+
+        ClosedError once the buffer is closed.
+        """
+        if self.buffer.is_closed:
+            require_open(self.buffer)
         return self.address
 
     @property
@@ -137,8 +147,12 @@ cdef class Tensor:
 
     def __len__(self):
         if self.rank == 0:
-            raise TypeError("a tensor without dimensions has no length")
+            raise TypeError("a tensor without dimensions has no length, and no parts")
         return self.lengths[0]
+
+    def __iter__(self):
+        # Without this method Python would take the first IndexError for the end.
+        return map(self.__getitem__, range(len(self)))
 
     def __repr__(self):
         read_only = ", read-only" if self.is_read_only else ""
@@ -203,7 +217,7 @@ cdef class Tensor:
                 raise BufferError(f"shape {self.shape} with strides {self.strides} cannot be seen "
                                   f"as {numbers(ndim, lengths)} without a copy")
             # The copy is in C order, of which every shape of as many elements is a view.
-            source = tensor_copy(self, resource_beside(self), None)
+            source = tensor_copy(self, resource_beside(self), None, 0)
             layout_c_strides(ndim, lengths, self.element.itemsize, steps)
         return tensor_view(source, self.element, source.address, ndim, lengths, steps)
 
@@ -371,7 +385,7 @@ cdef class Tensor:
         """
         if layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize):
             return self
-        return tensor_copy(self, resource_beside(self), stream)
+        return tensor_copy(self, resource_beside(self), stream, 0)
 
     def to(self, memory, stream=None, copy=None):
         """Return the elements in another memory; itself where that is the same for its readers.
@@ -412,6 +426,19 @@ cdef class Tensor:
         if copy is not None:
             require("copy", copy, bool, "True, False or None")
         return tensor_to(self, memory, stream, copy)
+
+    def __copy__(self):
+        return tensor_whole(self)
+
+    def __deepcopy__(self, memo):
+        # On the stream that the memory belongs to, as later work on either tensor.
+        cdef Buffer buffer = self.buffer
+        cdef Tensor made
+        is_default = buffer.home.is_foreign or buffer.slot == DEFAULT_SLOT
+        made = tensor_copy(self, resource_beside(self), None if is_default else buffer.stream, 0)
+        if not buffer.home.is_foreign:
+            made.dl_device = self.dl_device
+        return made
 
     # ---- NumPy and the buffer protocol -----------------------------------------------------------
 
@@ -480,16 +507,18 @@ cdef class Tensor:
                              "exactly 1")
         if not self.buffer.home.cpu_can_read:
             return self.to("host").item()
+        _held = hold_elements(self)
         return self.numpy(writable=False).item()
 
     def tolist(self):
         """Return the elements as nested lists of Python scalars; waits and copies as `item`."""
+        _held = hold_elements(self)
         return self.to("host").numpy(writable=False).tolist()
 
     def __eq__(self, other):
-        # Tensors compare by identity, as members of a list or keys of a dict; NumPy's arrays and
-        # scalars compare elements themselves. A number would be silently unequal.
-        if type(other) in (bool, int, float, complex, list, tuple):
+        # NumPy's arrays and scalars compare elements themselves. A tensor would be unequal to one
+        # of the same elements, and a number silently unequal.
+        if type(other) in (Tensor, bool, int, float, complex, list, tuple):
             raise TypeError(f"a tensor and {other!r} cannot be compared: expected item(), numpy() "
                             "or tolist() of the tensor")
         return NotImplemented
@@ -521,6 +550,7 @@ cdef class Tensor:
                         "Handle that gpumem.interop.export(tensor) returns")
 
     def __bytes__(self):
+        _held = hold_elements(self)
         return bytes(memoryview(self))
 
     def __array__(self, dtype=None, *, copy=None):
@@ -531,7 +561,9 @@ cdef class Tensor:
         if dtype is not None and numpy().dtype(dtype) != array.dtype:
             if copy is False:
                 raise ValueError(f"a conversion of {array.dtype} to {dtype} needs a copy")
+            _held = hold_elements(self)
             return array.astype(dtype)
+        _held = hold_elements(self) if copy else None
         return array.copy() if copy else array
 
     def __getbuffer__(self, Py_buffer* view, int flags):
@@ -651,6 +683,7 @@ cdef extern from "Python.h":
 
 # In variables of C, which cost less to look up.
 cdef object open_blocks = using
+cdef type memory_type = MemoryInfo
 cdef list last = last_served
 
 
@@ -698,14 +731,18 @@ dealloc_object = replace_dealloc(<PyTypeObject*>Tensor, dealloc)
 
 
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
-                            const int64_t* shape, object stream, object shareable):
+                            const int64_t* shape, object stream, object shareable,
+                            uint64_t alignment):
     cdef int64_t size = layout_size(ndim, shape, element.itemsize)
     cdef Buffer buffer
     if size < 0:
         raise ValueError(f"shape {numbers(ndim, shape)} of {element.dtype} has more than "
                          "2**63 - 1 bytes")
     # `obtain` reads no stream: it is the short way to a block on the resource's own.
-    if shareable is not False:
+    if alignment:
+        options = {} if shareable is False else {"shareable": shareable}
+        buffer = resource.allocate(size * element.itemsize, stream, alignment=alignment, **options)
+    elif shareable is not False:
         buffer = resource.allocate(size * element.itemsize, stream, shareable=shareable)
     elif stream is None:
         buffer = resource.obtain(size * element.itemsize)
@@ -724,9 +761,15 @@ cdef Tensor tensor_within(Buffer buffer, ElementType element, int64_t offset, in
     return tensor
 
 
-cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
+cdef uint64_t alignment_named(object memory) except? 1:
+    if type(memory) is not memory_type or memory.alignment <= QUANTUM:
+        return 0
+    return memory.alignment
+
+
+cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream, uint64_t alignment):
     cdef Tensor made = tensor_allocate(resource, source.element, source.rank, source.lengths,
-                                       stream, False)
+                                       stream, False, alignment)
     tensor_move(made, source, stream, False)
     return made
 
@@ -734,10 +777,22 @@ cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
 cdef int tensor_move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1:
     cdef Side to = Side(dst.address, dst.steps, dst_is_temporary)
     cdef Side origin = Side(src.address, src.steps, False)
-    # `dst` is new, or was checked by the caller.
-    require_open(src.buffer)
+    # A new `dst` has memory.
+    _src_held = hold_elements(src)
+    _dst_held = hold_elements(dst)
     return copy_elements(dst.buffer, &to, src.buffer, &origin, dst.rank, dst.lengths,
                          dst.element.itemsize, stream)
+
+
+cdef object hold_elements(Tensor tensor):
+    cdef Buffer buffer = tensor.buffer
+    cdef int64_t low = 0
+    cdef int64_t high = 0
+    require_open(buffer)
+    if tensor.count == 0:
+        return None
+    layout_extent(tensor.rank, tensor.lengths, tensor.steps, tensor.element.itemsize, &low, &high)
+    return buffer.home.hold_bytes(buffer, tensor.address + low, tensor.address + high)
 
 
 cdef MemoryResource resource_beside(Tensor tensor):
@@ -751,12 +806,15 @@ cdef MemoryResource resource_beside(Tensor tensor):
 cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy):
     source = tensor.buffer.home.memory
     target = MemoryInfo.parse(memory)
+    cdef uint64_t alignment = alignment_named(memory)
+    cdef bint is_aligned = alignment == 0 or tensor.address % alignment == 0
     # Both tensors have the same buffer, so later work on them is in one order.
-    if not copy and is_memory_for(source, target):
+    if not copy and is_aligned and is_memory_for(source, target):
         return tensor
     if copy is not None and not copy:
-        raise BufferError(f"{source} is not {target}: a copy is needed, and copy=False forbids it")
-    return tensor_copy(tensor, serving(target), stream)
+        why = f"{source} is not {target}" if is_aligned else f"not aligned to {alignment} bytes"
+        raise BufferError(f"{why}: a copy is needed, and copy=False forbids it")
+    return tensor_copy(tensor, serving(target), stream, alignment)
 
 
 cdef bint is_memory_for(object source, object target):
@@ -889,7 +947,7 @@ cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object s
     if copy is False or not (here or on_cpu):
         raise export_refusal(tensor.buffer.home, device)
     dlpack_check_stream(device, stream)
-    made = tensor_copy(tensor, resource_beside(tensor) if here else serving("host"), None)
+    made = tensor_copy(tensor, resource_beside(tensor) if here else serving("host"), None, 0)
     tensor_find_words(made)
     export_order(made.buffer, device, stream)
     return dlpack_capsule(tensor_export(made, device, DL_IS_COPIED, versioned))
@@ -911,68 +969,3 @@ cdef PyObject* refuse_to_compute(PyObject* left, PyObject* right) except NULL:
 
 forbid_instantiation(Tensor, refuse_new)
 refuse_arithmetic(Tensor, refuse_to_compute)
-
-
-# ---- The rules of export -------------------------------------------------------------------------
-
-
-_NAMES = {"cpu": DL_CPU, "cuda": DL_CUDA, "cuda_host": DL_CUDA_HOST,
-          "cuda_managed": DL_CUDA_MANAGED}
-
-
-cdef bint export_reaches(ResourceBase resource, DLDevice device):
-    memory = resource.memory
-    if same_device(device, resource.dl_device):
-        return True
-    # Pinned and managed memory are also CUDA's, by the same addresses.
-    if device.device_type == DL_CUDA:
-        return memory.device.type == "cuda" and device.device_id == memory.device.index
-    # The CPU is one device, whatever its memory is called.
-    if device.device_id != 0:
-        return False
-    if device.device_type == DL_CPU:
-        return resource.cpu_can_read
-    return device.device_type == DL_CUDA_HOST and memory.kind is MemoryKind.HOST_ACCESSIBLE
-
-
-cdef object export_refusal(ResourceBase resource, DLDevice device):
-    return BufferError(f"{resource.memory} cannot be shared as DLPack device "
-                       f"({device.device_type}, {device.device_id}): copy it there first, "
-                       "with .to(memory)")
-
-
-cdef DLDevice export_named(ResourceBase resource, object named) except *:
-    cdef DLDevice device
-    if isinstance(named, str):
-        name, _, index = named.partition(":")
-        if name not in _NAMES or (":" in named and not index.isdecimal()):
-            accepted = ", ".join(f'"{each}"' for each in _NAMES)
-            raise ValueError(f"unknown DLPack device {named!r}: expected {accepted}, a device "
-                             "type or a pair (type, id)")
-        if index:
-            return dlpack_device_from((_NAMES[name], int(index)))
-        named = _NAMES[name]
-    if isinstance(named, int) and not isinstance(named, bool):
-        device = dlpack_device_from((named, 0))
-        # A type alone means the memory's own device of that type.
-        if device.device_type == DL_CUDA:
-            device.device_id = resource.memory.device.index
-        return device
-    return dlpack_device_from(named)
-
-
-cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1:
-    cdef uint64_t handle = 1        # DLPack's number of the legacy default stream
-    dlpack_check_stream(device, stream)
-    # A consumer that reads by the CPU has no stream to wait on the device.
-    if device.device_type == DL_CPU or device.device_type == DL_CUDA_HOST:
-        return order_host(buffer)
-    if stream is None and device.device_type == DL_CUDA_MANAGED:
-        return order_host(buffer)       # consumers pass no stream for it, and order nothing
-    if stream is not None:
-        if stream == -1:            # the consumer orders it itself
-            return 0
-        handle = stream
-    # The consumer's stream waits on the device; the CPU does not wait.
-    order_stream(buffer, <CUstream><uintptr_t>handle)
-    return buffer_note_consumer(buffer, handle)

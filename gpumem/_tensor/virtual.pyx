@@ -50,6 +50,9 @@ cdef class SpanMemory(MemoryResource):
 
     cdef Arena arena
     cdef ArenaSpan* span        # lives as long as one of the buffers
+    cdef uint64_t row_nbytes
+    cdef object lock            # no callback is called under it
+    cdef list edges             # where committed rows begin and end, in turn
 
     @property
     def closed(self):
@@ -71,6 +74,45 @@ cdef class SpanMemory(MemoryResource):
 
     cdef void free_buffer(self, Buffer buffer) noexcept:
         span_view_end(<void*><uintptr_t>buffer.handle)
+
+    cdef object hold_bytes(self, Buffer buffer, uint64_t low, uint64_t high):
+        cdef const SpanView* view = <const SpanView*><uintptr_t>buffer.handle
+        cdef uint64_t base = span_figures(self.span).base
+        cdef uint64_t first = (low - base) // self.row_nbytes
+        cdef uint64_t last = (high - base + self.row_nbytes - 1) // self.row_nbytes
+        # Only the view of `full` holds no rows.
+        if span_view_first(view) != span_view_last(view):
+            return None
+        with self.lock:
+            self.require_usable()
+            self.require_rows(first, last)
+            return self.view_of(first, last, last - first, buffer.slot)
+
+    cdef Buffer view_of(self, uint64_t first, uint64_t last, uint64_t count, uint32_t slot):
+        # A buffer of `count` rows from `first` on, of which those up to `last` are held.
+        cdef uint64_t nbytes = count * self.row_nbytes
+        cdef SpanView* view = span_view(self.span, first * self.row_nbytes, last * self.row_nbytes)
+        require_memory(view != NULL, "viewing a virtual tensor")
+        return buffer_of(self, span_figures(self.span).base + first * self.row_nbytes, nbytes,
+                         nbytes, <uintptr_t>view, slot)
+
+    cdef uint64_t committed_from(self, uint64_t first) except? <uint64_t>-1:
+        # The end of the committed rows that begin with `first`. Caller holds `lock`.
+        place = bisect_right(self.edges, first)
+        return self.edges[place] if place % 2 else first
+
+    cdef int require_rows(self, uint64_t first, uint64_t last) except -1:
+        behind = self.committed_from(first)
+        if last > behind:
+            raise ValueError(f"rows {first} to {last} of {self.name} are not all committed: "
+                             f"expected last = {behind} at most")
+        return 0
+
+    cdef int require_usable(self) except -1:
+        self.arena.require_own()
+        if span_figures(self.span).closed:
+            raise ClosedError(f"{self.name} is closed")
+        return 0
 
     cdef Lease* lease(self, Buffer buffer) except? NULL:
         cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes,
@@ -147,8 +189,10 @@ cdef class VirtualTensor:
     full : Tensor
         All rows, committed or not, at one address; pass it to kernels and libraries once, before or
         after rows are committed. It does not hold rows: record a stream other than the tensor's
-        that uses it by `record_stream`. It is valid until this object is closed, and keeps the
-        memory if this object ends before it.
+        that uses it by `record_stream`. Where gpumem itself reads or writes its elements
+        (`Tensor.fill`, `Tensor.item`, `copy`, ...), the rows in their range of addresses are held
+        meanwhile, and one that is not committed is the error that `tensor` raises. It is valid
+        until this object is closed, and keeps the memory if this object ends before it.
     shape : tuple of int
         The maximum number of rows, and the shape of one.
     dtype : numpy.dtype
@@ -191,8 +235,6 @@ cdef class VirtualTensor:
     cdef ArenaSpan* span
     cdef uint64_t max_rows
     cdef uint32_t slot
-    cdef object lock            # no callback is called under it
-    cdef list edges             # where committed rows begin and end, in turn
     cdef object __weakref__
 
     def __dealloc__(self):
@@ -208,7 +250,9 @@ cdef class VirtualTensor:
 
     @property
     def ptr(self):
-        """Address of row 0; it never changes."""
+        """Address of row 0; it never changes. ClosedError once it is closed."""
+        if span_figures(self.span).closed:
+            raise ClosedError(f"{self.name} is closed")
         return span_figures(self.span).base
 
     @property
@@ -224,13 +268,13 @@ cdef class VirtualTensor:
     @property
     def rows(self):
         """The committed rows, a tuple of (first, last) pairs in order, each `last` exclusive."""
-        edges = self.edges
+        edges = self.home.edges
         return tuple(zip(edges[::2], edges[1::2], strict=True))
 
     @property
     def committed(self):
         """How many rows are committed, from row 0 on without a gap."""
-        return self.edges[1] if self.edges and self.edges[0] == 0 else 0
+        return self.home.edges[1] if self.home.edges and self.home.edges[0] == 0 else 0
 
     @property
     def held_nbytes(self):
@@ -254,7 +298,7 @@ cdef class VirtualTensor:
         self.pressure = value
         if value is None:
             return
-        with self.lock:
+        with self.home.lock:
             # Tensors that have ended are removed here.
             known = [each for each in self.arena.pressure_tensors if each() not in (None, self)]
             self.arena.pressure_tensors[:] = [*known, ref(self)]
@@ -345,8 +389,8 @@ cdef class VirtualTensor:
         cdef uint64_t begin, end
         cdef Uses* room = NULL
         self.read_rows(first, last, &begin, &end)
-        with self.lock:
-            self.require_usable()
+        with self.home.lock:
+            self.home.require_usable()
             self.require_free(begin, end)
             self.release_rows(begin, end, &room)
 
@@ -371,8 +415,8 @@ cdef class VirtualTensor:
         cdef uint64_t begin, end
         cdef Uses* room
         self.read_rows(0, rows, &begin, &end, "rows")
-        with self.lock:
-            self.require_usable()
+        with self.home.lock:
+            self.home.require_usable()
             self.require_free(end, self.max_rows)
         # The room is made before rows are committed, so that the release after them cannot fail.
         room = room_for_streams(self.span, NULL)
@@ -380,7 +424,7 @@ cdef class VirtualTensor:
             raise_status(self.arena, 0, 0, self.slot, ARENA_NO_METADATA)
         try:
             self.commit_rows(begin, end)
-            with self.lock:
+            with self.home.lock:
                 self.require_free(end, self.max_rows)
                 self.release_rows(end, self.max_rows, &room)
         finally:
@@ -400,12 +444,12 @@ cdef class VirtualTensor:
         ahead = self.page_after(min(last + self.ahead, self.max_rows)) if last > first else begin
         innermost_label(False)      # read with the interpreter lock, for events without it
         while True:
-            with self.lock:
-                self.require_usable()
+            with self.home.lock:
+                self.home.require_usable()
                 with nogil:
                     status = span_commit(self.span, begin, end, ahead, &lack)
                 if status == ARENA_OK:
-                    with_rows(self.edges, first, last)
+                    with_rows(self.home.edges, first, last)
                     break
             # The lock is released here, because another thread may release memory. While Ctrl-C's
             # exception is set, no function of Python may be called.
@@ -416,7 +460,7 @@ cdef class VirtualTensor:
             if status == ARENA_OK:
                 continue
             until = 0       # after a callback the wait begins again
-            nbytes = rows_missing(self.edges, first, last) * self.row_nbytes
+            nbytes = rows_missing(self.home.edges, first, last) * self.row_nbytes
             # Callbacks run without the lock: they may release rows of any tensor.
             if make_room(self.arena, status, nbytes, self, &callbacks, errors):
                 continue
@@ -428,7 +472,7 @@ cdef class VirtualTensor:
     cdef int release_rows(self, uint64_t first, uint64_t last, Uses** room) except -1:
         # The first and the last of their pages may have other rows, too. It owns `room`, if any.
         cdef Uses* taken
-        cdef list edges = list(self.edges)
+        cdef list edges = list(self.home.edges)
         cdef uint32_t begin, end, ahead, ahead_end
         cdef uint64_t behind
         cdef int status
@@ -448,7 +492,7 @@ cdef class VirtualTensor:
             status = span_release(self.span, begin, end, ahead, ahead_end, taken)
         if status != ARENA_OK:
             raise_status(self.arena, 0, 0, self.slot, status)
-        self.edges = edges
+        self.home.edges = edges
         return 0
 
     cdef bint has_rows(self, list edges, uint32_t page) except -1:
@@ -468,12 +512,6 @@ cdef class VirtualTensor:
                        str name="last") except -1:
         begin[0] = row_number("first", first, 0, self.max_rows)
         end[0] = row_number(name, last, begin[0], self.max_rows)
-        return 0
-
-    cdef int require_usable(self) except -1:
-        self.arena.require_own()
-        if span_figures(self.span).closed:
-            raise ClosedError(f"{self.name} is closed")
         return 0
 
     cdef int require_free(self, uint64_t first, uint64_t last) except -1:
@@ -511,30 +549,23 @@ cdef class VirtualTensor:
         """
         cdef uint64_t begin = row_number("first", first, 0, self.max_rows)
         cdef uint64_t end = begin
-        with self.lock:
-            self.require_usable()
-            place = bisect_right(self.edges, begin)
-            behind = self.edges[place] if place % 2 else begin
-            end = behind if last is None else row_number("last", last, begin, self.max_rows)
-            if end > behind:
-                raise ValueError(f"rows {begin} to {end} of {self.name} are not all committed: "
-                                 f"expected last = {behind} at most")
+        with self.home.lock:
+            self.home.require_usable()
+            end = (self.home.committed_from(begin) if last is None
+                   else row_number("last", last, begin, self.max_rows))
+            self.home.require_rows(begin, end)
             return self.tensor_of(begin, end, end - begin)
 
     cdef Tensor tensor_of(self, uint64_t first, uint64_t last, uint64_t count):
         # `count` rows, of which those from `first` to `last` are held.
         cdef uint64_t address = span_figures(self.span).base + first * self.row_nbytes
-        cdef uint64_t nbytes = count * self.row_nbytes
-        cdef SpanView* view
         cdef Buffer buffer
         cdef Tensor made
         cdef int i
         if count == 0:
             buffer = empty_buffer(self.home, self.slot)
         else:
-            view = span_view(self.span, first * self.row_nbytes, last * self.row_nbytes)
-            require_memory(view != NULL, "viewing a virtual tensor")
-            buffer = buffer_of(self.home, address, nbytes, nbytes, <uintptr_t>view, self.slot)
+            buffer = self.home.view_of(first, last, count, self.slot)
         made = tensor_new(buffer, self.element, address, <int>len(self.shape))
         made.lengths[0] = count
         made.count = count
@@ -614,14 +645,14 @@ cdef class VirtualTensor:
         """
         cdef uint32_t slot = 0
         cdef uint64_t begin, end
-        self.require_usable()
+        self.home.require_usable()
         self.read_rows(first, self.max_rows if last is None else last, &begin, &end)
         self.arena.slot_of(stream, &slot)
         # Other threads may run from here on: the slot keeps its stream.
         slot_retain(self.arena.core, slot)
         try:
-            with self.lock:
-                self.require_usable()
+            with self.home.lock:
+                self.home.require_usable()
                 for low, high in self.rows:
                     if max(low, begin) < min(high, end):
                         note_stream(self.span, slot, max(low, begin) * self.row_nbytes,
@@ -653,7 +684,7 @@ cdef class VirtualTensor:
         if span_figures(self.span).closed:
             return
         self.arena.require_own()
-        with self.lock:
+        with self.home.lock:
             with nogil:
                 status = span_close(self.span)
             if status == ARENA_IN_USE:
@@ -661,7 +692,7 @@ cdef class VirtualTensor:
                                  "of one, is alive; drop it first")
             if status != ARENA_OK:
                 raise_status(self.arena, 0, 0, self.slot, status)
-            self.edges = []
+            self.home.edges = []
 
     def __enter__(self):
         return self
@@ -743,11 +774,12 @@ def make_virtual(Arena arena not None, shape, dtype, *, committed, step, ahead, 
         step = max(made.max_rows // DEFAULT_STEPS, 1)
     page = page_for(row_number("step", step, 1, made.max_rows) * made.row_nbytes)
     made.page_nbytes = page
-    made.lock = ForkLock()
-    made.edges = []
     made.home = SpanMemory.__new__(SpanMemory)
     resource_init(made.home, arena.memory, made.name)
     made.home.arena = arena
+    made.home.row_nbytes = made.row_nbytes
+    made.home.lock = ForkLock()
+    made.home.edges = []
     arena.slot_of(stream, &made.slot)
     # Other threads may run from here on: the slot keeps its stream.
     slot_retain(arena.core, made.slot)

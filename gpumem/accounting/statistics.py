@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from gpumem._support.arguments import is_integer
+from gpumem._support.arguments import is_integer, require
 from gpumem.accounting.accountant import Accountant
 from gpumem.accounting.counts import MAX_BYTES, ResourceCount, fitting
 from gpumem.accounting.murmur import murmur3_x86_128
-from gpumem.accounting.nodes import CostedNode, CostedValue
+from gpumem.accounting.nodes import CostedNode, CostedValue, nodes_of
 from gpumem.errors import ConfigError
 
 HEADER = "#name,input_sizes,initializers_sizes,total_dynamic_sizes,total_temp_allocations"
@@ -86,6 +86,7 @@ def unique_node_name(node: CostedNode) -> str:
     >>> names[0].startswith("relu_"), names[0] == names[1]       # their outputs differ
     (True, False)
     """
+    (node,) = nodes_of(node)
     digest = bytes(16)
     for value in (*node.inputs, *node.outputs):
         name = "" if value is None else value.name
@@ -251,6 +252,8 @@ class StatsRecorder:
         ConfigError
             A size is out of range, or missing and unknown in the graph. Nothing is recorded.
         """
+        (node,) = nodes_of(node)
+        require("sizes", sizes, (Mapping, type(None)), "a Mapping or None")
         sizes = sizes or {}
         inputs = self._unseen(node.inputs, sizes)
         outputs = self._unseen(node.outputs, sizes)

@@ -76,6 +76,8 @@ class Recording(recorder.RecordedBlock, Uncopied):
         sampling: int,
         native: bool,
     ) -> None:
+        if not is_integer(sampling, 0, 2**32 - 1):
+            raise ValueError(f"invalid sampling = {sampling!r}: expected 0 to 2**32 - 1")
         self.path = path
         self._taken: Events | None = None
         self._live: LiveBlocks | None = None

@@ -155,11 +155,18 @@ class RunContext:
             require_like(bound.given, name, shape, dtype)
             return bound.given
         assert bound.resource is not None
-        made = self._reuse(bound.made, shape, dtype, bound.resource)
+        made = self._reuse(bound.made, shape, dtype, bound.resource, bound.memory)
         bound.made = made if self._keep else None
         return made
 
-    def _reuse(self, before: Tensor | None, shape: Any, dtype: Any, of: MemoryResource) -> Tensor:
+    def _reuse(
+        self,
+        before: Tensor | None,
+        shape: Any,
+        dtype: Any,
+        of: MemoryResource,
+        memory: MemoryInfo | None = None,
+    ) -> Tensor:
         """Make a tensor, or return the last run's if a graph requires the same address."""
         if (
             self._keep
@@ -169,7 +176,7 @@ class RunContext:
         ):
             return before
         stream = self.stream if of.memory.device == self.stream.device else None
-        made = empty(shape, dtype, resource=of, stream=stream)
+        made = empty(shape, dtype, memory=memory, resource=of, stream=stream)
         order_behind(made.buffer, self.stream)  # one of another device has another stream
         return made
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from gpumem._buffer.resource import MemoryResource
-from gpumem._buffer.stream import _native_handle
+from gpumem._buffer.stream import Stream, _native_handle
 from gpumem._support.arguments import unknown
 from gpumem._support.texts import shown, visible
 from gpumem.config import ArenaConfig, _applies, _bad, _boolean, _enter_once, _parse_key
@@ -97,6 +97,8 @@ class SessionOptions:
         if isinstance(stream, str):
             stream = _handle("user_compute_stream", stream)
             object.__setattr__(self, "user_compute_stream", stream)
+        if stream is not None and not isinstance(stream, int | Stream):
+            _native_handle(stream)  # TypeError of what is no stream of any library
         if isinstance(stream, int) and not _is_handle(stream):
             raise _bad("user_compute_stream", stream, "a stream, or a handle from 0 to 2**64 - 1")
         given = stream is not None

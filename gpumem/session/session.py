@@ -370,7 +370,9 @@ class Session(Closable):
             self._bound += 1
 
     def _bound_output(self, memory: Any) -> BoundOutput:
-        if memory is None or isinstance(memory, MemoryInfo | Device | str):
+        if isinstance(memory, MemoryInfo):  # its alignment counts, too
+            return BoundOutput(memory, decide_copy(self.device, memory), self.allocator(memory))
+        if memory is None or isinstance(memory, Device | str):
             memory = self.allocator(memory)
         if isinstance(memory, MemoryResource):
             return BoundOutput(memory.memory, decide_copy(self.device, memory.memory), memory)

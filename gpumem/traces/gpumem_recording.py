@@ -24,6 +24,7 @@ from gpumem._events.events import (
     RecordedResource,
     parse,
 )
+from gpumem._support.arguments import refuse, require
 from gpumem._support.texts import shown
 from gpumem.errors import EventFileError, TraceError
 from gpumem.traces.builder import TraceBuilder, owner_named, require_device
@@ -52,6 +53,8 @@ def read_recording(file: IO[bytes], name: str, device: int | None = None) -> lis
     TraceError
         Not a file of recorded events, or a file without allocations.
     """
+    if not hasattr(file, "read"):
+        refuse("file", file, "a file that is open to read bytes")
     try:
         events = parse(file.read())
     except EventFileError as error:
@@ -79,6 +82,7 @@ def traces_of(
         events are lost; by default those that a file begins with. The traces then begin with those
         that were live at the first event.
     """
+    require("events", events, Events, "Events")
     memories = sorted({resource.memory for resource in events.resources.values()})
     require_device(device, len(memories))
     records = events.records[events.records["kind"] <= MOVE]

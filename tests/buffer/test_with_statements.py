@@ -9,6 +9,7 @@ import pytest
 from helpers.resources import Plain
 
 import gpumem
+from gpumem.errors import ClosedError
 from gpumem.interop import HostTimeline, Importer, MemoryDescriptor, MemoryHandleType
 
 
@@ -84,3 +85,18 @@ def test_use_that_goes_on_is_an_error_after_a_body_that_succeeded(kind):
         pass
     body.let_go()
     body.opened.close()
+
+
+def test_address_of_a_closed_owner_is_refused(arena):
+    buffer = arena.allocate(64)
+    tensor = buffer.tensor(16, "f4")
+    cache = arena.virtual(8, "f4")
+    array = tensor.numpy()  # keeps the memory, not the name for it
+    buffer.close()
+    buffer.close()
+    cache.close()
+    for owner in (buffer, tensor, tensor[2:], cache):
+        with pytest.raises(ClosedError, match="closed"):
+            owner.ptr  # noqa: B018
+        assert "gpumem." in repr(owner)
+    assert (buffer.nbytes, tensor.shape, len(array)) == (64, (16,), 16)

@@ -26,8 +26,9 @@ def next_address(resource: gpumem.MemoryResource, stream: Any = None) -> int | N
         block = resource.allocate(BLOCK, stream)
     except gpumem.OutOfMemoryError:
         return None
+    address = block.ptr
     block.close(stream)
-    return block.ptr
+    return address
 
 
 def can_have_it(arena: gpumem.Arena, stream: Any) -> bool:

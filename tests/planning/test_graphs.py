@@ -312,7 +312,7 @@ def test_builder_makes_bodies_that_read_outer_values():
 
 
 def test_value_takes_the_dtypes_of_tensors():
-    for given, name in (("f32", "float32"), ("bf16", "bfloat16"), (np.int8, "int8")):
+    for given, name in (("f4", "float32"), ("bf16", "bfloat16"), (np.int8, "int8")):
         assert Value("x", given, (2,)).dtype.name == name
 
 

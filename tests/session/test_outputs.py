@@ -9,7 +9,7 @@ import gpumem
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("dtype", ["f32", "float32", np.float32, ">i2", [("a", "i4")]])
+@pytest.mark.parametrize("dtype", ["f4", "float32", np.float32, ">i2", [("a", "i4")]])
 def test_output_has_any_dtype_that_empty_takes(dtype, graph):
     given = gpumem.zeros(4, dtype, memory="host")
     with gpumem.Session("host", {"enable_cuda_graph": graph}) as session:

@@ -1,6 +1,7 @@
 """Real consumers and producers, where they are installed."""
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -61,7 +62,61 @@ def test_jax_shares_memory():
     tensor = gpumem.full((2, 3), 4, "f4", memory="host")
     array = jax.numpy.from_dlpack(tensor)
     assert np.array_equal(array, tensor.numpy())
-    assert np.array_equal(gpumem.from_dlpack(array).numpy(), array)
+    for tensor in (gpumem.from_dlpack(array), gpumem.asarray(array)):
+        assert np.array_equal(tensor.numpy(), array)
+        assert tensor.read_only
+
+
+class OldProducer:
+    """An array with a capsule from before DLPack 1.0, which has no flag for read-only memory."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+class ShownReadOnly(OldProducer):
+    def __buffer__(self, flags):
+        return memoryview(self.array).toreadonly()
+
+
+@pytest.mark.parametrize(
+    ("kind", "read_only"),
+    [
+        (OldProducer, False),
+        (type("ArrayImpl", (OldProducer,), {"__module__": "jaxlib._jax"}), True),
+        pytest.param(
+            ShownReadOnly,
+            True,
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 12), reason="__buffer__ of Python classes is new in 3.12"
+            ),
+        ),
+    ],
+)
+def test_memory_of_immutable_arrays_is_read_only_without_a_flag_of_dlpack(kind, read_only):
+    array = np.ones(3)
+    for tensor in (gpumem.from_dlpack(kind(array)), gpumem.asarray(kind(array))):
+        assert tensor.read_only == tensor[1:].view("u1").read_only == read_only
+        if not read_only:
+            continue
+        for write in (
+            lambda it: it.fill(2),
+            lambda it: it.__setitem__(0, 2),
+            lambda it: it.__setitem__(slice(None), np.zeros(3)),
+            lambda it: gpumem.copy(it, np.zeros(3)),
+            lambda it: gpumem.Session("host").bind_output("y", it),
+            lambda it: it.numpy(writable=True),
+            lambda it: it.__dlpack__(),
+        ):
+            with pytest.raises(BufferError, match=r"read-only"):
+                write(tensor)
+    assert array.tolist() == [1, 1, 1]
 
 
 def test_tvm_ffi_uses_the_c_exchange_api():

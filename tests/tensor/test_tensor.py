@@ -1,18 +1,21 @@
 """Tensors as values: dtypes, shapes, strides, indexing, reshape and view, against NumPy."""
 
+import copy
 import gc
 import itertools
 import operator
 import pickle
-from operator import add, floordiv, matmul, mod, mul, sub, truediv
+from operator import add, eq, floordiv, matmul, mod, mul, ne, sub, truediv
 
 import ml_dtypes
 import numpy as np
 import pytest
 from helpers import child
+from helpers.driver import HostDriver
 from helpers.dlpack import NUMPY_KNOWS_VERSIONS as KNOWS_VERSIONS
 
 import gpumem
+from gpumem.errors import ClosedError
 
 NUMPY = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 ML = [
@@ -212,17 +215,47 @@ else:
     [
         ("bf16", "bfloat16"),
         ("fp16", "float16"),
-        ("f32", "float32"),
+        ("fp32", "float32"),
         ("fp64", "float64"),
         ("fp8_e4m3", "float8_e4m3fn"),
         ("fp8_e5m2", "float8_e5m2"),
-        ("i64", "int64"),
-        ("u16", "uint16"),
-        ("i8", "int64"),  # NumPy's meaning of it: 8 bytes
+        ("f2", "float16"),  # one letter is NumPy's, and counts bytes
+        ("i8", "int64"),
+        ("u8", "uint64"),
+        ("c16", "complex128"),
     ],
 )
 def test_short_names_of_dtypes(short, name):
     assert gpumem.empty(3, short, memory="host").dtype.name == name
+
+
+@pytest.mark.parametrize(
+    ("short", "names"),
+    [
+        ("i16", ("int16", "i2")),
+        ("i64", ("int64", "i8")),
+        ("u16", ("uint16", "u2")),
+        ("u32", ("uint32", "u4")),
+        ("f16", ("float16", "f2")),  # NumPy's long double
+        ("f32", ("float32", "f4")),
+        ("c64", ("complex64", "c8")),
+        ("c128", ("complex128", "c16")),
+    ],
+)
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda dtype: gpumem.empty(3, dtype, memory="host"),
+        lambda dtype: gpumem.full(3, 1, dtype, memory="host"),
+        lambda dtype: gpumem.zeros(8, "u1", memory="host").view(dtype),
+        lambda dtype: gpumem.Arena("host").allocate(64).tensor(2, dtype),
+        lambda dtype: gpumem.Arena("host").virtual(8, dtype),
+        lambda dtype: gpumem.planning.GraphBuilder().input("x", dtype, (2,)),
+    ],
+)
+def test_short_name_that_counts_bits_is_refused_with_the_right_spellings(short, names, take):
+    with pytest.raises(TypeError, match=rf"'{short}': .* expected '{names[0]}' or '{names[1]}'"):
+        take(short)
 
 
 def test_dtypes_of_pytorch_are_read_without_importing_it():
@@ -621,15 +654,105 @@ def test_tensor_and_a_number_or_a_list_are_not_compared(other):
             compare()
 
 
-def test_tensor_equals_itself_alone_and_can_be_a_key():
+def test_tensors_do_not_compare_and_are_found_by_identity_as_keys():
     one, two = (gpumem.full(2, 9, "int32", memory="host") for _ in range(2))
-    assert one == one
-    assert one != two
-    assert one != one[:]
+    for compare in (eq, ne):
+        for other in (one, two, one[:], one.as_read_only()):
+            with pytest.raises(TypeError, match=r"cannot be compared: expected item\(\), numpy\(\)"):
+                compare(one, other)
+    for search in (lambda: one in [two, one], lambda: [two, one].index(one)):
+        with pytest.raises(TypeError, match=r"cannot be compared"):
+            search()
     assert one is not None
     assert one != "host"
     assert {one: 1, two: 2}[two] == 2
-    assert [two, one].index(one) == 1
+    assert one[:] not in {one, two}
+    assert [one, two].index(one) == 0
+
+
+def test_tensor_without_dimensions_has_nothing_to_iterate_over():
+    scalar = gpumem.zeros((), "float32", memory="host")
+    for use in (list, tuple, sum, iter, len, lambda it: 0.0 in it, lambda it: [*reversed(it)]):
+        with pytest.raises(TypeError, match=r"without dimensions|not iterable"):
+            use(scalar)
+    rows = list(gpumem.asarray(np.arange(6).reshape(2, 3)))
+    assert [row.tolist() for row in rows] == [[0, 1, 2], [3, 4, 5]]
+    assert list(gpumem.zeros((0, 3), "f4", memory="host")) == []
+
+
+def test_copy_module_returns_a_view_and_deepcopy_memory_of_the_same_resource(make_arena):
+    arena = make_arena({})
+    stream = gpumem.Stream("host")
+    tensor = gpumem.full((2, 3), 7, "int16", resource=arena, stream=stream).T.as_read_only()
+    view = copy.copy(tensor)
+    assert (view.ptr, view.strides, view.buffer) == (tensor.ptr, tensor.strides, tensor.buffer)
+    assert view.read_only
+    made = copy.deepcopy(tensor)
+    assert made.tolist() == tensor.tolist()
+    assert made.buffer.resource is arena
+    assert made.buffer.stream == stream
+    assert made.ptr != tensor.ptr
+    assert not made.read_only  # as NumPy's copy of a read-only array
+    first, second = copy.deepcopy([tensor, {"again": tensor}])
+    assert first is second["again"] is not tensor
+    assert copy.deepcopy(gpumem.asarray(np.arange(3))).tolist() == [0, 1, 2]
+    tensor.buffer.close()
+    with pytest.raises(ClosedError):
+        copy.deepcopy(tensor)
+
+
+def test_deepcopy_comes_after_the_work_that_is_queued_on_the_tensors_stream(make_arena, host):
+    stream = gpumem.Stream("host")
+    tensor = gpumem.zeros(3, "int16", resource=make_arena({}, "host/managed"), stream=stream)
+    stream.synchronize()
+    with HostDriver().block(stream):
+        tensor.fill(5, stream)
+        made = copy.deepcopy(tensor)
+    assert made.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("alignment", [512, 4096, 1 << 21])
+def test_alignment_of_a_named_memory_is_honoured(make_arena, alignment):
+    memory = gpumem.MemoryInfo("host", alignment=alignment)
+    arena, source = make_arena({}), np.zeros(1001, "u1")[1:]
+    with gpumem.using_resource(arena):
+        for _ in range(3):
+            kept = [
+                gpumem.empty(100, "u1", memory=memory),
+                gpumem.zeros(100, "u1", memory=memory, resource=arena),
+                gpumem.full(100, 1, "u1", memory=memory, stream=gpumem.Stream("host")),
+                gpumem.asarray(source, memory),
+                gpumem.asarray(source).to(memory),
+                gpumem.from_dlpack(source, device=memory),
+            ]
+            assert [tensor.ptr % alignment for tensor in kept] == [0] * len(kept)
+        assert kept[0].to(memory) is kept[0]
+        with pytest.raises(BufferError, match=rf"not aligned to {alignment} bytes"):
+            gpumem.asarray(source).to(memory, copy=False)
+
+
+def test_alignment_of_a_sessions_output_is_honoured():
+    memory, seen = gpumem.MemoryInfo("host", alignment=4096), []
+    with gpumem.Session("host") as session:
+        session.bind_output("y", memory)
+        for _ in range(3):
+            session.run(lambda ctx: seen.append(ctx.output("y", 100, "u1")))
+    assert [tensor.ptr % 4096 for tensor in seen] == [0, 0, 0]
+
+
+def test_alignment_of_a_memory_counts_beside_an_environment():
+    memory = gpumem.MemoryInfo("host", alignment=4096)
+    with gpumem.Environment() as environment:
+        environment.register("host")
+        kept = [gpumem.empty(9, "u1", memory=memory, environment=environment) for _ in range(3)]
+        assert [tensor.ptr % 4096 for tensor in kept] == [0, 0, 0]
+        del kept
+
+
+def test_alignment_above_that_of_any_block_is_refused(arena):
+    memory = gpumem.MemoryInfo("host", alignment=1 << 22)
+    with pytest.raises(ValueError, match=r"alignment 4194304 is not a power of two from 1 to"):
+        gpumem.empty(3, "u1", memory=memory, resource=arena)
 
 
 @pytest.mark.parametrize("other", [1, 2.0, 1j, True])

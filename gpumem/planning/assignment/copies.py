@@ -99,6 +99,7 @@ class CopyPlan:
 
     def memory_for(self, value: Value, device: Device) -> MemoryInfo:
         """Return the memory in which a device reads a value: its home, or that of its copy."""
+        require("value", value, Value, "a Value")
         own = MemoryInfo(device)
         return own if (value, own) in self._copied else self.homes[value]
 

@@ -212,11 +212,12 @@ class Placement:
         self._by_node = {one.node: one for one in self.assignments}
 
     def __getitem__(self, node: Node) -> Assignment:
+        require("node", node, Node, "a Node")
         return self._by_node[node]
 
     def device_of(self, node: Node) -> Device:
         """Return the device of a node; KeyError if it is not in the graph."""
-        return self._by_node[node].device
+        return self[node].device
 
     def nodes_on(self, device: Device | str) -> tuple[Node, ...]:
         """Return the nodes that run on a device, in order."""
@@ -224,8 +225,13 @@ class Placement:
         return tuple(one.node for one in self.assignments if one.device == wanted)
 
     def target_of(self, device: Device) -> Target:
-        """Return the target of a device."""
-        return next(target for target in self.targets if target.device == device)
+        """Return the target of a device; ValueError if it is not one of the placement's."""
+        wanted = Target.of(device).device
+        for target in self.targets:
+            if target.device == wanted:
+                return target
+        known = ", ".join(str(target.device) for target in self.targets)
+        raise ValueError(f"{wanted} is not a device of the placement: expected one of {known}")
 
     def report(self) -> str:
         """Return the reason for the device of each node, one line per node."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import numpy as np
 
+from gpumem._support.arguments import require, require_each
 from gpumem._tensor.layout import dtype_from
 from gpumem.errors import ModelGraphError
 
@@ -167,8 +168,11 @@ class Node(_Immutable):
                 f"invalid operator of a node {op_type!r}: expected a string, not empty"
             )
         self.op_type: Final = op_type
-        self.inputs: Final = tuple(inputs)
-        self.outputs: Final = tuple(outputs)
+        kinds = (Value, type(None))
+        self.inputs: Final = require_each("inputs", inputs, kinds, "a Value or None")
+        self.outputs: Final = require_each("outputs", outputs, kinds, "a Value or None")
+        require("bodies", bodies, (Mapping, type(None)), "a Mapping or None")
+        require_each("bodies", (bodies or {}).values(), ModelGraph, "a ModelGraph")
         self.name: Final = name
         self.domain: Final = domain
         self._body_graphs = dict(bodies or {})
@@ -239,10 +243,10 @@ class ModelGraph(_Immutable):
         captures: Iterable[Value] = (),
     ) -> None:
         self.name: Final = name
-        self.nodes: Final = tuple(nodes)
-        self.inputs: Final = tuple(inputs)
-        self.outputs: Final = tuple(outputs)
-        self.captures: Final = tuple(captures)
+        self.nodes: Final = require_each("nodes", nodes, Node, "a Node")
+        self.inputs: Final = require_each("inputs", inputs, Value, "a Value")
+        self.outputs: Final = require_each("outputs", outputs, Value, "a Value")
+        self.captures: Final = require_each("captures", captures, Value, "a Value")
         self._values: dict[str, Value] = {}
         self._producers: dict[Value, Node] = {}
         self._consumers: dict[Value, list[Node]] = {}
@@ -370,6 +374,7 @@ class GraphBuilder:
     """
 
     def __init__(self, name: str = "", *, outer: GraphBuilder | None = None) -> None:
+        require("outer", outer, (GraphBuilder, type(None)), "a GraphBuilder or None")
         self._name = name
         self._outer = outer
         self._inputs: list[Value] = []
@@ -431,8 +436,12 @@ class GraphBuilder:
             An input that no node has made, or an output that is already defined.
         """
         use = f"node {name or op_type!r} reads"
+        named = (Value, str, type(None))
+        inputs = require_each("inputs", inputs, named, "a Value, a name or None")
+        outputs = require_each("outputs", outputs, named, "a Value, a name or None")
+        require("bodies", bodies, (Mapping, type(None)), "a Mapping or None")
         reads = [self._known(given, use) for given in inputs]
-        for body in (bodies or {}).values():
+        for body in require_each("bodies", (bodies or {}).values(), ModelGraph, "a ModelGraph"):
             for value in body.captures:
                 self._known(value.name, use)
         makes = [self._made(given) for given in outputs]
@@ -444,6 +453,7 @@ class GraphBuilder:
 
     def build(self, outputs: Sequence[Value | str]) -> ModelGraph:
         """Return the graph; raises ModelGraphError as `ModelGraph` does."""
+        outputs = require_each("outputs", outputs, (Value, str), "a Value or a name")
         results = [self._known(given, "an output of the graph is") for given in outputs]
         return ModelGraph(
             self._nodes,

@@ -117,6 +117,8 @@ class MemoryPlan:
     def __init__(
         self, copies: CopyPlan, lifetimes: Lifetimes, strategy: str, alignment: int
     ) -> None:
+        require("copies", copies, CopyPlan, "a CopyPlan")
+        require("lifetimes", lifetimes, Lifetimes, "the Lifetimes of its values")
         self.copies = copies
         self.placement = copies.placement
         self.alignment = alignment
