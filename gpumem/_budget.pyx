@@ -22,6 +22,7 @@ from gpumem._support.signatures import ClassSignature
 from gpumem._support.sizes import exact_size, format_size, whole_bytes
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
+from gpumem.stats import BudgetLevel, OutOfMemoryReport
 
 
 cdef enum:
@@ -663,7 +664,6 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     levels = ", within ".join(map(shown, path))
     advice = (f"the request alone is larger than the limit of {name!r}: raise it" if nbytes > limit
               else f"free some of what {name!r} holds, or raise its limit")
-    from gpumem.stats import OutOfMemoryReport
     report = numbers.get("report") or OutOfMemoryReport(**{
         "memory": "", "requested_nbytes": nbytes, "allocated_nbytes": nbytes, "in_use": used,
         "reserved": used, "largest_free": budget_left(refusing), **numbers})
@@ -690,7 +690,6 @@ cdef str shown(object level):
 
 
 cdef tuple path_of(const BudgetCore* level):
-    from gpumem.stats import BudgetLevel
     path = []
     while level != NULL:
         if not level.is_account:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gpumem._support.notebooks import html_table
+from gpumem._support.out_of_memory import lacking
 from gpumem._support.sizes import exact_size, format_size
 
 __all__ = [
@@ -348,6 +349,8 @@ ALWAYS = {
     "addresses": "no free range of addresses is large enough, or the limit was lifted meanwhile: "
     "try again, or allocate smaller blocks",
     "copy": "host memory for a copy of the live bytes is missing; free host memory",
+    "metadata": "host memory for the allocator's tables is missing; free host memory",
+    "source": "the source returned nothing: free buffers, or see the source for the reason",
 }
 """Remedies that fit all numbers, by the cause of the refusal."""
 
@@ -424,6 +427,9 @@ class OutOfMemoryReport:
         never was a stream. `Arena.reset_stream` makes memory freed there free for every stream.
     remedies : tuple of str
         The one or two remedies that fit the numbers, the better first.
+    lacks : str
+        What the process ran out of, if not memory: ``"file descriptors"``, ``"memory mappings"``,
+        ``"address space"``, ``"private writable memory"``, ``"locked memory"``; else empty.
     """
 
     memory: str
@@ -452,6 +458,7 @@ class OutOfMemoryReport:
     processes: tuple[tuple[int, int], ...] = ()
     refused_streams: tuple[tuple[int, str], ...] = ()
     remedies: Remedies = ()
+    lacks: str = ""
 
     @property
     def limit(self) -> int:
@@ -476,7 +483,7 @@ class OutOfMemoryReport:
         if self.allocated_nbytes - self.requested_nbytes >= 1024:
             asked += f", {padded} with padding"
         return (
-            f"{self.memory} is out of memory: asked for {asked}; "
+            f"{self.memory} is out of {self.lacks or 'memory'}: asked for {asked}; "
             + ", ".join(numbers)
             + (f"; {'; or '.join(self.remedies)}" if self.remedies else "")
         )
@@ -536,6 +543,20 @@ def larger_than(what: str) -> str:
     return f"the block alone is larger than {what}: raise {what}"
 
 
+def advised(report: OutOfMemoryReport, reason: str, **more: Any) -> OutOfMemoryReport:
+    """Return the same with what the process ran out of, and remedies as `find_remedies` has them.
+
+    Limits of the process are looked at only where the device has memory left.
+    """
+    room = report.device_free is None or report.device_free >= report.allocated_nbytes
+    found = None
+    if reason in ("addresses", "metadata") or (reason == "driver" and room):
+        found = lacking(report.allocated_nbytes)
+    if found is None:
+        return replace(report, remedies=find_remedies(report, reason, **more))
+    return replace(report, lacks=found[0], remedies=(found[1],))
+
+
 def find_remedies(
     report: OutOfMemoryReport, reason: str, *, could_move: bool = False, page: int = 0
 ) -> Remedies:
@@ -578,7 +599,10 @@ def find_remedies(
         )
     held = report.reserved + report.graph_pools
     room = {"limit": report.limit - held, "driver": report.device_free or 0}
-    in_pieces = report.allocated_nbytes <= report.free + room.get(reason, 0)
+    # A free block that is large enough is whole: it waits for a stream.
+    in_pieces = (report.largest_free or 0) < report.allocated_nbytes <= (
+        report.free + room.get(reason, 0)
+    )
     if could_move and in_pieces:
         found.append('backing="virtual", which moves pages: enough is free here, but in pieces')
     if reason == "limit":

@@ -56,6 +56,7 @@ from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport process, raise_interrupt
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
+from gpumem._arena import reports
 from gpumem._support.arguments import MISSING, refuse_keywords
 from gpumem._support.releases import on_release, release_retired
 from gpumem._support.sizes import format_size
@@ -427,7 +428,6 @@ cdef class Arena(MemoryResource):
             raise_status(self, 0, 0, self.default_slot, status)
         if self.heap is not None:
             self.heap.deliver()
-        from gpumem._arena import reports
         left = reports.blocks_of(rows_of(self), heap_blocks_of(self))
         return reports.shrink_report(released, left,
                                      [each.shrink() for each in arenas_of_tags(self)])
@@ -655,7 +655,6 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         (1000, 1024, True)
         """
         self.require_own()
-        from gpumem._arena import reports
         own = reports.stats_of(counters_of(self))
         if self.tags is None:
             return own
@@ -692,7 +691,6 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         [(1000, 1024)]
         """
         cdef Arena each
-        from gpumem._arena import reports
         found = []
         self.require_own()
         for name, each in named_tags(self, None):
@@ -847,7 +845,6 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
         [(100, 1)]
         """
         cdef Arena each
-        from gpumem._arena import reports
         require_heap(self)
         self.require_own()
         found = []

@@ -88,7 +88,8 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     cdef HeapSettings settings
     cdef HeapHooks hooks
     cdef Heap made
-    global debugging
+    global debugging, traceback
+    import traceback
     from gpumem import debugging
     options = debugging.options_of(debug)
     if options is None:
@@ -270,7 +271,6 @@ cdef object summary_of(uint32_t number):
     """Return a kept stack as a traceback.StackSummary, the innermost call last."""
     if number == 0:
         return None
-    import traceback
     frames = [traceback.FrameSummary(code.co_filename, line_of(code, offset),
                                      code.co_name, lookup_line=False)
               for code, offset in stacks[number]]

@@ -19,6 +19,7 @@ from gpumem._native.arena.api cimport (
 from gpumem._native.driver cimport check, context_is_dead, CUgraph, CUresult, stream_captures
 from gpumem._support.events cimport event_source_name
 
+from gpumem._arena import reports
 from gpumem._support.releases import release_retired
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted
@@ -137,7 +138,6 @@ cdef class GraphPool:
 
     def stats(self):
         """Return the counters of this moment as `Stats`; those of all tags together."""
-        from gpumem._arena import reports
         return reports.sum_of_stats([each.stats() for each in self.members()])
 
     def blocks(self):

@@ -46,8 +46,10 @@ from gpumem._support.sizes import exact_size
 from gpumem.config import _suits_limit, ArenaConfig
 from gpumem.device import Device, MemoryKind
 from gpumem.errors import (
-    ConfigError, ConfigWarning, DriverError, GpumemError, PeerAccessError, SourceError,
+    ConfigError, ConfigWarning, DriverError, GpumemError, OutOfMemoryError, PeerAccessError,
+    SourceError,
 )
+from gpumem.stats import advised, OutOfMemoryReport
 
 
 cdef tuple KEYWORDS = ("memory", "config", "source", "budget", "count", "default_stream",
@@ -82,8 +84,8 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     choose_backing(arena, &backing)
     arena.core = arena_create(&settings, backing)
     if arena.core == NULL:
-        raise MemoryError("out of host memory while allocating arena metadata, or out of "
-                          f"addresses on {memory}")
+        raise OutOfMemoryError.of(
+            advised(OutOfMemoryReport(str(memory), 0, 0, arena.name), "metadata"))
     arena.stale, arena.pressure_tensors = [], []
     add_listed_peers(arena)
     join_budget(arena, budget, count)

@@ -16,7 +16,7 @@ from gpumem.stats import (
     RetainedRegion,
     ShrinkReport,
     Stats,
-    find_remedies,
+    advised,
 )
 
 if TYPE_CHECKING:
@@ -170,8 +170,7 @@ def out_of_memory(
         **figures["memory"],
         **device,
     )
-    remedies = find_remedies(report, reason, could_move=could_move, page=page)
-    return replace(report, remedies=remedies)
+    return advised(report, reason, could_move=could_move, page=page)
 
 
 def add_memory(total: dict[str, Any], part: Mapping[str, Any], tag: str) -> None:

@@ -37,6 +37,7 @@ from gpumem._resource cimport device_figures
 from gpumem._support.memory cimport require_memory
 from gpumem._support.process cimport report_unraisable
 
+from gpumem._arena import reports
 from gpumem._support.events import FRAMEWORKS, label_texts
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceError, AsleepError
 
@@ -167,8 +168,6 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
         raise_half_asleep(arena)
     if status == ARENA_OVER_BUDGET:
         raise_over_budget(arena, asked, extra, slot, [])
-    if status == ARENA_NO_METADATA:
-        raise MemoryError("out of host memory while allocating arena metadata")
     if status == ARENA_NO_STREAM_SLOT:
         raise MemoryError(
             f"arena {arena.name!r} has blocks or work of {MAX_STREAMS - 1:,} streams, the most "
@@ -188,7 +187,6 @@ cdef int raise_asleep(Arena arena) except -1:
 
 
 cdef int raise_in_use(Arena arena) except -1:
-    from gpumem._arena import reports
     live = arena.heap.live_text() if arena.heap is not None else ""
     counts = counters_of(arena)
     raise reports.in_use_error(arena.name, arena.stats(), counts["graphs"], counts["live_spans"],
@@ -242,8 +240,12 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
     reason = "driver"
     if status == ARENA_NO_COPY:
         reason = "copy"
+    elif status == ARENA_NO_METADATA:
+        reason = "metadata"
     elif rounded >= ABSURD:
         reason = "absurd"
+    elif status == ARENA_DRIVER_REFUSED and arena_backing(arena.core).source != NULL:
+        reason = "source"
     elif status == ARENA_OVER_LIMIT:
         reason = "limit"
     raise OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason)) from cause
@@ -258,7 +260,6 @@ cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t
 
 cdef object report_of(Arena arena, uint64_t asked, uint64_t rounded, uint32_t slot, str reason):
     cdef ArenaCore* core = arena.core
-    from gpumem._arena import reports
     # Would pages, which can move, have helped? Then the report suggests them.
     could_move = (not arena_is_paged(core) and arena_backing(core).source == NULL
                   and not pages_problem(arena.memory))
@@ -399,7 +400,6 @@ cdef tuple refused_streams(ArenaCore* arena):
 cdef dict family_memory_of(ArenaCore* arena, uint32_t slot):
     """Add up the arena's memory and that of its tags, and its sleeping bytes by tag."""
     cdef ArenaCounts counts
-    from gpumem._arena import reports
     arena_counts_now(arena, &counts)
     total = {} if arena_state(arena) == STATE_ASLEEP else memory_of(arena, slot)
     if total is None:           # out of host memory: the figures that need no copy
@@ -532,7 +532,6 @@ cdef uint64_t pages_inside(const ArenaCopy* copy, uint64_t begin, uint64_t end) 
 
 cdef dict described(const Sums* sums, uint64_t span_used):
     cdef uint32_t number
-    from gpumem._arena import reports
     by_tag = {label_texts[number]: sums.by_tag[number] for number in range(1, len(label_texts))
               if sums.by_tag[number]}
     by_framework = [(FRAMEWORKS[number], sums.through_hooks[number], sums.noted[number],

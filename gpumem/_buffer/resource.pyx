@@ -41,6 +41,7 @@ from gpumem._support.sizes import format_size, whole_bytes
 from gpumem._support.texts import counted
 from gpumem.device import MemoryInfo
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
+from gpumem.stats import absurd, ShrinkReport, Stats
 
 
 ctypedef int (*OnResource)() except -1
@@ -313,7 +314,6 @@ cdef class MemoryResource(ResourceBase):
         <gpumem.ShrinkReport: 0 B released, 0 B retained in 0 regions>
         """
         self.require_open()
-        from gpumem.stats import ShrinkReport
         return ShrinkReport(0, ())
 
     def reset_stream(self, stream):
@@ -346,7 +346,6 @@ cdef class MemoryResource(ResourceBase):
         self.require_own()
         run_deferred()
         now = ledger_counters(self.ledger)
-        from gpumem.stats import Stats
         return Stats(
             limit=0,
             reserved=now.in_use + now.waiting,
@@ -589,7 +588,6 @@ cdef Buffer serve(MemoryResource resource, uint64_t requested, uint32_t slot, ui
     if alignment > ledger.granule:
         size += alignment - ledger.granule
     if size >= ABSURD:
-        from gpumem.stats import absurd
         now = ledger_counters(ledger)
         raise OutOfMemoryError.of(absurd(
             str(resource.memory), requested, size, resource=resource.name,

@@ -29,6 +29,7 @@ from gpumem._support.retired cimport (
 from gpumem._support.releases import on_release
 from gpumem._support.sizes import exact_size
 from gpumem.errors import ConfigError, OutOfMemoryError, SourceError
+from gpumem.stats import OutOfMemoryReport
 
 
 # Blocks that users freed and that wait for a stream or for the interpreter lock. A view may be
@@ -298,7 +299,6 @@ cdef uint64_t alignment_of(object memory, bint cpu_can_read) except 0:
 
 cdef int raise_out_of_memory(ExternalAllocator allocator, LedgerBlock* block) except -1:
     cdef LedgerCounters now = ledger_counters(allocator.ledger)
-    from gpumem.stats import OutOfMemoryReport
     raise OutOfMemoryError.of(OutOfMemoryReport(
         str(allocator.memory), block.requested, block.size, allocator.name,
         <uintptr_t>ledger_stream(block.ledger, block.slot), in_use=now.in_use,

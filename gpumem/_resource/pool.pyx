@@ -32,6 +32,7 @@ from gpumem._resource.handle import Handle
 from gpumem.config import PoolConfig
 from gpumem.device import Device, devices, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
+from gpumem.stats import advised, LimitInForce, OutOfMemoryReport, PoolStats, ShrinkReport
 
 
 cdef enum:
@@ -242,7 +243,6 @@ cdef class DriverPool(MemoryResource):
         # Another process, or thread, may allocate between the two readings.
         ledger_count_call(self.ledger, 1)
         after = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-        from gpumem.stats import ShrinkReport
         return ShrinkReport(before - after if before > after else 0, ())
 
     def stats(self):
@@ -264,7 +264,6 @@ cdef class DriverPool(MemoryResource):
             driver = [pool_attribute(pool_core(self.ledger), which) for which in (
                 CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
                 CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH)]
-        from gpumem.stats import PoolStats
         return PoolStats(
             limit=self.config.max_size,
             reserved=driver[0],
@@ -617,8 +616,6 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
     cdef LedgerCounters now = ledger_counters(pool.ledger)
     cdef uint64_t reserved = pool_attribute(pool_core(pool.ledger),
                                             CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-    from dataclasses import replace
-    from gpumem.stats import find_remedies, LimitInForce, OutOfMemoryReport
     report = OutOfMemoryReport(
         str(pool.memory), block.requested, block.size, pool.name,
         <uintptr_t>ledger_stream(pool.ledger, block.slot),
@@ -626,8 +623,7 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
         in_use=now.in_use, reserved=reserved, free=reserved - min(reserved, now.in_use),
         waiting=now.waiting, **device_figures(pool, &pool.driver_device.context, pool.ledger))
     # The driver does not report which it reached; with a maximum size that is more likely.
-    remedies = find_remedies(report, "limit" if pool.config.max_size else "driver")
-    raise OutOfMemoryError.of(replace(report, remedies=remedies))
+    raise OutOfMemoryError.of(advised(report, "limit" if pool.config.max_size else "driver"))
 
 
 def pool_of(Buffer buffer not None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, Final, NoReturn, TypeGuard
 
 from gpumem._support.texts import shown
@@ -70,7 +71,6 @@ def unknown(
     >>> unknown("key", "max_men", "an arena", ["max_mem", "backing"])
     "unknown key 'max_men': did you mean 'max_mem'? an arena takes max_mem, backing"
     """
-    from difflib import get_close_matches  # only where something is wrong
 
     known = list(names)
     bare = name.rpartition(".")[2] if isinstance(name, str) else ""  # a key may have a prefix

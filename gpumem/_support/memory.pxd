@@ -18,6 +18,7 @@ cdef extern from "lines.h" nogil:
 
 # Addresses that are reserved once and committed from the front; see include/reserved.h.
 cdef extern from "reserved.h" nogil:
+    uint64_t addresses_bound(uint64_t wanted)
     void* reserved_open(size_t nbytes)
     int reserved_commit(void* base, size_t nbytes)
     void reserved_close(void* base, size_t nbytes)

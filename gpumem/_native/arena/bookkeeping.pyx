@@ -21,7 +21,7 @@ from gpumem._native.arena.values cimport HeapCounts
 from gpumem._native.backing cimport Mapped
 from gpumem._native.bfc cimport (
     Bfc, bfc_check, bfc_invariant, bfc_largest_free, BFC_OK, bfc_region_is_idle, bfc_resolve, Chunk,
-    CHUNK_USED, MAX_CHUNKS, NIL, Region, round_to_quantum, SLOT_RELEASED,
+    CHUNK_USED, NIL, Region, round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport (
     budget_admit, budget_drop, budget_load, budget_make, budget_refusing, budget_rename,
@@ -331,7 +331,7 @@ cdef void remember(ArenaCore* arena, uint64_t handle, const RecNoted* noted) noe
 
 cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
     # Reserves addresses for every possible chunk; the first touch of a page allocates its memory.
-    cdef size_t nbytes = <size_t>MAX_CHUNKS * sizeof(BlockNote)
+    cdef size_t nbytes = notes_bytes(arena, small)
     cdef BlockNote* notes = arena.notes[small]
     if notes != NULL:
         return notes
@@ -343,6 +343,11 @@ cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
         # Another thread was first, or the kernel refused: this array is not used.
         reserved_close(notes, nbytes)
     return arena.notes[small]
+
+
+cdef inline size_t notes_bytes(const ArenaCore* arena, bint small) noexcept nogil:
+    cdef const Bfc* table = &arena.small if small else &arena.table
+    return <size_t>table.max_chunks * sizeof(BlockNote)
 
 
 cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_t generation,
@@ -361,7 +366,7 @@ cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_
 cdef void notes_free(ArenaCore* arena) noexcept nogil:
     cdef uint32_t i
     for i in range(2):
-        reserved_close(arena.notes[i], <size_t>MAX_CHUNKS * sizeof(BlockNote))
+        reserved_close(arena.notes[i], notes_bytes(arena, i))
         arena.notes[i] = NULL
 
 

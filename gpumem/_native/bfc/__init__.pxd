@@ -7,7 +7,7 @@ from gpumem._native.bfc.table cimport (
     bfc_largest_free, bfc_lowest, BFC_MAY_SWAP, BFC_NO_METADATA, bfc_note_swap, BFC_OK,
     bfc_region_is_idle, bfc_release_completed, bfc_remove_region, bfc_resolve, bin_from, bin_of,
     Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED, CHUNK_USED,
-    gm_low_bit64, handle_of, MAX_BYTES, MAX_CHUNKS, NIL, QUANTUM, QUANTUM_BITS, Region,
+    gm_low_bit64, handle_of, MAX_BYTES, NIL, QUANTUM, QUANTUM_BITS, Region,
     round_to_quantum, SLOT_RELEASED, slots_ready, SPLIT_NEVER, SPLIT_ORT, SPLIT_TIGHT, state_of,
     StreamBins,
 )

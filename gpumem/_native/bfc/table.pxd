@@ -143,7 +143,7 @@ cdef struct StreamBins:
 # Fields that are read without the lock come first; those that every operation changes follow in
 # other cache lines.
 cdef struct Bfc:
-    Chunk* chunks           # MAX_CHUNKS reserved, capacity usable; the first count were ever used
+    Chunk* chunks           # max_chunks reserved, capacity usable; the first count were ever used
     uint32_t count
     uint32_t capacity
     Region* regions
@@ -155,6 +155,7 @@ cdef struct Bfc:
     uint32_t stream_slot_count
     uint32_t holes          # head of the list of holes
     SplitRule split_rule
+    uint32_t max_chunks     # MAX_CHUNKS, or fewer under a limit on addresses (RLIMIT_AS)
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # a chunk of slot 0 may join its neighbour's slot
     bint shared             # several streams have freed blocks: may_spread

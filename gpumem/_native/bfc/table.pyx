@@ -5,7 +5,9 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from gpumem._support.atomics cimport load32, published64, published8, store32, store64, store8
-from gpumem._support.memory cimport array_reserve, lines_alloc, reserved_close, reserved_grow
+from gpumem._support.memory cimport (
+    addresses_bound, array_reserve, lines_alloc, reserved_close, reserved_grow,
+)
 
 
 # ---- the fast path -----------------------------------------------------------------------------
@@ -384,7 +386,7 @@ cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil:
 
 
 cdef bint chunks_grow(Bfc* table) noexcept nogil:
-    return reserved_grow(<void**>&table.chunks, &table.capacity, MAX_CHUNKS, sizeof(Chunk))
+    return reserved_grow(<void**>&table.chunks, &table.capacity, table.max_chunks, sizeof(Chunk))
 
 
 cdef uint32_t slot_allocate(Bfc* table) noexcept nogil:
@@ -414,6 +416,8 @@ cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept 
     table.swaps_from = table.swapless = <uint64_t>-1
     table.split_rule = split_rule
     table.max_dead = max_dead
+    table.max_chunks = <uint32_t>(addresses_bound(<uint64_t>MAX_CHUNKS * sizeof(Chunk))
+                                  // sizeof(Chunk))
     return bfc_add_stream_slot(table, &stream_slot)
 
 
@@ -423,7 +427,7 @@ cdef void bfc_free_all(Bfc* table) noexcept nogil:
         free(table.bins[stream_slot])
     free(table.bins)
     free(table.regions)
-    reserved_close(table.chunks, <size_t>MAX_CHUNKS * sizeof(Chunk))
+    reserved_close(table.chunks, <size_t>table.max_chunks * sizeof(Chunk))
 
 
 cdef int bfc_add_stream_slot(Bfc* table, uint32_t* stream_slot) noexcept nogil:

@@ -19,6 +19,7 @@ from gpumem._support.process cimport (
     expect_at_exit, process_interrupted, process_on_main_thread, raise_interrupt,
 )
 
+from gpumem._support.out_of_memory import lacking
 from gpumem.errors import ClosedError, DriverError
 
 
@@ -296,7 +297,11 @@ cdef int check(const DriverTable* table, CUresult code, str call) except -1:
                           "belongs to the parent process")
     if table.cuGetErrorString == NULL or table.cuGetErrorString(code, &text) != CUDA_SUCCESS:
         text = b""
-    raise DriverError(call, <int>code, error_name(table, code), text.decode())
+    # The system's refusals are those of limits on the process.
+    name = error_name(table, code)
+    lack = lacking(0) if name == "CUDA_ERROR_OPERATING_SYSTEM" else None
+    raise DriverError(call, <int>code, name,
+                      text.decode() + (f"; {lack[1]}" if lack else ""))
 
 
 cdef int device_enter(DeviceContext* context, str call) except -1:

@@ -22,7 +22,7 @@ from gpumem._native.pages.types cimport (
 from gpumem._support.atomics cimport sum_add
 from gpumem._support.events cimport EventSource, note_page
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
-from gpumem._support.memory cimport array_reserve
+from gpumem._support.memory cimport addresses_bound, array_reserve
 
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil:
@@ -199,7 +199,7 @@ cdef void space_create(Space* space, Bfc* table, DeviceContext* context, const A
     space.calls = calls
     space.events = events
     space.large = large
-    space.first_bytes = first_bytes
+    space.first_bytes = round_to_granule(addresses_bound(first_bytes))
 
 
 cdef void page_note(const Space* space, const Page* page, uint32_t kind, uint32_t at,

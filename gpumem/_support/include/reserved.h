@@ -7,7 +7,17 @@
 #define GPUMEM_RESERVED_H
 
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+
+/* Bounds a reservation to a sixteenth of the addresses that the process may use (RLIMIT_AS), so that
+ * all reservations of an arena leave some for others. Without such a limit it returns `wanted`. */
+static inline uint64_t addresses_bound(uint64_t wanted) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return wanted;
+    return wanted < limit.rlim_cur / 16 ? wanted : limit.rlim_cur / 16;
+}
 
 /* Returns NULL if the process has no addresses left. */
 static inline void *reserved_open(size_t bytes) {
