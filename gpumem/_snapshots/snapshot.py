@@ -29,6 +29,7 @@ from gpumem._snapshots.resources import (
 )
 from gpumem._snapshots.torch_form import torch_snapshot
 from gpumem._support.arguments import require, require_each
+from gpumem._support.files import require_regular
 from gpumem._support.sizes import format_size
 from gpumem._support.texts import counted, shown
 from gpumem.errors import SnapshotError
@@ -181,6 +182,7 @@ class Snapshot:
         SnapshotError
             The file is not a snapshot, or is one of a newer version.
         """
+        require_regular(path)
         try:
             plain = json.loads(Path(path).read_text("utf-8"))
         except (ValueError, RecursionError) as error:

@@ -1,10 +1,23 @@
-"""Output files: checks that one can be written, before the work for it."""
+"""Checks of files before the work: an input is a regular file, an output can be written."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
+
+
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError unless a path names a regular file.
+
+    A device has no end, and a pipe waits for a writer.
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
 def require_writable(path: Path, *, in_place: bool = False) -> None:

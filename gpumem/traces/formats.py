@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from gpumem._support.arguments import is_integer
+from gpumem._support.files import require_regular
 from gpumem._support.sizes import exact_size
 from gpumem.errors import TraceError
 from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
@@ -81,6 +82,7 @@ def load_traces(source: str | os.PathLike[str], *, device: int | None = None) ->
     """
     path = _resolve(source)
     try:
+        require_regular(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_FILE_BYTES:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from gpumem._support.arguments import is_integer, unknown
+from gpumem._support.files import require_regular
 from gpumem.errors import ModelGraphError
 from gpumem.planning.graph.graph import GraphBuilder, ModelGraph
 
@@ -40,6 +41,7 @@ def _load(model: Any) -> Any:
         copied.CopyFrom(model)
         return copied
     try:
+        require_regular(model)
         return onnx.load(os.fspath(model), load_external_data=False)
     except OSError:
         raise
