@@ -88,8 +88,9 @@ try:
     for number in range(1, len(blocks)):
         blocks[number] = arena.allocate(256, streams[number % len(streams)])
 except MemoryError as error:
-    assert not isinstance(error, gpumem.OutOfMemoryError)
-    assert str(error) == "out of host memory while allocating arena metadata", error
+    assert isinstance(error, gpumem.OutOfMemoryError), repr(error)
+    assert "out of private writable memory" in str(error), error
+    assert "RLIMIT_DATA allows" in error.advice, error.advice
 else:
     raise SystemExit("the tables were large enough")
 resource.setrlimit(resource.RLIMIT_DATA, before)
