@@ -7,48 +7,34 @@ pickle that names a class or function is refused before it runs anything.
 
 from __future__ import annotations
 
-import pickle
-from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from gpumem._support.sizes import format_size
-from gpumem._support.texts import reason, shown, visible
+from gpumem._support.texts import shown
 from gpumem.errors import TraceError
 from gpumem.traces.builder import SegmentLog, TraceBuilder, require_device
-from gpumem.traces.trace import (
-    ALLOC,
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    MAX_SIZE,
-    Frames,
-    Trace,
-)
+from gpumem.traces.torch_entries import BEGIN, END, OOM, Entries, Stacks, integer, load_plain
+from gpumem.traces.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, Trace
 
 MAGIC = b"\x80"
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Builds containers, str, bytes, numbers and None, which need no import; refuses others."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise TraceError(f"the pickle names {shown(f'{module}.{name}')}, expected plain data only")
-
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise TraceError("the pickle refers to outside objects, expected plain data only")
-
-
 def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -> list[Trace]:
     """Read a trace of each device from an open snapshot pickle; see `traces_of_torch`."""
-    snapshot, nbytes = _load_plain(file)
-    return traces_of_torch(snapshot, nbytes, name, device)
+    snapshot, nbytes, entries = load_plain(file)
+    return traces_of_torch(snapshot, nbytes, name, device, entries)
 
 
 def traces_of_torch(
-    snapshot: object, nbytes: int, name: str, device: int | None = None
+    snapshot: object,
+    nbytes: int,
+    name: str,
+    device: int | None = None,
+    entries: Entries | None = None,
 ) -> list[Trace]:
     """Make a trace of each device that has allocations, frees or blocks in use.
 
@@ -67,6 +53,8 @@ def traces_of_torch(
         Name of the trace.
     device : int, optional
         Index of the device to take; without it, all.
+    entries : Entries, optional
+        The entries of the snapshot that are rows already.
 
     Raises
     ------
@@ -82,9 +70,11 @@ def traces_of_torch(
     require_device(device, known)
     if not any(traces):
         return _traces_of_moment(segments, name, device)
+    known_entries = Entries() if entries is None else entries
     found = []
     for index in range(known) if device is None else [device]:
-        history = _History(traces[index] if index < len(traces) else [], index)
+        listed = traces[index] if index < len(traces) else []
+        history = _History(listed, index, known_entries)
         builder, notice = history.record(segments.get(index, []))
         if len(builder):
             meta = {"source": "torch_snapshot", "device": index, "notice": notice}
@@ -94,64 +84,6 @@ def traces_of_torch(
 
 def _is_segment(value: object) -> bool:
     return isinstance(value, dict) and "blocks" in value
-
-
-def _load_plain(file: IO[bytes]) -> tuple[object, int]:
-    """Return the object in the pickle, and the number of its bytes."""
-    try:
-        nbytes = _check_sizes(file)
-        return _PlainUnpickler(file).load(), nbytes
-    except TraceError:
-        raise
-    except Exception as error:  # a damaged pickle may raise any exception
-        raise TraceError(f"damaged pickle: {reason(error)}") from None
-
-
-# Arguments of pickle's opcodes: fixed bytes; a length of n bytes, then that many bytes; lines.
-_FIXED = {ord(code): size for code, size in zip("qhKMJrjG", (1, 1, 1, 2, 4, 4, 4, 8), strict=True)}
-_FIXED |= {0x80: 1, 0x82: 1, 0x83: 2, 0x84: 4, 0x95: 8}
-_COUNTED = {ord("U"): 1, ord("C"): 1, 0x8C: 1, 0x8A: 1, ord("T"): 4, ord("X"): 4, ord("B"): 4}
-_COUNTED |= {0x8B: 4, 0x8D: 8, 0x8E: 8, 0x96: 8}
-_LINES = dict.fromkeys(map(ord, "FILSVgpP"), 1) | dict.fromkeys(map(ord, "ci"), 2)
-_PUT, _LONG_BINPUT, _FRAME, _STOP = ord("p"), ord("r"), 0x95, ord(".")
-
-
-def _check_sizes(file: IO[bytes]) -> int:
-    """Refuse a pickle that names more bytes than it has, or a number of an object above them.
-
-    The unpickler allocates all bytes that are named, and a list as long as the highest number, so
-    ten bytes could exhaust the memory. The file's position does not change. Returns its bytes.
-    """
-    start = file.tell()
-    data = file.read()
-    file.seek(start)
-    at, end = 0, len(data)
-    while at < end and data[at] != _STOP:
-        code = data[at]
-        at += 1
-        begin = at
-        if code in _FIXED:
-            at += _FIXED[code]
-        elif code in _COUNTED:
-            size = _COUNTED[code]
-            at += size + int.from_bytes(data[at : at + size], "little")
-        else:
-            for _ in range(_LINES.get(code, 0)):
-                newline = data.find(b"\n", at)
-                at = end if newline < 0 else newline + 1
-        frame = int.from_bytes(data[begin:at], "little") if code == _FRAME else 0
-        if at + frame > end:
-            raise TraceError(f"damaged pickle: {end} bytes of at least {at + frame}")
-        if code == _LONG_BINPUT:
-            number = int.from_bytes(data[begin:at], "little")
-        elif code == _PUT:
-            text = data[begin:at].strip()
-            number = int(text) if text.isdigit() and len(text) < 20 else end + 1
-        else:
-            continue
-        if number > end:
-            raise TraceError(f"damaged pickle: object number {number} in {end} bytes")
-    return end
 
 
 def _require_plausible(what: str, count: int, nbytes: int) -> None:
@@ -188,7 +120,7 @@ def _segments(snapshot: object, nbytes: int) -> dict[int, list[dict[Any, Any]]]:
         where = f"segment {index}"
         if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
             raise TraceError(f"{where} is {shown(segment)}, expected a dict with a list of blocks")
-        found.setdefault(_integer(segment, "device", where, default=0), []).append(segment)
+        found.setdefault(integer(segment, "device", where, default=0), []).append(segment)
     blocks = sum(len(segment["blocks"]) for inside in found.values() for segment in inside)
     _require_plausible("blocks", blocks, nbytes)
     return found
@@ -214,7 +146,7 @@ def _traces_of_moment(
 def _record_segments(segments: list[dict[Any, Any]], device: int) -> TraceBuilder:
     """Record segments and the blocks in use."""
     builder = TraceBuilder()
-    callers = _Callers()
+    stacks = Stacks()
     for index, segment in enumerate(segments):
         where = f"device {device}, segment {index}"
         # An arena inside a block of another one begins at the same address.
@@ -225,15 +157,16 @@ def _record_segments(segments: list[dict[Any, Any]], device: int) -> TraceBuilde
         where = f"device {device}, segment {index}"
         for block in _active(segment, where):
             if block.allocated:
-                owner, frames = callers.of(block.frames)
+                stack = stacks.number_of(block.frames)
+                of = stacks.owners[stack], stacks.frames[stack]
                 place = index << 64 | block.address
-                builder.alloc(where, place, block.nbytes, block.stream, 0, owner, frames)
+                builder.alloc(where, place, block.nbytes, block.stream, 0, *of)
     return builder
 
 
 def _extent(segment: dict[Any, Any], where: str) -> tuple[int, int]:
     """Return the address and the bytes of a segment."""
-    return _integer(segment, "address", where), _integer(segment, "total_size", where)
+    return integer(segment, "address", where), integer(segment, "total_size", where)
 
 
 class _Active(NamedTuple):
@@ -251,16 +184,16 @@ _STATES = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
 def _active(segment: dict[Any, Any], where: str) -> Iterator[_Active]:
     """Iterate over the blocks in use of a segment."""
-    stream = _integer(segment, "stream", where, default=0)
-    address = _integer(segment, "address", where)
+    stream = integer(segment, "stream", where, default=0)
+    address = integer(segment, "address", where)
     for block in segment["blocks"]:
         if not isinstance(block, dict):
             raise TraceError(f"{where}: a block is {shown(block)}, expected a dict")
-        size = _integer(block, "size", where)
+        size = integer(block, "size", where)
         # Before PyTorch 2.1 blocks have neither addresses nor the requested sizes.
-        address = _integer(block, "address", where, default=address)
+        address = integer(block, "address", where, default=address)
         if (state := block.get("state")) in _STATES:
-            requested = _integer(block, "requested_size", where, default=size)
+            requested = integer(block, "requested_size", where, default=size)
             frames = block.get("frames")
             yield _Active(address, requested, stream, frames, state == _STATES[0])
         address += size
@@ -270,57 +203,27 @@ def _active(segment: dict[Any, Any], where: str) -> Iterator[_Active]:
 
 BEFORE = "before the recording"
 _MIN_RING = 1000  # a ring of entries has a round number of them, this at least
-_BLOCKS = ALLOC, FREE_REQUESTED, FREE_COMPLETED
-_BEGIN, _END, _OOM, _OTHER = range(3, 7)
-_ACTIONS = {
-    "alloc": ALLOC,
-    "free_requested": FREE_REQUESTED,
-    "free_completed": FREE_COMPLETED,
-    "segment_alloc": _BEGIN,
-    "segment_map": _BEGIN,
-    "segment_free": _END,
-    "segment_unmap": _END,
-    "oom": _OOM,
-}
 
 
 class _History:
-    """The entries of a device, in columns: a large snapshot has millions."""
+    """The entries of a device, in columns."""
 
-    def __init__(self, entries: list[object], device: int) -> None:
+    def __init__(self, listed: list[object], device: int, entries: Entries) -> None:
+        rows = np.array(
+            [
+                entries.row_of(entry, f"device {device}, entry {index}")
+                for index, entry in enumerate(listed)
+            ],
+            np.int64,
+        )
         self.device = device
-        self.action = array("b")
-        self.address = array("Q")
-        self.size = array("q")
-        self.stream = array("Q")
-        self.time_us = array("q")
-        self.frames: list[object] = []  # of allocations
-        for index, entry in enumerate(entries):
-            self._add(entry, f"device {device}, entry {index}")
-
-    def _add(self, entry: object, where: str) -> None:
-        if not isinstance(entry, dict):
-            raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
-        name = entry.get("action")
-        if not isinstance(name, str):
-            raise TraceError(f"{where}: action is {shown(name)}, expected a str")
-        action = _ACTIONS.get(name, _OTHER)
-        address = size = stream = time_us = 0
-        if action in (_BEGIN, _END):
-            address = _integer(entry, "addr", where, default=0)  # snapshots need not name it
-        elif action in _BLOCKS:
-            address, stream = _integer(entry, "addr", where), _integer(entry, "stream", where)
-            # Snapshots of PyTorch before 2.1 carry no times.
-            time_us = _integer(entry, "time_us", where, default=0)
-        if action != _OTHER:
-            size = _integer(entry, "size", where)
-        self.action.append(action)
-        self.address.append(address)
-        self.size.append(size)
-        self.stream.append(stream)
-        self.time_us.append(time_us)
-        if action == ALLOC:
-            self.frames.append(entry.get("frames"))
+        self.stacks = entries.stacks
+        self.action = np.array(entries.action, np.int8)[rows]
+        self.address = np.array(entries.address, np.uint64)[rows]
+        self.size = np.array(entries.size, np.int64)[rows]
+        self.stream = np.array(entries.stream, np.uint64)[rows]
+        self.time_us = np.array(entries.time_us, np.int64)[rows]
+        self.stack = np.array(entries.stack, np.int32)[rows]
 
     def record(self, segments: list[dict[Any, Any]]) -> tuple[TraceBuilder, str]:
         """Record all entries after the blocks that were live at the first one.
@@ -331,33 +234,35 @@ class _History:
         notice : str
             Facts that the history lacks.
         """
-        builder, callers = TraceBuilder(), _Callers()
+        builder = TraceBuilder()
         active: dict[int, _Active] = {}
         for index, segment in enumerate(segments):
             for block in _active(segment, f"device {self.device}, segment {index}"):
                 # Of blocks inside each other the outer one is listed first.
                 active.setdefault(block.address, block)
         self._begin_segments(builder, segments)
-        times = [time for at, time in zip(self.action, self.time_us, strict=True) if at in _BLOCKS]
+        times = self.time_us[self.action <= FREE_COMPLETED]
+        began, late = (int(times[0]), int(times.max())) if times.size else (0, 0)
         before = self._before(active)
         for block in before:
-            self._alloc(builder, callers, block, times[0] if times else 0)
-        ended, extents = self._record_entries(builder, callers, before)
+            self._alloc(builder, block, began)
+        ended, extents = self._record_entries(builder, before)
         for index, segment in enumerate(segments):
             where = f"device {self.device}, segment {index}"
             for address in extents.remove(*_extent(segment, where)) if extents else ():
                 if address not in active:
-                    ended += builder.end_life(where, address, 0, max(times))
+                    ended += builder.end_life(where, address, 0, late)
         for block in active.values():  # allocated after the last entry of their address
             if not builder.is_live(block.address):
-                self._alloc(builder, callers, block, max(times, default=0))
+                self._alloc(builder, block, late)
         return builder, self._notice(before, ended)
 
-    def _alloc(self, builder: TraceBuilder, callers: _Callers, block: _Active, at: int) -> None:
+    def _alloc(self, builder: TraceBuilder, block: _Active, at: int) -> None:
         """Record a block that no entry allocates."""
-        owner, frames = callers.of(block.frames)
+        stack = self.stacks.number_of(block.frames)
+        of = self.stacks.owners[stack] or BEFORE, self.stacks.frames[stack]
         place = block.address, block.nbytes, block.stream
-        builder.alloc(f"device {self.device}", *place, at, owner or BEFORE, frames)
+        builder.alloc(f"device {self.device}", *place, at, *of)
 
     def _begin_segments(self, builder: TraceBuilder, segments: list[dict[Any, Any]]) -> None:
         """Record the segments at the first entry: the listed ones, with all entries undone."""
@@ -365,10 +270,11 @@ class _History:
         for index, segment in enumerate(segments):
             where = f"device {self.device}, segment {index}"
             log.begin(*_extent(segment, where), 0)
-        for row in range(len(self.action) - 1, -1, -1):
-            if self.action[row] in (_BEGIN, _END) and self.address[row]:
-                change = log.begin if self.action[row] == _END else log.end
-                change(self.address[row], self.size[row], 0)
+        of_segments = np.isin(self.action, (BEGIN, END)) & (self.address > 0)
+        columns = (each[of_segments][::-1] for each in (self.action, self.address, self.size))
+        for action, address, nbytes in zip(*(each.tolist() for each in columns), strict=True):
+            change = log.begin if action == END else log.end
+            change(address, nbytes, 0)
         for address, nbytes in log.present():
             builder.hold(f"device {self.device}", nbytes)
             builder.segment_begin(address, nbytes)
@@ -379,20 +285,18 @@ class _History:
         The first entry about an address shows whether it was in use before; an address without an
         entry is in use now exactly if it was in use then.
         """
-        action = np.frombuffer(self.action, np.int8)
-        rows = np.flatnonzero(action <= FREE_COMPLETED)
-        named = np.frombuffer(self.address, np.uint64)[rows]
-        addresses, first = np.unique(named, return_index=True)
+        rows = np.flatnonzero(self.action <= FREE_COMPLETED)
+        addresses, first = np.unique(self.address[rows], return_index=True)
         known = np.isin(np.array([*active], np.uint64), addresses)
         found = [block for block, has in zip(active.values(), known, strict=True) if not has]
-        for row in np.sort(rows[first]).tolist():
-            if self.action[row] != ALLOC:
-                place = self.address[row], self.size[row], self.stream[row]
-                found.append(_Active(*place, None, True))
-        return found
+        rows = np.sort(rows[first])
+        rows = rows[self.action[rows] != ALLOC]
+        columns = (each[rows].tolist() for each in (self.address, self.size, self.stream))
+        rest = zip(*columns, strict=True)
+        return found + [_Active(at, size, stream, None, True) for at, size, stream in rest]
 
     def _record_entries(
-        self, builder: TraceBuilder, callers: _Callers, before: list[_Active]
+        self, builder: TraceBuilder, before: list[_Active]
     ) -> tuple[int, _Extents | None]:
         """Record all entries; return how many frees they lack, and the live blocks if all."""
         # If `skip_actions` left out completions, requests stand for them. Without both, a block
@@ -400,35 +304,35 @@ class _History:
         ends = FREE_COMPLETED if self._has(FREE_COMPLETED) else FREE_REQUESTED
         extents = None if self._has(ends) else _Extents(before)
         ended = 0
-        columns = self.action, self.address, self.size, self.stream, self.time_us
-        frames = iter(self.frames)
-        for index, row in enumerate(zip(*columns, strict=True)):
+        columns = self.action, self.address, self.size, self.stream, self.time_us, self.stack
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        owners, frames = self.stacks.owners, self.stacks.frames
+        for index, (action, address, size, stream, time_us, stack) in enumerate(rows):
             where = f"device {self.device}, entry {index}"
-            action, address, size, stream, time_us = row
-            if action in (ALLOC, _END) and extents:
+            if action in (ALLOC, END) and extents:
                 for other in extents.remove(address, size):
                     ended += builder.end_life(where, other, stream, time_us)
             if action == ALLOC:
                 if extents:
                     extents.add(address, size)
                 ended += builder.end_life(where, address, stream, time_us)
-                owner, stack = callers.of(next(frames))
-                builder.alloc(where, address, size, stream, time_us, owner, stack)
+                of = owners[stack], frames[stack]
+                builder.alloc(where, address, size, stream, time_us, *of)
             elif action == ends:
                 builder.free_completed(where, address, size, stream, time_us)
             elif action == FREE_REQUESTED:
                 builder.free_requested(where, address, size, stream, time_us)
-            elif action in (_BEGIN, _END):
-                builder.hold(where, size if action == _BEGIN else -size)
+            elif action in (BEGIN, END):
+                builder.hold(where, size if action == BEGIN else -size)
                 if address:
-                    change = builder.segment_begin if action == _BEGIN else builder.segment_end
+                    change = builder.segment_begin if action == BEGIN else builder.segment_end
                     change(address, size)
-            elif action == _OOM:
+            elif action == OOM:
                 builder.failure(size)
         return ended, extents
 
     def _has(self, action: int) -> bool:
-        return action in self.action
+        return bool(np.any(self.action == action))
 
     def _notice(self, before: list[_Active], ended: int) -> str:
         """Say which facts the history lacks."""
@@ -482,65 +386,3 @@ class _Extents:
         removed = places[first:stop]
         del places[first:stop]
         return removed
-
-
-class _Callers:
-    """Owners and stacks of entries. Many share one list of frames, which is read once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[str, Frames]] = {}  # by the list's id: the snapshot keeps it
-
-    def of(self, frames: object) -> tuple[str, Frames]:
-        """Return the owner and the stack of a list of frames."""
-        if id(frames) not in self._known:
-            stack = _stack(frames)
-            self._known[id(frames)] = _owner(stack), stack
-        return self._known[id(frames)]
-
-
-def _stack(frames: object) -> Frames:
-    """Read a list of frames, at most `_MAX_FRAMES`; entries that are not frames are left out."""
-    if not isinstance(frames, list):
-        return ()
-    return tuple(
-        (f"{file:.{_MAX_NAME}}", _line(frame), _name(frame))
-        for frame in frames[:_MAX_FRAMES]
-        if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str)
-    )
-
-
-_MAX_FRAMES = 256
-_MAX_NAME = 300
-
-
-def _name(frame: dict[Any, Any]) -> str:
-    name = frame.get("name")
-    return visible(f"{name:.{_MAX_NAME}}") if isinstance(name, str) else shown(name)
-
-
-def _line(frame: dict[Any, Any]) -> int:
-    line = frame.get("line")
-    return line if isinstance(line, int) and 0 <= line < 1 << 31 else 0
-
-
-def _owner(stack: Frames) -> str:
-    """Name the innermost line of Python outside of PyTorch, else the innermost; "" without one."""
-    lines = [frame for frame in stack if frame[0].endswith(".py")]
-    outside = [line for line in lines if "/torch/" not in line[0]]
-    for file, line, name in (outside or lines)[:1]:
-        return f"{name} ({file:.200}:{line})"
-    return ""
-
-
-def _integer(entry: dict[Any, Any], key: str, where: str, default: int | None = None) -> int:
-    value = entry.get(key, default)
-    if not isinstance(value, int):
-        raise TraceError(f"{where}: {key} is {shown(value)}, expected an integer")
-    limit = _LIMITS.get(key, MAX_SIZE)
-    if not 0 <= value <= limit:
-        raise TraceError(f"{where}: {key} is {shown(value)}, expected 0..{limit}")
-    return value
-
-
-_LIMITS = dict.fromkeys(("addr", "address", "stream"), (1 << 64) - 1)
-_LIMITS |= {"time_us": 1 << 62, "device": 1 << 20}

@@ -1,5 +1,6 @@
 """Histories of PyTorch's snapshots that lack entries: late ones, rings, and `skip_actions`."""
 
+import io
 import json
 import pickle
 
@@ -9,6 +10,7 @@ from helpers.torch_snapshots import block_of, entry, segment
 from gpumem.report import write_report
 from gpumem.report.data import notice_of
 from gpumem.traces import load_trace, load_traces
+from gpumem.traces._pickle_pieces import Pieces
 
 MIB = 1 << 20
 BASE = 1 << 40
@@ -163,3 +165,43 @@ def test_report_of_several_devices_has_the_notice_of_each(tmp_path):
     report = write_report(path, tmp_path / "page.html")
     assert report.notice.startswith("device 0: 1 block was live before the first entry")
     assert "device 1" not in report.notice
+
+
+# ------------------------------------------------------------------------- the stream of a pickle
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickle_of_many_pieces_has_the_entries_of_the_same_json(tmp_path, protocol):
+    stacks = [[{"filename": f"{n}.py", "name": "f", "line": n}] * 9 for n in range(50)]
+    entries = [
+        entry("alloc", 512 * n, n + 1, n % 3, 1000 + n, frames=list(stacks[n % 50]))
+        for n in range(9000)
+    ]
+    entries[4000]["user_metadata"] = "long" * (1 << 19)  # in no single piece
+    entries[-3:] = [entries[0] | {"action": "free_completed"}] * 3  # one dict at three places
+    plain = {"segments": [], "device_traces": [entries]}
+    pickled, text = tmp_path / "s.pickle", tmp_path / "s.json"
+    pickled.write_bytes(pickle.dumps(plain, protocol=protocol))
+    text.write_text(json.dumps(plain))
+    assert pickled.stat().st_size > 2 << 20
+    trace, same = load_trace(pickled), load_trace(text)
+    for column in ("action", "block", "size", "stream", "time_us"):
+        assert (getattr(trace, column) == getattr(same, column)).all(), column
+    assert len(trace.details.stacks) == 50
+    assert trace.details.stacks == same.details.stacks
+    assert trace.details.stack.tolist() == same.details.stack.tolist()
+    assert trace.events == len(entries)
+
+
+def test_pieces_hold_the_objects_of_the_pickle():
+    value = [{"a": 1.5, "b": [None, True, -(1 << 80)]}, ("x" * 300, b"\0\n" * 70000), {}]
+    for protocol in range(6):
+        data = pickle.dumps([value, value], protocol=protocol)
+        unpickler = Plain(Pieces(io.BytesIO(data + b"rest"), len(data)))
+        assert unpickler.load() == [value, value], protocol
+
+
+class Plain(pickle.Unpickler):
+    def persistent_load(self, filled):
+        assert type(filled) is dict
+        return filled

@@ -17,7 +17,7 @@ from gpumem import interop
 from gpumem.errors import GpumemError, TimelineTimeout
 from gpumem.interop import Contents, HostTimeline
 from gpumem.interop.descriptors import MemoryHandleType, SemaphoreType
-from gpumem.traces.torch_snapshot import _check_sizes
+from gpumem.traces._pickle_pieces import Pieces
 
 from .. import changes
 from ..changes import interesting, mutate
@@ -64,7 +64,8 @@ class _DtypeName:
 def _received(data: bytes) -> tuple[Any, Any]:
     """Load kind and contents. What a pickle makes Python allocate is not gpumem's to refuse."""
     file = io.BytesIO(data[1:])
-    _check_sizes(file)
+    Pieces(file, len(data) - 1).read(2 * len(data))
+    file.seek(0)
     kind, contents = _Received(file).load()
     named = getattr(contents, "dtype", None)
     if isinstance(contents, Contents) and isinstance(named, _DtypeName):

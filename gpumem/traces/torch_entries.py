@@ -1,0 +1,195 @@
+"""The entries of PyTorch's memory snapshots in columns, as they are unpickled.
+
+A large snapshot has millions of entries, each with a list of frames of its own. An entry becomes a
+row as soon as it is read, and its dict and its list are emptied.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from array import array
+from typing import IO, Any, NamedTuple, NoReturn
+
+from gpumem._support.texts import reason, shown, visible
+from gpumem.errors import TraceError
+from gpumem.traces._pickle_pieces import Pieces
+from gpumem.traces.trace import ALLOC, FREE_COMPLETED, FREE_REQUESTED, MAX_SIZE, Frames
+
+BLOCKS = ALLOC, FREE_REQUESTED, FREE_COMPLETED
+BEGIN, END, OOM, OTHER = range(3, 7)
+_ACTIONS = {
+    "alloc": ALLOC,
+    "free_requested": FREE_REQUESTED,
+    "free_completed": FREE_COMPLETED,
+    "segment_alloc": BEGIN,
+    "segment_map": BEGIN,
+    "segment_free": END,
+    "segment_unmap": END,
+    "oom": OOM,
+}
+_ROW = object()  # the key of a dict that became a row; no file has it
+_MAX_FRAMES = 256
+_MAX_NAME = 300
+
+
+def load_plain(file: IO[bytes]) -> tuple[object, int, Entries]:
+    """Return the object in a pickle, the number of its bytes, and the entries in it."""
+    start = file.tell()
+    nbytes = file.seek(0, os.SEEK_END) - start
+    file.seek(start)
+    collecting = gc.isenabled()
+    gc.disable()  # nothing of a snapshot is garbage before its end
+    try:
+        unpickler = _PlainUnpickler(Pieces(file, nbytes))
+        return unpickler.load(), nbytes, unpickler.entries
+    except TraceError:
+        raise
+    except Exception as error:  # a damaged pickle may raise any exception
+        raise TraceError(f"damaged pickle: {reason(error)}") from None
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds containers, str, bytes, numbers and None, which need no import; refuses others."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__(pieces)
+        self.entries = Entries()
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise TraceError(f"the pickle names {shown(f'{module}.{name}')}, expected plain data only")
+
+    def persistent_load(self, filled: Any) -> Any:
+        """Make a row of a dict that was filled, if it is a correct entry."""
+        if type(filled) is dict and "action" in filled:
+            try:
+                self.entries.row_of(filled, "")
+            except TraceError:  # raised again with its place
+                pass
+        return filled
+
+
+class Entries:
+    """Columns of the entries of all devices; `stack` numbers the `stacks`."""
+
+    def __init__(self) -> None:
+        self.stacks = Stacks()
+        self.action = array("b")
+        self.address = array("Q")
+        self.size = array("q")
+        self.stream = array("Q")
+        self.time_us = array("q")
+        self.stack = array("i")
+
+    def row_of(self, entry: object, where: str) -> int:
+        """Return the row of an entry, which is emptied."""
+        if not isinstance(entry, dict):
+            raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
+        if _ROW in entry:
+            row: int = entry[_ROW]
+            return row
+        name = entry.get("action")
+        if not isinstance(name, str):
+            raise TraceError(f"{where}: action is {shown(name)}, expected a str")
+        action = _ACTIONS.get(name, OTHER)
+        address = size = stream = time_us = 0
+        if action in (BEGIN, END):
+            address = integer(entry, "addr", where, default=0)  # snapshots need not name it
+        elif action in BLOCKS:
+            address, stream = integer(entry, "addr", where), integer(entry, "stream", where)
+            # Snapshots of PyTorch before 2.1 carry no times.
+            time_us = integer(entry, "time_us", where, default=0)
+        if action != OTHER:
+            size = integer(entry, "size", where)
+        self.stack.append(self.stacks.number_of(entry.get("frames")))
+        self.action.append(action)
+        self.address.append(address)
+        self.size.append(size)
+        self.stream.append(stream)
+        self.time_us.append(time_us)
+        entry.clear()
+        entry[_ROW] = row = len(self.action) - 1
+        return row
+
+
+class Stacks:
+    """The different stacks of lists of frames, with their owners."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frames] = [()]
+        self.owners = [""]
+        self._numbers: dict[Frames, int] = {(): 0}
+        self._by_ids: dict[tuple[int, ...], _Number] = {}
+        self._kept: list[list[Any]] = []  # so that no other object gets the same id
+
+    def number_of(self, frames: object) -> int:
+        """Return the number of a stack, 0 for none; the list holds that number from then on."""
+        if not isinstance(frames, list) or not frames:
+            return 0
+        if type(frames[0]) is _Number:
+            return frames[0].value
+        key = tuple(map(id, frames))
+        if key not in self._by_ids:
+            stack = _stack(frames)
+            if stack not in self._numbers:
+                self._numbers[stack] = len(self.frames)
+                self.frames.append(stack)
+                self.owners.append(_owner(stack))
+            self._by_ids[key] = _Number(self._numbers[stack])
+            self._kept.append(list(frames))
+        number = self._by_ids[key]
+        frames[:] = (number,)
+        return number.value
+
+
+class _Number(NamedTuple):
+    """Stands for the frames of a list."""
+
+    value: int
+
+
+def _stack(frames: list[Any]) -> Frames:
+    """Read a list of frames, at most `_MAX_FRAMES`; entries that are not frames are left out."""
+    return tuple(
+        (f"{file:.{_MAX_NAME}}", _line(frame), _name(frame))
+        for frame in frames[:_MAX_FRAMES]
+        if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str)
+    )
+
+
+def _name(frame: dict[Any, Any]) -> str:
+    name = frame.get("name")
+    return visible(f"{name:.{_MAX_NAME}}") if isinstance(name, str) else shown(name)
+
+
+def _line(frame: dict[Any, Any]) -> int:
+    line = frame.get("line")
+    return line if isinstance(line, int) and 0 <= line < 1 << 31 else 0
+
+
+def _owner(stack: Frames) -> str:
+    """Name the innermost line of Python outside of PyTorch, else the innermost; "" without one."""
+    lines = [frame for frame in stack if frame[0].endswith(".py")]
+    outside = [line for line in lines if "/torch/" not in line[0]]
+    for file, line, name in (outside or lines)[:1]:
+        return f"{name} ({file:.200}:{line})"
+    return ""
+
+
+_LIMITS = dict.fromkeys(("addr", "address", "stream"), (1 << 64) - 1)
+_LIMITS |= {"time_us": 1 << 62, "device": 1 << 20}
+
+
+def integer(entry: dict[Any, Any], key: str, where: str, default: int | None = None) -> int:
+    """Return a number of an entry, a segment or a block, or raise TraceError."""
+    value = entry.get(key, default)
+    if not isinstance(value, int):
+        raise TraceError(f"{where}: {key} is {shown(value)}, expected an integer")
+    limit = _LIMITS.get(key, MAX_SIZE)
+    if not 0 <= value <= limit:
+        raise TraceError(f"{where}: {key} is {shown(value)}, expected 0..{limit}")
+    return value
