@@ -6,7 +6,7 @@ an object, so ten bytes could exhaust the memory. Here each opcode is first seen
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
 from gpumem.errors import TraceError
@@ -17,7 +17,11 @@ cdef enum:
     FIXED = 16
     COUNTED = 32
     LINES = 48
+    ADDITEMS = 0x90
+    FROZENSET = 0x91
+    MEMOIZE = 0x94
     FRAME = 0x95
+    MAX_DEPTH = 256             # of marks that are tracked
 
 # By opcode: the kind of its arguments, and the n of the kind.
 cdef unsigned char[256] _ARGUMENTS
@@ -35,8 +39,9 @@ for _kind, _codes in (
 cdef class Pieces:
     """A file for `pickle.Unpickler`, which calls `persistent_load` with each dict that is filled.
 
-    An opcode for that follows each that sets all items of a dict, so that the unpickler may replace the dict at
-    once by a smaller object. Frames are left out; each piece of whole opcodes is a frame.
+    Opcodes for that follow each one that sets all items of a dict: the result takes the dict's place,
+    also where later opcodes refer to the dict by its number. So a small object may replace it at
+    once. Frames are left out; each piece of whole opcodes is a frame.
 
     Parameters
     ----------
@@ -53,6 +58,11 @@ cdef class Pieces:
     cdef uint64_t nbytes
     cdef uint64_t before        # bytes of the pickle before `raw`
     cdef bint stopped
+    cdef int64_t memoized       # numbers given by MEMOIZE; -1: others were given, too
+    cdef bint after_dict        # the last opcode made an empty dict, or gave it its number
+    cdef int64_t dict_number    # of that dict; -1: it has none yet
+    cdef int64_t[MAX_DEPTH] marked  # by open mark: the number of the dict below it; -1: none
+    cdef Py_ssize_t depth       # open marks
 
     def __init__(self, file, uint64_t nbytes):
         self.file = file
@@ -86,7 +96,7 @@ cdef class Pieces:
         while not self.stopped:
             more = self.file.read(max(PIECE, len(self.raw)))
             self.raw += more
-            piece = bytearray(2 * len(self.raw) + 9)
+            piece = bytearray(7 * len(self.raw) + 9)  # an opcode of one byte may become seven
             used = self.check(PyByteArray_AS_STRING(piece), not more)
             if used > 9:
                 piece[:9] = FRAME.to_bytes(1, "little") + (used - 9).to_bytes(8, "little")
@@ -138,9 +148,14 @@ cdef class Pieces:
             if code != FRAME:
                 memcpy(&piece[out], &data[begin], <size_t>(at - begin))
                 out += at - begin
+            number = self.follow(code, data, begin + 1)
             if code == b"u":
                 piece[out] = b"Q"
                 out += 1
+                if 0 <= <int64_t>number < 1 << 32:
+                    piece[out] = b"r"
+                    memcpy(&piece[out + 1], &number, 4)
+                    out += 5
             begin = at
             if code == b".":
                 self.stopped = True
@@ -148,6 +163,37 @@ cdef class Pieces:
         self.before += <uint64_t>begin
         self.raw = self.raw[begin:]
         return out
+
+    cdef int64_t follow(self, unsigned char code, const unsigned char* data,
+                        Py_ssize_t begin) noexcept:
+        # Tracks marks and numbers; returns the number of the dict if the opcode sets its items.
+        cdef int64_t number = -1
+        if code == MEMOIZE and self.memoized >= 0:
+            number = self.memoized
+            self.memoized += 1
+        elif code in (b"q", b"r", b"p"):
+            self.memoized = -1
+            if code != b"p":
+                number = <int64_t>little(&data[begin], 1 if code == b"q" else 4)
+        if code == b"}":
+            self.after_dict = True
+            self.dict_number = -1
+            return -1
+        if self.after_dict and number >= 0:
+            self.dict_number = number
+            return -1
+        if code == b"(":
+            if self.depth < MAX_DEPTH:
+                self.marked[self.depth] = self.dict_number if self.after_dict else -1
+            self.depth += 1
+            number = -1
+        elif code in (b"u", b"e", b"t", b"l", b"d", b"1", b"o", b"i", ADDITEMS, FROZENSET):
+            number = -1
+            if self.depth > 0:
+                self.depth -= 1
+                number = self.marked[self.depth] if self.depth < MAX_DEPTH else -1
+        self.after_dict = False
+        return number
 
     cdef int check_meaning(self, unsigned char code, const unsigned char* data, Py_ssize_t begin,
                            Py_ssize_t end) except -1:

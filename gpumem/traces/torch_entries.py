@@ -1,11 +1,12 @@
 """The entries of PyTorch's memory snapshots in columns, as they are unpickled.
 
 A large snapshot has millions of entries, each with a list of frames of its own. An entry becomes a
-row as soon as it is read, and its dict and its list are emptied.
+row as soon as it is read, and its list of frames is emptied.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -29,7 +30,6 @@ _ACTIONS = {
     "segment_unmap": END,
     "oom": OOM,
 }
-_ROW = object()  # the key of a dict that became a row; no file has it
 _MAX_FRAMES = 256
 _MAX_NAME = 300
 
@@ -66,11 +66,15 @@ class _PlainUnpickler(pickle.Unpickler):
     def persistent_load(self, filled: Any) -> Any:
         """Make a row of a dict that was filled, if it is a correct entry."""
         if type(filled) is dict and "action" in filled:
-            try:
-                self.entries.row_of(filled, "")
-            except TraceError:  # raised again with its place
-                pass
+            with contextlib.suppress(TraceError):  # raised again with its place
+                return _Row(self.entries.row_of(filled, ""))
         return filled
+
+
+class _Row(int):
+    """Stands for an entry that is a row."""
+
+    __slots__ = ()
 
 
 class Entries:
@@ -86,12 +90,11 @@ class Entries:
         self.stack = array("i")
 
     def row_of(self, entry: object, where: str) -> int:
-        """Return the row of an entry, which is emptied."""
+        """Return the row of an entry."""
+        if type(entry) is _Row:
+            return entry
         if not isinstance(entry, dict):
             raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
-        if _ROW in entry:
-            row: int = entry[_ROW]
-            return row
         name = entry.get("action")
         if not isinstance(name, str):
             raise TraceError(f"{where}: action is {shown(name)}, expected a str")
@@ -111,9 +114,7 @@ class Entries:
         self.size.append(size)
         self.stream.append(stream)
         self.time_us.append(time_us)
-        entry.clear()
-        entry[_ROW] = row = len(self.action) - 1
-        return row
+        return len(self.action) - 1
 
 
 class Stacks:
