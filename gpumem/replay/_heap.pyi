@@ -1,6 +1,6 @@
 """Types of the heap of the models."""
 
-class Heap:
+class BestFitHeap:
     reserved: int
     def __init__(self, min_remainder: int, releases: bool = False) -> None: ...
     def allocate(self, size: int) -> int: ...

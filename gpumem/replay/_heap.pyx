@@ -17,7 +17,7 @@ cdef struct Piece:
     bint is_free            # also of a number that is unused
 
 
-cdef class Heap:
+cdef class BestFitHeap:
     """Numbered blocks in segments without end.
 
     Parameters

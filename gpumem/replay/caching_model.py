@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpumem.replay._heap import Heap
+from gpumem.replay._heap import BestFitHeap
 from gpumem.traces import ALLOC, Curve, Trace
 
 MIB = 1 << 20
@@ -67,8 +67,8 @@ def caching_allocator_reserved(trace: Trace) -> int:
 
 def caching_allocator_curve(trace: Trace) -> Curve:
     """Return the bytes that PyTorch's caching allocator would reserve at each event of `trace`."""
-    pools: dict[tuple[int, bool], Heap] = {}
-    home: dict[int, tuple[Heap, int]] = {}  # by block number, while it lives
+    pools: dict[tuple[int, bool], BestFitHeap] = {}
+    home: dict[int, tuple[BestFitHeap, int]] = {}  # by block number, while it lives
     reserved = 0  # no memory is ever released
     held = array("q")
     for is_alloc, number, size, stream in _allocs_and_frees(trace):
@@ -81,7 +81,7 @@ def caching_allocator_curve(trace: Trace) -> Curve:
         small = rounded <= MAX_SMALL
         pool = pools.get((stream, small))
         if pool is None:
-            pool = pools[stream, small] = Heap(GRAIN if small else MAX_SMALL + GRAIN)
+            pool = pools[stream, small] = BestFitHeap(GRAIN if small else MAX_SMALL + GRAIN)
         block = pool.allocate(rounded)
         if block < 0:
             segment = _torch_segment(rounded)
@@ -133,7 +133,7 @@ def plain_driver_curve(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -
         raise ValueError(
             f"granularity is {granularity}, expected a positive multiple of {2 * GRAIN} bytes"
         )
-    shared = Heap(GRAIN, releases=True)
+    shared = BestFitHeap(GRAIN, releases=True)
     home: dict[int, int] = {}  # by block number: its block, or the bytes of its granules
     own = 0
     limit = granularity // 2
