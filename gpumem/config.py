@@ -398,9 +398,9 @@ class ArenaConfig(_Settings):
         or more than a sixth of it is left over by whole pages of 2 MiB, or a setting applies to
         regions only: growth fields other than the defaults, or the "ort" split rule.
     split_rule : {"tight", "ort"}
-        "tight": always split off the remainder of a block; the default. "ort": split only if the
-        remainder is as large as the block or above max_dead_bytes_per_chunk, as ONNX Runtime does;
-        the default with backing="regions".
+        "tight", the default unless `backing` is "regions": always split off the rest of a block.
+        "ort", the default with "regions": split only if the rest is as large as the block or above
+        max_dead_bytes_per_chunk, as ONNX Runtime does.
     stream_reuse : {"completed", "wait", "never"}
         When a block that another stream has freed is reusable: once that stream's work has
         completed; at once, with a wait of the new stream on the device; or after ``reset_stream``.

@@ -272,9 +272,11 @@ class Snapshot:
         return dict(found.most_common())
 
     def __repr__(self) -> str:
-        blocks = sum(len(found.records) for found in self.resources)
+        blocks = sum(
+            int(np.count_nonzero(found.records["state"] == USED)) for found in self.resources
+        )
         resources = counted(len(self.resources), "resource")
-        return f"<gpumem.observe.Snapshot: {resources}, {counted(blocks, 'block')}>"
+        return f"<gpumem.observe.Snapshot: {resources}, {counted(blocks, 'used block')}>"
 
 
 def snapshot(resource: object = None) -> Snapshot:

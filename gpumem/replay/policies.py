@@ -24,7 +24,7 @@ PAGES = "gpumem, pages that move"
 
 _PLACED: dict[str, dict[str, object]] = {
     PAGES: {"backing": "virtual"},
-    "gpumem, regions": {"backing": "regions", "split_rule": "tight"},
+    "gpumem, regions split tightly": {"backing": "regions", "split_rule": "tight"},
 }
 _MODELLED: dict[str, Callable[[Trace], Curve]] = {
     "PyTorch-like caching": caching_allocator_curve,

@@ -76,7 +76,7 @@ def test_snapshot_blocks_cover_their_regions_and_match_stats(make_arena, backing
 def test_repr_of_a_snapshot_counts_resources_and_blocks(make_arena):
     arena = make_arena(backing="regions")
     block = arena.allocate(1 << 20)
-    assert repr(arena.snapshot()) == "<gpumem.observe.Snapshot: 1 resource, 1 block>"
+    assert repr(arena.snapshot()) == "<gpumem.observe.Snapshot: 1 resource, 1 used block>"
     del block
 
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import pickle
+import re
 import time
 from pathlib import Path
 
 import pytest
 from helpers.runs import MIB, million_events, small_run
+from helpers.torch_snapshots import block_of, entry, segment
 
 from gpumem import observe
 from gpumem.report import write_report
@@ -259,8 +262,30 @@ def test_snapshot_is_drawn_as_live_blocks(open_page, tmp_path, arena):
     assert [row[0] for row in page.rows("#leaks")] == ["3 MiB", "2 MiB", "1 MiB"]
     assert page.rows("#leaks")[0][3] == f"{kept[2].ptr:#x}"
     assert sum(page.colors("map").values()) > 10_000
+    assert page.text("#leaks-hint").startswith("3 blocks, 6 MiB in all, that were allocated")
+    over = page.box("#timeline .u-over")
+    for share in (0.1, 0.5, 0.9):  # no steps: when the other blocks were freed is not known
+        page.browser.mouse("Moved", over["left"] + share * over["width"], over["top"] + 50)
+        page.browser.settle()
+        assert re.search(r"Live\s+6 MiB", page.text("#timeline-legend")), share
     for buffer in kept:
         buffer.close()
+
+
+def test_page_of_one_block_from_before_a_history_says_so(open_page, tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    segments = [segment(4096, block_of(MIB))]
+    path.write_bytes(
+        pickle.dumps({"segments": segments, "device_traces": [[entry("snapshot", 0, 0)]]})
+    )
+    write_report(path, tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert "1 event, frees included" in page.text("#figures")
+    assert page.text("#subtitle").startswith("PyTorch's snapshot")
+    assert page.text("#notice").startswith("1 block was live before the first entry of the file")
+    assert "or more" not in page.text("#figures")
+    assert drawn(page, "sizes") > 100
+    assert [row[1] for row in page.rows("#leaks")] == ["before the recording"]
 
 
 def test_page_says_that_events_were_lost(open_page, tmp_path, small):

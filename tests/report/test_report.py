@@ -66,7 +66,7 @@ def test_report_has_the_main_figures(tmp_path):
     assert (report.live_at_end_blocks, report.live_at_end_bytes) == (1, 2 * MIB)
     assert [each["name"] for each in report.policies] == [
         "gpumem, pages that move",
-        "gpumem, regions",
+        "gpumem, regions split tightly",
         "PyTorch-like caching",
         "plain driver calls",
     ]
@@ -78,7 +78,7 @@ def test_policies_reserve_what_replay_and_models_reserve():
     found = {each.name: each for each in policies(trace)}
     for name, config in (
         ("gpumem, pages that move", {"backing": "virtual"}),
-        ("gpumem, regions", {"backing": "regions", "split_rule": "tight"}),
+        ("gpumem, regions split tightly", {"backing": "regions", "split_rule": "tight"}),
     ):
         assert found[name].held.peak == replay(trace, "host", config=config).peak_reserved_bytes
     assert found["PyTorch-like caching"].held.peak == caching_allocator_reserved(trace)

@@ -34,7 +34,7 @@ function horizontal(app) {
     space: 90,
     size: 34,
     values: (_, splits) => splits.map((value) => {
-      if (app.view.axis === "event") return count(value);
+      if (app.view.axis === "event") return Number.isInteger(value) ? count(value) : "";
       return seconds(value, splits.length > 1 ? splits[1] - splits[0] : undefined, app.view.x1);
     }),
   });

@@ -48,8 +48,9 @@ function sizesChart(app) {
       let first = 0;
       while (first < last && !counts[first]) first++;
       while (last > first && !counts[last]) last--;
+      if (first === last) [first, last] = [Math.max(0, first - 1), last + 1]; // a bar among others
       const bins = Array.from({ length: last - first + 1 }, (_, i) => first + i);
-      const values = bins.map((bin) => shown[bin]);
+      const values = bins.map((bin) => shown[bin] ?? 0);
       chart.setData([bins, values]);
       tell(chart.cursor.idx);
       const most = bins[values.indexOf(Math.max(...values))];

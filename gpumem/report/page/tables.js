@@ -113,9 +113,9 @@ function leaksTable(app) {
   const named = run.facts.ownersNamed;
   const { found, sum } = run.liveAtEnd(app.stop);
   element("leaks-hint").textContent = found.length && run.facts.moment
-    ? `${plural(found.length, "block")} of ${bytes(sum)} that ${found.length === 1 ? "was" : "were"} allocated up to here.`
+    ? `${plural(found.length, "block")}, ${bytes(sum)} in all, that ${found.length === 1 ? "was" : "were"} allocated up to here.`
     : found.length
-    ? `${plural(found.length, "block")} of ${bytes(sum)} allocated up to here ${found.length === 1 ? "is" : "are"} still live at the end of the file.`
+    ? `${plural(found.length, "block")}, ${bytes(sum)} in all, allocated up to here ${found.length === 1 ? "is" : "are"} still live at the end of the file.`
     : run.isFiltered ? "No block that the filters show is live at the end of the file."
     : "Everything that was allocated up to here was freed.";
   const shown = app.allLeaks ? found.slice(0, MAX_ROWS) : found.slice(0, FEW);

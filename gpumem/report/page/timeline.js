@@ -48,8 +48,10 @@ function timelineChart(app) {
       const { run, other, view } = app;
       const held = run.heldBy(view.policy);
       const columns = chart.over.clientWidth || 1000;
-      const moves = run.sample(app.first, app.stop, columns, { ...view, held });
-      const x = moves.map((i) => Math.max(view.x0, run.x(i, view.axis)));
+      // A moment has no history: its blocks are all live, whenever they were allocated.
+      const moves = run.facts.moment && run.moves ? [run.moves - 1]
+        : run.sample(app.first, app.stop, columns, { ...view, held });
+      const x = moves.map((i) => (run.facts.moment ? view.x0 : Math.max(view.x0, run.x(i, view.axis))));
       if (moves.length && x[x.length - 1] < view.x1) { x.push(view.x1); moves.push(moves[moves.length - 1]); }
       shown = { x, colours: run.byColour(moves, app.groups) };
       const main = [held, run.all, run.isFiltered ? run.live : null].map((values) =>
