@@ -202,7 +202,7 @@ def _active(segment: dict[Any, Any], where: str) -> Iterator[_Active]:
 # ---- a history -----------------------------------------------------------------------------------
 
 BEFORE = "before the recording"
-_MIN_RING = 1000  # a ring of entries has a round number of them, this at least
+_MIN_RING = 100  # a full ring of entries often has a round number of them, this at least
 
 
 class _History:
@@ -255,7 +255,13 @@ class _History:
         for block in active.values():  # allocated after the last entry of their address
             if not builder.is_live(block.address):
                 self._alloc(builder, block, late)
-        return builder, self._notice(before, ended)
+        begun = set(self.address[self.action == BEGIN].tolist())
+        lacks_segments = any(
+            bool(segment.get("frames")) and segment["address"] not in begun
+            for segment in segments
+            if not segment.get("is_expandable")
+        )
+        return builder, self._notice(before, ended, lacks_segments)
 
     def _alloc(self, builder: TraceBuilder, block: _Active, at: int) -> None:
         """Record a block that no entry allocates."""
@@ -334,8 +340,8 @@ class _History:
     def _has(self, action: int) -> bool:
         return bool(np.any(self.action == action))
 
-    def _notice(self, before: list[_Active], ended: int) -> str:
-        """Say which facts the history lacks."""
+    def _notice(self, before: list[_Active], ended: int, lacks_segments: bool) -> str:
+        """Say which facts the history lacks, such as segments that PyTorch reserved meanwhile."""
         entries, texts = len(self.action), []
         allocates = self._has(ALLOC)
         if before:
@@ -345,18 +351,25 @@ class _History:
                 f"{blocks} live before the first entry of the file, with {nbytes}: the peak until "
                 "then is not known."
             )
-        # PyTorch has the frames of a block only if it recorded when the block was allocated.
+        # PyTorch has the frames of a block or segment only if it recorded when that was allocated;
+        # entries of segments may be skipped, however.
         known = allocates and any(block.frames for block in before)
-        full = entries >= _MIN_RING and (entries % _MIN_RING == 0 or entries.bit_count() == 1)
-        if before and (known or full):
+        digits = len(str(entries).rstrip("0"))
+        is_round = digits == 1 or entries % 1000 == 0 or entries.bit_count() == 1
+        full = entries >= _MIN_RING and is_round
+        if before and (known or full or lacks_segments):
             texts.append(
                 f"The ring of {entries:,} entries {'overflowed' if known else 'may have overflowed'}"
-                " (max_entries of _record_memory_history): older entries are lost."
+                " (max_entries of _record_memory_history): its older entries are then lost."
             )
         if not allocates and (self._has(FREE_REQUESTED) or self._has(FREE_COMPLETED)):
-            texts.append("It has no allocations (skip_actions): blocks are shown from its begin.")
+            texts.append(
+                "The file has no allocations (skip_actions): blocks are shown from its begin."
+            )
         elif allocates and not self._has(FREE_COMPLETED) and self._has(FREE_REQUESTED):
-            texts.append("It has no completions of frees (skip_actions): requests stand for them.")
+            texts.append(
+                "The file has no completions of frees (skip_actions): requests stand for them."
+            )
         elif ended:
             texts.append(
                 f"{ended:,} free{'s are' if ended > 1 else ' is'} missing (skip_actions): those "

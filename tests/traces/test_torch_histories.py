@@ -86,6 +86,14 @@ def test_round_number_of_entries_may_be_a_full_ring(load):
     assert "ring" not in notice_of(load(entries[:-2], weights))
 
 
+def test_recorded_segment_without_an_entry_may_come_from_a_full_ring(load):
+    weights = segment(BASE, block_of(MIB, frames=[]), frames=FRAMES)
+    assert "may have overflowed" in notice_of(load(life(4096, 512), weights))
+    begun = [entry("segment_alloc", BASE, MIB), *life(4096, 512)]
+    assert "ring" not in notice_of(load(begun, weights))
+    assert "ring" not in notice_of(load(life(4096, 512), weights | {"is_expandable": True}))
+
+
 def test_segments_from_before_the_history_are_reserved_from_the_beginning(load):
     entries = [
         entry("segment_free", 1 << 30, 4 * MIB),
