@@ -39,9 +39,9 @@ for _kind, _codes in (
 cdef class Pieces:
     """A file for `pickle.Unpickler`, which calls `persistent_load` with each dict that is filled.
 
-    Opcodes for that follow each one that sets all items of a dict: the result takes the dict's place,
-    also where later opcodes refer to the dict by its number. So a small object may replace it at
-    once. Frames are left out; each piece of whole opcodes is a frame.
+    It adds opcodes for that behind each one that sets all items of a dict. The result takes the
+    place of the dict, also where later opcodes refer to it by its number, so a small object may
+    replace the dict at once. Frames are left out; each piece of whole opcodes is a frame.
 
     Parameters
     ----------

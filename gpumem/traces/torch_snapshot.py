@@ -358,9 +358,10 @@ class _History:
         is_round = digits == 1 or entries % 1000 == 0 or entries.bit_count() == 1
         full = entries >= _MIN_RING and is_round
         if before and (known or full or lacks_segments):
+            verb, lost = ("overflowed", "are") if known else ("may have overflowed", "may be")
             texts.append(
-                f"The ring of {entries:,} entries {'overflowed' if known else 'may have overflowed'}"
-                " (max_entries of _record_memory_history): its older entries are then lost."
+                f"The ring of {entries:,} entries {verb} (max_entries of _record_memory_history): "
+                f"older entries {lost} lost."
             )
         if not allocates and (self._has(FREE_REQUESTED) or self._has(FREE_COMPLETED)):
             texts.append(
