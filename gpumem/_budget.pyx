@@ -241,7 +241,11 @@ cdef class Budget:
 
     @property
     def used(self):
-        """Bytes charged here and below, reservations that are not committed yet included."""
+        """Bytes charged here and below, reservations that are not committed yet included.
+
+        Dropped arenas that need no wait are released first.
+        """
+        release_retired(False)
         return budget_load(&self.core.used)
 
     @property
@@ -257,6 +261,7 @@ cdef class Budget:
     @property
     def free(self):
         """Bytes that could be charged here now, under every limit above too; None: no limit."""
+        release_retired(False)
         unlimited = budget_ceiling(self.core) == BUDGET_UNLIMITED
         return None if unlimited else budget_room(self.core)
 
@@ -265,6 +270,7 @@ cdef class Budget:
 
         These are resources, budgets under it, and as "reservations" those made at this level.
         """
+        release_retired(False)
         return holders_of(self.core)
 
     def reserve(self, nbytes):

@@ -659,3 +659,15 @@ def test_c_callers_pressure_within_a_tag_is_told_what_is_missing(make_arena):
         c.deallocate(held)
     assert missing[0] == used + 6 * MIB - budget.limit
     assert len(missing) == 1
+
+
+@pytest.mark.parametrize("read", ["used", "free", "holders"])
+def test_reader_of_a_budget_does_not_see_a_dropped_arena(read):
+    budget = Budget(64 * MIB)
+    block = gpumem.Arena("host", budget=budget).allocate(MIB)
+    assert budget.used > 0
+    del block
+    found = getattr(budget, read)
+    assert (found() if callable(found) else found) == {"used": 0, "free": 64 * MIB, "holders": ()}[
+        read
+    ]

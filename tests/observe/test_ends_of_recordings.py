@@ -10,6 +10,7 @@ import signal
 
 import _testcapi
 import pytest
+from helpers.child import run_quietly
 
 import gpumem
 from gpumem import observe
@@ -112,3 +113,21 @@ def test_owner_is_neither_copied_nor_pickled():
     arena.allocate(100).close()
     owners[0].stop()
     assert len(owners[0].events()) >= 2
+
+
+def test_process_with_very_many_tags_goes_on():
+    program = """
+    import gpumem
+    from gpumem import observe
+    arena = gpumem.Arena("host")
+    for number in range(66_000):
+        with observe.tag(f"request {number}"):
+            pass
+    with observe.record(arena) as recording:
+        for name in ("request 7", "request 65999", "new"):
+            with observe.tag(name):
+                arena.allocate(100).close()
+    found = [event.tag for event in recording.events() if event.action == "alloc"]
+    assert found == ["request 7", "further tags", "further tags"], found
+    """
+    run_quietly(program)
