@@ -1,11 +1,14 @@
 """The server of descriptors: what it is asked, who asks, and its process's forks."""
 
+import contextlib
 import os
 import socket
 import textwrap
+import threading
 
 import pytest
 from helpers import child
+from helpers.descriptors import open_descriptors
 
 from gpumem.errors import BadHandleError
 from gpumem.integrations._common import descriptors
@@ -94,6 +97,85 @@ def test_server_without_a_free_descriptor_answers_once_there_is_one():
 def test_server_soon_leaves_a_connection_without_a_request(name):
     with connected(name):
         assert echo(name, descriptors.TIMEOUT / 2) == ({"what": "x"}, [])
+
+
+def test_connections_without_a_request_delay_no_other(name, monkeypatch):
+    monkeypatch.setattr(descriptors, "REQUEST_SECONDS", 2 * descriptors.TIMEOUT)
+    with contextlib.ExitStack() as silent:
+        for _ in range(100):
+            silent.enter_context(connected(name))
+        assert echo(name) == ({"what": "x"}, [])
+
+
+def test_answer_that_is_not_ready_or_not_read_delays_no_other(name):
+    asked, may_end = threading.Event(), threading.Event()
+
+    def late(what):
+        asked.set()
+        may_end.wait(60)
+        return {}, []
+
+    descriptors.serve("late", late)
+    descriptors.serve("long", lambda what: ({"text": "x" * 50_000}, iter(int, 1)))
+    with connected(name) as first, connected(name) as second:
+        first.sendall(b"late x")
+        second.sendall(b"long x")
+        assert asked.wait(60)
+        assert echo(name) == ({"what": "x"}, [])
+        may_end.set()
+
+
+@contextlib.contextmanager
+def impostor(send):
+    """A process's socket that answers one request by `send`; yields its name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind("")  # the kernel chooses an abstract name
+        listening.listen()
+
+        def answer():
+            peer, _ = listening.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.recv(100)
+                send(peer)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield listening.getsockname()[1:].decode()
+        thread.join()
+
+
+@pytest.mark.parametrize("sent", [b"5", b"[]", b'"refused"', b"{", b"\xff", b"[" * 50_000])
+def test_answer_that_is_no_description_is_refused(sent):
+    with (
+        impostor(lambda peer: peer.sendall(sent)) as name,
+        pytest.raises(BadHandleError, match="did not send the echo"),
+    ):
+        echo(name)
+
+
+def test_message_with_too_many_descriptors_is_refused_and_leaves_none():
+    def send(peer):
+        peer.sendall(b"{}")
+        socket.send_fds(peer, [b"x"], [peer.fileno()] * (descriptors.AT_ONCE + 1))
+
+    before = len(open_descriptors(()))
+    with impostor(send) as name, pytest.raises(BadHandleError, match="more than 64 descriptors"):
+        echo(name)
+    assert len(open_descriptors(())) == before
+
+
+def test_deadline_of_a_request_covers_every_message_of_its_answer():
+    ended = threading.Event()
+
+    def send(peer):
+        peer.sendall(b"{}")
+        while not ended.wait(0.02):
+            socket.send_fds(peer, [b"x"], [peer.fileno()])
+
+    with impostor(send) as name:
+        with pytest.raises(BadHandleError, match="did not send the echo: TimeoutError"):
+            echo(name, timeout=0.3)
+        ended.set()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")

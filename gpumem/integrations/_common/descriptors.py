@@ -2,9 +2,10 @@
 
 The socket is Linux's abstract one: no file is left behind, and it is reached within a network
 namespace, as of one container, whatever the processes' other namespaces and permissions are. Only
-processes of the same user are answered, one after the other. A process that has ended refuses at
-once, since the kernel closes its socket; the children that it forked have closed their copies. Its
-name is then free for any process, so the requesting one checks the user of the answering one.
+processes of the same user are answered, each on a thread of its own: a connection that sends no
+request, or does not read its answer, delays no other one. A process that has ended refuses at once,
+since the kernel closes its socket; the children that it forked have closed their copies. Its name
+is then free for any process, so the requesting one checks the user of the answering one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EBADF
+from errno import EBADF, EMFILE
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,8 +28,9 @@ from gpumem._resource.handle import Handle
 from gpumem._support.forks import ForkLock
 from gpumem.errors import BadHandleError, GpumemError
 
-TIMEOUT = 30.0  # seconds for an answer
-REQUEST_SECONDS = 1.0  # from a connection to its request; other requests wait for it
+TIMEOUT = 30.0  # seconds for an answer, from its first message to its last
+REQUEST_SECONDS = 1.0  # from a connection to its request
+MIN_SECONDS = 0.001  # of a call whose deadline has passed
 PAUSE_SECONDS = 0.05  # before another attempt if this process has too many open files
 AT_ONCE = 64  # descriptors in a message; the kernel takes up to 253
 REQUEST_BYTES = 128
@@ -77,22 +79,35 @@ def ask(
     Raises
     ------
     BadHandleError
-        The process has ended or is another user's, refused, or did not answer in `timeout` seconds.
+        The process has ended or is another user's, refused, sent something else, or did not send
+        all of it within `timeout` seconds.
     """
+    until = time.monotonic() + timeout
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-            peer.settimeout(timeout)
-            peer.connect(f"\0{name}")
+            _connect(peer, name, until)
             _require_own(peer, name)
             with suppress(ConnectionError):  # a refusal may arrive before the request is sent
                 peer.sendall(f"{kind} {what}".encode())
+            _limit(peer, until)
             said = json.loads(peer.recv(HEADER_BYTES) or b'{"refused": "the connection ended"}')
             _require_answer(said)
-            yield said, _received(peer)
+            yield said, _received(peer, until)
     except GpumemError:
         raise
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise BadHandleError(EBADF, f"{name} did not send the {kind}: {error!r}") from error
+
+
+def _connect(peer: socket.socket, name: str, until: float) -> None:
+    while True:
+        _limit(peer, until)
+        try:
+            return peer.connect(f"\0{name}")
+        except BlockingIOError:  # its queue of connections is full
+            if time.monotonic() > until:
+                raise
+            time.sleep(MIN_SECONDS)
 
 
 def _require_own(peer: socket.socket, name: str) -> None:
@@ -112,10 +127,20 @@ def _user_of(peer: socket.socket) -> int:
     return int(user)
 
 
-def _received(peer: socket.socket) -> Iterator[Handle]:
+def _limit(peer: socket.socket, until: float) -> None:
+    """Let the next call end at a time of `time.monotonic`: each call has what the others left."""
+    peer.settimeout(max(until - time.monotonic(), MIN_SECONDS))
+
+
+def _received(peer: socket.socket, until: float) -> Iterator[Handle]:
     while True:
-        data, numbers, _, _ = socket.recv_fds(peer, HEADER_BYTES, AT_ONCE)
+        _limit(peer, until)
+        data, numbers, flags, _ = socket.recv_fds(peer, HEADER_BYTES, AT_ONCE)
         handles = [Handle(number) for number in numbers]
+        if flags & socket.MSG_CTRUNC:
+            for each in handles:
+                each.close()
+            raise OSError(EMFILE, f"more than {len(handles)} descriptors at once cannot be opened")
         if not handles:
             if data:
                 _require_answer(json.loads(data))
@@ -123,37 +148,49 @@ def _received(peer: socket.socket) -> Iterator[Handle]:
         yield from handles
 
 
-def _require_answer(said: dict[str, Any]) -> None:
+def _require_answer(said: Any) -> None:
+    if not isinstance(said, dict):
+        raise TypeError(f"expected a description, received {type(said).__name__}")
     if "refused" in said:
         raise BadHandleError(EBADF, f"the other process refused: {said['refused']}")
 
 
 class Server:
-    """Answers requests to this process, in a thread, until it ends."""
+    """Answers requests to this process, each on a thread of its own, until the process ends."""
 
     def __init__(self) -> None:
         self.name = f"gpumem-{os.getpid()}-{secrets.token_hex(8)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(f"\0{self.name}")
         self._socket.listen(64)
-        self._peer: socket.socket | None = None  # the process that is answered now
+        self._peers: set[socket.socket] = set()  # the processes that are answered now
         threading.Thread(target=self._serve, name="gpumem descriptors", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
             try:
-                self._peer, _ = self._socket.accept()
+                peer, _ = self._socket.accept()
+                self._peers.add(peer)
+                threading.Thread(
+                    target=self._answer, args=(peer,), name="gpumem descriptor", daemon=True
+                ).start()
             except OSError:  # the connection waits in the queue
                 time.sleep(PAUSE_SECONDS)
-                continue
-            with self._peer as peer, suppress(OSError):  # it has gone, or does not read or write
+            except RuntimeError:  # no more threads can be started
+                self._answer(peer)
+
+    def _answer(self, peer: socket.socket) -> None:
+        try:
+            with peer, suppress(OSError):  # it has gone, or does not read or write
                 answer(peer)
+        finally:
+            self._peers.discard(peer)
 
     def close_in_child(self) -> None:
-        """Close a fork child's copy, which would keep connections open."""
+        """Close a fork child's copies, which would keep connections open."""
         self._socket.close()
-        if self._peer is not None:
-            self._peer.close()
+        for peer in self._peers:
+            peer.close()
 
 
 def answer(peer: socket.socket) -> None:
@@ -167,19 +204,21 @@ def answer(peer: socket.socket) -> None:
         peer.recv(REQUEST_BYTES)
         return
     request = peer.recv(REQUEST_BYTES).decode(errors="replace")
-    peer.settimeout(TIMEOUT)
+    until = time.monotonic() + TIMEOUT
     try:
         kind, _, what = request.partition(" ")
         if kind not in _answers:
             raise ValueError(f"this process has no {kind!r} to send")
         said, handles = _answers[kind](what)
+        _limit(peer, until)
         _send(peer, said)
         several = iter(handles)
         while some := list(islice(several, AT_ONCE)):
+            _limit(peer, until)
             socket.send_fds(peer, [b"\0"], [each.fileno() for each in some])
             for each in some:
                 each.close()
-    except Exception as error:  # any exception: the thread answers other requests, too
+    except Exception as error:  # any exception: the other process receives its text
         peer.settimeout(REQUEST_SECONDS)
         _send(peer, {"refused": str(error)})
 
