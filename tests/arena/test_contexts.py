@@ -281,9 +281,12 @@ def interrupted(action, count, seed=3):
     try:
         while hits < count:
             try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(10e-6, 130e-6))
-                for _ in range(100):
-                    action()
+                # Every signal arrives in this block, since a timer is set again only after
+                # many times its span.
+                while True:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(10e-6, 130e-6))
+                    for _ in range(10_000):
+                        action()
             except KeyboardInterrupt:
                 hits += 1
     finally:
