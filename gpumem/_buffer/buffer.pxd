@@ -22,7 +22,9 @@ cdef class ResourceBase:
     cdef bint is_read_only              # its blocks may not be written
     cdef bint is_foreign                # gpumem did not allocate them
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
-    # For memory without a stream, work that gpumem queued for it: a list of QueuedUse; else None.
+    cdef bint is_borrowed               # it makes buffers over memory with another owner
+    cdef bint is_streamless             # no stream orders its bytes
+    # Work that gpumem queued for its memory and that no stream orders: a list of QueuedUse or None.
     cdef list queued_uses
     cdef uint64_t registered            # registrations held, of blocks that sleep would unmap
     cdef uint64_t registered_fixed      # and of others

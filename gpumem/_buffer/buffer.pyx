@@ -493,7 +493,7 @@ cdef class Buffer:
             raise AttributeError(f"{resource.memory} memory is not accessible to CUDA")
         require_open(self)
         cdef uint64_t stream = resource.stream_at(self.slot) or LEGACY_STREAM
-        resource.before_stream(self, <CUstream><uintptr_t>stream, resource.driver_device)
+        resource.order_consumer(self, <CUstream><uintptr_t>stream)
         return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
                 "data": (self.address, bool(resource.is_read_only)), "version": 3,
                 "stream": stream if self.queued or self.being_read else None}

@@ -19,7 +19,9 @@ from gpumem._buffer.ledger cimport (
     ledger_open_event_source, ledger_open_streams, ledger_order_uses, ledger_return, ledger_stream,
     LedgerBlock, LedgerCounters, ledgers_release_retired,
 )
-from gpumem._buffer.stream cimport order_host_writing, order_stream, Stream, stream_handle
+from gpumem._buffer.stream cimport (
+    has_uses, order_host_writing, order_stream, Stream, stream_handle,
+)
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (
@@ -449,7 +451,7 @@ cdef class MemoryResource(ResourceBase):
     cdef int order_view(self, Buffer buffer) except -1:
         # Users wait for their own work on raw bytes: a view of a block that gpumem has queued no
         # work for must not wait for its stream.
-        if buffer.queued == 0 and not buffer.being_read and not self.queued_uses:
+        if buffer.queued == 0 and not buffer.being_read and not has_uses(buffer):
             return self.before_cpu(buffer)
         return order_host_writing(buffer)
 
@@ -536,7 +538,9 @@ cdef class BorrowedMemory(MemoryResource):
                     ReleaseOwner release) except -1:
         resource_init(self, memory, name)
         self.release = release
+        self.is_borrowed = True
         if stream is None and may_have_none:
+            self.is_streamless = True
             self.queued_uses = []
         # The legacy stream orders itself against every blocking stream of the device.
         self.own = <CUstream><uintptr_t>LEGACY_STREAM

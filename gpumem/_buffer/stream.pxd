@@ -47,18 +47,22 @@ cdef object device_of_stream(object stream)
 
 # ---- the order of accesses to a buffer -----------------------------------------------------------
 
-# Work that gpumem queued for memory without a stream: its bytes, and the event after it.
+# Work that gpumem queued beside the own stream of the memory: its bytes, and the event after it.
 cdef class QueuedUse:
     cdef uint64_t low, high
     cdef DriverDevice driver_device
     cdef CUstream stream
     cdef Event event
 
+# Whether gpumem has queued work for the bytes that their own stream does not order.
+cdef bint has_uses(Buffer buffer) noexcept
+
 # Whether the CPU may read the bytes without a wait, as far as is known without a driver call; and
 # whether it may write them: queued reads count then, too.
 cdef inline bint host_may_read(Buffer buffer) noexcept:
-    # Memory without a stream may also be in use through another buffer over the same bytes.
-    return ((buffer.awaited > buffer.queued and not buffer.home.queued_uses)
+    # The bytes may also be in use through another buffer.
+    return ((buffer.awaited > buffer.queued
+             and (not buffer.home.queued_uses or not has_uses(buffer)))
             or buffer.block_bytes == 0)
 
 cdef inline bint host_may_write(Buffer buffer) noexcept:
@@ -78,12 +82,17 @@ cdef int order_host_slowly(Buffer buffer) except -1
 
 # Orders work queued on `stream` from now on after all work of the buffer's stream.
 cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
-# gpumem has queued a read, or a write, of the bytes on `stream`.
-cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
-cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
+# gpumem has queued a read, or a write, of the bytes on `stream`. If they belong to a default stream,
+# which has other work too, and `named` is an object that keeps `stream`, then only later uses of
+# the bytes are ordered after it, and the block is freed after it.
+cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=*,
+                    object named=*) except -1
+cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=*,
+                       object named=*) except -1
 # Around a copy: the same for both buffers, in one step if they share a stream.
 cdef int order_before(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
-cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
+cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device,
+                     object named) except -1
 # Notes that the CPU may access the bytes at once, because their producer has waited.
 cdef void order_settled(Buffer buffer) noexcept
 # The handle of the buffer's own stream, 1 for the legacy default stream.

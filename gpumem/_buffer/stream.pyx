@@ -617,27 +617,45 @@ cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device
     return follow(driver_device or own, stream, own, own_stream(buffer))
 
 
-cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=None) except -1:
+cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=None,
+                    object named=None) except -1:
     cdef DriverDevice own = buffer.home.driver_device
     if buffer.block_bytes == 0:
         return 0
     buffer.being_read = True
-    return join(buffer, driver_device or own, stream)
+    return join(buffer, driver_device or own, stream, named)
 
 
-cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=None) except -1:
+cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=None,
+                       object named=None) except -1:
     cdef DriverDevice own = buffer.home.driver_device
     if buffer.block_bytes == 0:
         return 0
     buffer.queued += 1
-    return join(buffer, driver_device or own, stream)
+    return join(buffer, driver_device or own, stream, named)
 
 
-cdef int join(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
+cdef int join(Buffer buffer, DriverDevice driver_device, CUstream stream, object named) except -1:
     # Orders later work for the buffer after the work on `stream`.
-    if buffer.home.queued_uses is not None:
+    if buffer.home.is_streamless:
         return note_use(buffer, driver_device, normal(stream))
+    if is_apart(buffer, driver_device, stream, named):
+        buffer.record_stream(named)
+        return note_use(buffer, driver_device, normal(stream), named)
     return follow(buffer.home.driver_device, own_stream(buffer), driver_device, stream)
+
+
+cdef bint is_apart(Buffer buffer, DriverDevice driver_device, CUstream stream,
+                   object named) except -1:
+    # Whether the own stream is a default stream, to which work on `stream` is not to be joined. The
+    # block is freed after it only if an object keeps the stream, and the memory is gpumem's.
+    cdef CUstream own = own_stream(buffer)
+    if (named is None or own == normal(stream) or buffer.home.driver_device is not driver_device
+            or buffer.home.is_borrowed or hasattr(named, "__index__")
+            or (isinstance(named, Stream) and not keeps_itself(named))):
+        return False
+    return ((own == normal(NULL) or own == <CUstream><uintptr_t>PER_THREAD_STREAM)
+            and not is_capturing(driver_device, stream))
 
 
 cdef int order_before(Buffer dst, Buffer src, CUstream stream,
@@ -649,11 +667,13 @@ cdef int order_before(Buffer dst, Buffer src, CUstream stream,
     return order_stream(dst, stream, driver_device)
 
 
-cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1:
+cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device,
+                     object named) except -1:
+    cdef bint together = are_together(dst, src) and not is_apart(dst, driver_device, stream, named)
     src.being_read = True
-    order_written(dst, stream, driver_device)
-    if not are_together(dst, src):
-        order_read(src, stream, driver_device)
+    order_written(dst, stream, driver_device, named)
+    if not together:
+        order_read(src, stream, driver_device, named)
     return 0
 
 
@@ -712,7 +732,15 @@ cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_
     return 0
 
 
-# ---- memory without a stream ---------------------------------------------------------------------
+# ---- work that the own stream does not order -----------------------------------------------------
+
+cdef bint has_uses(Buffer buffer) noexcept:
+    cdef QueuedUse use
+    for use in buffer.home.queued_uses or ():
+        if use.low < buffer.address + buffer.requested_bytes and use.high > buffer.address:
+            return True
+    return False
+
 
 cdef list uses_of(Buffer buffer):
     # Two tensors over the same bytes are two buffers, with one list.
@@ -724,27 +752,44 @@ cdef list uses_of(Buffer buffer):
             if (<QueuedUse>use).low < high and (<QueuedUse>use).high > low]
 
 
-cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
-    cdef QueuedUse use = QueuedUse.__new__(QueuedUse)
+cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream,
+                  object named=None) except -1:
+    cdef QueuedUse use
+    cdef uint64_t low = buffer.address
+    cdef uint64_t high = low + buffer.requested_bytes
     # A graph under capture has done no work yet: the caller orders its launch.
     if is_capturing(driver_device, stream):
         return 0
-    use.low = buffer.address
-    use.high = use.low + buffer.requested_bytes
+    if isinstance(named, Stream):
+        # It is kept, so its handle names no other stream. The event after this use is after an
+        # earlier use, too.
+        for use in buffer.home.queued_uses or ():
+            if (use.low == low and use.high == high and use.driver_device is driver_device
+                    and use.stream == stream):
+                named.record(use.event)
+                return 0
+    else:
+        device = Device(f"{driver_device.type}:{driver_device.ordinal}")
+        named = Stream.from_handle(device, <uintptr_t>stream)
+    forget_done(buffer)
+    use = QueuedUse.__new__(QueuedUse)
+    use.low = low
+    use.high = high
     use.driver_device = driver_device
     use.stream = stream
-    device = Device(f"{driver_device.type}:{driver_device.ordinal}")
-    use.event = Stream.from_handle(device, <uintptr_t>stream).record()
-    forget_done(buffer)
+    use.event = named.record()
+    if buffer.home.queued_uses is None:
+        buffer.home.queued_uses = []
     buffer.home.queued_uses.append(use)
     return 0
 
 
 cdef int forget_done(Buffer buffer) except -1:
-    # Finished work orders nothing any more.
-    if buffer.home.queued_uses:
-        buffer.home.queued_uses = [use for use in buffer.home.queued_uses
-                                   if not (<QueuedUse>use).event.query()]
+    # Finished work orders nothing any more. Other threads may append to the list during a query.
+    cdef list uses = buffer.home.queued_uses
+    for use in list(uses or ()):
+        if (<QueuedUse>use).event.query() and use in uses:
+            uses.remove(use)
     return 0
 
 

@@ -1,12 +1,13 @@
 """Choosing how a copy or a fill is made: by the CPU, the driver, or both through pinned memory."""
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
     access_begin, access_end, BorrowedMemory, Buffer, buffer_share, drop_share, finish_stream,
-    host_may_read, host_may_write, is_capturing, order_after, order_before, order_host,
+    has_uses, host_may_read, host_may_write, is_capturing, order_after, order_before, order_host, order_host_slowly,
     order_host_writing, order_read, order_stream, order_written, own_stream, Stream, stream_handle,
     stream_is_capturing, wait_for_stream,
 )
@@ -50,6 +51,7 @@ cdef uint64_t staged_from = STAGED_FROM
 cdef struct Route:
     const Rows* rows
     CUstream stream
+    PyObject* named         # the caller's object of that stream; None if it is a buffer's own
     bint to_reachable       # the driver reaches the destination itself
     bint origin_reachable
     bint by_peer_copy       # the device that copies has no access to one of the `peers`
@@ -79,6 +81,7 @@ cdef int copy_accessed(Buffer dst, const Side* to, Buffer src, const Side* origi
     cdef DriverDevice driver_device = copying_device(dst, src, stream)
     cdef Buffer bound = bound_elsewhere(dst, src, driver_device)
     route.stream = copying_stream(dst, src, driver_device, stream)
+    route.named = <PyObject*>stream
     if not rows_make(&rows, to.address, to.strides, origin.address, origin.strides, ndim, shape,
                      itemsize, END_TO):
         return 0
@@ -100,6 +103,7 @@ cdef int copy_on_own_stream(Buffer dst, Buffer src, DriverDevice driver_device, 
     # That end's stream is ordered after the requested stream here, and before its later work below.
     order_read(bound, requested, driver_device)
     route.stream = own_stream(bound)
+    route.named = <PyObject*>None
     try:
         return copy_rows(dst, src, bound.home.driver_device, route)
     finally:
@@ -303,7 +307,7 @@ cdef void run_queued_copy(void* queued) noexcept nogil:
 cdef bint is_idle_beside(Buffer buffer, DriverDevice driver_device, CUstream stream) noexcept:
     # Returns whether the buffer's own stream is idle, too, including work of its user.
     cdef DriverDevice own = buffer.home.driver_device
-    if buffer.home.queued_uses:
+    if has_uses(buffer):
         return False
     return ((own is driver_device and own_stream(buffer) == stream)
             or is_idle(&own.context, own_stream(buffer)))
@@ -404,11 +408,11 @@ cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* r
     cdef bint order_origin = src is not None and not is_pinned_elsewhere(src, driver_device)
     try:
         if order_to and order_origin:
-            order_after(dst, src, route.stream, driver_device)
+            order_after(dst, src, route.stream, driver_device, <object>route.named)
         elif order_to:
-            order_written(dst, route.stream, driver_device)
+            order_written(dst, route.stream, driver_device, <object>route.named)
         elif order_origin:
-            order_read(src, route.stream, driver_device)
+            order_read(src, route.stream, driver_device, <object>route.named)
     except DriverError as refusal:
         return wait_instead(driver_device, route.stream, refusal)
     if src is not None and is_freed_early(src, driver_device, by_cpu):
@@ -423,8 +427,7 @@ cdef bint is_freed_early(Buffer buffer, DriverDevice driver_device, bint by_cpu)
     # order, and the end of imported memory waits for its own device. Another owner frees at once;
     # so may the origin of a resource with a ledger, which only orders the driver's copies.
     return (buffer.home.is_foreign or (by_cpu and buffer.home.ledger != NULL)
-            or (buffer.home.queued_uses is not None
-                and buffer.home.driver_device is not driver_device))
+            or (buffer.home.is_streamless and buffer.home.driver_device is not driver_device))
 
 
 cdef int wait_instead(DriverDevice driver_device, CUstream stream, object refusal) except -1:
@@ -496,9 +499,11 @@ cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device,
         # Each half is on its end's own stream. The first half is ordered after the requested
         # stream, and is done when the second begins.
         order_read(src, route.stream, driver_device)
+        order_stream(src, own_stream(src))
         half = route.rows[0]
         rows_pack(&half, END_TO, <uintptr_t>packed)
         stage(source, own_stream(src), &half, END_ORIGIN)
+        order_stream(dst, own_stream(dst))
         half = route.rows[0]
         rows_pack(&half, END_ORIGIN, <uintptr_t>packed)
         stage(target, own_stream(dst), &half, END_TO)
@@ -583,7 +588,7 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
                 result = fill_queue(context, handle, address, value, itemsize, count)
                 context_leave(context)
     # This also runs after a failure, because the calls before the failed one are queued.
-    order_written(dst, handle)
+    order_written(dst, handle, None, stream)
     if is_freed_early(dst, driver_device, by_cpu):
         keep_until_done(dst, driver_device, handle)
     return check(context.table, result.code, result.call.decode())
@@ -720,6 +725,11 @@ def order_behind(Buffer buffer not None, Stream stream not None):
         buffer.home.let_access(stream.driver_device)
     if not is_capturing(stream.driver_device, stream.handle):
         order_stream(buffer, stream.handle, stream.driver_device)
+
+
+def synchronize(Buffer buffer not None):
+    """Wait for work of a buffer's stream, and for copies and fills of its bytes on other streams."""
+    order_host_slowly(buffer)
 
 
 def retain_until_done(Buffer buffer not None, Stream stream not None):

@@ -325,7 +325,11 @@ def copy(dst, src, stream=None):
     -----
     Between pinned, managed and device memory the copy is asynchronous: it returns when it is
     queued. Both memories stay alive until it is done, and what gpumem does with them later comes
-    after it: `Tensor.numpy` waits, their streams wait, a free takes effect after it.
+    after it: `Tensor.numpy` waits, a free takes effect after it. If one of them belongs to a
+    stream of its own, that stream waits for the copy, too. A default stream, which has other work,
+    does not wait for a copy on a `stream` that is an object: only later uses by gpumem, and exports
+    to other libraries, come after it. Before a kernel of your own uses the bytes there, call
+    ``default.wait(stream.record())``.
     For an array in CPU memory that gpumem did not make (NumPy's, PyTorch's pinned tensors) no
     library waits: without a `stream` such a copy is done when it returns. With one, the program
     waits for that stream before it changes a source or reads a destination; a Tensor over a

@@ -15,7 +15,7 @@ from gpumem._buffer cimport (
     array_owner, Buffer, buffer_share, call_first, DEFAULT_SLOT, DL_CPU, DL_IS_COPIED, DLDevice,
     dlpack_capsule, dlpack_check_stream, dlpack_device_from, dlpack_export, dlpack_read_call,
     dlpack_wants_versioned, DLPackCall, drop_share, exchange_capsule, Export, MemoryResource,
-    note_discarded, order_host, own_stream, raise_discarded, require_open, vectorcall,
+    note_discarded, order_host, order_stream, own_stream, raise_discarded, require_open, vectorcall,
 )
 from gpumem._copy cimport copy_elements, Side
 from gpumem._native.bfc cimport QUANTUM
@@ -613,8 +613,7 @@ cdef class Tensor:
                                  f"use DLPack, or view('u{self.element.itemsize}')")
         # A consumer waits for `stream` alone, so that waits for all other work on the memory.
         require_open(self.buffer)
-        self.buffer.home.before_stream(self.buffer, own_stream(self.buffer),
-                                       self.buffer.home.driver_device)
+        order_stream(self.buffer, own_stream(self.buffer))
         contiguous = layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize)
         described = {
             "shape": self.shape,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem._arena.arena import export_block
 from gpumem._buffer.buffer import Buffer
+from gpumem._copy.copy import synchronize
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import pool_of
 from gpumem._support.arguments import require
@@ -153,7 +154,7 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
         )
     require_aligned(what.ptr, what.shape, what.strides, what.dtype)
     if sync:
-        what.buffer.stream.synchronize()
+        synchronize(what.buffer)
     return _export_tensor(what, read_only or what.read_only)
 
 

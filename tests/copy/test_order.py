@@ -47,6 +47,79 @@ def test_copies_on_different_streams_are_ordered_by_their_buffers(host, stream):
     assert (chain[-1].numpy() == 200).all()
 
 
+@pytest.fixture
+def default():
+    return gpumem.Stream.from_handle("host", 1)
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("stuck", ["the source's", "the copy's"])
+def test_copy_does_not_hold_up_the_default_stream_of_its_destination(
+    stream, driver, default, kind, stuck
+):
+    other = gpumem.Stream("host")
+    dst, unrelated = filled(0, kind), filled(1, kind)
+    with gpumem.Arena(kind) as arena:
+        src = gpumem.full(N, 7, "u1", resource=arena, stream=other)
+        assert dst.numpy()[0] == 0
+        with driver.block(other if stuck == "the source's" else stream):
+            gpumem.copy(dst, src, stream)
+            unrelated.fill(3)
+            wait_until(default.query)
+            assert (unrelated.numpy() == 3).all()
+            assert not stream.query()
+        assert (dst.numpy() == 7).all()
+        del src
+
+
+def test_fill_on_a_stream_does_not_hold_up_the_default_stream(stream, driver, default):
+    dst, unrelated = filled(0, "host/managed"), filled(1, "host/managed")
+    with driver.block(stream):
+        dst.fill(7, stream=stream)
+        gpumem.copy(unrelated, np.full(N, 3, np.uint8))
+        wait_until(default.query)
+    assert (dst.numpy() == 7).all()
+
+
+@pytest.mark.parametrize("use", ["copy", "fill", "copy elsewhere"])
+def test_later_use_of_a_destination_comes_after_the_copy_into_it(stream, driver, default, use):
+    third = gpumem.Stream("host")
+    dst, src, result = (filled(value, "host/managed") for value in (0, 7, 0))
+    on = third if use == "copy elsewhere" else default
+    with driver.block(stream):
+        gpumem.copy(dst, src, stream)
+        if use == "fill":
+            dst.fill(9, stream=default)
+        else:
+            gpumem.copy(result, dst, on)
+        assert not on.query()
+    assert (dst.numpy() == (9 if use == "fill" else 7)).all()
+    assert use == "fill" or (result.numpy() == 7).all()
+
+
+def test_view_of_a_source_waits_for_the_copy_that_reads_it(host, stream):
+    dst, src = filled(0, "host/managed"), filled(7, "host/managed")
+    dst.numpy(), src.numpy()
+    host.set_lag(20_000_000)
+    gpumem.copy(dst, src, stream)
+    src.numpy()[:] = 1
+    assert (dst.numpy() == 7).all()
+
+
+def test_block_is_not_allocated_again_before_a_copy_into_it_on_another_stream(stream, driver):
+    with gpumem.Arena("host/managed", {"max_mem": 1 << 20}) as arena:
+        dst, src = (gpumem.full(1 << 18, 7, "u1", resource=arena) for _ in range(2))
+        dst.numpy(), src.numpy()
+        address = dst.ptr
+        with driver.block(stream):
+            gpumem.copy(dst, src, stream)
+            del dst
+            again = gpumem.empty(1 << 18, "u1", resource=arena)
+            assert again.ptr != address
+        stream.synchronize()
+        del again, src
+
+
 def test_copy_waits_for_readers_of_its_destination(host, stream):
     host.set_lag(20_000_000)
     middle, last = filled(5), filled(0)

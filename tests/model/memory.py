@@ -211,8 +211,12 @@ class MemoryRules(World):
         gpumem.copy(made.buffer, source.buffer, queue.stream)
         copied = queue.add(after=(*source.own.last, *own.last))
         made.writes.append((copied, source.byte))
-        for end in (source, made):  # whose own streams come after the copy, too
-            end.used_by(copied if end.own is queue else end.own.add(after=[copied]))
+        for end in (source, made):
+            is_default = end.own is self.legacy_of(end.arena.device)
+            if end.own is queue or (is_default and end.arena.device == source.arena.device):
+                end.used_by(copied, recorded=True)  # a default stream is not held up
+            else:  # another own stream comes after the copy
+                end.used_by(end.own.add(after=[copied]))
 
     # ---- the CPU ---------------------------------------------------------------------------------
 
@@ -224,9 +228,10 @@ class MemoryRules(World):
     @precondition(lambda self: self.blocks_with_work())
     @rule(block=picks, how=st.sampled_from(["numpy", "memoryview", "dlpack"]))
     def make_a_view(self, block, how):
-        """The CPU waits for the block's own stream, which is asked only if it is done."""
+        """The CPU waits for the block's own stream, and for copies, which are done before."""
         block = self.some(self.blocks_with_work(), block)
-        if not block.own.done or block.byte_now is None:
+        copies_are_done = all(use.sure for use in block.uses if use in block.recorded)
+        if not block.own.done or block.byte_now is None or not copies_are_done:
             return
         if how == "numpy":
             view = array_over(block.buffer)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpumem._buffer.resource import MemoryResource
+from gpumem._copy.copy import synchronize
 from gpumem._defaults import get_default_resource
 from gpumem._resource.handle import Handle
 from gpumem._tensor import Tensor, asarray, copy, empty
@@ -183,7 +184,7 @@ def filled(tensor: Tensor, frames: Iterable[Any]) -> Tensor:
         part = np.frombuffer(frame, np.uint8)
         copy(flat(tensor)[at : at + part.nbytes], part)
         at += part.nbytes
-    tensor.buffer.stream.synchronize()  # the frames go with this call
+    synchronize(tensor.buffer)  # the frames go with this call
     return tensor
 
 
@@ -209,7 +210,7 @@ def send_on_device(tensor: Tensor) -> tuple[Any, list[Any]]:
     if tensor.memory.kind is not MemoryKind.DEVICE or tensor.nbytes == 0:
         raise NotImplementedError  # the next family takes it
     whole = tensor.contiguous()
-    whole.buffer.stream.synchronize()  # the transport knows no stream
+    synchronize(whole.buffer)  # the transport knows no stream
     return pickle.dumps(described(tensor)), [flat(whole)]
 
 

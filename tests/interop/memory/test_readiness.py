@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.dlpack import consume
+from helpers.waiting import wait_until
 
 import gpumem
 from gpumem.errors import ClosedError, DeviceMismatchError
@@ -205,6 +206,28 @@ def test_copy_of_memory_to_come_holds_up_no_stream_that_was_not_named(memory, na
         assert target.numpy().tolist() == frame.numpy().tolist()
         del frame, target
     assert idle == {"reader": False, "own": not named, "default": True}
+
+
+@pytest.mark.parametrize("kind", ["host", "host/host_accessible", "host/managed"])
+@pytest.mark.parametrize("into", [False, True])
+def test_copy_with_memory_to_come_does_not_hold_up_the_default_stream_of_the_other(
+    memory, stream, kind, into
+):
+    with gpumem.interop.HostTimeline.create() as timeline, gpumem.Arena(kind) as arena:
+        memory.set_ready(timeline, 1)
+        frame = memory.tensor(4, "u1")
+        block, unrelated = (gpumem.full(4, 7, "u1", resource=arena) for _ in range(2))
+        block.numpy()
+        gpumem.copy(*((frame, block) if into else (block, frame)), stream)
+        default = gpumem.Stream.from_handle("host", 1)
+        unrelated.fill(3)
+        wait_until(default.query)
+        idle = stream.query(), unrelated.numpy().tolist()
+        frame.numpy(sync=False)[:] = 5
+        timeline.signal(1)
+        assert idle == (False, [3] * 4)
+        assert block.numpy().tolist() == frame.numpy().tolist() == [7 if into else 5] * 4
+        del frame, block, unrelated
 
 
 @pytest.mark.parametrize("kind", ["host", "host/host_accessible", "host/managed"])
