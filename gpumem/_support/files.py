@@ -13,7 +13,7 @@ def require_regular(path: str | os.PathLike[str]) -> None:
 
     A device has no end, and a pipe waits for a writer.
     """
-    mode = os.stat(path).st_mode
+    mode = os.stat(os.fspath(path)).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):

@@ -644,6 +644,7 @@ cdef ArenaCore* pool_create(ArenaCore* owner, ArenaCore* part_of, const Backing*
         return NULL
     if not splits:
         pool.table.split_rule = SPLIT_NEVER
+    pool.is_bare = True
     if not arena_join_as(pool, owner):
         arena_drop(pool)
         return NULL

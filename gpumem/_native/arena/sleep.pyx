@@ -140,9 +140,9 @@ cdef int sleep_alone(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     lock_acquire(&arena.grow_lock)
     if arena_state(arena) == STATE_CLOSED:
         status = ARENA_CLOSED
-    elif arena_is_open(arena):
+    elif arena_is_open(arena) and not arena.is_bare:
         status = ARENA_IN_USE       # a graph pool that was made since
-    elif arena_state(arena) == STATE_FALLING:
+    elif arena_is_open(arena) or arena_state(arena) == STATE_FALLING:
         set_state(arena, STATE_ASLEEP)
         status = go_to_sleep(arena, place)
         settle(arena)

@@ -212,6 +212,7 @@ cdef struct ArenaCore "ArenaCore":
     ArenaCore* pools        # the first graph pool; with `lock`
     ArenaCore* next_child   # in its parent's list of one of these; with the parent's `lock`
     bint has_tag            # it is a tag's arena
+    bint is_bare            # an allocator hook's pool: Python has no object of it, and no view
     ArenaCore* sleeps_with  # of a graph pool: the arena of its blocks' tag; a reference
     ArenaCore* part_of      # of a graph pool: the one that has it for another tag, and refers to it
     uint64_t held_peak      # highest bytes held by it and its children together (atomic)
