@@ -116,6 +116,8 @@ def fake_torch(monkeypatch, tmp_path):
 @pytest.fixture
 def built(fake_torch, monkeypatch):
     """The same with a build of the allocator."""
+    # Pages would be exportable to the end of the process, each with a descriptor.
+    monkeypatch.setattr(_allocator._sharing, "prepare", lambda device: None)
     with monkeypatch.context() as patch:
         patch.delenv("CXX")
         torch_build.carry(fake_torch)
