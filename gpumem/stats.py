@@ -600,8 +600,8 @@ def find_remedies(
     held = report.reserved + report.graph_pools
     room = {"limit": report.limit - held, "driver": report.device_free or 0}
     # A free block that is large enough is whole: it waits for a stream.
-    in_pieces = (report.largest_free or 0) < report.allocated_nbytes <= (
-        report.free + room.get(reason, 0)
+    in_pieces = (
+        (report.largest_free or 0) < report.allocated_nbytes <= (report.free + room.get(reason, 0))
     )
     if could_move and in_pieces:
         found.append('backing="virtual", which moves pages: enough is free here, but in pieces')

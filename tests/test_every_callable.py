@@ -1,4 +1,4 @@
-"""Every public callable, with a wrong value for each parameter in turn: errors of gpumem's kinds."""
+"""Every public callable, with a wrong value for each parameter in turn: errors of known kinds."""
 
 from __future__ import annotations
 

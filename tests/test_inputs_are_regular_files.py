@@ -4,6 +4,7 @@ import os
 import stat
 
 import pytest
+
 from gpumem._snapshots.snapshot import Snapshot
 from gpumem.accounting import read_stats
 from gpumem.errors import GpumemError
@@ -25,5 +26,5 @@ def test_readers_refuse_what_is_not_a_regular_file(reader, kind, tmp_path):
         path.mkdir()
     elif kind == "socket":
         os.mknod(path, stat.S_IFSOCK | 0o600)
-    with pytest.raises((OSError, GpumemError), match="not a regular file|[Ii]s a directory"):
+    with pytest.raises((OSError, GpumemError), match=r"not a regular file|[Ii]s a directory"):
         reader(path)

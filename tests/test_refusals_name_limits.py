@@ -56,8 +56,13 @@ def test_a_refusal_names_the_limit_on_addresses():
 
 @pytest.mark.parametrize("kibibytes", [2_000_000, 3_000_000, 4_000_000, 5_000_000])
 def test_an_arena_serves_small_and_large_blocks_under_a_limit_on_addresses(kibibytes):
-    child.run_quietly(limited(kibibytes, """
+    child.run_quietly(
+        limited(
+            kibibytes,
+            """
 import gpumem
 arena = gpumem.Arena("host")
 blocks = arena.allocate(1000), arena.allocate(10 << 20), gpumem.Arena("host").allocate(5)
-"""))
+""",
+        )
+    )

@@ -71,7 +71,6 @@ def unknown(
     >>> unknown("key", "max_men", "an arena", ["max_mem", "backing"])
     "unknown key 'max_men': did you mean 'max_mem'? an arena takes max_mem, backing"
     """
-
     known = list(names)
     bare = name.rpartition(".")[2] if isinstance(name, str) else ""  # a key may have a prefix
     near = [meant[bare]] if meant and bare in meant else get_close_matches(bare, known, 1)

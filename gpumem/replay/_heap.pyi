@@ -1,5 +1,3 @@
-"""Types of the heap of the models."""
-
 class BestFitHeap:
     reserved: int
     def __init__(self, min_remainder: int, releases: bool = False) -> None: ...

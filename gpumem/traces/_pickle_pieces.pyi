@@ -1,5 +1,3 @@
-"""Types of the checked stream of a pickle."""
-
 from typing import IO
 
 class Pieces:

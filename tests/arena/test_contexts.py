@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import _testcapi
 import asyncio
 import contextvars
 import ctypes
 import gc
 import random
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
-import _testcapi
 import pytest
 from helpers import shared_object
 from helpers.threads import in_a_thread

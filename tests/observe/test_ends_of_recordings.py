@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import _testcapi
 import copy
 import gc
 import pickle
 import random
 import signal
 
-import _testcapi
 import pytest
 from helpers.child import run_quietly
 

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers import child
-from helpers.driver import HostDriver
 from helpers.dlpack import NUMPY_KNOWS_VERSIONS as KNOWS_VERSIONS
+from helpers.driver import HostDriver
 
 import gpumem
 from gpumem.errors import ClosedError
@@ -658,7 +658,9 @@ def test_tensors_do_not_compare_and_are_found_by_identity_as_keys():
     one, two = (gpumem.full(2, 9, "int32", memory="host") for _ in range(2))
     for compare in (eq, ne):
         for other in (one, two, one[:], one.as_read_only()):
-            with pytest.raises(TypeError, match=r"cannot be compared: expected item\(\), numpy\(\)"):
+            with pytest.raises(
+                TypeError, match=r"cannot be compared: expected item\(\), numpy\(\)"
+            ):
                 compare(one, other)
     for search in (lambda: one in [two, one], lambda: [two, one].index(one)):
         with pytest.raises(TypeError, match=r"cannot be compared"):

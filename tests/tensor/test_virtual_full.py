@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def test_use_of_full_of_a_closed_or_ended_tensor(arena):
     cache = arena.virtual((8, MIB), "uint8", committed=1)
     full = cache.full
     cache.close()
-    for use in (lambda: full[0, 0].item(), lambda: full.fill(1), lambda: cache.ptr):
+    for use in (lambda: full[0, 0].item(), lambda: full.fill(1), partial(getattr, cache, "ptr")):
         with pytest.raises(ClosedError):
             use()
     cache = arena.virtual((8, MIB), "uint8", committed=1)
