@@ -50,6 +50,7 @@ PROGRAMS = [
     "trained.with_lightning",
     "trained.with_accelerate",
     "processes.shared_tensors",
+    "processes.tensors_for_the_other_allocator",
     "processes.shared_memory_is_freed",
     "processes.shared_tensor_outlives_the_parents",
     "processes.data_loader_workers",

@@ -257,6 +257,117 @@ def test_forked_child_leaves_mappings_to_its_parent():
     assert said == ["child", "0", "0", "1"]
 
 
+# A receiver's PyTorch, as far as a tensor is made by it. Its function has the steps of PyTorch's.
+RECEIVER = """
+    import sys, types
+    from gpumem.integrations.torch import _rebuild
+
+    class Event:
+        @classmethod
+        def from_ipc_handle(cls, device, handle):
+            print("event", device, handle.decode())
+            return cls()
+        def wait(self, stream):
+            print("wait", stream.device)
+
+    class Stream:
+        def __init__(self, device):
+            self.device = device
+        def synchronize(self):
+            print("synchronized", self.device)
+
+    class Storage:
+        def __init__(self, memory, device):
+            self.memory, self.device = memory, device
+        def untyped_storage(self):
+            return self
+        def data_ptr(self):
+            return self.memory.__cuda_array_interface__["data"][0] + moved
+        def _new_shared_cuda(*sent):
+            print("own", sent[0])
+        def _release_ipc_counter(counter, offset, device=None):
+            print("released", counter.decode(), offset, device)
+
+    def pytorchs(cls, size, stride, at, storage, dtype, device, handle, *rest):
+        nbytes, offset, _, *counted = rest
+        return storage._new_shared_cuda(device, handle, nbytes, offset, *counted)
+
+    moved, backend = 0, "native"
+    reductions = types.ModuleType("torch.multiprocessing.reductions")
+    reductions.rebuild_cuda_tensor = pytorchs
+    sys.modules["torch"] = types.SimpleNamespace(
+        device=lambda kind, index: f"{kind}:{index}",
+        as_tensor=lambda memory, device: Storage(memory, device),
+        cuda=types.SimpleNamespace(
+            Event=Event, current_stream=Stream, get_allocator_backend=lambda: backend
+        ),
+    )
+    sys.modules["torch.multiprocessing"] = types.SimpleNamespace(reductions=reductions)
+    sys.modules["torch.multiprocessing.reductions"] = reductions
+
+    def sent(handle, offset, nbytes, event=True):
+        counted = (b"counter", 3, b"its-event", event)
+        return (None, 0, 0, 0, Storage, None, 0, handle, nbytes, offset, False, *counted)
+
+    address = torch.alloc(5000)
+    ctypes.memset(address, 7, 5000)
+    text, offset = _sharing.share_block(address)
+    args = sent(text.encode(), offset, 5000)
+"""
+
+
+def receive(script):
+    return run(textwrap.dedent(RECEIVER) + textwrap.dedent(script))
+
+
+def test_process_with_pytorchs_own_allocator_opens_a_block():
+    said = receive("""
+        made = _rebuild.rebuild_cuda_tensor(*args)
+        bytes_there = bytes_at(made.data_ptr(), 5000)
+        print(made.device, *set(bytes(bytes_there)), made.data_ptr() != address)
+        bytes_there[9] = 1
+        print(bytes_at(address, 10)[9], _rebuild.rebuild_cuda_tensor.__module__)
+        del made
+        _rebuild.rebuild_cuda_tensor(*sent(text.encode(), offset, 5000, event=False))
+        print(len(_sharing._mappings._used))
+    """)
+    assert " ".join(said).split(" ") == [
+        *("event", "cuda:0", "its-event", "wait", "0", "cuda:0", "7", "True"),
+        *("1", "gpumem.integrations.torch._rebuild"),
+        *("synchronized", "0", "released", "counter", "3", "0") * 2,
+        "0",
+    ]
+
+
+def test_pytorch_itself_opens_memory_that_is_not_gpumems_and_opens_for_gpumems_allocator():
+    said = receive("""
+        _rebuild.rebuild_cuda_tensor(*sent(b"\2c" + bytes(64), 0, 5000))
+        backend = "gpumem"
+        _rebuild.rebuild_cuda_tensor(*args)
+    """)
+    assert said == ["own", "0", "own", "0"]
+
+
+def test_sender_names_a_function_that_any_process_can_import():
+    said = receive("""
+        _rebuild.send_to_any_process()
+        _rebuild.send_to_any_process()
+        print(reductions.rebuild_cuda_tensor is _rebuild.rebuild_cuda_tensor)
+        backend = "gpumem"
+        reductions.rebuild_cuda_tensor(*args)
+    """)
+    assert said == ["True", "own", "0"]
+
+
+def test_block_of_a_device_with_another_number_is_refused_and_released():
+    said = receive("""
+        moved = 1
+        print("CUDA_VISIBLE_DEVICES" in refusal(_rebuild.rebuild_cuda_tensor, *args))
+        print(len(_sharing._mappings._used))
+    """)
+    assert said[-8:] == ["synchronized", "0", "released", "counter", "3", "0", "True", "0"]
+
+
 def test_freed_block_and_damaged_texts_are_refused_with_the_reason():
     run("""
         address = torch.alloc(5000)
@@ -353,6 +464,9 @@ def test_compiled_allocator_shares_and_opens_blocks():
         opened = driver.open(shared["text"])
         print(*set(bytes(bytes_at(opened + shared["offset"], 5 * MIB))))
         driver.close()
+        # PyTorch's own allocator opens a handle of another process that has it.
+        print(driver.open("\\x02c" + "x" * 64) == ord("x"))
+        driver.close()
         driver.free(address)
         driver.empty_cache()
         for function, given in ((driver.share, address), (driver.open, shared["text"])):
@@ -361,4 +475,4 @@ def test_compiled_allocator_shares_and_opens_blocks():
             except torch_library.Refused as error:
                 print("no block" in str(error))
     """)
-    assert said == ["3", "4", "True", "True"]
+    assert said == ["3", "4", "True", "True", "True"]

@@ -11,7 +11,7 @@ from gpumem._arena.arena import Arena
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._common.resources import Resources
-from gpumem.integrations.torch import _build, _hooks, _sharing
+from gpumem.integrations.torch import _build, _hooks, _rebuild, _sharing
 from gpumem.integrations.torch._settings import AllocatorSettings
 
 # ---- in place of PyTorch's allocator -------------------------------------------------------------
@@ -92,6 +92,7 @@ def replace(torch: ModuleType, resources: Resources, pinned: Arena | bool) -> No
     table, fraction = ctypes.c_void_p(_hooks.table()), ctypes.c_double(settings.fraction)
     if not library.gpumem_torch_install(table, fraction):
         raise IntegrationError("PyTorch's allocator cannot be replaced: it is in use")
+    _rebuild.send_to_any_process()
     if pinned:
         library.gpumem_torch_install_pinned(table)
 

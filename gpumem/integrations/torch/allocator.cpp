@@ -1,8 +1,9 @@
 /* PyTorch's allocator over gpumem's arenas: a subclass of CUDAAllocator.
  *
- * Compiled by _build.py for the installed PyTorch. It calls no function of PyTorch's own
- * allocator; of gpumem it calls the table of functions in hooks.h. The path of an allocation, from
- * `allocate` to `calls_->allocate`, takes no lock here and looks nothing up; a free neither.
+ * Compiled by _build.py for the installed PyTorch. Of PyTorch's own allocator it calls only the
+ * function that opens another process's memory; of gpumem it calls the table of functions in
+ * hooks.h. The path of an allocation, from `allocate` to `calls_->allocate`, takes no lock here and
+ * looks nothing up; a free neither.
  */
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
@@ -99,8 +100,8 @@ void add_to_snapshot(SnapshotInfo &info, const TorchBlock &block, bool begins, C
 
 class Allocator final : public CUDAAllocator {
    public:
-    Allocator(const TorchCalls *calls, double fraction)
-        : calls_(calls), pools_(*calls), history_(*calls) {
+    Allocator(const TorchCalls *calls, double fraction, CUDAAllocator *replaced)
+        : calls_(calls), replaced_(replaced), pools_(*calls), history_(*calls) {
         for (auto &each : fraction_) each.store(fraction);
         Allocator::enable(true);
     }
@@ -368,8 +369,13 @@ class Allocator final : public CUDAAllocator {
                     reason ? reason.get() : "gpumem: a block cannot be shared as the process ends");
         return {static_cast<ptrdiff_t>(offset), text.get()};
     }
-    /* The block of another process, for as long as the pointer lives. */
+    /* The block of another process, for as long as the pointer lives. A process with PyTorch's own
+       allocator sends a handle of that one, which opens it and allocates nothing. */
     std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+        if (handle.rfind("gpumem-block ", 0) != 0) {
+            std::call_once(is_ready_, [this] { replaced_->init(device_count_.load()); });
+            return replaced_->getIpcDevPtr(std::move(handle));
+        }
         void *address = nullptr;
         char *refused = nullptr;
         void *opened = calls_->open_shared(handle.c_str(), &address, &refused);
@@ -490,6 +496,8 @@ class Allocator final : public CUDAAllocator {
     }
 
     const TorchCalls *calls_;
+    CUDAAllocator *replaced_; /* PyTorch's own, which lives as long as the process */
+    std::once_flag is_ready_; /* replaced_ is initialised */
     Pools pools_;
     History history_;
     std::atomic<bool> is_caching_;
@@ -512,7 +520,7 @@ void delete_block(void *address) { installed->Allocator::raw_delete(address); }
 GPUMEM_EXPORT int gpumem_torch_install(const TorchCalls *calls, double fraction) {
     auto &current = c10::cuda::CUDACachingAllocator::allocator;
     if (gpumem::installed || current.load()->initialized()) return 0;
-    gpumem::installed = new gpumem::Allocator(calls, fraction);
+    gpumem::installed = new gpumem::Allocator(calls, fraction, current.load());
     current.store(gpumem::installed);
     /* At the lowest priority that is enough: PyTorch's own has 0, from 2.12 on 1. */
     for (int priority = 0; c10::GetAllocator(c10::kCUDA) != gpumem::installed; priority++)

@@ -1,18 +1,26 @@
 """Tensors for other processes, and from them."""
 
 import gc
+import os
 
 import torch
 import torch.multiprocessing as multiprocessing
-from gpu.torch_programs.allocator import MIB, choose_as_the_parent, digest, filled
+from gpu.torch_programs.allocator import (
+    CHOSEN,
+    MIB,
+    choose,
+    choose_as_the_parent,
+    digest,
+    filled,
+)
 from torch.utils.data import DataLoader, Dataset
 
 TIMEOUT = 90  # seconds
 
 
-def use(given, answers):
+def use(given, answers, chosen):
     """In a child: read each tensor, write its number into it, and let go of all."""
-    choose_as_the_parent()
+    choose(chosen)
     number = 0
     while (tensor := given.get(timeout=TIMEOUT)) is not None:
         number += 1
@@ -26,12 +34,14 @@ def use(given, answers):
 
 
 class Child:
-    """A process that runs `use`."""
+    """A process that runs `use`, over the parent's allocator if none is chosen."""
 
-    def __init__(self):
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, method="spawn", chosen=None):
+        context = multiprocessing.get_context(method)
         self.given, self.answers = context.Queue(), context.Queue()
-        self.process = context.Process(target=use, args=(self.given, self.answers))
+        self.process = context.Process(
+            target=use, args=(self.given, self.answers, chosen or os.environ[CHOSEN])
+        )
         self.process.start()
 
     def read(self, tensor):
@@ -46,9 +56,18 @@ class Child:
         return self.process.exitcode
 
 
+def tensors_for_the_other_allocator():
+    """A child over gpumem opens the tensors of PyTorch's own allocator, and the reverse."""
+    other = "native" if os.environ[CHOSEN] == "full" else "full"
+    return [exchanged(Child(method, other)) for method in ("spawn", "forkserver")]
+
+
 def shared_tensors():
     """The child reads what the parent wrote, and writes what the parent reads."""
-    child = Child()
+    return exchanged(Child())
+
+
+def exchanged(child):
     small = torch.arange(1000, dtype=torch.float32, device="cuda")
     large = torch.arange(70 * MIB // 4, dtype=torch.float32, device="cuda")
     said = []
