@@ -864,10 +864,10 @@ Make a tensor: its rows get memory and release it, while its addresses stay.
     def tag(self, name, *, asleep="keep"):
         """Tag the blocks that this context allocates, so that they can sleep separately.
 
-        A context manager and decorator. Blocks of a tag lie on pages of their own, and count in the arena's
-        limit, budget and `stats`; PyTorch's tensors over this arena are blocks as well. Of nested
-        tags the innermost applies. Recordings and reports show the tag, as `gpumem.observe.tag`.
-        Blocks without a tag have the tag ``"default"``, which is "keep".
+        A context manager and decorator. Blocks of a tag lie on pages of their own, and count in the
+        arena's limit, budget and `stats`; PyTorch's tensors over this arena are blocks as well. Of
+        nested tags the innermost applies. Recordings and reports show the tag, as
+        `gpumem.observe.tag`. Blocks without a tag have the tag ``"default"``, which is "keep".
 
         Parameters
         ----------

@@ -28,7 +28,7 @@ from gpumem._support.lease cimport views_alive
 
 from gpumem._arena.sleep_file import SleepFile
 from gpumem._support.arguments import require
-from gpumem._support.contexts import ContextBlock, tags
+from gpumem._support.contexts import ContextBlock, tags as tag_variable
 from gpumem._support.releases import release_retired
 from gpumem._support.texts import counted
 from gpumem.device import Device
@@ -60,7 +60,7 @@ cdef object tagged_as(Arena arena, object name, object asleep):
         mode, inner = tag.asleep, tag.arena
     if mode != asleep:
         raise ConfigError(f"invalid asleep = {asleep!r} of tag {name!r}: it is {mode!r}")
-    return ContextBlock(tags, OpenedTag(arena, inner, label), f"tag {name!r}",
+    return ContextBlock(tag_variable, OpenedTag(arena, inner, label), f"tag {name!r}",
                         partial(arena.tag, name, asleep=asleep))
 
 

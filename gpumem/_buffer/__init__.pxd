@@ -28,7 +28,7 @@ from gpumem._buffer.resource cimport (
 )
 from gpumem._buffer.stream cimport (
     device_of_stream, finish_stream, has_uses, host_may_read, host_may_write, is_capturing,
-    keeps_itself, order_after, order_before, order_host, order_host_slowly, order_host_writing, order_read, order_settled,
-    order_stream, order_written, own_stream, Stream, stream_handle, stream_is_capturing,
-    wait_for_stream,
+    keeps_itself, order_after, order_before, order_host, order_host_slowly, order_host_writing,
+    order_read, order_settled, order_stream, order_written, own_stream, Stream, stream_handle,
+    stream_is_capturing, wait_for_stream,
 )

@@ -82,9 +82,9 @@ cdef int order_host_slowly(Buffer buffer) except -1
 
 # Orders work queued on `stream` from now on after all work of the buffer's stream.
 cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
-# gpumem has queued a read, or a write, of the bytes on `stream`. If they belong to a default stream,
-# which has other work too, and `named` is an object that keeps `stream`, then only later uses of
-# the bytes are ordered after it, and the block is freed after it.
+# gpumem has queued a read, or a write, of the bytes on `stream`. If they belong to a default
+# stream, which has other work too, and `named` is an object that keeps `stream`, then only later
+# uses of the bytes are ordered after it, and the block is freed after it.
 cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=*,
                     object named=*) except -1
 cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=*,

@@ -7,9 +7,9 @@ from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
     access_begin, access_end, BorrowedMemory, Buffer, buffer_share, drop_share, finish_stream,
-    has_uses, host_may_read, host_may_write, is_capturing, order_after, order_before, order_host, order_host_slowly,
-    order_host_writing, order_read, order_stream, order_written, own_stream, Stream, stream_handle,
-    stream_is_capturing, wait_for_stream,
+    has_uses, host_may_read, host_may_write, is_capturing, order_after, order_before, order_host,
+    order_host_slowly, order_host_writing, order_read, order_stream, order_written, own_stream,
+    Stream, stream_handle, stream_is_capturing, wait_for_stream,
 )
 from gpumem._copy.plan cimport (
     Box, call_result, CallResult, End, END_ORIGIN, END_TO, fill_by_cpu, fill_is_word, fill_queue,
@@ -728,7 +728,7 @@ def order_behind(Buffer buffer not None, Stream stream not None):
 
 
 def synchronize(Buffer buffer not None):
-    """Wait for work of a buffer's stream, and for copies and fills of its bytes on other streams."""
+    """Wait for work of a buffer's stream, and for copies and fills of it on other streams."""
     order_host_slowly(buffer)
 
 

@@ -23,8 +23,8 @@ cdef struct OpenLink:
     const OpenLink* outer
 
 # The tags that the calling thread's context has open, the innermost first; NULL: none. A thread
-# that Python does not know has none. Without `may_wait` the interpreter lock is not waited for: NULL
-# where it would be needed.
+# that Python does not know has none. Without `may_wait` the interpreter lock is not waited for:
+# NULL where it would be needed.
 cdef const OpenLink* open_tags(bint may_wait) noexcept nogil
 # The label of the innermost of them that has one; 0: none.
 cdef uint16_t innermost_label(bint may_wait) noexcept nogil

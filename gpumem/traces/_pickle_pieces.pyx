@@ -122,7 +122,7 @@ cdef class Pieces:
             at = begin + 1
             size = kind & 15
             if kind & LINES == LINES:
-                for line in range(<Py_ssize_t>size):
+                for _ in range(<Py_ssize_t>size):
                     at = self.raw.find(b"\n", at) + 1
                     if at == 0:
                         break
