@@ -112,7 +112,7 @@ cdef class Pieces:
     cdef Py_ssize_t check(self, char* piece, bint last) except -1:
         # Copies whole opcodes to the piece, from its ninth byte on; returns where they end.
         cdef const unsigned char* data = <const unsigned char*>PyBytes_AS_STRING(self.raw)
-        cdef Py_ssize_t end = len(self.raw), begin = 0, at, line
+        cdef Py_ssize_t end = len(self.raw), begin = 0, at
         cdef Py_ssize_t out = 9
         cdef uint64_t size, number
         cdef unsigned char code, kind
