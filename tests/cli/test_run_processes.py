@@ -38,6 +38,8 @@ def started(number):
 def run(tmp_path, monkeypatch):
     """Run a program that gets a start method; returns what it did and its page's facts."""
     monkeypatch.chdir(tmp_path)
+    # Under nohup the signal is ignored, which the programs would inherit.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def run(body, method="fork", *, status=0):
         path = tmp_path / "program.py"
@@ -49,7 +51,8 @@ def run(tmp_path, monkeypatch):
         assert not list(processes.FOLDER.glob(f"gpumem-run-{os.getuid()}-*-{_job(tmp_path)}"))
         return done, page.facts_of(tmp_path / "out.html")
 
-    return run
+    yield run
+    signal.signal(signal.SIGHUP, before)
 
 
 def _job(folder):
