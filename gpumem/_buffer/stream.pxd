@@ -1,11 +1,12 @@
 """Streams, events and graphs, the stream of an argument, and the order of accesses to a buffer.
 
-A buffer's own stream orders all accesses of gpumem to its bytes. It waits for work queued on other
-streams, so that a wait for it is a wait for all, and a free on it is ordered last.
+A buffer's own stream orders accesses of gpumem to its bytes. It waits for work queued on other
+streams, so that a wait for it is a wait for that work, and a free on it is ordered last.
 
-Memory from elsewhere without a stream is not freed on one. Each access that gpumem queues to it is
-noted with an event, and only a later access to the same bytes waits for that event: a copy of a
-frame that is still to come delays its own stream alone.
+Two kinds of buffers are different: memory from elsewhere without a stream, and buffers of a default
+stream, which has other work too. Each access that gpumem queues to them on another stream is noted
+with an event, and only a later access to the same bytes waits for that event: a copy of a frame
+that is still to come delays its own stream alone. The block is freed after these accesses, too.
 """
 
 from libc.stdint cimport uint64_t

@@ -679,7 +679,8 @@ cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice drive
 
 cdef bint are_together(Buffer a, Buffer b) noexcept:
     return (a.home.driver_device is b.home.driver_device and own_stream(a) == own_stream(b)
-            and a.home.queued_uses is None and b.home.queued_uses is None and a.block_bytes != 0)
+            and not a.home.is_streamless and not a.home.queued_uses
+            and not b.home.is_streamless and not b.home.queued_uses and a.block_bytes != 0)
 
 
 cdef void order_settled(Buffer buffer) noexcept:
@@ -737,19 +738,18 @@ cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_
 cdef bint has_uses(Buffer buffer) noexcept:
     cdef QueuedUse use
     for use in buffer.home.queued_uses or ():
-        if use.low < buffer.address + buffer.requested_bytes and use.high > buffer.address:
+        if is_of(use, buffer):
             return True
     return False
 
 
 cdef list uses_of(Buffer buffer):
     # Two tensors over the same bytes are two buffers, with one list.
-    cdef uint64_t low = buffer.address
-    cdef uint64_t high = low + buffer.requested_bytes
-    if not buffer.home.queued_uses:
-        return []
-    return [use for use in buffer.home.queued_uses
-            if (<QueuedUse>use).low < high and (<QueuedUse>use).high > low]
+    return [use for use in buffer.home.queued_uses or () if is_of(use, buffer)]
+
+
+cdef inline bint is_of(QueuedUse use, Buffer buffer) noexcept:
+    return use.low < buffer.address + buffer.requested_bytes and use.high > buffer.address
 
 
 cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream,
