@@ -7,13 +7,12 @@ import asyncio
 import contextvars
 import ctypes
 import gc
-import random
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
 from helpers import shared_object
+from helpers.interrupting import interrupt_again
 from helpers.threads import in_a_thread
 from helpers.torch_caller import Caller
 
@@ -272,32 +271,9 @@ def managed(block):
         sum(range(5))
 
 
-def interrupted(action, count, seed=3):
-    """Call an action again and again, each time interrupted by a timer."""
-    rng = random.Random(seed)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    # A library may have callbacks of the collector, where an interrupt cannot be raised.
-    gc.disable()
-    hits = 0
-    try:
-        while hits < count:
-            try:
-                # Every signal arrives in this block, since a timer is set again only after
-                # many times its span.
-                while True:
-                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(10e-6, 130e-6))
-                    for _ in range(10_000):
-                        action()
-            except KeyboardInterrupt:
-                hits += 1
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        gc.enable()
-
-
 @pytest.mark.parametrize("use", [plain, stacked, managed])
 def test_interrupt_leaves_no_block_open(kind, use):
-    interrupted(lambda: use(kind.block("outer")), 300)
+    interrupt_again(lambda: use(kind.block("outer")), 300, 130e-6, seed=3)
     gc.collect()
     assert kind.now() is None
 

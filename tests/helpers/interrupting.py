@@ -1,7 +1,9 @@
-"""Ctrl-C for the main thread, once it waits."""
+"""Ctrl-C for the main thread: once it waits, or at any instruction."""
 
 from __future__ import annotations
 
+import gc
+import random
 import signal
 import sys
 import threading
@@ -72,3 +74,30 @@ def reaches_the_caller(call: Callable[[], object]) -> None:
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook
     assert not told
+
+
+def interrupt_again(action, count, longest, *, seed, after=lambda: None) -> None:
+    """Call an action again and again, until a timer has interrupted it so many times.
+
+    The timer runs for 10e-6 to `longest` seconds; `after` is called after each interrupt.
+    """
+    rng = random.Random(seed)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    # A library may have callbacks of the collector, where an interrupt cannot be raised.
+    gc.disable()
+    hits = 0
+    try:
+        while hits < count:
+            try:
+                # Every signal arrives in this block, since a timer is set again only after many
+                # times its span.
+                while True:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(10e-6, longest))
+                    for _ in range(10_000):
+                        action()
+            except KeyboardInterrupt:
+                hits += 1
+                after()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()

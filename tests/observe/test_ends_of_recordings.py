@@ -6,11 +6,10 @@ import _testcapi
 import copy
 import gc
 import pickle
-import random
-import signal
 
 import pytest
 from helpers.child import run_quietly
+from helpers.interrupting import interrupt_again
 
 import gpumem
 from gpumem import observe
@@ -25,7 +24,7 @@ def is_free(arena):
 
 @pytest.mark.parametrize("held", [False, True])
 def test_interrupt_leaves_no_arena_recorded_after_the_block(held):
-    arena, rng, hits = gpumem.Arena("host"), random.Random(5), 0
+    arena = gpumem.Arena("host")
     recordings = []  # references, as a caller's variable is one
 
     def record():
@@ -36,22 +35,13 @@ def test_interrupt_leaves_no_arena_recorded_after_the_block(held):
         with recording:
             arena.allocate(100).close()
 
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        while hits < 200:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(10e-6, 400e-6))
-                for _ in range(50):
-                    record()
-            except KeyboardInterrupt:
-                hits += 1
-                # One that was made and whose block was not entered is its caller's to stop.
-                for each in recordings:
-                    each.stop()
-                recordings.clear()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    def stop():
+        # One that was made and whose block was not entered is its caller's to stop.
+        for each in recordings:
+            each.stop()
+        recordings.clear()
+
+    interrupt_again(record, 200, 400e-6, seed=5, after=stop)
     gc.collect()
     assert is_free(arena)
 
