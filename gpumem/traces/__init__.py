@@ -13,6 +13,7 @@ from gpumem.traces.trace import (
     UNKNOWN_BLOCK,
     Curve,
     Details,
+    Phase,
     Segments,
     Trace,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "UNKNOWN_BLOCK",
     "Curve",
     "Details",
+    "Phase",
     "Segments",
     "Trace",
     "TraceBuilder",

@@ -162,6 +162,24 @@ class Trace:
         known = (self.action != FREE_REQUESTED) & (self.block != UNKNOWN_BLOCK)
         return np.flatnonzero(known & (self.size > 0))
 
+    def lives(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the events that begin and end the life of each allocation.
+
+        Returns
+        -------
+        begin : ndarray of int64, shape (allocs,)
+        end : ndarray of int64, shape (allocs,)
+            The completed free; the number of events where there is none.
+        """
+        known = np.flatnonzero((self.action != FREE_REQUESTED) & (self.block != UNKNOWN_BLOCK))
+        # A block number may be used again: side by side, each free follows its allocation.
+        order = known[np.argsort(self.block[known], kind="stable")]
+        begin = np.flatnonzero(self.action == ALLOC)
+        end = np.full(begin.size, self.events)
+        frees = np.flatnonzero(self.action[order] == FREE_COMPLETED)
+        end[np.searchsorted(begin, order[frees - 1])] = order[frees]
+        return begin, end
+
     def _held_sign(self) -> NDArray[np.int64]:
         """Return 1 for every event that begins a block's life, -1 where one ends, else 0."""
         known_free = (self.action == FREE_COMPLETED) & (self.block != UNKNOWN_BLOCK)
@@ -354,9 +372,31 @@ class Segments(NamedTuple):
     end: NDArray[np.int64]
 
 
+class Phase(NamedTuple):
+    """A stretch of the program, such as a forward pass; phases may overlap, or lie in each other.
+
+    Attributes
+    ----------
+    name : str
+    begin : int
+        Number of events before it began.
+    end : int
+        Number of events before it ended; that of all events if it had not.
+    depth : int
+        Number of the phases that were open when it began.
+    """
+
+    name: str
+    begin: int
+    end: int
+    depth: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Details:
-    """Further columns of a log; `address`, `owner` and `stack` have a row per allocation.
+    """Further columns of a log.
+
+    `address`, `owner`, `stack` and `category` have a row per allocation.
 
     Attributes
     ----------
@@ -381,6 +421,12 @@ class Details:
     asleep : Curve or None
         Bytes that went to sleep since the log began. They are not held, though their blocks are
         live; None: nothing slept.
+    phases : tuple of Phase
+        In the order in which they began, the outer one first of those that began together.
+    category : ndarray of int32, shape (allocs,), or None
+        Purpose of each block, as an index of `categories`. None: of none.
+    categories : tuple of str
+        Such as "parameters", "activations", "other".
     """
 
     address: NDArray[np.uint64]
@@ -393,3 +439,6 @@ class Details:
     stacks: tuple[Frames, ...] = ()
     segments: Segments | None = None
     asleep: Curve | None = None
+    phases: tuple[Phase, ...] = ()
+    category: NDArray[np.int32] | None = None
+    categories: tuple[str, ...] = ()

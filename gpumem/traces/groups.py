@@ -1,0 +1,252 @@
+"""Which blocks were alive, why, and in which phase: groups of a trace's allocations, and phases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumem._support.texts import shown
+from gpumem.errors import ConfigError
+from gpumem.traces.trace import Details, Frames, Phase, Trace
+
+OUTSIDE = "outside of phases"
+NO_STACK = "no stack"
+REST = "no rule"
+
+
+class Groups(NamedTuple):
+    """A group of each allocation.
+
+    Attributes
+    ----------
+    of : ndarray of int64, shape (allocs,)
+        Index of `names`.
+    names : tuple of str
+    """
+
+    of: NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+def groups_of(
+    trace: Trace, by: str = "owner", rules: Sequence[tuple[str, str]] = ()
+) -> Groups | None:
+    """Group the allocations of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    by : str
+        One of `GROUPINGS`. "phase" is the innermost one in which a block was allocated, with those
+        around it; "function" and "file" are of the innermost line outside of libraries, "outer" is
+        the outermost one.
+    rules : sequence of (str, str)
+        Name and regular expression of groups; the first that is found in the owner of a block, or
+        in a frame, ``file:line name``, applies. Without rules, or for "rule" alone, `by` counts.
+
+    Returns
+    -------
+    Groups or None
+        None: the trace does not have it.
+
+    Raises
+    ------
+    ConfigError
+        `by` is unknown, or a rule is not a regular expression.
+    """
+    if by not in GROUPINGS and by != "rule":
+        expected = ", ".join([*GROUPINGS, "rule"])
+        raise ConfigError(f"invalid grouping = {shown(by)}: expected {expected}")
+    details = trace.details
+    if details is None:
+        return None
+    if by == "rule":
+        return _by_rules(details, rules)
+    return GROUPINGS[by](trace, details)
+
+
+def bytes_at(trace: Trace, event: int, groups: Groups) -> list[tuple[str, int, int]]:
+    """Return name, bytes and blocks of the groups that are alive after an event, largest first."""
+    begin, end = trace.lives()
+    alive = (begin <= event) & (end > event)
+    of, size = groups.of[alive], trace.size[begin[alive]]
+    nbytes = np.bincount(of, size.astype(np.float64), len(groups.names)).astype(np.int64)
+    count = np.bincount(of, minlength=len(groups.names))
+    order = np.argsort(-nbytes, kind="stable")
+    found = [(groups.names[n], int(nbytes[n]), int(count[n])) for n in order.tolist()]
+    return [row for row in found if row[2]]
+
+
+def peak_event(trace: Trace) -> int:
+    """Return the first event after which the most bytes are live; 0 without events."""
+    return int(np.argmax(trace.live_bytes())) if trace.events else 0
+
+
+# ---- groupings -----------------------------------------------------------------------------------
+
+
+def _by_owner(trace: Trace, details: Details) -> Groups | None:
+    if not any(details.owners):
+        return None
+    names = tuple(name or "unnamed" for name in details.owners)
+    return Groups(details.owner.astype(np.int64), names)
+
+
+def _by_category(trace: Trace, details: Details) -> Groups | None:
+    if details.category is None:
+        return None
+    return Groups(details.category.astype(np.int64), details.categories)
+
+
+def _by_phase(trace: Trace, details: Details) -> Groups | None:
+    if not details.phases:
+        return None
+    paths = phase_paths(details.phases)
+    names = {OUTSIDE: 0}
+    number = np.array([0, *(names.setdefault(path, len(names)) for path in paths)])
+    begin, _ = trace.lives()
+    return Groups(number[innermost(details.phases, trace.events)[begin] + 1], tuple(names))
+
+
+def _by_stack(name_of: Callable[[Frames], str]) -> Callable[[Trace, Details], Groups | None]:
+    def group(trace: Trace, details: Details) -> Groups | None:
+        if details.stack is None:
+            return None
+        names = {NO_STACK: 0}
+        found = (name_of(stack) for stack in details.stacks)
+        number = np.array([0, *(names.setdefault(name, len(names)) for name in found)])
+        return Groups(number[details.stack + 1], tuple(names))
+
+    return group
+
+
+def own_frames(stack: Frames) -> Frames:
+    """Return the lines of Python outside of libraries, else all lines, else all frames."""
+    lines = tuple(frame for frame in stack if frame[1] and frame[0].endswith(".py"))
+    own = tuple(line for line in lines if not _LIBRARIES.search(line[0]))
+    return own or lines or stack
+
+
+_LIBRARIES = re.compile(r"/(torch|site-packages|gpumem)/")
+
+
+def line_of(frame: tuple[str, int, str]) -> str:
+    """Name a frame."""
+    file, line, name = frame
+    return f"{name} ({file}:{line})" if line else f"{name} ({file})"
+
+
+def _whole(stack: Frames) -> str:
+    return " < ".join(map(line_of, own_frames(stack)))
+
+
+GROUPINGS: dict[str, Callable[[Trace, Details], Groups | None]] = {
+    "owner": _by_owner,
+    "category": _by_category,
+    "phase": _by_phase,
+    "stack": _by_stack(_whole),
+    "line": _by_stack(lambda stack: line_of(own_frames(stack)[0])),
+    "function": _by_stack(lambda stack: own_frames(stack)[0][2]),
+    "file": _by_stack(lambda stack: own_frames(stack)[0][0]),
+    "outer": _by_stack(lambda stack: line_of(own_frames(stack)[-1])),
+}
+"""Functions that group by each name but "rule"."""
+
+
+def _by_rules(details: Details, rules: Sequence[tuple[str, str]]) -> Groups:
+    """Group by the first rule that is found in the owner or the stack."""
+    names = {REST: 0}
+    of_owner = np.full(len(details.owners), len(rules))
+    of_stack = np.full(len(details.stacks) + 1, len(rules))  # the last: no stack
+    number = np.zeros(len(rules) + 1, np.int64)
+    for place, (name, text) in reversed(list(enumerate(rules))):
+        try:
+            expression = re.compile(text)
+        except re.error as error:
+            raise ConfigError(
+                f"invalid rule {shown(name)}: {shown(text)} is not a regular expression: {error}"
+            ) from None
+        of_owner[[*map(bool, map(expression.search, details.owners))]] = place
+        texts = (
+            "\n".join(f"{file}:{line} {name}" for file, line, name in stack)
+            for stack in details.stacks
+        )
+        of_stack[[*map(bool, map(expression.search, texts)), False]] = place
+    for place, (name, _) in enumerate(rules):
+        number[place] = names.setdefault(name, len(names))
+    first = of_owner[details.owner]
+    if details.stack is not None:
+        first = np.minimum(first, of_stack[details.stack])
+    return Groups(number[first], tuple(names))
+
+
+# ---- phases --------------------------------------------------------------------------------------
+
+
+class PhaseUse(NamedTuple):
+    """The memory of all phases of one name.
+
+    Attributes
+    ----------
+    name : str
+        Those around it are named before it.
+    times : int
+        Number of the phases.
+    peak : int
+        Largest number of bytes that are live in any of them.
+    at : int
+        The event after which they are.
+    growth : int
+        Largest number of bytes that are live at the end of one more than at its begin.
+    """
+
+    name: str
+    times: int
+    peak: int
+    at: int
+    growth: int
+
+
+def phases_at(trace: Trace, event: int) -> tuple[Phase, ...]:
+    """Return the phases that are open at an event, the innermost last."""
+    phases = trace.details.phases if trace.details else ()
+    return tuple(each for each in phases if each.begin <= event < each.end)
+
+
+def phase_table(trace: Trace) -> list[PhaseUse]:
+    """Return the memory of the phases by name, in the order in which they began."""
+    phases = trace.details.phases if trace.details else ()
+    live = np.concatenate([np.zeros(1, np.int64), trace.live_bytes()])  # by events before
+    rows: dict[str, PhaseUse] = {}
+    for phase, name in zip(phases, phase_paths(phases), strict=True):
+        highest = phase.begin + int(np.argmax(live[phase.begin : phase.end + 1]))
+        peak, growth = int(live[highest]), int(live[phase.end] - live[phase.begin])
+        row = rows.get(name, PhaseUse(name, 0, -1, 0, growth))
+        at = row.at if row.peak >= peak else max(highest - 1, 0)
+        most = max(row.peak, peak), at, max(row.growth, growth)
+        rows[name] = PhaseUse(name, row.times + 1, *most)
+    return list(rows.values())
+
+
+def phase_paths(phases: Iterable[Phase]) -> list[str]:
+    """Return the name of each phase, behind those of the phases around it."""
+    open_now: list[tuple[Phase, str]] = []
+    paths = []
+    for phase in phases:
+        open_now = [each for each in open_now if each[0].end > phase.begin]
+        around = [path for each, path in open_now if each.end >= phase.end][-1:]
+        paths.append(" / ".join([*around, phase.name]))
+        open_now.append((phase, paths[-1]))
+    return paths
+
+
+def innermost(phases: Sequence[Phase], events: int) -> NDArray[np.int64]:
+    """Return the number of the innermost phase that is open at each event; -1: none."""
+    found = np.full(events, -1)
+    for number, phase in enumerate(phases):
+        found[phase.begin : phase.end] = number
+    return found
