@@ -167,6 +167,7 @@ def run_data(trace: Trace, served: Sequence[Policy], label: str = "") -> dict[st
         "owners": names,
         "frames": frames,
         "ownersNamed": named,
+        "groupings": [],
         "placed": placed,
         "notice": notice_of(trace),
         "moment": bool(trace.meta.get("moment", False)),

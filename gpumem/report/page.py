@@ -16,7 +16,7 @@ from gpumem.report.processes import text_of
 
 # In this order: a script uses those before it.
 _SCRIPTS = (
-    "format columns theme model groups charts timeline block map moment lanes sizes tables runs "
+    "format columns theme model groups tree charts timeline block map moment flame lanes sizes tables runs "
     "figures link main"
 )
 _PLACE = re.compile(r"\{\{(\w+)\}\}")

@@ -189,8 +189,8 @@ def test_groups_by_stack_are_named_by_the_programs_own_lines(told):
     ]
     told.press("#groups tbody tr:nth-child(2) button")
     assert told.text("#shown").startswith("1 of 3 blocks")
-    assert not told.hidden("#one-stack")
-    told.press("#one-stack")
+    assert not told.hidden("#one-group")
+    told.press("#one-group")
     assert told.text("#shown").startswith("3 blocks")
 
 

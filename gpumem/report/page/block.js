@@ -16,13 +16,17 @@ function definitions(pairs) {
   return make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
 
-// A few facts next to the pointer.
-function showTip(app, b, x, y) {
-  const tip = element("tip");
-  tip.hidden = b < 0;
-  if (b < 0) return;
-  tip.replaceChildren(make("b", {}, blockTitle(app, b)), definitions(blockFacts(app, b)),
+// A few facts of a block next to the pointer.
+function showBlockTip(app, b, x, y) {
+  if (b < 0) return hideTip();
+  showTip(x, y, make("b", {}, blockTitle(app, b)), definitions(blockFacts(app, b)),
     make("small", {}, app.run.stack[b] ? "Click for its stack." : "Click to keep it."));
+}
+
+function showTip(x, y, ...facts) {
+  const tip = element("tip");
+  tip.hidden = false;
+  tip.replaceChildren(...facts);
   const right = x + 18 + tip.offsetWidth > innerWidth;
   tip.style.left = `${Math.max(4, x + (right ? -18 - tip.offsetWidth : 18))}px`;
   tip.style.top = `${Math.max(4, Math.min(innerHeight - tip.offsetHeight - 4, y + 18))}px`;

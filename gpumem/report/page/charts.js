@@ -1,7 +1,7 @@
 // ---- shared by the charts ----------------------------------------------------------------------
 
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
-const AXIS_WIDTH = 92; // pixels on the left, alike in all charts, so that they stand in line
+const AXIS_WIDTH = 100; // pixels on the left, alike in all charts, so that they stand in line
 const MARGIN = 14;
 
 function element(id) {
@@ -21,6 +21,14 @@ function make(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
   return made;
+}
+
+// A text that wraps at its blanks, and within a word only at punctuation, as long as that is enough.
+function words(text) {
+  return text.split(" ").flatMap((word, at) => {
+    const parts = word.split(/(?<=[/._:])(?=.)/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));
+    return [...(at ? [" "] : []), make("span", { className: "word" }, ...parts)];
+  });
 }
 
 function axis(app, more) {

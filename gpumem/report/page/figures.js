@@ -3,13 +3,14 @@
 function showFigures(app) {
   const { facts } = app.run;
   const { figures, policies } = facts;
-  const first = policies[0];
+  const first = policies[app.view.policy];
   const theirs = app.other?.facts;
+  const served = theirs && servedBy(theirs, first.name);
   const empty = figures.allocations - facts.blocks;
   const entries = [
     ["Peak live", bytes(figures.peak_live_bytes), figures.lost_events ? "or more: events were lost" : `${count(figures.peak_live_bytes)} bytes`, theirs && bytes(theirs.figures.peak_live_bytes)],
-    ["Peak reserved", bytes(first.peak_reserved_bytes), first.how === "recorded" ? first.name : `${first.name}, ${first.how}`, theirs && bytes(theirs.policies[0].peak_reserved_bytes)],
-    ["Reserved / live", first.fragmentation.toFixed(3), "at their peaks; 1 is the least", theirs && theirs.policies[0].fragmentation.toFixed(3)],
+    ["Peak reserved", bytes(first.peak_reserved_bytes), first.how === "recorded" ? first.name : `${first.name}, ${first.how}`, theirs && bytes(served?.peak_reserved_bytes)],
+    ["Reserved / live", first.fragmentation.toFixed(3), "at their peaks; 1 is the least", theirs && (served?.fragmentation.toFixed(3) ?? "–")],
     ["Allocations", count(facts.blocks), `${plural(app.run.moves, "event")}, frees included${empty ? `; ${count(empty)} of 0 bytes left out` : ""}`, theirs && count(theirs.blocks)],
     [facts.moment ? "Live blocks" : "Live at the end", bytes(figures.live_at_end_bytes), plural(figures.live_at_end_blocks, "block"), theirs && bytes(theirs.figures.live_at_end_bytes)],
   ];
@@ -17,6 +18,11 @@ function showFigures(app) {
   element("figures").replaceChildren(...entries.map(([name, value, note, there, className = ""]) =>
     make("div", { className }, make("dt", {}, name), make("dd", {}, value, make("small", {}, note),
       ...(there ? [make("small", { className: "there" }, `compared: ${there}`)] : [])))));
+}
+
+// The policy of a name; of another run it may be missing.
+function servedBy(facts, name) {
+  return facts.policies.find((each) => each.name === name);
 }
 
 function showNotes(app) {

@@ -1,21 +1,36 @@
 // ---- groups of blocks --------------------------------------------------------------------------
-// All charts and tables group blocks alike: by owner, stack, stream or size. The groups with the most
-// bytes at the highest point of the run have colours of their own, whatever part is shown.
+// All charts and tables group blocks alike. The groups with the most bytes at the highest point of the
+// run have colours of their own, whatever part is shown; the others share one.
 
 const SIZE_CLASSES = [[4096, "below 4 KiB"], [65536, "4 to 64 KiB"], [1 << 20, "64 KiB to 1 MiB"],
   [8 << 20, "1 to 8 MiB"], [64 << 20, "8 to 64 MiB"], [512 << 20, "64 to 512 MiB"], [Infinity, "512 MiB and more"]];
 
+// The list of groupings. `make` returns the group of each block, and the names of the groups. A page
+// opens with the first `usual` one in which the groups with colours have nine tenths of the peak.
 const GROUPINGS = {
-  owner: { title: "Owners", head: "Owner", make: (run) => [run.owner, run.facts.owners] },
+  owner: { title: "Owners", head: "Owner", usual: true, make: (run) => [run.owner, run.facts.owners] },
+  frame: { title: "Outer frames", head: "Outer frame", usual: true, make: byOuterFrame },
+  function: { title: "Functions", head: "Function", usual: true, make: (run) => byLine(run, ([file, , name]) => `${name} (${file})`) },
+  file: { title: "Files", head: "File", usual: true, make: (run) => byLine(run, ([file]) => file.split("/").slice(-2).join("/")) },
   stack: { title: "Stacks", head: "Stack", make: (run) => [run.stack, stackNames(run)] },
   stream: { title: "Streams", head: "Stream", make: (run) => [run.stream, run.facts.streams] },
-  size: { title: "Sizes", head: "Size", make: (run) => [run.size.map(sizeClass), SIZE_CLASSES.map(([, name]) => name)] },
+  size: { title: "Sizes", head: "Size", usual: true, make: (run) => [run.size.map(sizeClass), SIZE_CLASSES.map(([, name]) => name)] },
 };
+const EXPLAINED = 0.9;
+
+// The groupings of a run: those that its file brings along, such as rules, then those above.
+function groupingsOf(run) {
+  const brought = run.facts.groupings.map(({ by, title, head, names }) =>
+    [by, { title, head, usual: true, make: (each) => [each[`by_${by}`] ?? new Uint8Array(each.blocks), names] }]);
+  const lacks = run.stackSizes.length ? [] : run.facts.ownersNamed ? ["stack"] : ["frame", "function", "file", "stack"];
+  return Object.fromEntries([...brought, ...Object.entries(GROUPINGS).filter(([by]) => !lacks.includes(by))]);
+}
 
 class Groups {
-  constructor(run, by) {
-    const { title, head, make: made } = GROUPINGS[by];
-    [this.of, this.names] = made(run);
+  // Of a run that is compared, `like` is the other run, so that both are divided alike.
+  constructor(run, by, like = run) {
+    const { title, head, make: made } = like.groupings[by];
+    [this.of, this.names] = made(run, like);
     this.by = by;
     this.title = title;
     this.head = by === "owner" && !run.facts.ownersNamed ? "Blocks of" : head;
@@ -25,28 +40,80 @@ class Groups {
     run.select(NO_FILTER);
     const { atPeak, most } = run.survey(0, run.moves, this);
     Object.assign(run, { passes, live, isFiltered });
-    this.ordered = by === "size" ? Array.from(this.names.keys())
-      : Array.from(this.names.keys()).sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
+    const byBytes = Array.from(this.names.keys()).sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
+    this.ordered = by === "size" ? Array.from(this.names.keys()) : byBytes;
     this.ordered.slice(0, HUES.light.length).forEach((group, rank) => { this.colour[group] = rank; });
+    this.colourName = (rank) => (rank < HUES.light.length ? ownerText(this.names[this.ordered[rank]]) : "others");
+    this.share = shareOfLargest(atPeak); // of the peak, that has colours of its own
+    this.isLump = shareOfLargest(atPeak, 1) > EXPLAINED;
   }
+}
+
+// The share of the largest sums, as many as there are colours; 1 if all are 0.
+function shareOfLargest(sums, most = HUES.light.length) {
+  const total = (values) => values.reduce((sum, value) => sum + value, 0);
+  const falling = Float64Array.from(sums).sort().reverse();
+  return total(falling.subarray(0, most)) / total(falling) || 1;
+}
+
+// The grouping with which a page opens.
+function usualGrouping(run) {
+  if (run.facts.groupings.length) return run.facts.groupings[0].by;
+  let best = null;
+  for (const [by, { usual }] of Object.entries(run.groupings)) if (usual) {
+    const groups = new Groups(run, by);
+    if (groups.share >= EXPLAINED && (by === "owner" || !groups.isLump)) return by;
+    if (!best || groups.share > best.share) best = groups;
+  }
+  return best.by;
 }
 
 function sizeClass(size) {
   return SIZE_CLASSES.findIndex(([below]) => size < below);
 }
 
-// A stack by its innermost lines of Python outside of libraries: where it allocates, and for whom.
+// By the innermost line of the program, of blocks without a stack by their owner's line.
+function byLine(run, nameOf) {
+  const names = [], numbers = new Map();
+  const number = (name) => {
+    if (!numbers.has(name)) numbers.set(name, names.push(name) - 1);
+    return numbers.get(name);
+  };
+  const ofStack = Array.from(run.stackSizes, (_, stack) => programLines(run, stack + 1)[0]);
+  const ofOwner = run.facts.owners.map(lineOf);
+  const of = Uint32Array.from(run.stack, (stack, b) => {
+    const line = (stack && ofStack[stack - 1]) || ofOwner[run.owner[b]];
+    return number(line ? nameOf(line) : run.facts.owners[run.owner[b]]);
+  });
+  return [of, names];
+}
+
+// The frame that an owner's name tells, if it is a line of a program.
+function lineOf(owner) {
+  const [, name, file, line] = owner.match(/^(.*) \((.*):(\d+)\)$/) ?? [];
+  return file ? [file, Number(line), name] : null;
+}
+
+// A stack by its innermost lines of the program: where it allocates, and for whom.
 function stackNames(run) {
   const names = ["no stack"];
   for (let stack = 1; stack <= run.stackSizes.length; stack++) {
-    const frames = run.frames(stack);
-    const lines = frames.filter(([file, line]) => line && file.endsWith(".py"));
-    const own = lines.filter(([file]) => !/\/(torch|site-packages|gpumem)\//.test(file));
-    const chosen = [own, lines, frames].find((each) => each.length) ?? [];
-    names.push(chosen.slice(0, 3).map(([file, line, name], at) =>
-      at ? shortName(name) : `${shortName(name)} (${baseName(file)}:${line})`).join(" ← "));
+    names.push(programLines(run, stack).slice(0, 3).map((frame, at) => (at ? shortName(frame[2]) : lineName(frame))).join(" ← "));
   }
   return names;
+}
+
+// The lines of Python outside of libraries in a stack, the innermost first; if there are none, all
+// lines of Python, else all frames.
+function programLines(run, stack) {
+  const frames = run.frames(stack);
+  const lines = frames.filter(([file, line]) => line && file.endsWith(".py"));
+  const own = lines.filter(([file]) => !/\/(torch|site-packages|dist-packages|gpumem|python3[.\d]*)\//.test(file));
+  return [own, lines, frames].find((each) => each.length) ?? [];
+}
+
+function lineName([file, line, name]) {
+  return line ? `${shortName(name)} (${baseName(file)}:${line})` : shortName(name);
 }
 
 function shortName(name) {

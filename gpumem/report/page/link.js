@@ -3,7 +3,7 @@
 // same. Usual values are left out.
 
 const LINKED = { run: "number", with: "number", axis: "text", by: "text", from: "number", to: "number", low: "number",
-  high: "number", at: "number", block: "number", policy: "number", owner: "number", stream: "number", stack: "number",
+  high: "number", at: "number", block: "number", policy: "number", owner: "number", stream: "number", only: "text",
   least: "number", most: "number", find: "text" };
 
 function readLink() {

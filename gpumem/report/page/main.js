@@ -8,6 +8,7 @@ class App {
     this.first = this.stop = 0;
     this.theme = new Theme(() => { if (this.charts) runsTable(this); this.later(); });
     this.moments = momentView(this);
+    this.flame = flameView(this);
     this.listen();
     this.open({ run: shown, ...readLink() });
   }
@@ -18,8 +19,9 @@ class App {
   open(link) {
     this.run = this.runs[link.run] ?? this.runs[0];
     const has = (list, value) => value in list;
+    this.usual = this.run.usual ??= usualGrouping(this.run);
     this.view = {
-      axis: this.startAxis(link.axis), by: has(GROUPINGS, link.by) ? link.by : "owner", measure: "count",
+      axis: this.startAxis(link.axis), by: has(this.run.groupings, link.by) ? link.by : this.usual, measure: "count",
       policy: has(this.run.curves, link.policy) ? link.policy : 0,
       ...NO_FILTER, ...pick(link, Object.keys(NO_FILTER)),
       ...SHOW_ALL, ...pick(link, ["at", "low", "high"]),
@@ -27,7 +29,7 @@ class App {
     };
     this.other = this.runs[link.with] === this.run ? null : this.runs[link.with] ?? null;
     this.build();
-    const [first, last] = this.extent();
+    const [first, last] = this.opening();
     this.show(link.from ?? first, link.to ?? last);
     this.draw();
   }
@@ -46,20 +48,20 @@ class App {
 
   regroup() {
     this.groups = new Groups(this.run, this.view.by);
-    this.otherGroups = this.other && new Groups(this.other, this.view.by);
+    this.otherGroups = this.other && new Groups(this.other, this.view.by, this.run);
   }
 
   // Another run, with the choices that mean the same in it.
   showRun(number) {
     const { axis, by } = this.view;
-    this.open({ run: number, axis, by });
+    this.open({ run: number, axis, by: by === this.usual ? "" : by });
   }
 
   compare(number) {
     this.other = this.runs[number] ?? null;
     this.regroup();
     runsTable(this);
-    this.showAll();
+    this.showAll(this.opening());
   }
 
   // -- changes of the view
@@ -89,7 +91,13 @@ class App {
     const part = run.isFiltered ? ` of ${plural(run.facts.kept, "block")}` : "";
     element("shown").textContent = `${count(this.survey.blocks)}${part || ` block${this.survey.blocks === 1 ? "" : "s"}`} · `
       + `${this.windowText()} · live at most ${bytes(this.survey.peakBytes)}`;
-    element("one-stack").hidden = view.stack < 0;
+    const [first] = this.extent();
+    element("widen").hidden = view.x0 === first || view.x0 !== this.opening()[0];
+    element("widen").textContent = `Show the ${seconds(view.x0 - first, 0.1)} before`;
+    element("stacked").textContent = this.stackedText();
+    const [by] = view.only.split(":");
+    element("one-group").hidden = !run.groupings[by];
+    element("one-group").textContent = `One ${run.groupings[by]?.head.toLowerCase()} ×`;
     this.drawMoment();
   }
 
@@ -101,6 +109,7 @@ class App {
       mark?.();
     }
     this.moments.update();
+    this.flame.update();
     showBlock(this);
     writeLink(this.link());
   }
@@ -117,13 +126,13 @@ class App {
 
   link() {
     const { view, run, runs } = this;
-    const [first, last] = this.extent();
+    const [first, last] = this.opening();
     const changed = (name, usual) => (view[name] === usual ? null : view[name]);
     const state = { run: run === runs[0] && runs.length === 1 ? null : runs.indexOf(run) };
     state.with = this.other ? runs.indexOf(this.other) : null;
     state.axis = view.axis === this.startAxis() ? null : view.axis;
-    state.by = changed("by", "owner");
-    if (view.x0 > first || view.x1 < last) Object.assign(state, { from: view.x0, to: view.x1 });
+    state.by = changed("by", this.usual);
+    if (view.x0 !== first || view.x1 !== last) Object.assign(state, { from: view.x0, to: view.x1 });
     state.policy = changed("policy", 0);
     for (const [name, usual] of Object.entries({ ...SHOW_ALL, ...NO_FILTER })) state[name] = changed(name, usual);
     return state;
@@ -135,6 +144,15 @@ class App {
     return this.other ? [Math.min(first, this.other.extent(axis)[0]), Math.max(last, this.other.extent(axis)[1])] : [first, last];
   }
 
+  // The window that a page opens with: without a long time at the beginning in which next to nothing is live.
+  opening() {
+    const { run } = this, [first, last] = this.extent();
+    const most = run.all.reduce((a, b) => Math.max(a, b), 0);
+    const begin = run.x(Math.max(0, run.all.findIndex((live) => live >= most / 100)), this.view.axis);
+    const early = begin - (last - begin) / 50;
+    return early - first > (last - first) / 10 ? [early, last] : [first, last];
+  }
+
   show(x0, x1) {
     const [first, last] = this.extent();
     const least = this.view.axis === "event" ? 1 : Math.max(1e-6, (last - first) * 1e-7);
@@ -144,10 +162,10 @@ class App {
     this.later();
   }
 
-  showAll() {
+  showAll(window = this.extent()) {
     const { block } = this.view;
     Object.assign(this.view, SHOW_ALL, { block });
-    this.show(...this.extent());
+    this.show(...window);
   }
 
   zoom(factor, at = (this.view.x0 + this.view.x1) / 2) {
@@ -192,6 +210,11 @@ class App {
     this.later();
   }
 
+  choosePolicy(policy) {
+    this.choose({ policy });
+    runsTable(this);
+  }
+
   groupBy(by) {
     this.view.by = by;
     this.allGroups = false;
@@ -207,7 +230,9 @@ class App {
 
   // Show only one group.
   filterGroup(group) {
-    if (this.view.by !== "size") return this.filter({ [this.view.by]: group });
+    const { by } = this.view;
+    if (by === "owner" || by === "stream") return this.filter({ [by]: group });
+    if (by !== "size") return this.filter({ only: `${by}:${group}` });
     const least = group ? SIZE_CLASSES[group - 1][0] : 0;
     return this.filter({ least, most: SIZE_CLASSES[group][0] });
   }
@@ -231,6 +256,13 @@ class App {
 
   // -- texts
 
+  stackedText() {
+    const { by, head } = this.groups, text = `Live bytes, stacked by ${head.toLowerCase()}`;
+    if (by !== this.usual || by === "owner" || this.run.groupings[by] !== GROUPINGS[by]) return `${text}.`;
+    const share = Math.round(100 * this.owners.share);
+    return `${text}, because the largest ${HUES.light.length} of ${count(this.owners.count)} owners have only ${share} % of the peak.`;
+  }
+
   whereText(x) {
     if (x == null) return "–";
     if (this.view.axis === "event") return `event ${count(Math.floor(x))}`;
@@ -251,13 +283,15 @@ class App {
 
   fillChoices() {
     const { facts } = this.run;
-    const owners = (this.view.by === "owner" ? this.groups : new Groups(this.run, "owner")).ordered;
-    choices("owner", [[-1, `all ${count(facts.owners.length)}`], ...owners.slice(0, 500).map((owner) => [owner, ownerText(facts.owners[owner])])]);
+    this.owners = this.view.by === "owner" ? this.groups : new Groups(this.run, "owner");
+    choices("owner", [[-1, `all ${count(facts.owners.length)}`], ...this.owners.ordered.slice(0, 500).map((owner) => [owner, ownerText(facts.owners[owner])])]);
     choices("stream", [[-1, `all ${facts.streams.length}`], ...facts.streams.map((name, i) => [i, name])]);
     const powers = Array.from({ length: 41 }, (_, i) => 2 ** i).slice(6);
     choices("least", [[0, "any"], ...powers.map((size) => [size, bytes(size)])]);
     choices("most", [[Infinity, "any"], ...powers.map((size) => [size, bytes(size)])]);
-    document.querySelector("#by option[value=stack]").disabled = !this.run.stackSizes.length;
+    const offered = Object.entries({ ...GROUPINGS, ...this.run.groupings });
+    element("by").replaceChildren(...offered.map(([by, { head }]) =>
+      make("option", { value: by, disabled: !(by in this.run.groupings) }, head.toLowerCase())));
     this.showChoices();
   }
 
@@ -277,13 +311,14 @@ class App {
     for (const input of document.getElementsByName("axis")) on("change", input, () => this.chooseAxis(input.value));
     on("submit", element("filters"), (event) => event.preventDefault());
     on("click", element("reset"), () => this.reset());
+    on("click", element("widen"), () => this.show(this.extent()[0], this.view.x1));
     on("click", element("zoom-in"), () => this.zoom(0.5));
     on("click", element("zoom-out"), () => this.zoom(2));
     on("click", element("copy-link"), ({ target }) => copyLink(target));
-    on("click", element("one-stack"), () => this.filter({ stack: -1 }));
+    on("click", element("one-group"), () => this.filter({ only: "" }));
     on("click", element("block-close"), () => this.selectBlock(-1));
     on("click", element("block-of-owner"), () => this.filter({ owner: this.run.owner[this.view.block] }));
-    on("click", element("block-of-stack"), () => this.filter({ stack: this.run.stack[this.view.block] }));
+    on("click", element("block-of-stack"), () => this.filter({ only: `stack:${this.run.stack[this.view.block]}` }));
     on("click", element("block-moment"), () => this.goTo(this.run.begin[this.view.block]));
     on("keydown", document, (event) => { if (event.key === "Escape") this.selectBlock(-1); });
     on("hashchange", window, () => this.open({ run: this.runs.indexOf(this.run), ...readLink() }));

@@ -157,5 +157,5 @@ function point(app, u) {
   const { left, top } = u.cursor;
   if (left < 0 || top < 0 || !u.over.matches(":hover")) return;
   const at = u.over.getBoundingClientRect();
-  showTip(app, blockUnder(app, u, left, top), at.left + left, at.top + top);
+  showBlockTip(app, blockUnder(app, u, left, top), at.left + left, at.top + top);
 }

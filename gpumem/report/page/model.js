@@ -3,7 +3,8 @@
 
 const NEVER = 0xffffffff; // stands for the free of a block that was never freed
 
-const NO_FILTER = { owner: -1, stream: -1, stack: -1, least: 0, most: Infinity, find: "" };
+// `only` names a group, such as "function:3".
+const NO_FILTER = { owner: -1, stream: -1, only: "", least: 0, most: Infinity, find: "" };
 
 class Run {
   constructor(facts, { back, ...columns }, curves) {
@@ -26,6 +27,7 @@ class Run {
     for (let b = 0; b < this.blocks; b++) this.top = Math.max(this.top, this.offset[b] + this.size[b]);
     for (let s = 0; s < this.segments; s++) this.top = Math.max(this.top, this.segmentOffset[s] + this.segmentSize[s]);
     this.stackStarts = startsOf(this.stackSizes);
+    this.groupings = groupingsOf(this);
     this.select(NO_FILTER);
     this.all = this.live;
   }
@@ -45,14 +47,16 @@ class Run {
   }
 
   // Select the blocks that pass a filter.
-  select({ owner, stream, stack, least, most, find }) {
+  select({ owner, stream, only, least, most, find }) {
     const found = find.trim() ? this.search(find.trim().toLowerCase()) : null;
-    this.isFiltered = owner >= 0 || stream >= 0 || stack >= 0 || least > 0 || most < Infinity || found !== null;
+    const [by, group] = only.split(":");
+    const [groups] = this.groupings[by]?.make(this, this) ?? [];
+    this.isFiltered = owner >= 0 || stream >= 0 || Boolean(groups) || least > 0 || most < Infinity || found !== null;
     const passes = (this.passes = new Uint8Array(this.blocks));
     for (let b = 0; b < this.blocks; b++) {
       const size = this.size[b];
       passes[b] = +((owner < 0 || this.owner[b] === owner) && (stream < 0 || this.stream[b] === stream)
-        && (stack < 0 || this.stack[b] === stack) && size >= least && size < most && (!found || found(b)));
+        && (!groups || groups[b] === Number(group)) && size >= least && size < most && (!found || found(b)));
     }
     const live = (this.live = new Float64Array(this.moves));
     const rest = this.isFiltered ? [] : this.rest;

@@ -15,7 +15,7 @@ function momentView(app) {
   on("moment-after", () => app.goTo(app.moment + 1));
   on("moment-last", () => app.goTo(app.stop - 1));
   on("moment-peak", () => app.goToPeak());
-  place.addEventListener("mousemove", (event) => showTip(app, under(event), event.clientX, event.clientY));
+  place.addEventListener("mousemove", (event) => showBlockTip(app, under(event), event.clientX, event.clientY));
   place.addEventListener("mouseleave", hideTip);
   place.addEventListener("click", (event) => app.selectBlock(under(event)));
   place.addEventListener("keydown", (event) => {

@@ -4,10 +4,12 @@ function runsTable(app) {
   const panel = element("runs-panel");
   panel.hidden = app.runs.length < 2;
   if (panel.hidden) return;
-  const most = Math.max(1, ...app.runs.map((run) => run.facts.policies[0].peak_reserved_bytes));
+  const { name } = app.run.facts.policies[app.view.policy];
+  const reserved = app.runs.map((run) => servedBy(run.facts, name)?.peak_reserved_bytes);
+  const most = Math.max(1, ...app.runs.map((run, number) => reserved[number] ?? run.facts.figures.peak_live_bytes));
   const [first, last] = commonTime(app.runs);
   const rows = app.runs.map((run, number) => {
-    const { figures, policies, label, moment } = run.facts;
+    const { figures, label, moment } = run.facts;
     const shown = make("input", { type: "radio", name: "run", checked: run === app.run });
     shown.addEventListener("change", () => app.showRun(number));
     const compared = make("input", { type: "checkbox", checked: run === app.other, disabled: run === app.run, ariaLabel: `Compare with ${label}` });
@@ -15,10 +17,10 @@ function runsTable(app) {
     const canvas = make("canvas", { width: 260 * devicePixelRatio, height: 30 * devicePixelRatio });
     sparkline(app, canvas, run, run.starts - first, last - first, most);
     return make("tr", { className: run === app.run ? "chosen" : "" },
-      make("th", { scope: "row" }, make("label", { className: "name", title: label }, shown, " ", label)),
+      make("th", { scope: "row" }, make("label", { className: "name", title: label }, shown, " ", make("span", {}, ...words(label)))),
       make("td", { className: "tick" }, compared),
       make("td", { className: "spark" }, canvas),
-      cell(bytes(figures.peak_live_bytes)), cell(bytes(policies[0].peak_reserved_bytes)),
+      cell(bytes(figures.peak_live_bytes)), cell(bytes(reserved[number])),
       cell(moment ? "–" : bytes(figures.live_at_end_bytes)));
   });
   element("runs").replaceChildren(head("Run", "Compare", "<Live over time", "Peak live", "Peak reserved", "Live at the end"), make("tbody", {}, ...rows));

@@ -34,8 +34,8 @@ function policiesTable(app) {
   const most = Math.max(1, ...policies.map((each) => each.peak_reserved_bytes));
   const rows = policies.map((each, number) => {
     const chosen = make("input", { type: "radio", name: "policy", checked: number === app.view.policy });
-    chosen.addEventListener("change", () => app.choose({ policy: number }));
-    const name = make("label", { className: "name", title: each.name }, chosen, " ", each.name);
+    chosen.addEventListener("change", () => app.choosePolicy(number));
+    const name = make("label", { className: "name", title: each.name }, chosen, " ", make("span", {}, ...words(each.name)));
     const live = Math.min(figures.peak_live_bytes, each.peak_reserved_bytes);
     const row = make("tr", { className: number === app.view.policy ? "chosen" : "" },
       make("th", { scope: "row" }, name),
@@ -58,7 +58,7 @@ function groupsTable(app) {
     const name = groups.names[g];
     const swatch = make("span", { className: "swatch" });
     swatch.style.background = app.theme.hue(groups.colour[g]);
-    const pick = make("button", { type: "button", title: `Show only ${name}` }, ownerText(name));
+    const pick = make("button", { type: "button", title: `Show only ${name}` }, ...words(ownerText(name)));
     pick.addEventListener("click", () => app.filterGroup(g));
     return make("tr", {},
       make("th", { scope: "row" }, make("span", { className: "name" }, swatch, pick)),
@@ -89,7 +89,7 @@ function compareCells(app, name, here) {
 
 function ownerCell(app, owner) {
   const name = app.run.facts.owners[owner];
-  return make("td", { className: "words" }, make("span", { className: "name", title: name }, ownerText(name)));
+  return make("td", { className: "words" }, make("span", { className: "name", title: name }, ...words(ownerText(name))));
 }
 
 // A row with the button that shows all rows of a table, or few again.

@@ -35,10 +35,19 @@ class Theme {
   hue(rank) {
     return rank >= 0 && rank < HUES.light.length ? HUES[this.name][rank] : this.color("rest");
   }
+
+  // A hue on which text is readable.
+  tint(rank) {
+    const ground = parts(this.color("panel"));
+    return `rgb(${parts(this.hue(rank)).map((part, at) => Math.round(0.28 * part + 0.72 * ground[at]))})`;
+  }
+}
+
+function parts(color) {
+  return [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
 }
 
 // A colour as the bytes of an ImageData's pixel, in this machine's order.
 function pixel(color) {
-  const [r, g, b] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
-  return new Uint32Array(new Uint8Array([r, g, b, 255]).buffer)[0];
+  return new Uint32Array(new Uint8Array([...parts(color), 255]).buffer)[0];
 }

@@ -18,7 +18,7 @@ function timelineChart(app) {
     bands: [{ series: [1, 2], fill: () => app.theme.color("idle-fill") }],
     hooks: {
       drawAxes: [(u) => { drawStack(app, u, shown); drawSteps(app, u); }],
-      setCursor: [(u) => tell(u.cursor.idx)],
+      setCursor: [(u) => { tell(u.cursor.idx); point(u.cursor); }],
     },
     data: [[], [], [], [], []],
   });
@@ -26,6 +26,26 @@ function timelineChart(app) {
     const x = chart.posToVal(event.clientX - chart.over.getBoundingClientRect().left, "x");
     if (!chart.dragged) app.goTo(app.run.moveBehind(x, app.view.axis));
   });
+
+  chart.over.addEventListener("mouseleave", hideTip);
+
+  // The groups at the pointer, as they lie on each other; that under it stands out.
+  function point({ left, top }) {
+    if (!chart.over.matches(":hover")) return;
+    const x = chart.posToVal(left, "x"), y = chart.posToVal(top, "y");
+    const at = shown.x.findLastIndex((begins) => begins <= x);
+    let sum = 0;
+    const rows = shown.colours.flatMap((column, c) => {
+      if (at < 0 || !column[at]) return [];
+      const isHere = y >= sum && y < (sum += column[at]);
+      const swatch = make("span", { className: "swatch" });
+      swatch.style.background = app.theme.hue(c);
+      return [[make("span", { className: isHere ? "here" : "" }, swatch, app.groups.colourName(c)), bytes(column[at])]];
+    });
+    if (!rows.length) return hideTip();
+    const { left: begin, top: upper } = chart.over.getBoundingClientRect();
+    showTip(begin + left, upper + top, make("b", {}, `${bytes(sum)} live at ${app.whereText(x)}`), definitions(rows.reverse()));
+  }
 
   // The names of the lines, with their values at the cursor.
   function tell(at) {

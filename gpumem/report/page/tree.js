@@ -1,0 +1,98 @@
+// ---- the tree of calls -------------------------------------------------------------------------
+// The root is outside of the program; each node is a frame, called by the one above it. Blocks without
+// a stack are below the beginnings of their owner's name, such as "model." and "model.layer".
+
+// The tree above some blocks, with the bytes of each colour below each node.
+function callTree(run, blocks, { all = false, colourOf = () => 0, weigh = (b) => run.size[b] } = {}) {
+  const root = treeNode({ key: "", name: "all", title: "" }, null);
+  const paths = new Map(); // by stack or owner: the nodes from the root to the innermost frame
+  for (const b of blocks) {
+    const key = pathKey(run, b);
+    if (!paths.has(key)) paths.set(key, descend(root, pathOf(run, b, all)));
+    const nodes = paths.get(key), weight = weigh(b), colour = colourOf(b);
+    for (const node of nodes) {
+      node.bytes += weight;
+      node.colours[colour] += weight;
+    }
+    nodes[nodes.length - 1].own += weight;
+  }
+  return root;
+}
+
+function treeNode(frame, caller) {
+  return { ...frame, caller, bytes: 0, own: 0, children: new Map(), colours: new Float64Array(HUES.light.length + 1) };
+}
+
+function descend(root, path) {
+  const nodes = [root];
+  for (const frame of path) {
+    const { children } = nodes[nodes.length - 1];
+    if (!children.has(frame.key)) children.set(frame.key, treeNode(frame, nodes[nodes.length - 1]));
+    nodes.push(children.get(frame.key));
+  }
+  return nodes;
+}
+
+function pathKey(run, b) {
+  return run.stack[b] || -1 - run.owner[b];
+}
+
+// The frames of a block's stack, the outermost first: those of the program, or all.
+function pathOf(run, b, all) {
+  const stack = run.stack[b];
+  if (stack) return (all ? run.frames(stack) : programLines(run, stack)).map((frame) =>
+    ({ key: frameText(frame), name: lineName(frame), title: frameText(frame) })).reverse();
+  const owner = run.facts.owners[run.owner[b]];
+  const parts = lineOf(owner) ? [owner] : owner.split(/(?<=[./])(?=.)/);
+  return parts.map((_, at) => parts.slice(0, at + 1).join("")).map((name) => ({ key: name, name: ownerText(name), title: name }));
+}
+
+// ---- groups by outer frame ---------------------------------------------------------------------
+
+// Each block by the outermost frame that tells the largest parts of the peak apart.
+function byOuterFrame(run, like) {
+  const highest = like.all.reduce((best, live, at, all) => (live > all[best] ? at : best), 0);
+  const tree = callTree(like, like.size.keys(), { weigh: (b) => (like.isLive(b, highest) ? like.size[b] : 0) });
+  const nodes = Array.from(cutTree(tree).keys());
+  const numbers = new Map(nodes.map((node, number) => [node, number]));
+  const counts = new Map();
+  for (const { name } of nodes) counts.set(name, (counts.get(name) ?? 0) + 1);
+  const names = nodes.map(({ name, caller }) => (counts.get(name) > 1 && caller?.caller ? `${name} ← ${caller.name}` : name));
+  const groups = new Map(); // by stack or owner
+  const of = Uint32Array.from({ length: run.blocks }, (_, b) => {
+    const key = pathKey(run, b);
+    if (!groups.has(key)) groups.set(key, groupOf(pathOf(run, b, false), tree, numbers) ?? nodes.length);
+    return groups.get(key);
+  });
+  return [of, [...names, "elsewhere"]];
+}
+
+const MIN_COLOURED = 0.97;
+
+// Replace the largest nodes by those that they call, as long as the colours have most of the bytes.
+function cutTree(root) {
+  let cut = new Map([[root, root.bytes]]);
+  const done = new Set();
+  for (;;) {
+    const largest = Array.from(cut).sort((a, b) => b[1] - a[1]).slice(0, HUES.light.length);
+    const [node] = largest.find(([each]) => each.children.size && !done.has(each)) ?? [];
+    if (!node) return cut;
+    done.add(node);
+    const finer = new Map(cut);
+    finer.delete(node);
+    if (node.own) finer.set(node, node.own);
+    for (const child of node.children.values()) finer.set(child, child.bytes);
+    if (node === root || shareOfLargest(finer.values()) >= MIN_COLOURED) cut = finer;
+  }
+}
+
+// The number of the innermost node of a path that has one.
+function groupOf(path, tree, numbers) {
+  let node = tree, found = numbers.get(tree);
+  for (const { key } of path) {
+    node = node.children.get(key);
+    if (!node) break;
+    found = numbers.get(node) ?? found;
+  }
+  return found;
+}
