@@ -215,6 +215,7 @@ cdef class OpenedTag(Opened):
 cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registered) except? 0:
     cdef Arena each
     cdef SleepSums before
+    cdef StorePlace* to_place
     cdef uint64_t released = 0
     require_sleeper(arena)
     if registered not in ("refuse", "stay"):
@@ -222,29 +223,29 @@ cdef uint64_t put_to_sleep(Arena arena, object tags, object to, object registere
     stays = registered == "stay"
     sleepers = find_sleepers(arena, tags, stays)
     place = SleepPlace(arena, to, arena.config.sleep_keep_bytes)
-    held = []
+    falling = []        # those that fall asleep, in this order, with the parts that are held
     done = []
     try:
         # From here on no view and no access begins: the second look finds all that there are.
-        for sleeper in list(sleepers):
-            _, each, parts = sleeper
-            held += hold(parts, STATE_FALLING)
+        for name, each, parts in sleepers:
+            falling.append((name, each, hold(parts, STATE_FALLING)))
             if not may_sleep(each, parts, stays):
-                sleepers.remove(sleeper)
-                let_go(parts, STATE_FALLING)
+                let_go(falling.pop()[2], STATE_FALLING)
         # Ctrl-C ends this wait; later waits are for work that was queued after it.
         synchronize_device(&arena.driver_device.context)
-        for name, each, _ in sleepers:
+        while falling:
+            name, each, _ = falling[0]
             before = sleep_sums(each.core)
-            if mode_of(arena, name) == "drop":
-                sleep_one(each, None)
-            else:
-                sleep_one(each, place)
+            to_place = NULL if mode_of(arena, name) == "drop" else place.make_room(each)
+            del falling[0]      # from here on its parts sleep, or are open again
+            sleep_one(each, to_place)
+            if to_place != NULL:
                 place.note_use(each)
             done.append((name, each))
             released += before.held - sleep_sums(each.core).held
     except BaseException as error:
-        let_go(held, STATE_FALLING)
+        for _, _, held in falling:
+            let_go(held, STATE_FALLING)
         wake_all(arena, done, error)
         raise
     finally:
@@ -283,8 +284,7 @@ cdef bint may_sleep(Arena each, list parts, bint registered_stay) except -1:
     return True
 
 
-cdef int sleep_one(Arena arena, SleepPlace place) except -1:
-    cdef StorePlace* to = NULL if place is None else place.make_room(arena)
+cdef int sleep_one(Arena arena, StorePlace* to) except -1:
     cdef int status
     with nogil:
         status = arena_sleep(arena.core, to)

@@ -8,6 +8,8 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.interrupting import interrupted, more_calls
+from helpers.threads import running
 from helpers.waiting import wait_until, without_waiting
 
 import gpumem
@@ -17,30 +19,10 @@ from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 NBYTES = 5 << 20  # more than a copy needs to be staged, which waits for its stream
 
 
-@contextlib.contextmanager
-def beside(call):
-    """Run call() in a thread during the block; its error is raised at the end."""
-    errors = []
-
-    def run():
-        try:
-            call()
-        except BaseException as error:  # raised below, in the caller's thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
+def refuses(arena, tag="default"):
     try:
-        yield
-    finally:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def refuses(arena):
-    try:
-        arena.allocate(256).close()
+        with arena.tag(tag):
+            arena.allocate(256).close()
     except (AsleepError, ClosedError):
         return True
     return False
@@ -51,7 +33,7 @@ def going_to_sleep(arena, driver):
     """An arena that is put to sleep by another thread, which waits for the device meanwhile."""
     stream = gpumem.Stream("host")
     gate = driver.block(stream)
-    with without_waiting(gate), beside(arena.sleep):
+    with without_waiting(gate), running(arena.sleep):
         try:
             wait_until(lambda: refuses(arena))
             yield
@@ -66,7 +48,7 @@ def copied_into(target, driver, host):
     gate = driver.block(stream)
     array = np.full(target.shape, 9, "uint8")
     before = host.call_count("cuStreamSynchronize")
-    with without_waiting(gate), beside(lambda: gpumem.copy(target, array, stream)):
+    with without_waiting(gate), running(gpumem.copy, target, array, stream):
         try:
             wait_until(lambda: host.call_count("cuStreamSynchronize") > before)
             yield
@@ -110,7 +92,7 @@ def test_sleep_of_one_tag_leaves_others_usable_meanwhile(arena, driver):
         tensor = gpumem.full(NBYTES, 7, "uint8", resource=arena)
     stream = gpumem.Stream("host")
     gate = driver.block(stream)
-    with without_waiting(gate), beside(lambda: arena.sleep("default")):
+    with without_waiting(gate), running(arena.sleep, "default"):
         wait_until(lambda: refuses(arena))
         tensor.fill(8)
         gate.open()
@@ -144,6 +126,39 @@ def test_interrupted_sleep_leaves_the_arena_usable(arena):
         arena.sleep(to=__file__)
     tensor.fill(8)
     assert not arena.asleep
+
+
+def test_interrupted_sleep_leaves_a_tag_alone_that_another_thread_puts_to_sleep(
+    arena, driver, host, tmp_path
+):
+    """The tag stays awake at first, because it is registered between the two looks at it."""
+    with arena.tag("sent"):
+        buffer = arena.allocate(NBYTES)
+    other = threading.Thread(target=arena.sleep, args=("sent",))
+    registrations = []
+
+    class Place:
+        def __fspath__(self):
+            registrations.append(buffer.register())
+            return f"{tmp_path}/sleep"
+
+    def other_sleeps():
+        if not waits():
+            return False
+        registrations.pop().release()
+        other.start()
+        wait_until(lambda: refuses(arena, "sent"))
+        return True
+
+    waits = more_calls(host, "cuEventQuery", 20)
+    with driver.block(gpumem.Stream("host")) as gate:
+        with interrupted(other_sleeps, gate):
+            arena.sleep(to=Place(), registered="stay")
+        assert (refuses(arena), refuses(arena, "sent")) == (False, True)
+        gate.open()
+        other.join()
+    assert arena.asleep == ("sent",)
+    buffer.close()
 
 
 def test_copy_under_way_refuses_a_sleep(arena, driver, host):
@@ -213,7 +228,7 @@ def test_arena_closes_with_all_of_its_tags_or_with_none(arena, driver):
             refused.append(str(error))
             return []
 
-    with without_waiting(gate), beside(arena.close):
+    with without_waiting(gate), running(arena.close):
         wait_until(lambda: refuses(arena))
         held = allocate()
         gate.open()
@@ -237,7 +252,7 @@ def test_graph_pool_that_another_thread_closes_serves_no_capture(arena, driver):
             refused.append(str(error))
         return bool(refused)
 
-    with without_waiting(gate), beside(pool.close):
+    with without_waiting(gate), running(pool.close):
         wait_until(enter)
         gate.open()
     assert refused == ["arena 'host:0, graph pool' was being closed by another thread"]

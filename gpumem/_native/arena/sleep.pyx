@@ -51,23 +51,23 @@ cdef int arena_sleep(ArenaCore* arena, const StorePlace* place) noexcept nogil:
 cdef int sleep_with_pools(ArenaCore* arena, const StorePlace* place) noexcept nogil:
     cdef StorePlace room_left
     cdef ArenaCore* pool
-    cdef int status
+    cdef int alone, status
     if place != NULL:
         room_left = place[0]
-    status = sleep_alone(arena, NULL if place == NULL else &room_left)
-    if status != ARENA_OK:
-        return status
+    alone = sleep_alone(arena, NULL if place == NULL else &room_left)
+    status = alone
     subtract_room(&room_left, arena)
     pool = pool_next(arena, NULL)
-    while pool != NULL and status == ARENA_OK:
-        status = sleep_alone(pool, NULL if place == NULL else &room_left)
-        status = note_pool_refusal(arena, pool, status)
-        subtract_room(&room_left, pool)
+    while pool != NULL:
+        if status == ARENA_OK:
+            status = sleep_alone(pool, NULL if place == NULL else &room_left)
+            status = note_pool_refusal(arena, pool, status)
+            subtract_room(&room_left, pool)
+        else:                       # it was not reached
+            arena_turn(pool, STATE_FALLING, STATE_OPEN)
         pool = pool_next(arena, pool)
-    if pool != NULL:
-        arena_drop(pool)
-    if status == ARENA_OK:
-        return ARENA_OK
+    if alone != ARENA_OK or status == ARENA_OK:
+        return status
     if arena_wake(arena) != ARENA_OK:
         return ARENA_HALF_ASLEEP
     return ARENA_DRIVER_REFUSED if status == ARENA_HALF_ASLEEP else status
