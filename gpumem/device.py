@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpumem._native.driver import nvml
 from gpumem._support.arguments import power_of_two, refuse, require
 from gpumem._support.releases import release_retired
 from gpumem.errors import ClosedError, ConfigError, DriverError
@@ -411,6 +412,8 @@ def _open_device(device: Device) -> DriverDevice:
             why += '; without a GPU use "host"'
         raise ValueError(f"unknown device {str(device)!r}: {why}")
     opened: DriverDevice = provider.open_device(device.index)
+    if device.type == "cuda":
+        nvml.load()
     current = _opened.get(device)
     if current is not None and not current.dead:
         return current  # another thread was faster: a device is opened once, streams rely on it

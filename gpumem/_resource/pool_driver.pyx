@@ -30,7 +30,7 @@ from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
 
-from gpumem._resource.nvml import processes_on
+from gpumem._native.driver.nvml import processes_on
 from gpumem.config import PoolConfig
 from gpumem.errors import ConfigError, PeerAccessError
 
