@@ -42,6 +42,7 @@ from gpumem._support.process cimport call_unraisable
 from gpumem._buffer.stream import Stream
 from gpumem._buffer.transport import hold
 from gpumem._support.arguments import MISSING, refuse_call, require
+from gpumem._support.out_of_memory import kept_mappings
 from gpumem._support.sizes import exact_size
 from gpumem.config import _suits_limit, ArenaConfig
 from gpumem.device import Device, MemoryKind
@@ -84,8 +85,10 @@ cdef int arena_open(Arena arena, object memory, object config, tuple excess, obj
     choose_backing(arena, &backing)
     arena.core = arena_create(&settings, backing)
     if arena.core == NULL:
-        raise OutOfMemoryError.of(
-            advised(OutOfMemoryReport(str(memory), 0, 0, arena.name), "metadata"))
+        with kept_mappings:
+            error = OutOfMemoryError.of(
+                advised(OutOfMemoryReport(str(arena.memory), 0, 0, arena.name), "metadata"))
+        raise error
     arena.stale, arena.pressure_tensors = [], []
     add_listed_peers(arena)
     join_budget(arena, budget, count)

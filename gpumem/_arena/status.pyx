@@ -39,6 +39,7 @@ from gpumem._support.process cimport report_unraisable
 
 from gpumem._arena import reports
 from gpumem._support.events import FRAMEWORKS, label_texts
+from gpumem._support.out_of_memory import kept_mappings
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError, SourceError, AsleepError
 
 
@@ -248,7 +249,9 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
         reason = "source"
     elif status == ARENA_OVER_LIMIT:
         reason = "limit"
-    raise OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason)) from cause
+    with kept_mappings:
+        error = OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason))
+    raise error from cause
 
 
 cdef int raise_over_budget(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,

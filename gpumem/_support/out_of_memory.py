@@ -1,23 +1,48 @@
 """Limits of the process for which the kernel refuses memory, although memory is there.
 
 Errors name them. All modules are imported beforehand: without a descriptor none can be imported.
+Some mappings are kept for the objects of an error: without a mapping Python gets no memory for them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 import resource
 
 from gpumem._support.sizes import format_size
 
 _NEAR = 256  # mappings; a refused request has undone as many steps at most
+_KEPT = 4  # mappings; shared ones, which never merge, and without memory, as nothing is written
+_PIECE = 4096  # bytes of a file that are read at a time
 _ALIGNMENT = 64 << 20  # bytes that a request maps in addition to its own and to tables, at most
+_ADDRESSES = 1 << 47  # bytes that Linux has for a process
 _LIMITS = (
     (resource.RLIMIT_AS, b"VmSize:", "address space", "RLIMIT_AS", "-v"),
     (resource.RLIMIT_DATA, b"VmData:", "private writable memory", "RLIMIT_DATA", "-d"),
     (resource.RLIMIT_MEMLOCK, b"VmLck:", "locked memory", "RLIMIT_MEMLOCK", "-l"),
 )
+
+
+class _KeptMappings:
+    """A few mappings that are released while an error is made, and kept again afterwards."""
+
+    def __init__(self) -> None:
+        self._kept: list[mmap.mmap] = []
+        self.__exit__()
+
+    def __enter__(self) -> None:
+        self._kept.clear()
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(OSError):
+            while len(self._kept) < _KEPT:
+                self._kept.append(mmap.mmap(-1, mmap.PAGESIZE))
+
+
+kept_mappings = _KeptMappings()
 
 
 def lacking(nbytes: int) -> tuple[str, str] | None:
@@ -60,8 +85,16 @@ def _bytes(nbytes: int) -> tuple[str, str] | None:
     for number, field, words, name, option in _LIMITS:
         limit = resource.getrlimit(number)[0]
         used = int(sizes.get(field, 0)) << 10
-        # Tables of an arena take a sixteenth of the addresses (include/reserved.h).
-        free = limit - limit // 16 - used
+        if number == resource.RLIMIT_AS and used + used // 16 >= _ADDRESSES:
+            return (
+                words,
+                f"{format_size(used)} are reserved or in use, nearly all that a process can have: "
+                "close arenas, or release reserved addresses",
+            )
+        # Each table and range of an arena takes a sixteenth of the addresses (include/reserved.h);
+        # a refused request has released up to three of them.
+        tables = limit // 4 if number == resource.RLIMIT_AS else limit // 16
+        free = limit - tables - used
         locks = number == resource.RLIMIT_MEMLOCK and not used  # nothing of the process is locked
         if limit != resource.RLIM_INFINITY and not locks and free < nbytes + _ALIGNMENT:
             return (
@@ -74,8 +107,8 @@ def _bytes(nbytes: int) -> tuple[str, str] | None:
 
 def _mappings() -> tuple[str, str] | None:
     limit = int(next(iter(_lines("/proc/sys/vm/max_map_count")), 0))
-    count = len(_lines("/proc/self/maps")) if limit else 0
-    if count + _NEAR <= limit or not count:
+    count = _count_of_lines("/proc/self/maps") if limit else 0
+    if count + _NEAR <= limit:
         return None
     return (
         "memory mappings",
@@ -90,3 +123,15 @@ def _lines(path: str) -> list[bytes]:
             return file.readlines()
     except OSError:
         return []
+
+
+def _count_of_lines(path: str) -> int:
+    """Count the lines in pieces: without a mapping, Python has no memory for all of them."""
+    piece = bytearray(_PIECE)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return sum(
+                piece.count(b"\n", 0, size) for size in iter(lambda: file.readinto(piece), 0)
+            )
+    except OSError:
+        return 0

@@ -64,4 +64,5 @@ def run(script: str, *arguments: str, env: dict[str, str] | None = None):
 def run_quietly(script: str, *arguments: str, env: dict[str, str] | None = None) -> None:
     """Run a script that must end with code 0 and print nothing at all."""
     done = run(script, *arguments, env=env)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ended = (done.returncode, done.stdout, done.stderr)
+    assert ended == (0, "", ""), f"exit {done.returncode}\n{done.stdout}{done.stderr}"
