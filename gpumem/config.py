@@ -375,7 +375,7 @@ class ArenaConfig(_Settings):
     extend_strategy : {"next_power_of_two", "same_as_requested"}
         Size of the next region: doubled, or exactly the size of the block.
     initial_chunk_size_bytes : int
-        Bytes of the first region, 1 to 2**31 - 1.
+        Bytes of the first region.
     max_dead_bytes_per_chunk : int
         With the "ort" split rule only: bytes that may stay unused in a block before it is split.
     initial_growth_chunk_size_bytes : int
@@ -451,9 +451,9 @@ class ArenaConfig(_Settings):
     extend_strategy: str = _setting(
         "next_power_of_two", _choice(next_power_of_two="0", same_as_requested="1")
     )
-    initial_chunk_size_bytes: int = _setting(MIB, _size(1, 2**31 - 1))
-    max_dead_bytes_per_chunk: int = _setting(128 * MIB, _size(1, 2**31 - 1))
-    initial_growth_chunk_size_bytes: int = _setting(2 * MIB, _size(1, 2**31 - 1))
+    initial_chunk_size_bytes: int = _setting(MIB, _size(1, MAX_BYTES))
+    max_dead_bytes_per_chunk: int = _setting(128 * MIB, _size(1, MAX_BYTES))
+    initial_growth_chunk_size_bytes: int = _setting(2 * MIB, _size(1, MAX_BYTES))
     max_power_of_two_extend_bytes: int = _setting(GIB, _size(1, MAX_BYTES))
     max_mem: int = _setting(0, _limit)
     use_cuda_mempool: bool = _setting(False, _boolean)

@@ -79,6 +79,11 @@ def test_first_region_is_the_initial_chunk(make_arena):
     assert grow(make_arena({"initial_chunk_size_bytes": 25600}), 256) == [25600]
 
 
+@pytest.mark.usefixtures("large_host")
+def test_first_region_exceeds_2_gib_where_memory_is_that_large(make_arena):
+    assert grow(make_arena({"initial_chunk_size_bytes": 3072 * MIB}), 1) == [3072 * MIB]
+
+
 def test_initial_chunk_is_rounded_up_to_256_bytes(make_arena):
     assert grow(make_arena({"initial_chunk_size_bytes": 1000}), 1) == [1024]
 
