@@ -367,6 +367,8 @@ def copy(dst, src, stream=None):
     _require_alike(to, origin)
     _require_writable(to)
     require_open(to.buffer)
+    # The block of a closed source may be the one that `dst` has now.
+    require_open(origin.buffer)
     if overlap(to, origin):
         # Onto itself: nothing to do. Otherwise a copy of the source is out of the way.
         if is_same(to, origin):

@@ -316,6 +316,17 @@ def test_copy_of_a_closed_buffer_is_refused(closed):
         gpumem.copy(ends["dst"], ends["src"])
 
 
+def test_copy_from_a_closed_buffer_into_its_block_is_refused():
+    arena = gpumem.Arena("host")
+    src = gpumem.full(1 << 20, 7, "uint8", resource=arena)
+    address = src.buffer.ptr
+    src.buffer.close()
+    dst = gpumem.empty(1 << 20, "uint8", resource=arena)
+    assert dst.buffer.ptr == address
+    with pytest.raises(gpumem.errors.ClosedError):
+        gpumem.copy(dst, src)
+
+
 @pytest.mark.parametrize("stream", ["fast", -1, object(), 1.5, True])
 def test_copy_rejects_an_invalid_stream(stream):
     for dst in (np.zeros(3), gpumem.zeros(3, "float64", memory="host")):
