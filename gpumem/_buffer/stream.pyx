@@ -696,16 +696,13 @@ cdef int wait_for_stream(DeviceContext* context, CUstream stream) except -1:
 
 cdef int finish_stream(DeviceContext* context, CUstream stream) except -1:
     cdef CUresult code
+    device_enter(context, "cuStreamSynchronize")
     with nogil:
-        code = context_enter(context)
-        if code == CUDA_SUCCESS:
-            if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
-                code = context.table.cuCtxSynchronize()
-            else:
-                code = context.table.cuStreamSynchronize(stream)
-            context_leave(context)
-    check(context.table, code, "cuStreamSynchronize")
-    return 0
+        if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
+            code = context.table.cuCtxSynchronize()
+        else:
+            code = context.table.cuStreamSynchronize(stream)
+    return device_leave(context, code, "cuStreamSynchronize")
 
 
 cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_device,
@@ -724,13 +721,10 @@ cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_
     if earlier == <CUstream><uintptr_t>PER_THREAD_STREAM:
         # It may be another thread's: the legacy stream is ordered after all of those.
         earlier = <CUstream><uintptr_t>LEGACY_STREAM
+    device_enter(&earlier_device.context, "cuStreamWaitEvent")
     with nogil:
-        code = context_enter(&earlier_device.context)
-        if code == CUDA_SUCCESS:
-            code = stream_follow(&earlier_device.context, earlier, &later_device.context, later)
-            context_leave(&earlier_device.context)
-    check(later_device.context.table, code, "cuStreamWaitEvent")
-    return 0
+        code = stream_follow(&earlier_device.context, earlier, &later_device.context, later)
+    return device_leave(&earlier_device.context, code, "cuStreamWaitEvent")
 
 
 # ---- work that the own stream does not order -----------------------------------------------------
@@ -754,33 +748,35 @@ cdef inline bint is_of(QueuedUse use, Buffer buffer) noexcept:
 
 cdef int note_use(Buffer buffer, DriverDevice driver_device, CUstream stream,
                   object named=None) except -1:
-    cdef QueuedUse use
-    cdef uint64_t low = buffer.address
-    cdef uint64_t high = low + buffer.requested_bytes
+    cdef QueuedUse use, known = None
+    cdef list uses
     # A graph under capture has done no work yet: the caller orders its launch.
     if is_capturing(driver_device, stream):
         return 0
+    if buffer.home.queued_uses is None:
+        buffer.home.queued_uses = []
+    uses = buffer.home.queued_uses
     if isinstance(named, Stream):
         # It is kept, so its handle names no other stream. The event after this use is after an
         # earlier use, too.
-        for use in buffer.home.queued_uses or ():
-            if (use.low == low and use.high == high and use.driver_device is driver_device
-                    and use.stream == stream):
-                named.record(use.event)
-                return 0
+        for use in uses:
+            if (use.low == buffer.address and use.high == use.low + buffer.requested_bytes
+                    and use.driver_device is driver_device and use.stream == stream):
+                known = use
     else:
         device = Device(f"{driver_device.type}:{driver_device.ordinal}")
         named = Stream.from_handle(device, <uintptr_t>stream)
-    forget_done(buffer)
-    use = QueuedUse.__new__(QueuedUse)
-    use.low = low
-    use.high = high
-    use.driver_device = driver_device
-    use.stream = stream
-    use.event = named.record()
-    if buffer.home.queued_uses is None:
-        buffer.home.queued_uses = []
-    buffer.home.queued_uses.append(use)
+    if known is None:
+        forget_done(buffer)
+        known = QueuedUse.__new__(QueuedUse)
+        known.low = buffer.address
+        known.high = known.low + buffer.requested_bytes
+        known.driver_device = driver_device
+        known.stream = stream
+    known.event = named.record(known.event)
+    # Another thread may have found the earlier use done meanwhile, and forgotten it.
+    if known not in uses:
+        uses.append(known)
     return 0
 
 
@@ -804,13 +800,10 @@ cdef int follow_use(QueuedUse use, DriverDevice driver_device, CUstream stream) 
         return 0
     if is_capturing(driver_device, stream):
         return 0
+    device_enter(&driver_device.context, "cuStreamWaitEvent")
     with nogil:
-        code = context_enter(&driver_device.context)
-        if code == CUDA_SUCCESS:
-            code = driver_device.context.table.cuStreamWaitEvent(stream, use.event.handle, 0)
-            context_leave(&driver_device.context)
-    check(driver_device.context.table, code, "cuStreamWaitEvent")
-    return 0
+        code = driver_device.context.table.cuStreamWaitEvent(stream, use.event.handle, 0)
+    return device_leave(&driver_device.context, code, "cuStreamWaitEvent")
 
 
 cdef int require_alive(DeviceContext* context) except -1:

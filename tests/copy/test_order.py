@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 from helpers.arrays import elements, put
-from helpers.waiting import wait_until
+from helpers.waiting import opened_soon, wait_until
 
 import gpumem
 
@@ -95,6 +95,23 @@ def test_later_use_of_a_destination_comes_after_the_copy_into_it(stream, driver,
         assert not on.query()
     assert (dst.numpy() == (9 if use == "fill" else 7)).all()
     assert use == "fill" or (result.numpy() == 7).all()
+
+
+def test_fill_is_noted_although_another_thread_sees_the_end_of_the_one_before(driver):
+    class Watched(gpumem.Stream):
+        def record(self, event=None):
+            if event is not None:  # of the note, whose fill is done
+                other.numpy()
+            return super().record(event)
+
+    stream, made, other = Watched("host"), filled(0), filled(0)
+    other.fill(7, gpumem.Stream("host"))
+    made.fill(7, stream)
+    stream.synchronize()
+    with driver.block(stream) as gate:
+        made.fill(8, stream)
+        with opened_soon(gate):
+            assert (made.numpy() == 8).all()
 
 
 def test_view_of_a_source_waits_for_the_copy_that_reads_it(host, stream):
